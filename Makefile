@@ -1,0 +1,61 @@
+# `make demo` and `make test` are all the set-up there is: each makes .venv itself.
+# Needed on the machine: Python >= 3.10, make and a C++ compiler.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Flags for one's own runs, as in `make test TEST_FLAGS="-x -k adamw"`.
+TEST_FLAGS ?= -n auto
+BENCH_FLAGS ?=
+DEMO_FLAGS ?=
+
+.PHONY: help demo test test-all bench lint format clean
+
+help:
+	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
+	@echo "make test      the tests"
+	@echo "make test-all  the tests, the slow ones too"
+	@echo "make bench     the benchmarks"
+	@echo "make lint      formatter, linter and types: only looks"
+	@echo "make format    formatter and linter: mends what they can"
+
+demo: $(VENV)/stamp-demo
+	$(BIN)/python -m demo.train_gpt2 $(DEMO_FLAGS)
+
+test: $(VENV)/stamp-test
+	$(BIN)/python -m pytest tests -m "not slow and not gpu" $(TEST_FLAGS)
+
+test-all: $(VENV)/stamp-test
+	$(BIN)/python -m pytest tests -m "not gpu" $(TEST_FLAGS)
+
+bench: $(VENV)/stamp-test $(VENV)/stamp-bench
+	mkdir -p bench/out
+	$(BIN)/python -m pytest bench --benchmark-only \
+		--benchmark-json=bench/out/latest.json $(BENCH_FLAGS)
+
+lint: $(VENV)/stamp-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/stamp-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info
+
+# One stamp for each extra: a target installs what it needs and no more. Every
+# install reads the constraints, so that nothing can change the version of torch.
+$(VENV)/stamp-%: setup.cfg pyproject.toml constraints.txt | $(VENV)/stamp
+	$(PIP) install --constraint constraints.txt setuptools
+	$(PIP) install --constraint constraints.txt --no-build-isolation \
+		--editable ".[$*]"
+	touch $@
+
+# A stamp rather than the interpreter's file, which is there before pip is.
+$(VENV)/stamp:
+	$(PYTHON) -m venv --clear $(VENV)
+	touch $@

@@ -1,0 +1,1 @@
+"""How fast: compile time, step time and host cost, each beside its contenders."""

@@ -1,0 +1,5 @@
+"""FX graph from Dynamo -> Graph."""
+
+from .trace import Captured, capture
+
+__all__ = ["Captured", "capture"]

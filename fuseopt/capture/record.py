@@ -1,0 +1,509 @@
+"""Record ATen calls as SchedulerNodes while the step runs on meta tensors.
+
+`Recorder` is a TorchDispatchMode. A pointwise call, or every position of a foreach call,
+becomes a SchedulerNode with an interned Body; a view becomes another Buffer of the same
+storage; everything else becomes an Extern that keeps the call. Mutation becomes versions:
+each write makes a new value of its buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import CaptureError
+from ..ir import (
+    Body,
+    Buffer,
+    Extern,
+    Literal,
+    Node,
+    ScalarRef,
+    SchedulerNode,
+    Symbol,
+)
+from ..lowering import RULES, STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
+from ..lowering import Tensor as TensorOperand
+from .promote import DTYPE_NAMES, NAMED_DTYPES, result_type
+from .scalars import Scalars, Sym
+
+#: Arguments that scale a term and take no part in type promotion.
+UNPROMOTING = frozenset({"alpha", "value", "weight"})
+#: ATen names whose arithmetic is another op's: name -> (op, arguments that matter).
+RENAMED = {
+    "clone": ("copy", ("self",)),
+    "_to_copy": ("copy", ("self",)),
+    "lift_fresh_copy": ("copy", ("self",)),
+    "copy": ("copy", ("src",)),
+    "fill": ("fill", ("value",)),
+    "full_like": ("fill", ("fill_value",)),
+    "new_full": ("fill", ("fill_value",)),
+    "full": ("fill", ("fill_value",)),
+    "scalar_tensor": ("fill", ("s",)),
+}
+CONSTANTS = {
+    "zero": 0.0,
+    "zeros": 0.0,
+    "zeros_like": 0.0,
+    "new_zeros": 0.0,
+    "ones": 1.0,
+    "ones_like": 1.0,
+    "new_ones": 1.0,
+}
+EMPTY = frozenset("empty empty_like new_empty empty_strided new_empty_strided".split())
+#: Arguments that say how a result is laid out; the meta result already shows it.
+LAYOUT = frozenset(
+    "memory_format dtype layout device pin_memory non_blocking generator size".split()
+)
+
+
+class Call(NamedTuple):
+    """An extern's call: the op and its arguments, tensors as TensorRef."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[int, ...]  # buffers of the tensors it returns, in order
+
+
+class TensorRef(NamedTuple):
+    """Stands for the tensor of a buffer in a recorded call."""
+
+    buffer: int
+
+
+class _Op(NamedTuple):
+    """What is known of an OpOverload before it is called."""
+
+    name: str  # without namespace and trailing underscore
+    inplace: bool
+    foreach: bool
+    arguments: tuple[str, ...]
+    types: tuple[str, ...]
+    defaults: tuple[Any, ...]
+
+
+def _describe(func: Any) -> _Op:
+    schema = func._schema
+    namespace, _, full = schema.name.partition("::")
+    inplace = full.endswith("_") and not full.endswith("__")
+    base = full[:-1] if inplace else full
+    foreach = base.startswith("_foreach_")
+    name = base.removeprefix("_foreach_") if namespace in ("aten", "prims") else schema.name
+    return _Op(
+        name,
+        inplace,
+        foreach,
+        tuple(a.name for a in schema.arguments),
+        tuple(str(a.type) for a in schema.arguments),
+        tuple(a.default_value for a in schema.arguments),
+    )
+
+
+class Recorder(TorchDispatchMode):
+    """Collects buffers, values and nodes; see the module."""
+
+    def __init__(self, scalars: Scalars) -> None:
+        super().__init__()
+        self.scalars = scalars
+        self.buffers: list[Buffer] = []
+        self.values: list[int] = []
+        self.nodes: list[Node] = []
+        self.current: list[int] = []  # value a buffer holds now
+        self.initial: list[int] = []
+        self.calls: list[Call] = []
+        self.line = ""
+        #: numbers that stand literally in the FX node being run; None allows any
+        self.literals: frozenset[Any] | None = None
+        self._literals: dict[tuple[float, float], Literal] = {}
+        self._call = 0
+        self._ops: dict[Any, _Op] = {}
+        self._bodies: dict[Any, Body | None] = {}
+        self._common: dict[Any, torch.dtype] = {}
+        self._keys: dict[Any, int] = {}
+        self._by_storage: dict[int, list[int]] = {}
+        self._alive: list[Any] = []  # tensors whose storage identity is a key
+        self._devices: dict[int, str] = {}  # device of a storage
+
+    # ---------------------------------------------------------------- buffers
+
+    def add_input(
+        self, meta: torch.Tensor, name: str, kind: str, source: int, device: str
+    ) -> int:
+        """Register a tensor that exists before the step."""
+        return self._buffer(meta, name, kind, source, device)
+
+    def _buffer(
+        self,
+        t: torch.Tensor,
+        name: str = "",
+        kind: str = "temp",
+        source: int = -1,
+        device: str = "",
+    ) -> int:
+        storage = t.untyped_storage()._cdata
+        shape, stride, offset = tuple(t.shape), t.stride(), t.storage_offset()
+        key = (storage, offset, shape, stride, t.dtype)
+        found = self._keys.get(key)
+        if found is not None:
+            return found
+        if t.dtype not in DTYPE_NAMES:
+            raise CaptureError(f"dtype {t.dtype} of {name or 'a result'} has no name")
+        siblings = self._by_storage.setdefault(storage, [])
+        if siblings and kind == "temp":
+            base = self.buffers[siblings[0]]
+            device = base.device
+            if base.kind != "temp":
+                kind = "view"
+        index = len(self.buffers)
+        self._keys[key] = index
+        self._alive.append(t)
+        siblings.append(index)
+        device = device or self._devices.get(storage, "cpu")
+        self._devices[storage] = device
+        self.buffers.append(
+            Buffer(
+                name or f"t{index}",
+                DTYPE_NAMES[t.dtype],
+                shape,
+                tuple(stride),
+                offset,
+                storage,
+                kind,
+                source,
+                device,
+            )
+        )
+        exists = kind != "temp" or len(siblings) > 1
+        value = self._value(index) if exists else -1
+        self.current.append(value)
+        self.initial.append(value if kind != "temp" else -1)
+        return index
+
+    def _value(self, buffer: int) -> int:
+        self.values.append(buffer)
+        return len(self.values) - 1
+
+    def _read(self, t: torch.Tensor) -> int:
+        index = self._buffer(t)
+        if self.current[index] < 0:
+            # memory nobody wrote: torch.empty; its bits are whatever they are
+            self.current[index] = self._value(index)
+        return self.current[index]
+
+    def _write(self, buffer: int) -> int:
+        value = self._value(buffer)
+        self.current[buffer] = value
+        siblings = self._by_storage[self.buffers[buffer].storage]
+        if len(siblings) > 1:
+            for other in siblings:
+                if other != buffer and overlap(self.buffers[other], self.buffers[buffer]):
+                    self.current[other] = self._value(other)
+        return value
+
+    # ---------------------------------------------------------------- dispatch
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        op = self._ops.get(func)
+        if op is None:
+            op = self._ops[func] = _describe(func)
+        self._call += 1
+        bound = dict(zip(op.arguments, args, strict=False))
+        bound.update(kwargs)
+        if op.foreach:
+            return self._foreach(func, op, bound, args, kwargs)
+        return self._single(func, op, bound, args, kwargs)
+
+    def _single(self, func: Any, op: _Op, bound: Any, args: Any, kwargs: Any) -> Any:
+        target = bound["self"] if op.inplace else None
+        if target is not None and op.name in _INPLACE_META_FREE:
+            out = target
+        else:
+            out = func(*args, **kwargs)
+        if not isinstance(out, torch.Tensor):
+            return self._extern(func, args, kwargs, out, "no rule for this op")
+        self._inherit(out, bound)
+        if op.name in EMPTY:
+            return out
+        if op.name == "stack" and self._stack(bound, out):
+            return out
+        if not func._schema.is_mutable and self._is_view(out, bound):
+            self._read(out)
+            return out
+        if op.name in CONSTANTS:
+            if self._emit("fill", (("value", CONSTANTS[op.name]),), out):
+                return out
+        elif op.name in RENAMED:
+            renamed, names = RENAMED[op.name]
+            if self._emit(renamed, tuple((n, bound[n]) for n in names), out):
+                return out
+        elif op.name in RULES and not self._extra(op, bound):
+            operands = tuple(
+                (n, bound.get(n))
+                for n, t in zip(op.arguments, op.types, strict=True)
+                if n not in LAYOUT and ("Tensor" in t or "number" in t or "Scalar" in t or t=="float")
+            )
+            if self._emit(op.name, operands, out):
+                return out
+        return self._extern(func, args, kwargs, out, "no rule for this op")
+
+    def _extra(self, op: _Op, bound: Any) -> bool:
+        """Is an argument given that no rule understands (a rounding mode, an out=)?"""
+        for name, kind, default in zip(
+            op.arguments, op.types, op.defaults, strict=True
+        ):
+            understood = "Tensor" in kind or "number" in kind or kind == "float"
+            if name == "out" or (not understood and name not in LAYOUT):
+                if bound.get(name, default) != default:
+                    return True
+        return False
+
+    def _foreach(self, func: Any, op: _Op, bound: Any, args: Any, kwargs: Any) -> Any:
+        name = op.name
+        lists = [v for v in bound.values() if isinstance(v, (list, tuple))]
+        own = bound.get("self")
+        n = len(own) if isinstance(own, (list, tuple)) else len(lists[0])
+        covered = (name in RULES or name == "zero") and not self._extra_foreach(bound)
+        if not covered:
+            out = func(*args, **kwargs)
+            return self._extern(func, args, kwargs, out, "no rule for this op")
+        if op.inplace:
+            out, results = None, list(bound["self"])
+        else:
+            results = list(func(*args, **kwargs))
+            out = results
+        if name == "copy":
+            columns = [("src", list(bound["src"]))]
+        elif name == "zero":
+            columns = [("value", [0.0] * n)]
+            name = "fill"
+        else:
+            columns = [(k, self._column(k, v, n)) for k, v in bound.items()]
+        if name == "mul" and op.inplace and isinstance(columns[1][1][0], (int, float)):
+            name = "mul_rounded"  # the one foreach op that rounds its number
+        for i, result in enumerate(results):
+            operands = tuple((k, column[i]) for k, column in columns)
+            self._inherit(result, dict(operands))
+            if not self._emit(name, operands, result):
+                raise CaptureError(
+                    f"aten._foreach_{op.name} at list index {i} mixes types that have no "
+                    f"rule: {[getattr(v, 'dtype', v) for _, v in operands]}\n{self.line}"
+                )
+        return out
+
+    @staticmethod
+    def _extra_foreach(bound: Any) -> bool:
+        return any(
+            isinstance(t, torch.Tensor) and t.dtype not in DTYPE_NAMES
+            for v in bound.values()
+            if isinstance(v, (list, tuple))
+            for t in v
+        )
+
+    @staticmethod
+    def _column(name: str, value: Any, n: int) -> list[Any]:
+        """One operand of a foreach call, as a list with an entry per position."""
+        if isinstance(value, (list, tuple)):
+            return list(value)
+        if isinstance(value, torch.Tensor) and value.dim() == 1 and name == "scalars":
+            return list(value.unbind())
+        return [value] * n
+
+    def _inherit(self, out: torch.Tensor, bound: Any) -> None:
+        """A result lies on the device of its first operand with dimensions."""
+        storage = out.untyped_storage()._cdata
+        if storage in self._devices:
+            return
+        device = ""
+        for v in bound.values():
+            for t in v if isinstance(v, (list, tuple)) else (v,):
+                if isinstance(t, torch.Tensor):
+                    own = self._devices.get(t.untyped_storage()._cdata, "")
+                    if own and (not device or (device == "cpu" and own != "cpu")):
+                        device = own
+        wanted = bound.get("device")
+        if wanted is not None and str(wanted) != "meta":
+            device = str(wanted)
+        self._devices[storage] = device or "cpu"
+        self._alive.append(out)
+
+    @staticmethod
+    def _is_view(out: torch.Tensor, bound: Any) -> bool:
+        storage = out.untyped_storage()._cdata
+        return any(
+            isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == storage
+            for v in bound.values()
+        )
+
+    def _stack(self, bound: Any, out: torch.Tensor) -> bool:
+        """A stack of 0-d tensors is N copies into the elements of the result."""
+        tensors = bound["tensors"]
+        if any(t.dim() or t.dtype != out.dtype for t in tensors):
+            return False
+        for i, t in enumerate(tensors):
+            self._emit("copy", (("src", t),), out[i])
+        return True
+
+    # ---------------------------------------------------------------- nodes
+
+    def _emit(
+        self, name: str, operands: tuple[tuple[str, Any], ...], out: torch.Tensor
+    ) -> bool:
+        """Add the SchedulerNode of one pointwise result; False where no rule covers it."""
+        described: list[Operand | None] = []
+        reads: list[torch.Tensor] = []
+        scalars: list[ScalarRef] = []
+        promoting: list[Any] = []
+        key: list[Any] = [name, out.dtype, out.dim() == 0]
+        for argument, x in operands:
+            if x is None:
+                described.append(None)
+                key.append(None)
+                continue
+            if isinstance(x, torch.Tensor):
+                if x.dtype not in DTYPE_NAMES:
+                    return False
+                reads.append(x)
+                operand: Operand = TensorOperand(DTYPE_NAMES[x.dtype], x.dim() == 0)
+            else:
+                ref, is_float = self._scalar(x)
+                scalars.append(ref)
+                value = ref.value if isinstance(ref, Literal) else None
+                fixed = value in STRUCTURAL or name in STRUCTURAL_OPS
+                operand = Number(value if fixed else None, is_float)
+            described.append(operand)
+            key.append((argument, operand))
+            if argument not in UNPROMOTING and not (name == "where" and x is operands[0][1]):
+                promoting.append(x)
+        if out.dtype not in DTYPE_NAMES:
+            return False
+        cached = tuple(key)
+        if cached not in self._bodies:
+            common = out.dtype
+            if name not in ("copy", "fill"):
+                common = result_type(promoting)
+                if not common.is_floating_point and out.dtype.is_floating_point:
+                    common = out.dtype  # true division and the like
+            self._bodies[cached] = (
+                lower(name, tuple(described), DTYPE_NAMES[common], DTYPE_NAMES[out.dtype])
+                if common in DTYPE_NAMES
+                else None
+            )
+        body = self._bodies[cached]
+        if body is None:
+            return False
+        got = tuple([self._read(t) for t in reads])
+        buffer = self._buffer(out)
+        self.nodes.append(
+            SchedulerNode(
+                body, got, tuple(scalars), (self._write(buffer),), self._call, self.line
+            )
+        )
+        return True
+
+    def _scalar(self, x: Any) -> tuple[ScalarRef, bool]:
+        sym = self.scalars.find(x)
+        if sym is not None:
+            return Symbol(sym.index), sym.is_float
+        if isinstance(x, (bool, int, float)):
+            if self.literals is not None and not isinstance(x, bool):
+                if x not in self.literals and x not in (0, 1, -1):
+                    raise CaptureError(
+                        f"torch computed the number {x!r} from a symbolic scalar on its "
+                        f"way to ATen, so its origin is lost\n{self.line}"
+                    )
+            return self._literal(float(x)), isinstance(x, float)
+        raise CaptureError(f"{type(x).__name__} as a scalar operand\n{self.line}")
+
+    def _literal(self, value: float) -> Literal:
+        key = (value, math.copysign(1.0, value))
+        found = self._literals.get(key)
+        if found is None:
+            found = self._literals[key] = Literal(value)
+        return found
+
+    def _extern(self, func: Any, args: Any, kwargs: Any, out: Any, reason: str) -> Any:
+        """Keep a call as it is, with the values it reads and the buffers it writes."""
+        reads: list[int] = []
+        mutated: list[int] = []
+        schema = func._schema
+
+        def refer(x: Any, writes: bool) -> Any:
+            if isinstance(x, torch.Tensor):
+                reads.append(self._read(x))
+                index = self._buffer(x)
+                if writes:
+                    mutated.append(index)
+                return TensorRef(index)
+            if isinstance(x, (list, tuple)):
+                return [refer(y, writes) for y in x]
+            if isinstance(x, (int, float)) and not isinstance(x, bool):
+                found = self.scalars.find(x)
+                return x if found is None else found
+            return x
+
+        infos = [a.alias_info for a in schema.arguments]
+        names = [a.name for a in schema.arguments]
+        writes = {
+            n: info is not None and info.is_write
+            for n, info in zip(names, infos, strict=True)
+        }
+        new_args = tuple(
+            refer(a, writes.get(names[i], False)) for i, a in enumerate(args)
+        )
+        new_kwargs = {
+            k: ("cpu" if False else refer(v, writes.get(k, False)))
+            for k, v in kwargs.items()
+        }
+        results = [t for t in _tensors(out)]
+        outputs = []
+        for t in results:
+            self._inherit(t, {"args": [x for x in _tensors(args)]})
+            outputs.append(self._buffer(t))
+        fresh = [b for b in dict.fromkeys(outputs) if b not in mutated]
+        written = tuple(self._write(b) for b in dict.fromkeys([*mutated, *fresh]))
+        payload = len(self.calls)
+        self.calls.append(Call(func, new_args, new_kwargs, tuple(outputs)))
+        name = str(func)
+        self.nodes.append(
+            Extern(name, tuple(reads), written, payload, reason, self.line)
+        )
+        return out
+
+
+#: In-place ops whose meta kernel would only check shapes: the recorder skips it.
+_INPLACE_META_FREE = frozenset(
+    "add sub mul div neg abs sqrt addcmul addcdiv lerp copy fill zero".split()
+)
+
+
+def _tensors(x: Any) -> list[torch.Tensor]:
+    if isinstance(x, torch.Tensor):
+        return [x]
+    if isinstance(x, (list, tuple)):
+        return [t for y in x for t in _tensors(y)]
+    return []
+
+
+def overlap(a: Buffer, b: Buffer) -> bool:
+    """May two buffers of one storage share an element? By their ranges of bytes."""
+
+    def span(x: Buffer) -> tuple[int, int]:
+        size = NAMED_DTYPES[x.dtype].itemsize
+        if 0 in x.shape:
+            return 0, 0
+        low = x.offset
+        high = low + sum((n - 1) * s for n, s in zip(x.shape, x.stride, strict=True))
+        return low * size, (high + 1) * size
+
+    (a0, a1), (b0, b1) = span(a), span(b)
+    return a0 < b1 and b0 < a1
+
+
+__all__ = ["Call", "Recorder", "Sym", "TensorRef", "overlap"]

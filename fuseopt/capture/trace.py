@@ -1,0 +1,322 @@
+"""Run Dynamo's FX graph once on meta tensors, under the Recorder.
+
+`capture(gm, args)` takes the GraphModule and the arguments of a call (real or fake
+tensors and numbers; only their metadata is read) and returns a `Captured`: the Graph, the
+scalar program, the externs' calls, and where the tensors of a call come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..errors import CaptureError, UnsupportedInput
+from ..ir import Graph
+from .polyfills import Lerp, find_lerps
+from .record import Call, Recorder
+from .scalars import Arg, Expression, Item, Scalars, Sym
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured step.
+
+    The tensors of a call are `pool`: first the graph's own (`statics`, by attribute
+    name), then the tensors among the arguments (`tensor_args`, by position).
+    `result` is the graph's output with each tensor replaced by ("buffer", index).
+    """
+
+    graph: Graph
+    scalars: Scalars
+    calls: tuple[Call, ...]
+    statics: tuple[str, ...]
+    tensor_args: tuple[int, ...]
+    result: Any
+
+
+def _attribute(gm: GraphModule, target: str) -> Any:
+    value: Any = gm
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def static_tensors(gm: GraphModule) -> dict[str, torch.Tensor]:
+    """The graph's own tensors (parameters, state) by name, in a fixed order.
+
+    Dynamo registers them on the GraphModule itself and drops them from there when the
+    optimizer dies, so that nobody else may keep them alive.
+    """
+    return {**gm._buffers, **gm._parameters}  # type: ignore[dict-item]
+
+
+def _line(node: Node) -> str:
+    """The source line a node came from: 'file.py:12: code'."""
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return ""
+    lines = trace.rstrip().rsplit("\n  File ", 1)[-1].strip().split("\n")
+    where = lines[0].replace('File "', "").replace('", line ', ":").strip('"')
+    code = lines[1].strip() if len(lines) > 1 else ""
+    return f"{where.split(', in ')[0]}: {code}"
+
+
+def check_tensor(name: str, t: torch.Tensor) -> None:
+    """Refuse what no kernel can address, before anything is written."""
+    if t.layout != torch.strided:
+        raise UnsupportedInput(
+            f"{name} has layout {t.layout}; fuseopt needs strided tensors. Use "
+            f"torch.optim.SparseAdam, or make the gradient dense (sparse=False)."
+        )
+    if t.is_quantized:
+        raise UnsupportedInput(f"{name} is quantized; dequantize it first")
+
+
+class _MetaInputs:
+    """Meta twins of real tensors; those that share storage keep sharing it."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.Tensor] = {}
+        self._alive: list[Any] = []
+
+    def make(self, t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        key = storage._cdata
+        shape, stride, offset = t.shape, t.stride(), t.storage_offset()
+        if key not in self._storages:
+            self._alive.append(storage)
+            if offset == 0:
+                twin = torch.empty_strided(shape, stride, dtype=t.dtype, device="meta")
+                self._storages[key] = twin
+                return twin
+            size = storage.nbytes()
+            base = torch.empty(int(size), dtype=torch.uint8, device="meta")
+            self._storages[key] = base
+        base = self._storages[key]
+        twin = torch.empty(0, dtype=t.dtype, device="meta")
+        twin.set_(base.untyped_storage(), offset, tuple(shape), stride)
+        return twin
+
+
+class _Interpreter:
+    """Evaluates FX nodes: tensors on meta, numbers as they are, unknown numbers as Sym."""
+
+    def __init__(self, gm: GraphModule, args: Sequence[Any]) -> None:
+        self.gm = gm
+        self.args = args
+        self.scalars = Scalars()
+        self.recorder = Recorder(self.scalars)
+        self.env: dict[Node, Any] = {}
+        self.lerps, self.dropped = find_lerps(gm.graph)
+        self.metas = _MetaInputs()
+        self.statics: list[str] = []
+        self.tensor_args: list[int] = []
+        self.origin: dict[int, int] = {}  # id of an input's meta twin -> pool position
+        self.devices: dict[int, str] = {}
+        self.symbols: list[tuple[Any, Sym]] = []
+
+    def register_inputs(self) -> None:
+        placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
+        attributes = [n for n in self.gm.graph.nodes if n.op == "get_attr"]
+        twins = {}
+        for index, (name, value) in enumerate(static_tensors(self.gm).items()):
+            twins[name] = self._register(value, name, "static", index)
+            self.statics.append(name)
+        for node in attributes:
+            name = str(node.target)
+            self.env[node] = twins[name] if name in twins else _attribute(self.gm, name)
+        for position, (node, value) in enumerate(
+            zip(placeholders, self.args, strict=True)
+        ):
+            if isinstance(value, torch.Tensor):
+                index = len(self.statics) + len(self.tensor_args)
+                name = str(node.target)
+                self.env[node] = self._register(value, name, "arg", index)
+                self.tensor_args.append(position)
+            elif isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+                is_float = isinstance(value, (float, torch.SymFloat))
+                sym = self.scalars.make(Arg(position), is_float)
+                self.env[node] = sym
+                example = node.meta.get("example_value", value)
+                if isinstance(example, torch.SymInt):
+                    self.symbols.append((example.node.expr, sym))
+            else:
+                self.env[node] = value
+
+    def _register(self, t: torch.Tensor, name: str, kind: str, index: int) -> Any:
+        check_tensor(name, t)
+        twin = self.metas.make(t)
+        buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
+        if self.recorder.buffers[buffer].source == index:
+            self.origin[id(twin)] = index
+            self.devices[id(twin)] = t.device.type
+        else:
+            # the same memory came in twice, as two tensor objects
+            self.origin[id(twin)] = self.recorder.buffers[buffer].source
+            self.devices[id(twin)] = t.device.type
+        return twin
+
+    # ---------------------------------------------------------------- nodes
+
+    def run(self) -> Any:
+        result = None
+        grad_mode = torch.is_grad_enabled()
+        try:
+            with self.recorder, torch.no_grad():
+                for node in self.gm.graph.nodes:
+                    if node.op in ("placeholder", "get_attr") or node in self.dropped:
+                        continue
+                    if node.op == "output":
+                        result = self._map(node.args[0])
+                        continue
+                    self.recorder.line = _line(node)
+                    self.env[node] = self._node(node)
+        finally:
+            torch.set_grad_enabled(grad_mode)
+        return result
+
+    def _map(self, x: Any) -> Any:
+        if isinstance(x, Node):
+            return self.env[x]
+        if isinstance(x, (list, tuple)):
+            mapped = [self._map(y) for y in x]
+            return tuple(mapped) if isinstance(x, tuple) else mapped
+        if isinstance(x, dict):
+            return {k: self._map(v) for k, v in x.items()}
+        if isinstance(x, slice):
+            return slice(self._map(x.start), self._map(x.stop), self._map(x.step))
+        return x
+
+    def _node(self, node: Node) -> Any:
+        if node in self.lerps:
+            return self._lerp(self.lerps[node])
+        if node.op == "call_module":
+            raise CaptureError(f"the graph calls a module ({node.target})")
+        args, kwargs = self._map(node.args), self._map(node.kwargs)
+        if node.op == "call_method" and node.target == "item":
+            return self._item(args[0])
+        flat = _flatten((args, tuple(kwargs.values())))
+        has_sym = any(isinstance(x, Sym) for x in flat)
+        if has_sym and not any(isinstance(x, torch.Tensor) for x in flat):
+            if node.target not in (torch.tensor, torch.full, torch.scalar_tensor):
+                if node.op == "call_method":
+                    raise CaptureError(f"method {node.target} of a number")
+                return self.scalars.apply(node.target, list(flat))  # type: ignore[arg-type]
+        literals: frozenset[Any] | None = None
+        if has_sym:
+            literals = frozenset(x for x in flat if isinstance(x, (int, float)))
+            args, kwargs = self._stand_in(args), self._stand_in(kwargs)
+        self.recorder.literals = literals
+        if node.target is torch.tensor:
+            return self._constant(args, kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": "meta"}
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _lerp(self, lerp: Lerp) -> None:
+        start, end, weight = (self._map(x) for x in (lerp.start, lerp.end, lerp.weight))
+        self.recorder.literals = frozenset() if isinstance(weight, Sym) else None
+        if isinstance(weight, torch.Tensor):
+            for s, e in zip(start, end, strict=True):
+                s.lerp_(e, weight)
+            return
+        torch._foreach_lerp_(start, end, self._stand_in(weight))
+
+    def _item(self, t: torch.Tensor) -> Sym:
+        position = self.origin.get(id(t))
+        if position is None or self.devices.get(id(t)) != "cpu":
+            raise CaptureError(
+                "the step reads a tensor with .item() that it computed or that lies on "
+                f"an accelerator, which would wait for the device\n{self.recorder.line}"
+            )
+        return self.scalars.make(Item(position), t.is_floating_point())
+
+    def _constant(self, args: Any, kwargs: Any) -> torch.Tensor:
+        """`torch.tensor(number)` becomes memory that a fill writes."""
+        data = args[0]
+        if not isinstance(data, (int, float)):
+            raise CaptureError(f"torch.tensor of a {type(data).__name__} inside the step")
+        dtype = kwargs.get("dtype")
+        if dtype is None:
+            is_float = isinstance(data, float)
+            dtype = torch.get_default_dtype() if is_float else torch.int64
+        made = torch.empty((), dtype=dtype, device="meta")
+        return made.fill_(data)
+
+    def _stand_in(self, x: Any) -> Any:
+        if isinstance(x, Sym):
+            return self.scalars.standin(x)
+        if isinstance(x, (list, tuple)):
+            return type(x)(self._stand_in(y) for y in x)
+        if isinstance(x, dict):
+            return {k: self._stand_in(v) for k, v in x.items()}
+        return x
+
+    def size(self, value: torch.SymInt) -> Sym:
+        """A size expression that Dynamo handed over as a sympy expression."""
+        return self.scalars.make(
+            Expression(value.node.expr, tuple(self.symbols)), is_float=False
+        )
+
+
+def _flatten(x: Any) -> list[Any]:
+    if isinstance(x, (list, tuple)):
+        return [z for y in x for z in _flatten(y)]
+    if isinstance(x, dict):
+        return [z for y in x.values() for z in _flatten(y)]
+    return [x]
+
+
+def capture(gm: GraphModule, args: Sequence[Any]) -> Captured:
+    """Capture the graph of one step.
+
+    Raises UnsupportedInput for tensors no kernel can address, CaptureError for a graph
+    that cannot be recorded; both before anything is written.
+    """
+    interpreter = _Interpreter(gm, args)
+    interpreter.register_inputs()
+    returned = interpreter.run()
+    recorder = interpreter.recorder
+    outputs: list[int] = []
+
+    def describe(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            buffer = recorder._buffer(x)
+            outputs.append(buffer)
+            return ("buffer", buffer)
+        if isinstance(x, (list, tuple)):
+            return type(x)(describe(y) for y in x)
+        return ("sym", x) if isinstance(x, Sym) else ("value", x)
+
+    result = describe(returned)
+    final = [
+        value if buffer.kind != "temp" and value != first else -1
+        for buffer, value, first in zip(
+            recorder.buffers, recorder.current, recorder.initial, strict=True
+        )
+    ]
+    for b in outputs:
+        if recorder.buffers[b].kind == "temp":
+            final[b] = recorder.current[b]
+    graph = Graph(
+        tuple(recorder.buffers),
+        tuple(recorder.values),
+        tuple(recorder.nodes),
+        tuple(recorder.initial),
+        tuple(final),
+        tuple(dict.fromkeys(outputs)),
+    )
+    return Captured(
+        graph,
+        interpreter.scalars,
+        tuple(recorder.calls),
+        tuple(interpreter.statics),
+        tuple(interpreter.tensor_args),
+        result,
+    )

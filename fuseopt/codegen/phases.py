@@ -1,0 +1,104 @@
+"""Split element code where it calls a library function over a block of elements.
+
+A function that only a library can give (eager's square root) works on arrays. Element
+code then runs in phases over blocks that stay in cache: loop, call, loop. Each
+instruction goes to the last phase that can hold it, so that few values cross a call; what
+does cross is loaded again if its memory is unchanged, else kept in a small array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import Variant
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What each phase runs, in instruction numbers.
+
+    `code[k]`: computed in phase k. `reads[k]`: made in an earlier phase and used in k;
+    those in `reloaded[k]` are loaded again, others come from an array. `calls[k]`: library
+    calls made before phase k. `stores[k]`: (instruction, slot).
+    """
+
+    count: int
+    code: tuple[tuple[int, ...], ...]
+    reads: tuple[tuple[int, ...], ...]
+    reloaded: tuple[frozenset[int], ...]
+    calls: dict[int, tuple[int, ...]]
+    stores: tuple[tuple[tuple[int, int], ...], ...]
+    spilled: frozenset[int]
+
+
+def phases(variant: Variant, library: frozenset[str]) -> Phases:
+    """The phases of a variant's element code; one if nothing calls the library."""
+    instrs, elements = variant.instrs, set(variant.code)
+    level: dict[int, int] = {}
+    for i in variant.code:
+        args = [level[a] for a in instrs[i].args if a in elements]
+        level[i] = max(args, default=0) + (instrs[i].op in library)
+    stores = [(x, s) for x, s in variant.stores if variant.slots[s].domain == "element"]
+    count = max(level.values(), default=0) + 1
+    # a library call happens between level - 1, which must make its argument, and level
+    wanted: dict[int, int] = {}
+    for x, _ in stores:
+        if x in elements:
+            wanted[x] = min(wanted.get(x, count), level[x])
+    for i in reversed(variant.code):
+        is_call = instrs[i].op in library
+        at = level[i] if is_call else wanted[i]
+        for a in instrs[i].args:
+            if a in elements:
+                need = at - 1 if is_call else at
+                wanted[a] = min(wanted.get(a, count), need)
+    phase = {i: level[i] if instrs[i].op in library else wanted[i] for i in variant.code}
+    loads = {
+        int(instrs[i].attr or 0): phase[i] for i in variant.code if instrs[i].op == "load"
+    }
+    store_phase = {
+        s: max(phase.get(x, 0), loads.get(s, 0)) for x, s in stores
+    }
+    code: list[list[int]] = [[] for _ in range(count)]
+    reads: list[dict[int, None]] = [{} for _ in range(count)]
+    reloaded: list[set[int]] = [set() for _ in range(count)]
+    calls: dict[int, list[int]] = {}
+    spilled: set[int] = set()
+
+    def use(x: int, k: int) -> None:
+        """Instruction x is needed in the loop of phase k."""
+        if x not in elements:
+            return
+        is_call = instrs[x].op in library
+        if phase[x] == k and not is_call:
+            return
+        reads[k][x] = None
+        slot = int(instrs[x].attr or 0)
+        unchanged = store_phase.get(slot, count) >= k
+        if instrs[x].op == "load" and unchanged:
+            reloaded[k].add(x)
+        else:
+            spilled.add(x)
+
+    for i in variant.code:
+        if instrs[i].op in library:
+            calls.setdefault(phase[i], []).append(i)
+            spilled.add(i)
+            spilled.update(a for a in instrs[i].args)
+            continue
+        code[phase[i]].append(i)
+        for a in instrs[i].args:
+            use(a, phase[i])
+    by_phase: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for x, s in stores:
+        by_phase[store_phase[s]].append((x, s))
+        use(x, store_phase[s])
+    return Phases(
+        count,
+        tuple(map(tuple, code)),
+        tuple(tuple(sorted(r)) for r in reads),
+        tuple(map(frozenset, reloaded)),
+        {k: tuple(v) for k, v in calls.items()},
+        tuple(map(tuple, by_phase)),
+        frozenset(spilled),
+    )

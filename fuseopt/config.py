@@ -1,0 +1,93 @@
+"""The options of a compilation: one frozen Config, and the only reader of the environment.
+
+`resolve(mode, options)` reads what `torch.compile` passes on; unknown names raise
+ConfigError with the known ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a compilation should do.
+
+    target: "auto" (C++ on a CPU, Triton on an accelerator), "cpp" or "triton".
+    numerics: "eager" gives eager's bits; "fast" lets the compiler contract and
+        reassociate.
+    fallback: what runs a graph that is no optimizer step: "inductor", "eager" or "error".
+    verify: run eager on clones beside each step and raise at the first bit that differs.
+    dump_dir: a folder for the graph after each pass, refusals, source and layout.
+    debug: 0 silent; 1 what was compiled; 2 and what did not fuse; 3 and the graph after
+        each pass; 4 and the generated source.
+    cache_dir: where built kernels are kept.
+    """
+
+    target: str = "auto"
+    numerics: str = "eager"
+    fallback: str = "inductor"
+    verify: bool = False
+    dump_dir: str | None = None
+    debug: int = 0
+    cache_dir: str | None = None
+
+
+CHOICES: dict[str, tuple[object, ...]] = {
+    "target": ("auto", "cpp", "triton"),
+    "numerics": ("eager", "fast"),
+    "fallback": ("inductor", "eager", "error"),
+    "verify": (True, False),
+    "debug": (0, 1, 2, 3, 4),
+}
+
+
+def _checked(name: str, value: Any) -> Any:
+    known = [f.name for f in fields(Config)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown option {name!r}{hint} Known: {', '.join(known)}")
+    if isinstance(value, Path):
+        value = str(value)
+    choices = CHOICES.get(name)
+    if choices is not None and value not in choices:
+        raise ConfigError(f"option {name}={value!r}: expected one of {choices}")
+    if choices is None and not isinstance(value, (str, type(None))):
+        raise ConfigError(f"option {name}={value!r}: expected a path")
+    return value
+
+
+def resolve(
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """The Config of one `torch.compile` call. Raises ConfigError."""
+    env = os.environ if environ is None else environ
+    if mode is not None and mode not in MODES:
+        raise ConfigError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
+    config = Config()
+    level = env.get("FUSEOPT_DEBUG", "")
+    if level:
+        if level not in ("0", "1", "2", "3", "4"):
+            raise ConfigError(f"FUSEOPT_DEBUG={level!r}: expected 0 to 4")
+        config = replace(config, debug=int(level))
+    for name, variable in (
+        ("cache_dir", "FUSEOPT_CACHE_DIR"),
+        ("dump_dir", "FUSEOPT_DUMP_DIR"),
+        ("target", "FUSEOPT_TARGET"),
+    ):
+        if env.get(variable):
+            config = replace(config, **{name: _checked(name, env[variable])})
+    given = {k: _checked(k, v) for k, v in (options or {}).items()}
+    return replace(config, **given)

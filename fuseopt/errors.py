@@ -1,0 +1,47 @@
+"""One class per way to fail. Each message names the node, tensor or option and what to do.
+
+Every error here is raised before a step has written anything: a step is whole or not
+at all.
+"""
+
+from __future__ import annotations
+
+
+class FuseoptError(RuntimeError):
+    """Base of all errors raised by fuseopt."""
+
+
+class ConfigError(FuseoptError):
+    """An option, mode or environment value that fuseopt does not know."""
+
+
+class CaptureError(FuseoptError):
+    """Dynamo's graph cannot be read as an optimizer step."""
+
+
+class UnsupportedInput(FuseoptError):
+    """A tensor handed to the step cannot be used: sparse, quantized, wrong device."""
+
+
+class AliasError(FuseoptError):
+    """Two tensors that the step treats as separate turned out to overlap in memory."""
+
+
+class GraphError(FuseoptError):
+    """An invariant of the IR does not hold; always a defect of a pass."""
+
+
+class CompilerMissing(FuseoptError):
+    """No usable compiler for the target on this machine."""
+
+
+class BuildError(FuseoptError):
+    """The compiler refused generated source; the message holds its first lines."""
+
+
+class VerifyError(FuseoptError):
+    """`options={"verify": True}`: a step gave other bits than eager does."""
+
+
+class LaunchError(FuseoptError):
+    """A kernel failed when it was launched; the message names it and its dump."""

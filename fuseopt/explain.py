@@ -1,0 +1,134 @@
+"""Reports: what was fused, what was not and why, what it costs.
+
+`Report` describes one compiled graph. `reports()` lists those of this process.
+`explain(fn)` plans a step without running it.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+
+from .ir import DTYPE_BYTES, Extern, Kernel, Refusal, Schedule, Variant
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One generated kernel.
+
+    `lanes`: parameters it updates. `bytes_per_element`: read and written per element, of
+    its widest variant's slots. `path`: where its source was dumped, if it was.
+    """
+
+    name: str
+    target: str
+    source: str
+    lanes: int
+    variants: int
+    elements: int
+    bytes: int
+    bytes_per_element: float
+    path: str | None = None
+
+
+@dataclass
+class Report:
+    """What became of one graph that Dynamo handed over.
+
+    launches: kernel launches per step. externs: ATen calls that run as they are, with the
+    reason. not_fused: (producer, consumer, code, detail). build_seconds: compiling the
+    kernels. backend_seconds: everything between Dynamo's call and the ready step, the
+    build included. builds: compiler runs (0 where the cache had the kernel).
+    passes: seconds of each pass. fallback: "" or what runs the graph instead, and why.
+    """
+
+    launches: int = 0
+    kernels: list[KernelReport] = field(default_factory=list)
+    externs: list[tuple[str, str]] = field(default_factory=list)
+    not_fused: list[Refusal] = field(default_factory=list)
+    build_seconds: float = 0.0
+    backend_seconds: float = 0.0
+    builds: int = 0
+    passes: dict[str, float] = field(default_factory=dict)
+    fallback: str = ""
+    dump_dir: str | None = None
+
+    @property
+    def lanes(self) -> int:
+        return sum(k.lanes for k in self.kernels)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes one step reads and writes."""
+        return sum(k.bytes for k in self.kernels)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        out = io.StringIO()
+        Console(file=out, width=88, highlight=False, no_color=True).print(self)
+        return out.getvalue().rstrip()
+
+    def __rich__(self) -> object:
+        from rich.table import Table
+
+        if self.fallback:
+            return f"fuseopt: not compiled. {self.fallback}"
+        title = (
+            f"fuseopt: {self.launches} launch{'' if self.launches == 1 else 'es'} a step, "
+            f"{self.lanes} lanes, {self.bytes / 1e6:.2f} MB moved; backend "
+            f"{self.backend_seconds:.2f} s, of it build {self.build_seconds:.2f} s"
+        )
+        table = Table(title=title, title_justify="left", expand=False)
+        for name in ("kernel", "target", "lanes", "variants", "elements", "B/element"):
+            table.add_column(name, justify="left" if name == "kernel" else "right")
+        for k in self.kernels:
+            table.add_row(
+                k.path or k.name,
+                k.target,
+                str(k.lanes),
+                str(k.variants),
+                f"{k.elements:,}",
+                f"{k.bytes_per_element:g}",
+            )
+        for name, reason in self.externs:
+            table.add_row(f"extern {name}: {reason}", "aten", "", "", "", "")
+        for r in self.not_fused:
+            text = f"not fused: {r.producer} -> {r.consumer}: {r.code} ({r.detail})"
+            table.add_row(text, "", "", "", "", "")
+        return table
+
+
+def _bytes_per_element(v: Variant) -> int:
+    return sum(
+        DTYPE_BYTES[s.dtype] * (s.read + s.write) for s in v.slots if s.domain == "element"
+    )
+
+
+def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
+    """Count what one kernel moves."""
+    elements = moved = 0
+    for v in kernel.variants:
+        width = _bytes_per_element(v)
+        for shape in v.shapes:
+            n = 1
+            for size in shape:
+                n *= size
+            elements += n
+            moved += n * width
+    return KernelReport(
+        kernel.name,
+        target,
+        source,
+        kernel.lanes,
+        len(kernel.variants),
+        elements,
+        moved,
+        round(moved / elements, 3) if elements else 0.0,
+    )
+
+
+def fill(report: Report, schedule: Schedule) -> None:
+    """Put a schedule's externs and refusals into a report."""
+    report.externs = [(s.name, s.reason) for s in schedule.steps if isinstance(s, Extern)]
+    report.not_fused = list(schedule.refusals)

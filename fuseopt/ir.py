@@ -1,0 +1,288 @@
+"""The IR: what a captured optimizer step is, in frozen data without torch.
+
+A `Graph` holds *buffers* (regions of memory), *values* (a version of a buffer, SSA) and
+*nodes* in program order. A node is either a `SchedulerNode`, one position of one recorded
+call, whose arithmetic is a shared `Body`; or an `Extern`, an ATen call run as it is.
+
+A `Body` is written once and shared by every lane that runs it: nodes of 1,000 lanes
+point to the same object, so checking and generating code costs nothing per lane.
+
+The scheduler turns a Graph into a `Schedule`: kernels made of `Variant`s (one fused body
+with the table of its lanes) and externs, in the order in which they run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+#: Size in bytes of each element type. "b8" is a bool stored in a byte.
+DTYPE_BYTES = {
+    "f64": 8,
+    "f32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "b8": 1,
+}
+FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
+
+#: Opcodes that take part in a body, with their number of arguments.
+ARITY = {
+    "load": 0,  # attr: index of the read
+    "scalar": 0,  # attr: index of the scalar; a double from the host
+    "const": 0,  # attr: a literal that is part of the structure
+    "cast": 1,
+    "add": 2,
+    "sub": 2,
+    "mul": 2,
+    "div": 2,
+    "fma": 3,  # a * b + c, rounded once
+    "neg": 1,
+    "abs": 1,
+    "sqrt": 1,  # rounded correctly
+    "vsqrt": 1,  # as eager's vector library rounds it
+    "pow": 2,
+    "exp": 1,
+    "log": 1,
+    "tanh": 1,
+    "erf": 1,
+    "sin": 1,
+    "cos": 1,
+    "expm1": 1,
+    "log1p": 1,
+    "floor": 1,
+    "ceil": 1,
+    "trunc": 1,
+    "round": 1,
+    "isnan": 1,
+    "max": 2,  # NaN in either argument gives NaN
+    "min": 2,
+    "lt": 2,
+    "le": 2,
+    "eq": 2,
+    "ne": 2,
+    "and": 2,
+    "or": 2,
+    "xor": 2,
+    "not": 1,
+    "where": 3,
+    "tail": 0,  # is this element in the part that eager's vector loop leaves over?
+}
+COMMUTATIVE = frozenset({"add", "mul", "eq", "ne", "and", "or", "xor"})
+
+
+class Instr(NamedTuple):
+    """One SSA instruction of a body; it is named by its position.
+
+    `dtype` is the type of its result. Arithmetic happens in that type, except for
+    comparisons, which compare in the type of their arguments and give "b8".
+    """
+
+    op: str
+    args: tuple[int, ...] = ()
+    dtype: str = "f32"
+    attr: int | float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """Arithmetic of one recorded call: loads, scalars, results to store.
+
+    `reads`: storage dtype of each operand. `writes`: for each result the instruction
+    that makes it and the storage dtype. Compared by identity: capture interns bodies.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    n_scalars: int
+    instrs: tuple[Instr, ...]
+    writes: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Literal:
+    """A scalar whose value stood in the graph.
+
+    Compared by identity (0.0 and -0.0 are equal numbers, but not equal scalars): capture
+    makes one object per number.
+    """
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A scalar computed on the host at each call: `expr` indexes the scalar program."""
+
+    expr: int
+
+
+ScalarRef = Literal | Symbol
+
+
+class Buffer(NamedTuple):
+    """A strided region of memory.
+
+    `kind` is "static" (a parameter or state, an attribute of the graph), "arg" (a
+    placeholder: grads, a tensor lr) or "temp" (made inside the step). `source` is the
+    position among those of its kind. Strides and offset count elements; buffers with
+    equal `storage` lie in one allocation.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    storage: int
+    kind: str
+    source: int
+    device: str
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for s in self.shape:
+            n *= s
+        return n
+
+
+class SchedulerNode(NamedTuple):
+    """One position of one recorded call. `reads` and `writes` are value numbers."""
+
+    body: Body
+    reads: tuple[int, ...]
+    scalars: tuple[ScalarRef, ...]
+    writes: tuple[int, ...]
+    call: int  # number of the recorded call, shared by all positions of its lists
+    line: str  # source line of the step, for messages
+
+
+class Extern(NamedTuple):
+    """An ATen call that runs as it is. `payload` finds the call in capture's side table.
+
+    `mutates` lists the buffers whose memory the call writes in place.
+    """
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    payload: int
+    reason: str
+    line: str
+
+
+Node = SchedulerNode | Extern
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured step. `values[v]` is the buffer of value v.
+
+    `initial[b]` is the value a buffer holds on entry (-1 for temps); `final[b]` the value
+    its memory must hold at the end (-1 where nobody looks). `outputs` are the buffers the
+    step returns.
+    """
+
+    buffers: tuple[Buffer, ...]
+    values: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    initial: tuple[int, ...]
+    final: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+# ---------------------------------------------------------------- after scheduling
+
+
+class Slot(NamedTuple):
+    """A column of a kernel's pointer table: one buffer per lane.
+
+    `domain` is "lane" (one number per lane) or "element".
+    """
+
+    dtype: str
+    domain: str
+    read: bool
+    write: bool
+
+
+class Refusal(NamedTuple):
+    """Why two nodes were not fused: the rule's code and what it saw."""
+
+    producer: str
+    consumer: str
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class ForeachSchedulerNode:
+    """One recorded operation over its lanes, before fusion: the position of a list.
+
+    `reads`, `writes` and `scalars` are columns: entry i belongs to lane i.
+    """
+
+    name: str
+    body: Body
+    reads: tuple[tuple[int, ...], ...]
+    scalars: tuple[tuple[ScalarRef, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    line: str
+
+    @property
+    def lanes(self) -> int:
+        columns = self.writes or self.reads
+        return len(columns[0]) if columns else 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A fused body and the table of its lanes.
+
+    `lane_code` runs once per lane, `code` once per element; both index into the one
+    numbering `instrs`. `stores` are (instruction, slot) pairs. `columns[s][i]` is the
+    buffer of slot s in lane i, `scalars[k][i]` scalar k of lane i, `shapes[i]` the index
+    space of lane i.
+    """
+
+    instrs: tuple[Instr, ...]
+    lane_code: tuple[int, ...]
+    code: tuple[int, ...]
+    stores: tuple[tuple[int, int], ...]
+    slots: tuple[Slot, ...]
+    columns: tuple[tuple[int, ...], ...]
+    scalars: tuple[tuple[ScalarRef, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def lanes(self) -> int:
+        return len(self.shapes)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch: variants that are proven not to depend on one another."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+    @property
+    def lanes(self) -> int:
+        return sum(v.lanes for v in self.variants)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What runs, in order, and what did not fuse and why."""
+
+    steps: tuple[Kernel | Extern, ...]
+    refusals: tuple[Refusal, ...] = ()
+    temps: tuple[int, ...] = ()  # temp buffers that need memory
+    foreach: tuple[ForeachSchedulerNode, ...] = field(default=(), repr=False)

@@ -1,0 +1,1 @@
+"""Build kernels, keep their tables, run steps."""

@@ -1,0 +1,211 @@
+"""Source -> a loaded shared library, through a content-addressed cache on disk.
+
+A kernel's key is the hash of its text, the compiler, its flags and the processor's
+features, so that a folder shared by several machines never gives a library that the
+processor at hand cannot run. Writes are atomic and under a lock per key; a damaged entry
+is built again; a folder that cannot be written is replaced by a private temporary one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import platformdirs
+
+from ..codegen import Source
+from ..errors import BuildError, CompilerMissing
+
+log = logging.getLogger("fuseopt")
+
+COMMON_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-w",
+)
+EXACT_FLAGS = ("-ffp-contract=off",)
+FAST_FLAGS = ("-ffp-contract=fast", "-fassociative-math", "-fno-signed-zeros")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: its path, and all that can change what it makes."""
+
+    path: str
+    identity: str
+
+
+@functools.cache
+def _processor() -> str:
+    """The features of this machine's processor, as one string."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return f"{platform.machine()} {platform.processor()}"
+
+
+@functools.cache
+def _identify(path: str) -> str:
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CompilerMissing(f"{path} does not run: {error}") from error
+    return done.stdout.split("\n", 1)[0]
+
+
+def find_compiler() -> Compiler:
+    """The C++ compiler: $CXX, g++, clang++ or c++. Raises CompilerMissing."""
+    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        path = shutil.which(name) if name else None
+        if path:
+            return Compiler(path, _identify(path))
+    raise CompilerMissing(
+        "no C++ compiler was found. Install one (Debian, Ubuntu: apt install g++; "
+        "Fedora: dnf install gcc-c++; macOS: xcode-select --install) or set CXX."
+    )
+
+
+def default_cache_dir() -> Path:
+    """The user's cache folder for built kernels."""
+    return Path(platformdirs.user_cache_dir("fuseopt"))
+
+
+class Builder:
+    """Builds C++ kernels and counts what it did.
+
+    `builds`: compiler runs. `disk_hits`: libraries found on disk. `loaded`: kernels by
+    key, so that a process loads each once.
+    """
+
+    def __init__(self) -> None:
+        self.builds = 0
+        self.disk_hits = 0
+        self.memory_hits = 0
+        self._loaded: dict[str, ctypes.CDLL] = {}
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def load(self, source: Source, cache_dir: str | None, fast: bool) -> ctypes.CDLL:
+        """The library of a C++ source. Raises CompilerMissing or BuildError."""
+        compiler = find_compiler()
+        flags = (*COMMON_FLAGS, *(FAST_FLAGS if fast else EXACT_FLAGS))
+        parts = (source.text, compiler.identity, " ".join(flags), _processor())
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        if key in self._loaded:
+            self.memory_hits += 1
+            return self._loaded[key]
+        folder = Path(cache_dir) if cache_dir else default_cache_dir()
+        try:
+            library = self._from_disk(folder, key, source, compiler, flags)
+        except (OSError, filelock.Timeout) as error:
+            log.warning(
+                "kernel cache %s cannot be used (%s); building in a temporary folder",
+                folder,
+                error,
+            )
+            library = self._from_disk(
+                self._temporary(), key, source, compiler, flags
+            )
+        self._loaded[key] = library
+        return library
+
+    def _temporary(self) -> Path:
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="fuseopt-")
+        return Path(self._scratch.name)
+
+    def _from_disk(
+        self,
+        folder: Path,
+        key: str,
+        source: Source,
+        compiler: Compiler,
+        flags: tuple[str, ...],
+    ) -> ctypes.CDLL:
+        place = folder / key[:2]
+        library, check = place / f"{key}.so", place / f"{key}.sha256"
+        found = _open(library, check)
+        if found is not None:
+            self.disk_hits += 1
+            return found
+        place.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(str(place / f"{key}.lock"), timeout=120):
+            found = _open(library, check)  # another process may have built it
+            if found is not None:
+                self.disk_hits += 1
+                return found
+            self._compile(place, key, source, compiler, flags)
+        found = _open(library, check)
+        if found is None:
+            raise OSError(f"{library} was written but cannot be read back")
+        return found
+
+    def _compile(
+        self,
+        place: Path,
+        key: str,
+        source: Source,
+        compiler: Compiler,
+        flags: tuple[str, ...],
+    ) -> None:
+        with tempfile.TemporaryDirectory(dir=place, prefix=".build-") as work:
+            text = Path(work) / "kernel.cpp"
+            made = Path(work) / "kernel.so"
+            text.write_text(source.text)
+            self.builds += 1
+            done = subprocess.run(
+                [compiler.path, *flags, "-o", str(made), str(text)],
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode:
+                if "No space left" in done.stderr:
+                    raise OSError("no space left for the compiler")
+                kept = Path(tempfile.gettempdir()) / f"fuseopt-{key[:8]}.cpp"
+                kept.write_text(source.text)
+                first = "\n".join(done.stderr.splitlines()[:12])
+                raise BuildError(
+                    f"{compiler.path} refused generated source, kept as {kept}\n{first}"
+                )
+            check = Path(work) / "kernel.sha256"
+            check.write_text(hashlib.sha256(made.read_bytes()).hexdigest())
+            os.replace(text, place / f"{key}.cpp")
+            os.replace(made, place / f"{key}.so")
+            os.replace(check, place / f"{key}.sha256")
+
+
+def _open(library: Path, check: Path) -> ctypes.CDLL | None:
+    """Load a cached library if it is whole; None if it is missing or damaged."""
+    try:
+        expected = check.read_text().strip()
+        content = library.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(content).hexdigest() != expected:
+        log.warning("cached kernel %s is damaged; building it again", library)
+        return None
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        log.warning("cached kernel %s does not load (%s)", library, error)
+        return None

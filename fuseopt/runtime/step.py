@@ -1,0 +1,410 @@
+"""A compiled step: what runs each time the user's function is called.
+
+`CompiledStep` holds Dynamo's graph and a *plan* for tensors of certain dtypes and shapes.
+Each call reads the address of every tensor it will touch and compares their metadata with
+the plan's: a moved tensor is one changed number, a changed stride a new table, a changed
+dtype or shape a new plan. Everything is checked before anything is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from .. import compat
+from ..capture.promote import NAMED_DTYPES
+from ..capture.record import TensorRef
+from ..capture.scalars import Sym
+from ..capture.trace import Captured, check_tensor, static_tensors
+from ..errors import AliasError
+from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule
+from .table import KernelTable, TableFactory, TensorLayout
+
+log = logging.getLogger("fuseopt")
+
+def _extent(b: Buffer) -> int:
+    """Bytes from a buffer's first element to past its last."""
+    if 0 in b.shape:
+        return 0
+    last = sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True))
+    return (last + 1) * DTYPE_BYTES[b.dtype]
+
+
+class Plan:
+    """A schedule bound to the layouts of a call's tensors.
+
+    The pool of addresses has an entry per buffer of the graph: static tensors, tensor
+    arguments, views of those, temps.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        schedule: Schedule,
+        factories: dict[str, TableFactory],
+    ) -> None:
+        self.captured = captured
+        self.schedule = schedule
+        self.factories = factories
+        graph = captured.graph
+        buffers = graph.buffers
+        self.n_tensors = len(captured.statics) + len(captured.tensor_args)
+        # pool position of each buffer: inputs by source, then the rest
+        self.position: dict[int, int] = {}
+        extra: list[int] = []
+        for b, buffer in enumerate(buffers):
+            if buffer.kind in ("static", "arg"):
+                self.position[b] = buffer.source
+            else:
+                self.position[b] = self.n_tensors + len(extra)
+                extra.append(b)
+        self.pool = array("Q", [0] * (self.n_tensors + len(extra)))
+        base = {
+            buffer.storage: b
+            for b, buffer in enumerate(buffers)
+            if buffer.kind in ("static", "arg")
+        }
+        # (pool position, base's position, distance in bytes)
+        self.views = [
+            (
+                self.position[b],
+                self.position[base[buffers[b].storage]],
+                buffers[b].offset * DTYPE_BYTES[buffers[b].dtype]
+                - buffers[base[buffers[b].storage]].offset
+                * DTYPE_BYTES[buffers[base[buffers[b].storage]].dtype],
+            )
+            for b in extra
+            if buffers[b].kind == "view"
+        ]
+        self.temps = schedule.temps
+        self.written = frozenset(
+            graph.values[v] for n in graph.nodes for v in n.writes
+        )
+        self.mutated = sorted(
+            buffers[b].source
+            for b in self.written
+            if buffers[b].kind in ("static", "arg") and graph.final[b] >= 0
+        )
+        self.metadata: list[Any] = []
+        self.ptrs: list[int] = []
+        self.guard: Callable[..., bool] = lambda *_: False
+        self.tables: dict[str, KernelTable] = {}
+        self.bump: list[int] = []
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self.simple = (
+            len(schedule.steps) == 1
+            and isinstance(schedule.steps[0], Kernel)
+            and not self.temps
+            and not self.views
+        )
+
+    # ---------------------------------------------------------------- binding
+
+    def bind(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make the tables for the strides that the tensors have now."""
+        buffers = self.captured.graph.buffers
+        layouts: dict[int, TensorLayout] = {}
+        for b, buffer in enumerate(buffers):
+            if buffer.kind in ("static", "arg"):
+                t = tensors[buffer.source]
+                layouts[b] = TensorLayout(tuple(t.shape), t.stride())
+            else:
+                layouts[b] = TensorLayout(buffer.shape, buffer.stride)
+        self.tables = {
+            step.name: self.factories[step.name](step, self.pool, self.position, layouts)
+            for step in self.schedule.steps
+            if isinstance(step, Kernel)
+        }
+        if not any(t.symbolic for t in self.tables.values()):
+            for table in self.tables.values():
+                table.fill_rows(())
+        self.numbers: list[Any] | None = None
+        self.guard = compat.metadata_guard(tensors)
+        self.metadata = [(t.dtype, t.shape, t.device) for t in tensors]
+        self.bump = [i for i in self.mutated if tensors[i].requires_grad]
+        self.ptrs = []
+        self._layouts = layouts
+
+    def move(self, ptrs: list[int]) -> None:
+        """Take new addresses. Raises AliasError if tensors now share memory."""
+        statics = len(self.captured.statics)
+        if self.ptrs[:statics] != ptrs[:statics] or any(
+            i >= statics for i in self.mutated
+        ):
+            self._check_all(ptrs)
+        else:
+            self._check_moved(ptrs, statics)
+        self.pool[: self.n_tensors] = array("Q", ptrs)
+        for position, base, distance in self.views:
+            self.pool[position] = self.pool[base] + distance
+        self.ptrs = ptrs
+
+    def _interval(self, b: int, ptr: int) -> tuple[int, int]:
+        buffer = self.captured.graph.buffers[b]
+        layout = self._layouts[b]
+        own = buffer._replace(shape=layout.shape, stride=layout.stride)
+        return ptr, ptr + _extent(own)
+
+    def _check_all(self, ptrs: list[int]) -> None:
+        """Memory that a lane writes must be no other lane's, unless capture knew."""
+        buffers = self.captured.graph.buffers
+        spans = sorted(
+            (*self._interval(b, ptrs[x.source]), b)
+            for b, x in enumerate(buffers)
+            if x.kind in ("static", "arg")
+        )
+        reach, owner = 0, -1
+        for start, end, b in spans:
+            if start == end:
+                continue
+            if start < reach and buffers[b].storage != buffers[owner].storage:
+                if b in self.written or owner in self.written:
+                    raise AliasError(
+                        f"{buffers[owner].name} and {buffers[b].name} share memory, which "
+                        "they did not when the step was captured"
+                    )
+            if end > reach:
+                reach, owner = end, b
+        written = [s for s in spans if s[2] in self.written and s[0] != s[1]]
+        self._starts = [s[0] for s in written]
+        self._ends = [s[1] for s in written]
+
+    def _check_moved(self, ptrs: list[int], statics: int) -> None:
+        """The same for read-only arguments that moved: none may lie in written memory."""
+        known = {
+            x.source: (b, x) for b, x in enumerate(self.captured.graph.buffers)
+            if x.kind == "arg"
+        }
+        for i in range(statics, len(ptrs)):
+            if ptrs[i] == self.ptrs[i] or i not in known:
+                continue
+            low, high = self._interval(known[i][0], ptrs[i])
+            k = bisect_right(self._starts, low)
+            before = k > 0 and self._ends[k - 1] > low
+            after = k < len(self._starts) and self._starts[k] < high
+            if low != high and (before or after):
+                raise AliasError(
+                    f"{known[i][1].name} now lies in memory that the step writes"
+                )
+
+
+class CompiledStep:
+    """Callable in place of Dynamo's graph. `make_plan(gm, args)` compiles it anew."""
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        make_plan: Callable[[GraphModule, Sequence[Any]], Plan],
+        args: Sequence[Any],
+        verify: Callable[[Any, Sequence[Any], Callable[[], Any]], Any] | None = None,
+    ) -> None:
+        self.gm = gm
+        self.make_plan = make_plan
+        self.lock = threading.Lock()
+        self.verify = verify
+        self.plans: list[Plan] = []
+        self.fallen_back = False
+        self.plan = self._plan_for(args)
+        #: how often tables were made anew, for tests: {"plan", "bind", "move"}
+        self.counts = {"plan": 1, "bind": 0, "move": 0}
+
+    def _plan_for(self, args: Sequence[Any]) -> Plan:
+        plan = self.make_plan(self.gm, args)
+        self.plans = [*self.plans[-3:], plan]
+        return plan
+
+    def _tensors(self, args: Sequence[Any]) -> list[Any]:
+        gm = self.gm
+        own = [*gm._buffers.values(), *gm._parameters.values()]
+        return own + [args[i] for i in self.plan.captured.tensor_args]
+
+    def __call__(self, *args: Any) -> Any:
+        if self.fallen_back:
+            return self.gm(*args)
+        if self.verify is not None:
+            return self.verify(self.gm, args, lambda: self._run(args))
+        return self._run(args)
+
+    def _run(self, args: Sequence[Any]) -> Any:
+        with self.lock:
+            tensors = self._tensors(args)
+            plan = self.plan
+            ptrs = list(map(torch.Tensor.data_ptr, tensors))
+            if not plan.guard(*tensors):
+                plan = self._refit(tensors, args)
+            if ptrs != plan.ptrs:
+                try:
+                    plan.move(ptrs)
+                except AliasError:
+                    again = self._realias(args, tensors, ptrs)
+                    if again is None:
+                        return self.gm(*args)
+                    plan = again
+                self.counts["move"] += 1
+            if plan.captured.scalars.exprs:
+                self._scalars(plan, args, tensors)
+            threads = torch.get_num_threads()
+            if plan.simple:
+                for table in plan.tables.values():
+                    table.launch(threads)
+                result = self._result(plan, tensors, {})
+            else:
+                result = self._steps(plan, tensors, threads)
+            if plan.bump:
+                compat.bump_versions([tensors[i] for i in plan.bump])
+            return result
+
+    # ---------------------------------------------------------------- changes
+
+    def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Plan:
+        """Strides, dtypes or shapes changed: bind a known plan again or make a new one."""
+        for t in tensors:
+            check_tensor("a tensor of the step", t)
+        metadata = [(t.dtype, t.shape, t.device) for t in tensors]
+        known = [p for p in self.plans if p.metadata == metadata]
+        if known:
+            self.plan = known[-1]
+            self.counts["bind"] += 1
+        elif self.plan.metadata:
+            self.plan = self._plan_for(args)
+            self.counts["plan"] += 1
+        self.plan.bind(tensors)
+        return self.plan
+
+    def _realias(
+        self, args: Sequence[Any], tensors: list[Any], ptrs: list[int]
+    ) -> Plan | None:
+        """Tensors share memory in a new way: capture again, with what is known now."""
+        self.plan = plan = self._plan_for(args)
+        self.counts["plan"] += 1
+        plan.bind(tensors)
+        try:
+            plan.move(ptrs)
+        except AliasError as error:
+            log.warning("%s; this step runs in eager", error)
+            self.plans.remove(plan)
+            return None
+        return plan
+
+    def _scalars(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
+        numbers = plan.captured.scalars.evaluate(args, tensors)
+        if numbers != plan.numbers:
+            for table in plan.tables.values():
+                table.fill_rows(numbers)
+            plan.numbers = numbers
+
+    # ---------------------------------------------------------------- running
+
+    def _steps(
+        self, plan: Plan, tensors: list[Any], threads: int
+    ) -> Any:
+        """Kernels and externs in order, with memory for temps."""
+        graph = plan.captured.graph
+        env: dict[int, torch.Tensor] = {}
+        storages: dict[int, torch.Tensor] = {}
+
+        def tensor(b: int) -> torch.Tensor:
+            buffer = graph.buffers[b]
+            if b in env:
+                return env[b]
+            if buffer.kind in ("static", "arg"):
+                env[b] = tensors[buffer.source].detach()
+            elif buffer.kind == "view":
+                source = next(
+                    x for x in graph.buffers
+                    if x.storage == buffer.storage and x.kind in ("static", "arg")
+                )
+                env[b] = tensors[source.source].detach().as_strided(
+                    buffer.shape, buffer.stride, buffer.offset
+                )
+            else:
+                env[b] = _temp(graph.buffers, b, storages)
+                plan.pool[plan.position[b]] = env[b].data_ptr()
+            return env[b]
+
+        def argument(x: Any) -> Any:
+            if isinstance(x, TensorRef):
+                return tensor(x.buffer)
+            if isinstance(x, Sym):
+                assert plan.numbers is not None
+                return plan.numbers[x.index]
+            if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
+                return type(x)(argument(y) for y in x)
+            return x
+
+        made_by_extern = {
+            b
+            for step in plan.schedule.steps
+            if isinstance(step, Extern)
+            for b in plan.captured.calls[step.payload].outputs
+            if graph.buffers[b].kind == "temp"
+        }
+        for b in plan.temps:
+            if b not in made_by_extern:
+                tensor(b)
+        for step in plan.schedule.steps:
+            if isinstance(step, Kernel):
+                plan.tables[step.name].launch(threads)
+                continue
+            call = plan.captured.calls[step.payload]
+            args_ = [argument(a) for a in call.args]
+            kwargs = {k: argument(v) for k, v in call.kwargs.items()}
+            if str(kwargs.get("device")) == "meta":
+                kwargs["device"] = graph.buffers[call.outputs[0]].device
+            with torch.no_grad():
+                got = call.func(*args_, **kwargs)
+            flat = [got] if isinstance(got, torch.Tensor) else list(got or ())
+            for b, t in zip(call.outputs, flat, strict=True):
+                if graph.buffers[b].kind == "temp":
+                    env[b] = t
+                    plan.pool[plan.position[b]] = t.data_ptr()
+        return self._result(plan, tensors, env)
+
+    def _result(
+        self, plan: Plan, tensors: list[Any], env: dict[int, torch.Tensor]
+    ) -> Any:
+        if plan.captured.result == ():
+            return ()
+        buffers = plan.captured.graph.buffers
+
+        def build(x: Any) -> Any:
+            if isinstance(x, tuple) and len(x) == 2 and x[0] == "buffer":
+                buffer = buffers[x[1]]
+                if buffer.kind in ("static", "arg"):
+                    return tensors[buffer.source]
+                return env[x[1]]
+            if isinstance(x, tuple) and len(x) == 2 and x[0] == "sym":
+                assert plan.numbers is not None
+                return plan.numbers[x[1].index]
+            if isinstance(x, tuple) and len(x) == 2 and x[0] == "value":
+                return x[1]
+            return type(x)(build(y) for y in x)
+
+        return build(plan.captured.result)
+
+
+def _temp(
+    buffers: Sequence[Buffer], b: int, storages: dict[int, torch.Tensor]
+) -> torch.Tensor:
+    """Memory for a temp; temps of one storage are views of one allocation."""
+    own = buffers[b]
+    siblings = [x for x in buffers if x.storage == own.storage]
+    dtype = NAMED_DTYPES[own.dtype]
+    if len(siblings) == 1:
+        return torch.empty_strided(own.shape, own.stride, dtype=dtype, device=own.device)
+    if own.storage not in storages:
+        size = max(x.offset * DTYPE_BYTES[x.dtype] + _extent(x) for x in siblings)
+        storages[own.storage] = torch.empty(size, dtype=torch.uint8, device=own.device)
+    base = storages[own.storage].view(dtype)
+    return base.as_strided(own.shape, own.stride, own.offset)
+
+
+__all__ = ["CompiledStep", "Plan", "static_tensors"]

@@ -1,0 +1,128 @@
+"""Fuse the nodes of a lane into one body, and split it by domain.
+
+The bodies of a lane's nodes are joined where one reads what another wrote; what is equal
+is computed once; what nobody reads is dropped. Then everything that depends only on
+scalars and 0-d tensors becomes lane code, which runs once per lane.
+"""
+
+from __future__ import annotations
+
+from ..ir import Graph, Instr, SchedulerNode, Slot, Variant
+from .grouping import LaneTable
+
+
+def fuse(graph: Graph, lanes: list[LaneTable]) -> Variant:
+    """The Variant of a group of equal lanes; the first one gives the body."""
+    first = lanes[0]
+    instrs: list[Instr] = []
+    known: dict[Instr, int] = {}
+    slot_of = {b: s for s, b in enumerate(first.slots)}
+
+    def emit(instr: Instr) -> int:
+        if instr not in known:
+            known[instr] = len(instrs)
+            instrs.append(instr)
+        return known[instr]
+
+    own: dict[int, int] = {}  # value -> instruction
+    scalar = 0
+    for i in first.nodes:
+        node = graph.nodes[i]
+        assert isinstance(node, SchedulerNode)
+        local: list[int] = []
+        for instr in node.body.instrs:
+            if instr.op == "load":
+                v = node.reads[int(instr.attr or 0)]
+                if v in own:
+                    local.append(own[v])
+                else:
+                    slot = slot_of[graph.values[v]]
+                    local.append(emit(Instr("load", (), instr.dtype, slot)))
+            elif instr.op == "scalar":
+                k = scalar + int(instr.attr or 0)
+                local.append(emit(Instr("scalar", (), instr.dtype, k)))
+            else:
+                args = tuple([local[a] for a in instr.args])
+                if instr.op == "cast" and instrs[args[0]].dtype == instr.dtype:
+                    local.append(args[0])
+                else:
+                    local.append(emit(Instr(instr.op, args, instr.dtype, instr.attr)))
+        scalar += node.body.n_scalars
+        for v, (result, _) in zip(node.writes, node.body.writes, strict=True):
+            own[v] = local[result]
+    stores = [(own[v], slot) for v, slot in first.stores]
+    columns = tuple(zip(*(lane.slots for lane in lanes), strict=True))
+    scalars = tuple(zip(*(lane.scalars for lane in lanes), strict=True))
+    names = tuple(graph.nodes[i].body.name for i in first.nodes)  # type: ignore[union-attr]
+    return _split(graph, instrs, stores, columns, scalars, lanes, names)
+
+
+def _split(
+    graph: Graph,
+    instrs: list[Instr],
+    stores: list[tuple[int, int]],
+    columns: tuple[tuple[int, ...], ...],
+    scalars: tuple[tuple[object, ...], ...],
+    lanes: list[LaneTable],
+    names: tuple[str, ...],
+) -> Variant:
+    """Drop dead code, renumber, and give each instruction its domain."""
+    live: set[int] = set()
+    todo = [x for x, _ in stores]
+    while todo:
+        x = todo.pop()
+        if x not in live:
+            live.add(x)
+            todo.extend(instrs[x].args)
+    used_slots = {int(instrs[x].attr or 0) for x in live if instrs[x].op == "load"}
+    used_slots |= {slot for _, slot in stores}
+    slots = {old: new for new, old in enumerate(sorted(used_slots))}
+    used_scalars = sorted(
+        int(instrs[x].attr or 0) for x in live if instrs[x].op == "scalar"
+    )
+    numbers = {old: new for new, old in enumerate(used_scalars)}
+    written = {slot for _, slot in stores}
+
+    domains = {
+        s: "lane" if all(graph.buffers[b].shape == () for b in columns[s]) else "element"
+        for s in slots
+    }
+    renumber: dict[int, int] = {}
+    kept: list[Instr] = []
+    domain: list[str] = []
+    for x, instr in enumerate(instrs):
+        if x not in live:
+            continue
+        attr = instr.attr
+        where = "lane"
+        if instr.op == "load":
+            where = domains[int(attr or 0)]
+            attr = slots[int(attr or 0)]
+        elif instr.op == "scalar":
+            attr = numbers[int(attr or 0)]
+        args = tuple([renumber[a] for a in instr.args])
+        if any(domain[a] == "element" for a in args):
+            where = "element"
+        renumber[x] = len(kept)
+        kept.append(Instr(instr.op, args, instr.dtype, attr))
+        domain.append(where)
+    table = [
+        Slot(
+            graph.buffers[columns[old][0]].dtype,
+            domains[old],
+            any(i.op == "load" and i.attr == new for i in kept),
+            old in written,
+        )
+        for old, new in slots.items()
+    ]
+    return Variant(
+        tuple(kept),
+        tuple(i for i, d in enumerate(domain) if d == "lane"),
+        tuple(i for i, d in enumerate(domain) if d == "element"),
+        tuple((renumber[x], slots[s]) for x, s in stores),
+        tuple(table),
+        tuple(columns[s] for s in slots),
+        tuple(scalars[k] for k in used_scalars),  # type: ignore[misc]
+        tuple(lane.space for lane in lanes),
+        names,
+    )

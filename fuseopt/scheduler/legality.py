@@ -1,0 +1,92 @@
+"""When may a consumer run in the same pass over memory as its producer?
+
+The rules of vertical fusion, as data. Each looks at one index of two lists (a producer's
+node and a consumer's node that touch the same buffer) and returns None, or what it saw
+that forbids fusing. All must hold; the scheduler asks them at every list index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..ir import Buffer
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A dependency at one list index.
+
+    `space` is the index space (shape) of a node's result. `kind`: "raw" (consumer reads
+    what producer wrote), "war" or "waw". `buffer` is what both touch; `exact` is False
+    when they touch it through different, overlapping views. `shared` says that it is one
+    number that many lanes use and the step changes.
+    """
+
+    buffer: Buffer
+    producer_space: tuple[int, ...]
+    consumer_space: tuple[int, ...]
+    producer_device: str
+    consumer_device: str
+    kind: str = "raw"
+    exact: bool = True
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class LegalityRule:
+    """`check(pair)` returns None where fusing is legal, else what forbids it."""
+
+    code: str
+    why: str
+    check: Callable[[Pair], str | None]
+
+
+def _device(p: Pair) -> str | None:
+    if p.producer_device == p.consumer_device:
+        return None
+    return f"{p.producer_device} and {p.consumer_device}"
+
+
+def _overlap(p: Pair) -> str | None:
+    return None if p.exact else f"{p.buffer.name} is seen through overlapping views"
+
+
+def _index_space(p: Pair) -> str | None:
+    if p.buffer.shape == ():
+        return None  # one number per lane, known before the elements
+    own, other = p.producer_space, p.consumer_space
+    return None if own == other else f"{list(own)} and {list(other)}"
+
+
+def _broadcast(p: Pair) -> str | None:
+    if p.buffer.shape == ():
+        return None
+    for space in (p.producer_space, p.consumer_space):
+        if p.buffer.shape != space:
+            return f"{list(p.buffer.shape)} read as {list(space)}"
+    return None
+
+
+def _shared(p: Pair) -> str | None:
+    if not p.shared:
+        return None
+    return f"{p.buffer.name} is one number that many lanes read and the step changes"
+
+
+RULES: tuple[LegalityRule, ...] = (
+    LegalityRule("device", "the nodes run on different devices", _device),
+    LegalityRule("overlap", "memory is shared in part, so order matters", _overlap),
+    LegalityRule("shared_scalar", "all lanes must see one value", _shared),
+    LegalityRule("index_space", "the nodes loop over different shapes", _index_space),
+    LegalityRule("broadcast", "an index reads what another index writes", _broadcast),
+)
+
+
+def why_not(pair: Pair) -> tuple[str, str] | None:
+    """None if the pair may fuse, else (code of the first broken rule, what it saw)."""
+    for rule in RULES:
+        detail = rule.check(pair)
+        if detail is not None:
+            return rule.code, detail
+    return None

@@ -1,0 +1,120 @@
+"""The scheduler from top to bottom: Graph -> Schedule.
+
+    dependencies -> numbers shared by lanes -> stages -> lanes -> groups -> fused variants
+
+All variants of a stage on one device become one kernel: they are independent, since two
+nodes of a stage that touch the same memory are in one lane (horizontal fusion).
+"""
+
+from __future__ import annotations
+
+from ..ir import (
+    Extern,
+    ForeachSchedulerNode,
+    Graph,
+    Kernel,
+    Schedule,
+    SchedulerNode,
+    Variant,
+)
+from .deps import device, edges, stages
+from .fusion import fuse
+from .grouping import (
+    LaneTable,
+    describe_lane,
+    foreach_nodes,
+    lanes_of_stage,
+    shared_numbers,
+)
+
+
+def _kept_values(
+    graph: Graph, stage: tuple[int, ...], lane_of: dict[int, int], clones: frozenset[int]
+) -> frozenset[int]:
+    """Values that must reach memory: final ones, and those read outside their lane."""
+    producer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
+    kept = {v for v in graph.final if v >= 0}
+    several: dict[int, int] = {}
+    for b in graph.buffers:
+        several[b.storage] = several.get(b.storage, 0) + 1
+    for i, node in enumerate(graph.nodes):
+        for v in node.reads:
+            p = producer.get(v)
+            if p is None or p in clones:
+                continue
+            if isinstance(node, Extern) or lane_of.get(p) != lane_of.get(i):
+                kept.add(v)
+        for v in node.writes:
+            if several[graph.buffers[graph.values[v]].storage] > 1:
+                kept.add(v)
+    return frozenset(kept)
+
+
+def schedule(graph: Graph) -> Schedule:
+    """Fuse a captured step into as few kernels as the rules allow."""
+    every_edge = list(edges(graph))
+    numbers = shared_numbers(graph, every_edge)
+    # clones are computed wherever they are used, so nothing waits for them
+    all_edges = [
+        e
+        for e in every_edge
+        if e.producer not in numbers.clones and e.consumer not in numbers.clones
+    ]
+    plan = stages(graph, all_edges, numbers.shared)
+    producer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
+
+    by_stage: dict[int, list[int]] = {}
+    externs: dict[int, list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        kind = externs if isinstance(node, Extern) else by_stage
+        kind.setdefault(plan.stage[i], []).append(i)
+    lanes: dict[int, list[list[int]]] = {}
+    lane_of: dict[int, int] = {}
+    for s, members in by_stage.items():
+        lanes[s] = lanes_of_stage(graph, members, plan.fused, numbers.clones)
+        for lane in lanes[s]:
+            number = len(lane_of)
+            lane_of.update(dict.fromkeys(lane, number))
+    kept = _kept_values(graph, plan.stage, lane_of, numbers.clones)
+
+    steps: list[Kernel | Extern] = []
+    foreach: list[ForeachSchedulerNode] = []
+    last = max([*by_stage, *externs], default=-1)
+    for s in range(-1, last + 1):
+        groups: dict[tuple[str, tuple[object, ...]], list[LaneTable]] = {}
+        for lane in lanes.get(s, ()):
+            table = describe_lane(graph, lane, producer, kept, numbers.clones)
+            if not table.stores:
+                continue
+            node = graph.nodes[lane[0]]
+            assert isinstance(node, SchedulerNode)
+            groups.setdefault((device(graph, node), table.form), []).append(table)
+        by_device: dict[str, list[Variant]] = {}
+        for (where, _), group in groups.items():
+            by_device.setdefault(where, []).append(fuse(graph, group))
+            foreach.extend(foreach_nodes(graph, group))
+        for variants in by_device.values():
+            # an order that does not depend on which parameter came first
+            variants.sort(key=lambda v: (v.instrs, v.stores, v.slots))
+            name = f"kernel{sum(isinstance(x, Kernel) for x in steps)}"
+            steps.append(Kernel(name, tuple(variants)))
+        for i in externs.get(s, ()):
+            extern = graph.nodes[i]
+            assert isinstance(extern, Extern)
+            steps.append(extern)
+    return Schedule(
+        tuple(steps), plan.refusals, _temps(graph, steps), tuple(foreach)
+    )
+
+
+def _temps(graph: Graph, steps: list[Kernel | Extern]) -> tuple[int, ...]:
+    """Temp buffers that a step or the caller touches in memory."""
+    touched: dict[int, None] = dict.fromkeys(graph.outputs)
+    for step in steps:
+        if isinstance(step, Kernel):
+            for v in step.variants:
+                for column in v.columns:
+                    touched.update(dict.fromkeys(column))
+        else:
+            touched.update((graph.values[v], None) for v in step.reads)
+    return tuple(b for b in touched if graph.buffers[b].kind == "temp")
