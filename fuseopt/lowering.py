@@ -101,8 +101,8 @@ Rule = Callable[..., int]
 ROUND_NUMBERS = frozenset(
     "add sub rsub mul_rounded pow clamp clamp_min clamp_max maximum minimum".split()
 )
-#: Ops that keep a 0-d second operand in float32, as if it were a number.
-WIDE_ZERO_DIM = frozenset({"mul", "div"})
+#: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
+WIDE_ZERO_DIM = frozenset({("mul", 1), ("div", 1), ("lerp", 2)})
 
 
 def _add(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
@@ -363,7 +363,7 @@ def lower(
             else:
                 # eager casts to the common type, then widens to compute; the first
                 # rounds only where a 0-d tensor is wider than what it meets
-                wide = position == 1 and operand.zero_dim and op in WIDE_ZERO_DIM
+                wide = operand.zero_dim and (op, position) in WIDE_ZERO_DIM
                 args.append(b.cast(x if wide else b.cast(x, common), compute))
             continue
         x = b.emit(Instr("scalar", (), compute, n_scalars))

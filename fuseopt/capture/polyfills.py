@@ -1,10 +1,13 @@
-"""Undo what Dynamo writes in place of `torch._foreach_lerp_`.
+"""Undo what is written only for tracing, where eager computes something else.
 
 Dynamo's polyfill takes a foreach lerp apart into a difference, N filled tensors and an
 addcmul. In float32 that is lerp's own arithmetic; in bfloat16 and float16 it rounds the
 difference and the weight, which eager does not. `find_lerps` recognises the three forms
 (weight below one half, above it, a tensor) and says which nodes a single
 `torch._foreach_lerp_` stands for.
+
+Where the lr is a tensor, torch.optim adds `grads * -lr` while it is traced, which rounds
+twice, and adds grads with `alpha=-lr` in eager; `find_scaled_adds` recognises that.
 """
 
 from __future__ import annotations
@@ -134,3 +137,47 @@ def find_lerps(graph: Graph) -> tuple[dict[Node, Lerp], set[Node]]:
             lerps[node] = lerp
             dropped.update(inner)
     return lerps, dropped
+
+
+@dataclass(frozen=True)
+class ScaledAdd:
+    """`torch._foreach_add_(target, other, alpha=scale)`, scale a 0-d tensor."""
+
+    target: list[Node]
+    other: list[Node]
+    scale: Node
+
+
+def find_scaled_adds(
+    graph: Graph, optim: str
+) -> tuple[dict[Node, ScaledAdd], set[Node]]:
+    """The adds of torch.optim (sources below the folder `optim`) that eager scales.
+
+    Like `find_lerps`: the nodes to run as a ScaledAdd, and those that need not run.
+    """
+    found: dict[Node, ScaledAdd] = {}
+    dropped: set[Node] = set()
+    for node in graph.nodes:
+        if not _calls(node, torch._foreach_add_) or len(node.args) != 2 or node.kwargs:
+            continue
+        products = node.args[1]
+        if not isinstance(products, (list, tuple)) or not products:
+            continue
+        if not all(_calls(p, operator.getitem) for p in products):
+            continue
+        mul = products[0].args[0]
+        if not _calls(mul, torch._foreach_mul) or not _calls(mul.args[1], "neg", operator.neg):
+            continue
+        expected = [(mul, i) for i in range(len(mul.args[0]))]
+        if [p.args for p in products] != expected or optim not in _frame(mul):
+            continue
+        inner = {*products, mul}
+        if all(user in inner or user is node for n in inner for user in n.users):
+            found[node] = ScaledAdd(list(node.args[0]), list(mul.args[0]), mul.args[1])
+            dropped |= inner
+    return found, dropped
+
+
+def _frame(node: Node) -> str:
+    """The innermost source frame of a node."""
+    return node.meta.get("stack_trace", "").rstrip().rsplit("File ", 1)[-1]

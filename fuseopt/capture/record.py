@@ -106,9 +106,10 @@ def _describe(func: Any) -> _Op:
 class Recorder(TorchDispatchMode):
     """Collects buffers, values and nodes; see the module."""
 
-    def __init__(self, scalars: Scalars) -> None:
+    def __init__(self, scalars: Scalars, vector_library: bool = True) -> None:
         super().__init__()
         self.scalars = scalars
+        self.vector_library = vector_library
         self.buffers: list[Buffer] = []
         self.values: list[int] = []
         self.nodes: list[Node] = []
@@ -118,6 +119,8 @@ class Recorder(TorchDispatchMode):
         self.line = ""
         #: numbers that stand literally in the FX node being run; None allows any
         self.literals: frozenset[Any] | None = None
+        #: storages of 0-d tensors that stand for Python numbers of eager
+        self.host_numbers: set[int] = set()
         self._literals: dict[tuple[float, float], Literal] = {}
         self._call = 0
         self._ops: dict[Any, _Op] = {}
@@ -227,6 +230,8 @@ class Recorder(TorchDispatchMode):
         else:
             out = func(*args, **kwargs)
         if not isinstance(out, torch.Tensor):
+            if not func._schema.is_mutable and not _tensors(out) and out is not None:
+                return out  # metadata: a size, a dtype, a test of layout
             return self._extern(func, args, kwargs, out, "no rule for this op")
         self._inherit(out, bound)
         if op.name in EMPTY:
@@ -285,7 +290,7 @@ class Recorder(TorchDispatchMode):
             name = "fill"
         else:
             columns = [(k, self._column(k, v, n)) for k, v in bound.items()]
-        if name == "mul" and op.inplace and isinstance(columns[1][1][0], (int, float)):
+        if name == "mul" and op.inplace and self._is_number(columns[1][1][0]):
             name = "mul_rounded"  # the one foreach op that rounds its number
         for i, result in enumerate(results):
             operands = tuple((k, column[i]) for k, column in columns)
@@ -296,6 +301,22 @@ class Recorder(TorchDispatchMode):
                     f"rule: {[getattr(v, 'dtype', v) for _, v in operands]}\n{self.line}"
                 )
         return out
+
+    def add_scaled(
+        self, target: torch.Tensor, other: torch.Tensor, alpha: torch.Tensor
+    ) -> None:
+        """Record `target.add_(other, alpha=alpha)` for a 0-d tensor alpha.
+
+        ATen's own signature takes a number there, read from the tensor by a sync.
+        """
+        operands = (("self", target), ("other", other), ("alpha", alpha))
+        if not self._emit("add", operands, target):
+            raise CaptureError(f"no rule to add {other.dtype} to {target.dtype}")
+
+    def _is_number(self, x: Any) -> bool:
+        if isinstance(x, torch.Tensor):
+            return x.untyped_storage()._cdata in self.host_numbers
+        return isinstance(x, (int, float))
 
     @staticmethod
     def _extra_foreach(bound: Any) -> bool:
@@ -391,7 +412,13 @@ class Recorder(TorchDispatchMode):
                 if not common.is_floating_point and out.dtype.is_floating_point:
                     common = out.dtype  # true division and the like
             self._bodies[cached] = (
-                lower(name, tuple(described), DTYPE_NAMES[common], DTYPE_NAMES[out.dtype])
+                lower(
+                    name,
+                    tuple(described),
+                    DTYPE_NAMES[common],
+                    DTYPE_NAMES[out.dtype],
+                    self.vector_library,
+                )
                 if common in DTYPE_NAMES
                 else None
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from ..errors import CaptureError, UnsupportedInput
 from ..ir import Graph
-from .polyfills import Lerp, find_lerps
+from .polyfills import Lerp, ScaledAdd, find_lerps, find_scaled_adds
 from .record import Call, Recorder
 from .scalars import Arg, Expression, Item, Scalars, Sym
 
@@ -65,6 +66,17 @@ def _line(node: Node) -> str:
     return f"{where.split(', in ')[0]}: {code}"
 
 
+#: Where torch.optim reads a step counter as a Python number in eager; its tracing branch
+#: hands on the tensor itself, and so computes in float32 what eager computes in float64.
+HOST_READ = "_get_value("
+OPTIM = str(Path(torch.optim.__file__).parent)
+
+
+def reads_host_number(line: str) -> bool:
+    """Does eager take the 0-d tensors of this source line as Python numbers?"""
+    return line.startswith(OPTIM) and HOST_READ in line
+
+
 def check_tensor(name: str, t: torch.Tensor) -> None:
     """Refuse what no kernel can address, before anything is written."""
     if t.layout != torch.strided:
@@ -105,13 +117,22 @@ class _MetaInputs:
 class _Interpreter:
     """Evaluates FX nodes: tensors on meta, numbers as they are, unknown numbers as Sym."""
 
-    def __init__(self, gm: GraphModule, args: Sequence[Any]) -> None:
+    def __init__(
+        self, gm: GraphModule, args: Sequence[Any], vector_library: bool | None
+    ) -> None:
         self.gm = gm
         self.args = args
         self.scalars = Scalars()
-        self.recorder = Recorder(self.scalars)
+        if vector_library is None:
+            tensors = [*static_tensors(gm).values(), *args]
+            vector_library = all(
+                t.device.type == "cpu" for t in tensors if isinstance(t, torch.Tensor)
+            )
+        self.recorder = Recorder(self.scalars, vector_library)
         self.env: dict[Node, Any] = {}
         self.lerps, self.dropped = find_lerps(gm.graph)
+        self.scaled, unscaled = find_scaled_adds(gm.graph, OPTIM)
+        self.dropped |= unscaled
         self.metas = _MetaInputs()
         self.statics: list[str] = []
         self.tensor_args: list[int] = []
@@ -194,6 +215,8 @@ class _Interpreter:
     def _node(self, node: Node) -> Any:
         if node in self.lerps:
             return self._lerp(self.lerps[node])
+        if node in self.scaled:
+            return self._scaled_add(self.scaled[node])
         if node.op == "call_module":
             raise CaptureError(f"the graph calls a module ({node.target})")
         args, kwargs = self._map(node.args), self._map(node.kwargs)
@@ -211,6 +234,8 @@ class _Interpreter:
             literals = frozenset(x for x in flat if isinstance(x, (int, float)))
             args, kwargs = self._stand_in(args), self._stand_in(kwargs)
         self.recorder.literals = literals
+        if reads_host_number(self.recorder.line):
+            return self._host_arithmetic(node, args, kwargs)
         if node.target is torch.tensor:
             return self._constant(args, kwargs)
         if node.op == "call_method":
@@ -228,6 +253,13 @@ class _Interpreter:
             return
         torch._foreach_lerp_(start, end, self._stand_in(weight))
 
+    def _scaled_add(self, add: ScaledAdd) -> None:
+        """What eager does with one `alpha` for all lanes, here a 0-d tensor."""
+        targets, others = self._map(add.target), self._map(add.other)
+        alpha = self._map(add.scale)
+        for t, o in zip(targets, others, strict=True):
+            self.recorder.add_scaled(t, o, alpha)
+
     def _item(self, t: torch.Tensor) -> Sym:
         position = self.origin.get(id(t))
         if position is None or self.devices.get(id(t)) != "cpu":
@@ -236,6 +268,23 @@ class _Interpreter:
                 f"an accelerator, which would wait for the device\n{self.recorder.line}"
             )
         return self.scalars.make(Item(position), t.is_floating_point())
+
+    def _host_arithmetic(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Arithmetic that eager does on Python numbers, on 0-d float64 tensors."""
+        args = tuple(self._host_number(x) for x in args)
+        if node.op == "call_method":
+            made = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            made = node.target(*args, **kwargs)  # type: ignore[operator]
+        if isinstance(made, torch.Tensor) and made.dim() == 0:
+            self.recorder.host_numbers.add(made.untyped_storage()._cdata)
+        return made
+
+    def _host_number(self, x: Any) -> Any:
+        """A 0-d tensor as the Python number, in float64, that eager would read."""
+        if isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_floating_point():
+            return x.to(torch.float64)
+        return x
 
     def _constant(self, args: Any, kwargs: Any) -> torch.Tensor:
         """`torch.tensor(number)` becomes memory that a fill writes."""
@@ -273,13 +322,18 @@ def _flatten(x: Any) -> list[Any]:
     return [x]
 
 
-def capture(gm: GraphModule, args: Sequence[Any]) -> Captured:
+def capture(
+    gm: GraphModule, args: Sequence[Any], vector_library: bool | None = None
+) -> Captured:
     """Capture the graph of one step.
+
+    `vector_library`: give the bits of eager's CPU kernels, which take some functions from
+    a vector library, or those of IEEE arithmetic; None decides by the tensors' device.
 
     Raises UnsupportedInput for tensors no kernel can address, CaptureError for a graph
     that cannot be recorded; both before anything is written.
     """
-    interpreter = _Interpreter(gm, args)
+    interpreter = _Interpreter(gm, args, vector_library)
     interpreter.register_inputs()
     returned = interpreter.run()
     recorder = interpreter.recorder
