@@ -1,7 +1,36 @@
-"""fuseopt compiles optimizer steps: `torch.compile(opt.step, backend="fuseopt")`."""
+"""fuseopt compiles optimizer steps: `torch.compile(opt.step, backend="fuseopt")`.
 
-from .backend import fuseopt, reports
-from .explain import Report
+    explain(opt.step)   plan a step without running it
+    reports()           what was compiled in this process
+    Report              what one graph became
+    errors              one class per way to fail
+
+Names are loaded on first use, so that parts without torch can be imported alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend import explain, fuseopt, reports
+    from .report import Report
 
 __version__ = "0.1.0"
-__all__ = ["Report", "__version__", "fuseopt", "reports"]
+__all__ = ["Report", "__version__", "explain", "fuseopt", "reports"]
+
+_HOMES = {
+    "explain": "backend",
+    "fuseopt": "backend",
+    "reports": "backend",
+    "Report": "report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fuseopt' has no attribute {name!r}")
+    home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    value = globals()[name] = getattr(home, name)
+    return value

@@ -1,32 +1,45 @@
 """The pipeline, top to bottom: the only module that sees all the others.
 
-`fuseopt(gm, example_inputs)` is what Dynamo calls.
+`fuseopt(gm, example_inputs)` is what Dynamo calls; `explain` plans without running;
+`reports` tells what was compiled.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import logging
+import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from . import compat, explain
+from . import compat, dump, report as reporting
 from .capture import Captured, capture
-from .codegen import CppTarget, Source
+from .capture.replay import replay
+from .capture.trace import check_tensor
+from .codegen import CppTarget, Source, Target
 from .config import Config, resolve
-from .errors import CaptureError, CompilerMissing
-from .explain import Report
+from .errors import (
+    CaptureError,
+    CompilerMissing,
+    ConfigError,
+    UnsupportedInput,
+    VerifyError,
+)
+from .report import Report
 from .ir import Kernel, Schedule
 from .runtime.build import Builder
 from .runtime.step import CompiledStep, Plan
 from .runtime.table import CppTable, TableFactory
+from .runtime.vector import Vectors
 from .scheduler import schedule
+from .verify import check_graph, check_schedule
 
 log = logging.getLogger("fuseopt")
 
@@ -36,6 +49,7 @@ class Session:
 
     def __init__(self) -> None:
         self.builder = Builder()
+        self.vectors = Vectors()
         self.reports: list[Report] = []
         self.warned: set[str] = set()
 
@@ -46,7 +60,7 @@ class Session:
     def warn_once(self, message: str) -> None:
         if message not in self.warned:
             self.warned.add(message)
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 session = Session()
@@ -70,47 +84,172 @@ class _Clock:
         self.last = now
 
 
-def _cpp(source: Source, config: Config) -> TableFactory:
-    """Build a C++ kernel; its tables call it."""
-    built = session.builder.load(source, config.cache_dir, config.numerics == "fast")
-    entry = getattr(built, source.entry)
-    entry.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    entry.restype = None
-    vectors = ctypes.addressof(compat.vector_library())
-    return functools.partial(CppTable, entry, vectors)
+# ---------------------------------------------------------------- targets
 
 
-def _plan(gm: GraphModule, args: Sequence[Any], config: Config) -> Plan:
-    """Capture, schedule, generate, build: one graph for tensors like these."""
+def _target(config: Config, captured: Captured) -> Target:
+    """C++ where all tensors are on the CPU, else Triton; or what the user asked for."""
+    devices = {b.device.split(":")[0] for b in captured.graph.buffers}
+    name = config.target
+    if name == "auto":
+        name = "cpp" if devices <= {"cpu"} else "triton"
+    if name == "cpp":
+        if not devices <= {"cpu"}:
+            raise ConfigError(f"target='cpp' cannot run on {sorted(devices - {'cpu'})}")
+        return CppTarget()
+    from .codegen.triton import TritonTarget
+
+    return TritonTarget()
+
+
+def _factory(target: Target, source: Source, config: Config) -> TableFactory:
+    """Build a kernel; the result makes its tables, which launch it."""
+    if target.name == "cpp":
+        built = session.builder.load(source, config.cache_dir, config.numerics == "fast")
+        entry = getattr(built, source.entry)
+        entry.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        entry.restype = None
+        return functools.partial(CppTable, entry, session.vectors.address(built))
+    from .runtime.triton_table import triton_factory
+
+    return triton_factory(source, config.cache_dir)
+
+
+# ---------------------------------------------------------------- the pipeline
+
+
+def _plan(
+    gm: GraphModule, args: Sequence[Any], config: Config, run: bool = True
+) -> tuple[Plan | None, Report]:
+    """Capture, schedule, generate, build: one graph for tensors like these.
+
+    With `run` False nothing is built and the Plan is None.
+    """
     clock = _Clock()
     report = Report()
     captured: Captured = capture(gm, args)
+    check_graph(captured.graph)
     clock.lap("capture")
     plan: Schedule = schedule(captured.graph)
+    if config.debug or config.dump_dir:
+        check_schedule(captured.graph, plan)
     clock.lap("schedule")
-    target = CppTarget()
-    sources = {
-        step.name: target.render(step) for step in plan.steps if isinstance(step, Kernel)
-    }
+    target = _target(config, captured)
+    kernels = [step for step in plan.steps if isinstance(step, Kernel)]
+    sources = {kernel.name: target.render(kernel) for kernel in kernels}
     clock.lap("codegen")
     builds = session.builder.builds
-    factories = {name: _cpp(source, config) for name, source in sources.items()}
+    factories: dict[str, TableFactory] = {}
+    if run:
+        for name, source in sources.items():
+            factories[name] = _factory(target, source, config)
     clock.lap("build")
-    for step in plan.steps:
-        if isinstance(step, Kernel):
-            source = sources[step.name]
-            report.kernels.append(
-                explain.kernel_report(step, source.target, source.text)
-            )
-    explain.fill(report, plan)
+    result = Plan(captured, plan, factories) if run else None
+    report.kernels = [
+        reporting.kernel_report(k, target.name, sources[k.name].text) for k in kernels
+    ]
+    reporting.fill(report, plan)
     report.launches = len(sources)
     report.builds = session.builder.builds - builds
-    result = Plan(captured, plan, factories)
     clock.lap("bind")
     report.passes = clock.passes
     report.build_seconds = clock.passes["build"]
     report.backend_seconds = clock.last - clock.start
-    session.reports.append(report)
+    _dump(report, config, captured, plan, sources, target)
+    return result, report
+
+
+def _dump(
+    report: Report,
+    config: Config,
+    captured: Captured,
+    plan: Schedule,
+    sources: Mapping[str, Source],
+    target: Target,
+) -> None:
+    """Write the files that options or FUSEOPT_DEBUG ask for."""
+    if not config.dump_dir and not config.debug:
+        return
+    folder = dump.new_folder(config.dump_dir or "fuseopt_debug")
+    report.dump_dir = str(folder)
+    level = config.debug or dump.SOURCES
+    suffixed = {name: (source, target.suffix) for name, source in sources.items()}
+    if level >= dump.SOURCES:
+        report.kernels = [
+            k.at(str(folder / f"{k.name}{target.suffix}")) for k in report.kernels
+        ]
+    dump.write(folder, level, report, captured.graph, plan, suffixed)
+    if config.debug:
+        print(f"{report}\nfuseopt: details in {folder}", file=sys.stderr)
+
+
+def _is_forward(gm: GraphModule, args: Sequence[Any]) -> bool:
+    """Will somebody call backward through this graph?"""
+    if not torch.is_grad_enabled():
+        return False
+    tensors = [*gm.parameters(), *(a for a in args if isinstance(a, torch.Tensor))]
+    return any(t.requires_grad for t in tensors)
+
+
+#: Functions of `operator` that change their first argument.
+INPLACE_OPERATORS = frozenset(
+    "iadd isub imul itruediv ifloordiv ipow imod iand ior ixor setitem".split()
+)
+
+
+def _mutates(gm: GraphModule) -> bool:
+    """Does the graph write a tensor in place?"""
+    for node in gm.graph.nodes:
+        if not node.op.startswith("call"):
+            continue
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None:
+            if schema.is_mutable:
+                return True
+            continue
+        name = str(getattr(node.target, "__name__", node.target))
+        if name in INPLACE_OPERATORS or (name.endswith("_") and name[-2:] != "__"):
+            return True
+    return False
+
+
+def _fall_back(
+    gm: GraphModule, args: Sequence[Any], config: Config, reason: str, eager: bool
+) -> Callable[..., Any]:
+    """Run a graph that is no optimizer step elsewhere, and report it."""
+    where = "eager" if eager else config.fallback
+    if where == "error":
+        raise CaptureError(f"{reason} (options={{'fallback': 'error'}} was given)")
+    session.reports.append(Report(fallback=f"It runs in {where}: {reason}"))
+    log.info("a graph goes to %s: %s", where, reason)
+    if where == "eager":
+        return gm.forward
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, list(args))  # type: ignore[no-any-return]
+
+
+def _verified(
+    gm: GraphModule, args: Sequence[Any], step: Callable[[], Any]
+) -> Any:
+    """Run a step and eager beside it on clones; raise at the first bit that differs."""
+    statics, given, expected = replay(gm, args)
+    result = step()
+    pairs = [(name, getattr(gm, name), want) for name, want in statics.items()]
+    pairs += [
+        (f"argument {i}", got, want)
+        for i, (got, want) in enumerate(zip(args, given, strict=True))
+    ]
+    if isinstance(result, (list, tuple)):
+        pairs += [
+            (f"result {i}", got, want)
+            for i, (got, want) in enumerate(zip(result, expected, strict=True))
+        ]
+    for name, got, want in pairs:
+        if isinstance(got, torch.Tensor):
+            where = compat.first_difference(got.detach(), want)
+            if where is not None:
+                raise VerifyError(f"{name}: {where}")
     return result
 
 
@@ -120,10 +259,33 @@ def fuseopt(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Any:
-    """The backend: compile Dynamo's graph of a step. See fuseopt.config for options."""
+) -> Callable[..., Any]:
+    """The backend: compile Dynamo's graph of a step.
+
+    `mode` and `options` as in fuseopt.config. Raises ConfigError, UnsupportedInput.
+    """
     config = resolve(mode, options)
-    return CompiledStep(gm, lambda g, a: _plan(g, a, config), example_inputs)
+    args = list(example_inputs)
+    if _is_forward(gm, args):
+        reason = "autograd records this graph, so it is no optimizer step"
+        return _fall_back(gm, args, config, reason, eager=_mutates(gm))
+    if not _mutates(gm):
+        reason = "the graph changes no tensor in place, so it is no optimizer step"
+        return _fall_back(gm, args, config, reason, eager=False)
+
+    def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
+        made, report = _plan(graph, now, config)
+        session.reports.append(report)
+        assert made is not None
+        return made
+
+    try:
+        return CompiledStep(gm, plan, args, _verified if config.verify else None)
+    except CaptureError as error:
+        return _fall_back(gm, args, config, str(error), eager=True)
+    except CompilerMissing as error:
+        session.warn_once(f"fuseopt: {error} Until then steps run in eager.")
+        return _fall_back(gm, args, config, str(error), eager=True)
 
 
 def reset() -> None:
@@ -132,3 +294,84 @@ def reset() -> None:
 
 
 fuseopt.reset = reset  # type: ignore[attr-defined]
+
+
+def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UnsupportedInput for a step that Dynamo would run in eager, silently."""
+    reason = compat.never_compiled(optimizer)
+    if reason:
+        raise UnsupportedInput(reason)
+    for number, group in enumerate(optimizer.param_groups):
+        for position, p in enumerate(group["params"]):
+            if p.grad is not None:
+                check_tensor(f"the gradient of parameter {position} of group {number}", p.grad)
+
+
+compat.on_trace(fuseopt, _refuse_untraceable)
+
+
+# ---------------------------------------------------------------- explain
+
+
+def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A copy of an optimizer over memory of its own, with uninitialised contents."""
+    memo: dict[int, Any] = {}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in params:
+        twin = torch.nn.Parameter(torch.empty_like(p), requires_grad=p.requires_grad)
+        memo[id(p)] = twin
+    no_grad = all(p.grad is None for p in params)
+    for p in params:
+        source = p if no_grad else p.grad
+        if source is not None:
+            memo[id(p)].grad = torch.empty_like(source, requires_grad=False)
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                memo[id(value)] = torch.empty_like(value)
+    return copy.deepcopy(optimizer, memo)
+
+
+def explain(
+    step: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None
+) -> Report:
+    """Plan a step without running it or changing any tensor.
+
+    `step`: `optimizer.step`, or a function of `args`. Parameters without any gradient
+    are taken to have one. Returns the Report of the first graph; `build_seconds` is 0.
+    Raises UnsupportedInput where Dynamo would never call a backend.
+    """
+    config = resolve(None, options)
+    owner = getattr(step, "__self__", None)
+    if isinstance(owner, torch.optim.Optimizer):
+        reason = compat.never_compiled(owner)
+        if reason:
+            raise UnsupportedInput(reason)
+        twin = _twin(owner)
+        step = getattr(twin, step.__name__)
+    found: list[Report] = []
+
+    class Planned(Exception):
+        """Leaves the traced function before anything of it runs."""
+
+    def planner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
+        if _is_forward(gm, inputs) or not _mutates(gm):
+            found.append(Report(fallback="the graph is no optimizer step"))
+        else:
+            found.append(_plan(gm, list(inputs), config, run=False)[1])
+
+        def leave(*_: Any) -> Any:
+            raise Planned
+
+        return leave
+
+    try:
+        torch.compile(step, backend=planner)(*args)
+    except Planned:
+        pass
+    if not found:
+        raise UnsupportedInput(
+            "Dynamo made no graph of this function; run it with TORCH_LOGS=graph_breaks "
+            "to see why"
+        )
+    return found[0]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,11 @@ def bump_versions(tensors: Sequence[torch.Tensor]) -> None:
 class LibraryStruct(ctypes.Structure):
     """Mirrors `struct Library` of the generated C++."""
 
-    _fields_ = [("sqrt_f32", ctypes.c_void_p), ("sqrt_f64", ctypes.c_void_p)]
+    _fields_ = [
+        ("sqrt_f32", ctypes.c_void_p),
+        ("sqrt_f64", ctypes.c_void_p),
+        ("newton", ctypes.c_int64),
+    ]
 
 
 @functools.cache
@@ -60,7 +66,7 @@ def vector_library() -> LibraryStruct:
     Relies on libtorch_cpu exporting MKL's names; where it does not (a build without MKL),
     eager uses correctly rounded roots, and so does generated code.
     """
-    struct = LibraryStruct(None, None)
+    struct = LibraryStruct(None, None, 0)
     try:
         path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
         library = ctypes.CDLL(str(path))
@@ -69,3 +75,88 @@ def vector_library() -> LibraryStruct:
     except (StopIteration, OSError, AttributeError):
         pass
     return struct
+
+
+def first_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """Where two tensors differ in their bits (NaN equals NaN), in words; None if nowhere."""
+    if got.dtype != want.dtype or got.shape != want.shape:
+        return f"{got.dtype} {list(got.shape)} for {want.dtype} {list(want.shape)}"
+    same = (got == want) & (torch.signbit(got) == torch.signbit(want))
+    same |= torch.isnan(got) & torch.isnan(want)
+    if bool(same.all()):
+        return None
+    wrong = (~same).flatten()
+    i = int(wrong.nonzero()[0])
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} elements differ from eager; element {i} is "
+        f"{got.flatten()[i].item()!r}, eager has {want.flatten()[i].item()!r}"
+    )
+
+
+def never_compiled(optimizer: torch.optim.Optimizer) -> str:
+    """Why Dynamo would not hand this optimizer's step to any backend; "" if it would.
+
+    Relies on what torch disables: the functions behind `fused=True`, and steps marked
+    with `torch._disable_dynamo`.
+    """
+    name = type(optimizer).__name__
+    if any(group.get("fused") for group in optimizer.param_groups):
+        return (
+            f"{name} was made with fused=True: Dynamo does not trace torch's fused steps, so "
+            "no backend is ever called. Pass foreach=True (or leave both out) instead."
+        )
+    step = type(optimizer).step
+    if getattr(step, "_torchdynamo_disable", False) or getattr(
+        inspect.unwrap(step), "_torchdynamo_disable", False
+    ):
+        return f"{name}.step is disabled under Dynamo, so no backend is ever called."
+    return ""
+
+
+def on_trace(
+    backend: Callable[..., Any], check: Callable[[torch.optim.Optimizer], None]
+) -> None:
+    """Call `check(optimizer)` when Dynamo starts to trace an optimizer's step for `backend`.
+
+    An exception from `check` reaches the caller of the step before anything ran. Relies on
+    Dynamo's compile callbacks and on local names of the frames that trace; where they are
+    others, nothing is checked.
+    """
+    try:
+        from torch._dynamo.callback import callback_handler
+    except ImportError:
+        return
+
+    def started(_: Any) -> None:
+        frame = sys._getframe(1)
+        names: dict[str, Any] = {}
+        while frame is not None and frame.f_back is not None and len(names) < 2:
+            for name in ("compiler_fn", "frame"):
+                if name in frame.f_locals:
+                    names.setdefault(name, frame.f_locals[name])
+            frame = frame.f_back
+        traced = getattr(names.get("frame"), "f_locals", {})
+        owner = traced.get("self")
+        if isinstance(owner, torch.optim.Optimizer) and _leads_to(
+            names.get("compiler_fn"), backend
+        ):
+            check(owner)
+
+    callback_handler.register_start_callback(started)
+
+
+def _leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
+    """Does one of Dynamo's wrappers around a backend hold this one?"""
+    for _ in range(8):
+        if compiler is None:
+            return False
+        if compiler is backend or getattr(compiler, "compiler_fn", None) is backend:
+            return True
+        for name in ("_torchdynamo_orig_backend", "_compiler_fn", "compiler_fn"):
+            inner = getattr(compiler, name, None)
+            if inner is not None:
+                compiler = inner
+                break
+        else:
+            return False
+    return False

@@ -55,7 +55,7 @@ def static_tensors(gm: GraphModule) -> dict[str, torch.Tensor]:
     return {**gm._buffers, **gm._parameters}  # type: ignore[dict-item]
 
 
-def _line(node: Node) -> str:
+def source_line(node: Node) -> str:
     """The source line a node came from: 'file.py:12: code'."""
     trace = node.meta.get("stack_trace")
     if not trace:
@@ -194,7 +194,7 @@ class _Interpreter:
                     if node.op == "output":
                         result = self._map(node.args[0])
                         continue
-                    self.recorder.line = _line(node)
+                    self.recorder.line = source_line(node)
                     self.env[node] = self._node(node)
         finally:
             torch.set_grad_enabled(grad_mode)

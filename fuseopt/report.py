@@ -1,13 +1,13 @@
 """Reports: what was fused, what was not and why, what it costs.
 
-`Report` describes one compiled graph. `reports()` lists those of this process.
-`explain(fn)` plans a step without running it.
+`Report` describes one graph. fuseopt.reports() lists those of this process, and
+fuseopt.explain(opt.step) makes one without running the step.
 """
 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .ir import DTYPE_BYTES, Extern, Kernel, Refusal, Schedule, Variant
 
@@ -29,6 +29,10 @@ class KernelReport:
     bytes: int
     bytes_per_element: float
     path: str | None = None
+
+    def at(self, path: str) -> KernelReport:
+        """The same, with the file of its source."""
+        return replace(self, path=path)
 
 
 @dataclass

@@ -1,0 +1,98 @@
+"""Run Dynamo's graph in eager, on clones: what a step should have given.
+
+`replay(gm, args)` returns the graph's own tensors and tensor arguments as eager leaves
+them, and its results, without touching the originals. Where the trace differs from what
+eager computes (polyfills.py, `reads_host_number`), it does what eager does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from .polyfills import find_lerps, find_scaled_adds
+from .trace import OPTIM, reads_host_number, source_line, static_tensors
+
+
+def _clone(t: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, also where elements overlap or leave gaps."""
+    if t.layout != torch.strided:
+        return t.clone()
+    copy = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+    return copy.copy_(t)
+
+
+class _Clones:
+    """Copies of tensors; those that share storage keep sharing it."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        groups: dict[int, list[torch.Tensor]] = {}
+        for t in tensors:
+            groups.setdefault(t.untyped_storage()._cdata, []).append(t)
+        self._copies: dict[int, torch.Tensor] = {}
+        for members in groups.values():
+            if len(members) == 1:
+                self._copies[id(members[0])] = _clone(members[0].detach())
+                continue
+            storage = members[0].untyped_storage().clone()
+            for t in members:
+                twin = torch.empty(0, dtype=t.dtype, device=t.device)
+                twin.set_(storage, t.storage_offset(), t.shape, t.stride())
+                self._copies[id(t)] = twin
+
+    def of(self, t: torch.Tensor) -> torch.Tensor:
+        return self._copies[id(t)]
+
+
+class _Eager(Interpreter):
+    def __init__(self, gm: GraphModule, clones: dict[str, torch.Tensor]) -> None:
+        super().__init__(gm)
+        self.clones = clones
+        self.lerps, self.dropped = find_lerps(gm.graph)
+        self.scaled, unscaled = find_scaled_adds(gm.graph, OPTIM)
+        self.dropped |= unscaled
+
+    def run_node(self, n: Node) -> Any:
+        if n in self.dropped:
+            return None
+        if n.op == "get_attr" and n.target in self.clones:
+            return self.clones[str(n.target)]
+        if n in self.lerps:
+            lerp = self.lerps[n]
+            start, end, weight = self.map_nodes_to_values(
+                (lerp.start, lerp.end, lerp.weight), n
+            )
+            torch._foreach_lerp_(start, end, weight)
+            return None
+        if n in self.scaled:
+            add = self.scaled[n]
+            target, other, scale = self.map_nodes_to_values(
+                (add.target, add.other, add.scale), n
+            )
+            torch._foreach_add_(target, other, alpha=scale.item())
+            return None
+        if reads_host_number(source_line(n)):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            args = tuple(
+                a.item() if isinstance(a, torch.Tensor) and a.dim() == 0 else a
+                for a in args
+            )
+            return n.target(*args, **kwargs)  # type: ignore[operator]
+        return super().run_node(n)
+
+
+def replay(
+    gm: GraphModule, args: Sequence[Any]
+) -> tuple[dict[str, torch.Tensor], list[Any], Any]:
+    """(statics by name, arguments, results) after the graph ran in eager on clones."""
+    statics = static_tensors(gm)
+    tensors = [*statics.values(), *(a for a in args if isinstance(a, torch.Tensor))]
+    clones = _Clones(tensors)
+    own = {name: clones.of(t) for name, t in statics.items()}
+    given = [clones.of(a) if isinstance(a, torch.Tensor) else a for a in args]
+    with torch.no_grad():
+        result = _Eager(gm, own).run(*given)
+    return own, given, result

@@ -1,0 +1,621 @@
+"""Graph or Schedule -> nothing, or a GraphError that names the node and what is broken.
+
+`check_graph` holds the invariants of the IR: SSA over versions of memory, well-formed
+bodies, consistent buffers. `check_schedule` holds those of a Schedule, and then proves
+it equal to its Graph: both are run on *terms* instead of numbers (a term is a node of
+one shared expression tree), and each buffer must end with the same term. That proof
+sees dependencies, order, dropped and doubled effects at once, at a cost linear in lanes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from .errors import GraphError
+from .ir import (
+    ARITY,
+    DTYPE_BYTES,
+    FLOATS,
+    Body,
+    Buffer,
+    Extern,
+    Graph,
+    Instr,
+    Kernel,
+    Node,
+    ScalarRef,
+    Schedule,
+    SchedulerNode,
+    Variant,
+)
+
+KINDS = ("static", "arg", "temp", "view")
+COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan"})
+LOGIC = frozenset({"and", "or", "xor", "not"})
+
+
+def check_graph(graph: Graph) -> None:
+    """Raise GraphError at the first invariant of the Graph that does not hold."""
+    _check_buffers(graph)
+    _check_values(graph)
+    bodies: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        if isinstance(node, SchedulerNode):
+            if id(node.body) not in bodies:
+                bodies.add(id(node.body))
+                _check_body(_name(i, node), node.body)
+            _check_operands(graph, i, node)
+    _check_versions(graph)
+
+
+def check_schedule(graph: Graph, schedule: Schedule) -> None:
+    """Raise GraphError at the first way in which a Schedule is malformed or not equal
+    to its Graph. The Graph itself must have passed `check_graph`.
+    """
+    near = _overlaps(graph.buffers)
+    names: set[str] = set()
+    payloads: list[int] = []
+    for step in schedule.steps:
+        if isinstance(step, Extern):
+            payloads.append(step.payload)
+            continue
+        _require(step.name not in names, f"{step.name}: two kernels have this name")
+        names.add(step.name)
+        _require(bool(step.variants), f"{step.name}: a kernel with no variants")
+        for number, variant in enumerate(step.variants):
+            _check_variant(graph, f"{step.name}, variant {number}", variant)
+        _check_kernel(graph, step, near)
+    expected = [n.payload for n in graph.nodes if isinstance(n, Extern)]
+    _require(
+        sorted(payloads) == sorted(expected),
+        f"the schedule runs the externs of calls {payloads}, the graph has {expected}",
+    )
+    _check_temps(graph, schedule)
+    for f in schedule.foreach:
+        lengths = {len(c) for c in (*f.reads, *f.scalars, *f.writes)}
+        _require(len(lengths) == 1, f"{f.name}: lists of lengths {sorted(lengths)}")
+    _check_equal(graph, schedule, near)
+
+
+# ---------------------------------------------------------------- words
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise GraphError(message)
+
+
+def _name(i: int, node: Node) -> str:
+    name = node.name if isinstance(node, Extern) else node.body.name
+    return f"node {i} ({name}{', ' + node.line if node.line else ''})"
+
+
+def _at(graph: Graph, v: int) -> str:
+    return f"value {v} of {graph.buffers[graph.values[v]].name}"
+
+
+# ---------------------------------------------------------------- graph
+
+
+def _check_buffers(graph: Graph) -> None:
+    sources: dict[int, str] = {}
+    devices: dict[int, tuple[str, str]] = {}
+    bases = {b.storage for b in graph.buffers if b.kind in ("static", "arg")}
+    for b in graph.buffers:
+        _require(b.dtype in DTYPE_BYTES, f"buffer {b.name}: unknown dtype {b.dtype!r}")
+        _require(b.kind in KINDS, f"buffer {b.name}: unknown kind {b.kind!r}")
+        _require(
+            len(b.shape) == len(b.stride),
+            f"buffer {b.name}: shape {list(b.shape)} but stride {list(b.stride)}",
+        )
+        _require(
+            all(n >= 0 for n in b.shape) and b.offset >= 0,
+            f"buffer {b.name}: shape {list(b.shape)}, offset {b.offset}",
+        )
+        other, device = devices.setdefault(b.storage, (b.name, b.device))
+        _require(
+            device == b.device,
+            f"buffer {b.name}: on {b.device}, but {other} of its storage on {device}",
+        )
+        if b.kind in ("static", "arg"):
+            other = sources.setdefault(b.source, b.name)
+            _require(
+                other == b.name,
+                f"buffer {b.name}: source {b.source} is that of {other} too",
+            )
+        _require(
+            b.kind != "view" or b.storage in bases,
+            f"buffer {b.name}: a view of a storage that no input has",
+        )
+
+
+def _check_values(graph: Graph) -> None:
+    """Tables have the right lengths, and what they index exists."""
+    count = len(graph.buffers)
+    for table, name in ((graph.initial, "initial"), (graph.final, "final")):
+        _require(len(table) == count, f"{name} has {len(table)} entries, not {count}")
+        for b, v in enumerate(table):
+            owner = graph.buffers[b].name
+            _require(
+                -1 <= v < len(graph.values), f"{name} of buffer {owner}: no value {v}"
+            )
+            _require(
+                v < 0 or graph.values[v] == b,
+                f"{name} of buffer {owner}: value {v} is another buffer's",
+            )
+    for v, b in enumerate(graph.values):
+        _require(0 <= b < count, f"value {v}: no buffer {b}")
+    for b in graph.outputs:
+        _require(0 <= b < count, f"outputs: no buffer {b}")
+    for i, buffer in enumerate(graph.buffers):
+        _require(
+            (graph.initial[i] < 0) == (buffer.kind == "temp"),
+            f"buffer {buffer.name}: {buffer.kind} with initial value "
+            f"{graph.initial[i]}; temps have none, all others one",
+        )
+
+
+def _check_body(where: str, body: Body) -> None:
+    for dtype in body.reads:
+        _require(dtype in DTYPE_BYTES, f"{where}: reads unknown dtype {dtype!r}")
+    _require(bool(body.writes), f"{where}: the body writes nothing")
+    _check_instrs(where, body.instrs, body.reads, body.n_scalars)
+    for x, dtype in body.writes:
+        _require(0 <= x < len(body.instrs), f"{where}: writes missing %{x}")
+        made = body.instrs[x].dtype
+        _require(made == dtype, f"{where}: writes %{x}, which is {made}, as {dtype}")
+
+
+def _check_instrs(
+    where: str, instrs: Sequence[Instr], loads: Sequence[str], scalars: int
+) -> None:
+    """Arity, order, attributes and dtypes of SSA instructions."""
+    for x, instr in enumerate(instrs):
+        here = f"{where}: %{x} = {instr.op}"
+        _require(instr.op in ARITY, f"{here}: unknown opcode")
+        _require(instr.dtype in DTYPE_BYTES, f"{here}: unknown dtype {instr.dtype!r}")
+        wanted = ARITY[instr.op]
+        _require(
+            len(instr.args) == wanted,
+            f"{here}: {len(instr.args)} arguments, not {wanted}",
+        )
+        for a in instr.args:
+            _require(0 <= a < x, f"{here}: argument %{a} does not come before it")
+        if instr.op == "load":
+            _index(here, instr, len(loads))
+            stored = loads[int(instr.attr or 0)]
+            _require(stored == instr.dtype, f"{here}: {instr.dtype} from {stored}")
+        elif instr.op == "scalar":
+            _index(here, instr, scalars)
+        elif instr.op == "const":
+            _require(isinstance(instr.attr, (int, float)), f"{here}: no number")
+        else:
+            _require(instr.attr is None, f"{here}: has attribute {instr.attr}")
+        _check_dtypes(here, instr, [instrs[a].dtype for a in instr.args])
+
+
+def _index(here: str, instr: Instr, count: int) -> None:
+    _require(
+        isinstance(instr.attr, int) and 0 <= instr.attr < count,
+        f"{here}: index {instr.attr} of {count}",
+    )
+
+
+def _check_dtypes(here: str, instr: Instr, args: list[str]) -> None:
+    said = f"{here}: {instr.dtype} of {', '.join(args)}"
+    if instr.op in ("load", "scalar", "const", "cast"):
+        return
+    if instr.op == "tail":
+        _require(instr.dtype == "b8", said)
+    elif instr.op in COMPARISONS:
+        _require(instr.dtype == "b8" and len(set(args)) == 1, said)
+    elif instr.op == "where":
+        _require(args == ["b8", instr.dtype, instr.dtype], said)
+    else:
+        _require(set(args) == {instr.dtype}, said)
+        _require(
+            instr.dtype not in ("bf16", "f16"),
+            f"{said}: 16-bit floats are stored, never computed in",
+        )
+        _require(
+            instr.op not in ("vsqrt", "sqrt", "div") or instr.dtype in FLOATS, said
+        )
+        _require(
+            instr.op not in LOGIC or instr.dtype not in FLOATS,
+            f"{said}: logic on floats",
+        )
+
+
+def _check_operands(graph: Graph, i: int, node: SchedulerNode) -> None:
+    where, body = _name(i, node), node.body
+    for got, wanted, what in (
+        (len(node.reads), len(body.reads), "values read"),
+        (len(node.scalars), body.n_scalars, "scalars"),
+        (len(node.writes), len(body.writes), "values written"),
+    ):
+        _require(got == wanted, f"{where}: {got} {what}, its body has {wanted}")
+    for v in (*node.reads, *node.writes):
+        _require(0 <= v < len(graph.values), f"{where}: no value {v}")
+    results = [graph.buffers[graph.values[v]] for v in node.writes]
+    shape, device = results[0].shape, results[0].device
+    for result, (_, dtype) in zip(results, body.writes, strict=True):
+        _require(
+            result.dtype == dtype,
+            f"{where}: writes {dtype} to {result.name}, which is {result.dtype}",
+        )
+        _require(
+            (result.shape, result.device) == (shape, device),
+            f"{where}: results of several shapes or devices",
+        )
+    for v, dtype in zip(node.reads, body.reads, strict=True):
+        b = graph.buffers[graph.values[v]]
+        _require(b.dtype == dtype, f"{where}: reads {dtype} from {b.name}, a {b.dtype}")
+        _require(
+            _broadcasts(b.shape, shape),
+            f"{where}: {b.name} of shape {list(b.shape)} does not fit {list(shape)}",
+        )
+        _require(
+            b.device == device or b.shape == (),
+            f"{where}: {b.name} is on {b.device}, the result on {device}",
+        )
+
+
+def _broadcasts(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:
+    if len(shape) > len(space):
+        return False
+    ending = space[len(space) - len(shape) :]
+    return all(a in (1, b) for a, b in zip(shape, ending, strict=True))
+
+
+def _check_versions(graph: Graph) -> None:
+    """SSA over memory: each read sees the version that its buffer holds then.
+
+    A write through an overlapping buffer makes a version stale; what is read afterwards
+    is a value that no node made. So is memory of a temp that nobody wrote.
+    """
+    near = _overlaps(graph.buffers)
+    producer: dict[int, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for v in (*node.reads, *node.writes):
+            _require(0 <= v < len(graph.values), f"{_name(i, node)}: no value {v}")
+        for v in node.writes:
+            _require(
+                v not in producer, f"{_name(i, node)}: {_at(graph, v)} is written twice"
+            )
+            _require(
+                v != graph.initial[graph.values[v]],
+                f"{_name(i, node)}: writes {_at(graph, v)}, which is there on entry",
+            )
+            producer[v] = i
+    held = list(graph.initial)  # -1: unknown, any value that nobody makes
+    given = set(held) - {-1}
+
+    def see(v: int, who: str) -> None:
+        b = graph.values[v]
+        if held[b] == v:
+            return
+        if held[b] >= 0:
+            wanted = _at(graph, held[b])
+            raise GraphError(f"{who}: sees {_at(graph, v)} where memory has {wanted}")
+        _require(
+            v not in producer, f"{who}: sees {_at(graph, v)}, which is made elsewhere"
+        )
+        _require(
+            v not in given,
+            f"{who}: sees {_at(graph, v)}, which an overlapping write has changed",
+        )
+        held[b] = v
+
+    for i, node in enumerate(graph.nodes):
+        for v in node.reads:
+            see(v, _name(i, node))
+        for v in node.writes:
+            b = graph.values[v]
+            held[b] = v
+            for other in near.get(b, ()):
+                held[other] = -1
+    for b, v in enumerate(graph.final):
+        buffer = graph.buffers[b]
+        if v >= 0:
+            see(v, f"final of {buffer.name}")
+        elif buffer.kind != "temp":
+            _require(
+                held[b] == graph.initial[b], f"final of {buffer.name}: a write is lost"
+            )
+
+
+def _overlaps(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
+    """For each buffer, the others of its storage whose range of bytes meets its own."""
+    by_storage: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for index, b in enumerate(buffers):
+        if 0 not in b.shape:
+            size = DTYPE_BYTES[b.dtype]
+            last = sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True))
+            reach = (b.offset + last + 1) * size
+            by_storage[b.storage].append((b.offset * size, reach, index))
+    found: dict[int, list[int]] = {}
+    for members in by_storage.values():
+        reaching: list[tuple[int, int]] = []
+        for start, end, index in sorted(members):
+            reaching = [(e, m) for e, m in reaching if e > start]
+            for _, other in reaching:
+                found.setdefault(other, []).append(index)
+                found.setdefault(index, []).append(other)
+            reaching.append((end, index))
+    return found
+
+
+# ---------------------------------------------------------------- schedule
+
+
+def _check_variant(graph: Graph, where: str, v: Variant) -> None:
+    dtypes = [s.dtype for s in v.slots]
+    _check_instrs(where, v.instrs, dtypes, len(v.scalars))
+    lane = set(v.lane_code)
+    both = sorted((*v.lane_code, *v.code))
+    _require(
+        both == list(range(len(v.instrs))),
+        f"{where}: lane code and element code do not part the {len(v.instrs)} "
+        f"instructions: {both}",
+    )
+    _require(
+        v.lane_code == tuple(sorted(v.lane_code)) and v.code == tuple(sorted(v.code)),
+        f"{where}: code is out of order",
+    )
+    for x, instr in enumerate(v.instrs):
+        if instr.op == "load":
+            domain = v.slots[int(instr.attr or 0)].domain
+            _require(
+                (domain == "lane") == (x in lane),
+                f"{where}: %{x} loads a slot of domain {domain} in the other code",
+            )
+        if x in lane:
+            for a in instr.args:
+                _require(a in lane, f"{where}: %{x} is lane code, but its %{a} is not")
+    _check_slots(where, v, lane)
+    _check_columns(graph, where, v)
+
+
+def _check_slots(where: str, v: Variant, lane: set[int]) -> None:
+    loaded = {int(i.attr or 0) for i in v.instrs if i.op == "load"}
+    stored: set[int] = set()
+    for x, s in v.stores:
+        _require(0 <= x < len(v.instrs), f"{where}: stores missing %{x}")
+        _require(0 <= s < len(v.slots), f"{where}: stores to missing slot {s}")
+        _require(s not in stored, f"{where}: slot {s} is stored twice")
+        stored.add(s)
+        slot, made = v.slots[s], v.instrs[x].dtype
+        _require(slot.write, f"{where}: slot {s} is stored, but not writable")
+        _require(made == slot.dtype, f"{where}: slot {s} is {slot.dtype}, %{x} {made}")
+        _require(
+            slot.domain == "element" or x in lane,
+            f"{where}: slot {s} is a number per lane, but %{x} one per element",
+        )
+    for s, slot in enumerate(v.slots):
+        _require(
+            slot.domain in ("lane", "element"), f"{where}: slot {s}: {slot.domain}"
+        )
+        _require(
+            (slot.read, slot.write) == (s in loaded, s in stored),
+            f"{where}: slot {s} says read={slot.read}, write={slot.write}, but is "
+            f"read={s in loaded}, written={s in stored}",
+        )
+
+
+def _check_columns(graph: Graph, where: str, v: Variant) -> None:
+    _require(
+        len(v.columns) == len(v.slots),
+        f"{where}: {len(v.columns)} columns for {len(v.slots)} slots",
+    )
+    _require(v.lanes > 0, f"{where}: no lanes")
+    for name, table in (("slot", v.columns), ("scalar", v.scalars)):
+        for k, column in enumerate(table):
+            _require(
+                len(column) == v.lanes,
+                f"{where}: the column of {name} {k} has {len(column)} entries for "
+                f"{v.lanes} lanes",
+            )
+    for s, (slot, column) in enumerate(zip(v.slots, v.columns, strict=True)):
+        for lane, index in enumerate(column):
+            b, space = graph.buffers[index], v.shapes[lane]
+            here = f"{where}: slot {s} of lane {lane} is {b.name}"
+            _require(b.dtype == slot.dtype, f"{here}, {b.dtype} among {slot.dtype}")
+            if slot.domain == "lane":
+                _require(b.shape == (), f"{here}, shape {list(b.shape)} as one number")
+            elif slot.write:
+                _require(
+                    b.shape == space,
+                    f"{here}, shape {list(b.shape)} written over {list(space)}",
+                )
+            else:
+                _require(
+                    _broadcasts(b.shape, space),
+                    f"{here}, shape {list(b.shape)} read over {list(space)}",
+                )
+
+
+def _check_kernel(graph: Graph, kernel: Kernel, near: dict[int, list[int]]) -> None:
+    """Lanes run in any order: what one writes, no other touches."""
+    owners: dict[int, set[tuple[int, int]]] = {}  # buffer -> lanes that touch it
+    written: list[tuple[int, tuple[int, int]]] = []
+    devices: set[str] = set()
+    for number, v in enumerate(kernel.variants):
+        for slot, column in zip(v.slots, v.columns, strict=True):
+            for lane, b in enumerate(column):
+                owners.setdefault(b, set()).add((number, lane))
+                if graph.buffers[b].shape:
+                    devices.add(graph.buffers[b].device)
+                if slot.write:
+                    written.append((b, (number, lane)))
+    _require(
+        len(devices) <= 1, f"{kernel.name}: tensors on {' and '.join(sorted(devices))}"
+    )
+    for b, owner in written:
+        name = graph.buffers[b].name
+        _require(
+            owners[b] == {owner},
+            f"{kernel.name}: {name} is written in (variant, lane) {owner} and touched "
+            f"in {sorted(owners[b] - {owner})}",
+        )
+        for other in near.get(b, ()):
+            _require(
+                other not in owners,
+                f"{kernel.name}: {name} is written in {owner} and shares memory "
+                f"with {graph.buffers[other].name}, which the kernel touches too",
+            )
+
+
+def _check_temps(graph: Graph, schedule: Schedule) -> None:
+    """Every temp in somebody's table or among the outputs has memory."""
+    touched = set(graph.outputs)
+    for step in schedule.steps:
+        if isinstance(step, Kernel):
+            for v in step.variants:
+                touched.update(b for column in v.columns for b in column)
+        else:
+            touched.update(graph.values[r] for r in step.reads)
+    for b in sorted(touched):
+        _require(
+            graph.buffers[b].kind != "temp" or b in schedule.temps,
+            f"temp {graph.buffers[b].name} is used, but has no memory",
+        )
+
+
+# ---------------------------------------------------------------- equality, by terms
+
+Key = tuple[object, ...]
+
+
+class _Terms:
+    """Interned terms: equal expressions have equal numbers."""
+
+    def __init__(self) -> None:
+        self.known: dict[Key, int] = {}
+
+    def make(self, *key: object) -> int:
+        return self.known.setdefault(key, len(self.known))
+
+
+class _Memory:
+    """What every buffer holds, as a term.
+
+    Behind a write through an overlapping buffer stands the old term with a list of what
+    was laid over it; layers that do not touch each other have one order.
+    """
+
+    def __init__(self, terms: _Terms, buffers: int, near: dict[int, list[int]]) -> None:
+        self.terms = terms
+        self.near = {b: frozenset(others) for b, others in near.items()}
+        self.base = [terms.make("entry", b) for b in range(buffers)]
+        self.layers: dict[int, list[tuple[int, int]]] = {}
+
+    def read(self, b: int) -> int:
+        layers = self.layers.get(b)
+        if not layers:
+            return self.base[b]
+        return self.terms.make("over", self.base[b], tuple(layers))
+
+    def write(self, b: int, term: int) -> None:
+        self.base[b] = term
+        self.layers.pop(b, None)
+        for other in self.near.get(b, ()):
+            layers = [x for x in self.layers.get(other, ()) if x[0] != b]
+            free = len(layers)
+            while free and layers[free - 1][0] not in self.near[b]:
+                free -= 1
+            while free < len(layers) and layers[free][0] < b:
+                free += 1
+            layers.insert(free, (b, term))
+            self.layers[other] = layers
+
+
+def _instr_terms(
+    terms: _Terms,
+    instrs: Sequence[Instr],
+    loads: Sequence[int],
+    scalars: Sequence[ScalarRef],
+    one: Iterable[bool],
+) -> list[int]:
+    """The term of each instruction. `one[x]`: does %x see a single element?"""
+    made: list[int] = []
+    for instr, single in zip(instrs, one, strict=True):
+        if instr.op == "load":
+            made.append(loads[int(instr.attr or 0)])
+        elif instr.op == "scalar":
+            made.append(
+                terms.make("scalar", instr.dtype, scalars[int(instr.attr or 0)])
+            )
+        elif instr.op == "const":
+            made.append(terms.make("const", instr.dtype, repr(float(instr.attr or 0))))
+        elif instr.op == "cast" and instrs[instr.args[0]].dtype == instr.dtype:
+            made.append(made[instr.args[0]])
+        else:
+            # a tail is what it is where it is used
+            args = tuple(
+                terms.make("tail", single) if instrs[a].op == "tail" else made[a]
+                for a in instr.args
+            )
+            made.append(terms.make(instr.op, instr.dtype, args))
+    return made
+
+
+def _run_extern(graph: Graph, memory: _Memory, node: Extern) -> None:
+    seen = tuple(memory.read(graph.values[v]) for v in node.reads)
+    for k, v in enumerate(node.writes):
+        made = memory.terms.make("extern", node.payload, k, seen)
+        memory.write(graph.values[v], made)
+
+
+def _check_equal(graph: Graph, schedule: Schedule, near: dict[int, list[int]]) -> None:
+    terms = _Terms()
+    expected = _Memory(terms, len(graph.buffers), near)
+    for node in graph.nodes:
+        if isinstance(node, Extern):
+            _run_extern(graph, expected, node)
+            continue
+        single = graph.buffers[graph.values[node.writes[0]]].shape == ()
+        loads = [expected.read(graph.values[v]) for v in node.reads]
+        instrs = node.body.instrs
+        made = _instr_terms(terms, instrs, loads, node.scalars, [single] * len(instrs))
+        for v, (x, _) in zip(node.writes, node.body.writes, strict=True):
+            expected.write(graph.values[v], made[x])
+    got = _Memory(terms, len(graph.buffers), near)
+    for step in schedule.steps:
+        if isinstance(step, Extern):
+            _run_extern(graph, got, step)
+        else:
+            _run_kernel(graph, got, step)
+    writer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
+    needed = {b for b, v in enumerate(graph.final) if v >= 0} | set(graph.outputs)
+    for b in sorted(needed):
+        if expected.read(b) == got.read(b):
+            continue
+        name, v = graph.buffers[b].name, graph.final[b]
+        by = _name(writer[v], graph.nodes[writer[v]]) if v in writer else "a view of it"
+        untouched = got.read(b) == terms.make("entry", b)
+        raise GraphError(
+            f"{by}: the schedule "
+            + (f"never writes {name}" if untouched else f"leaves another {name}")
+        )
+
+
+def _run_kernel(graph: Graph, memory: _Memory, kernel: Kernel) -> None:
+    """All lanes read before any writes: `_check_kernel` made sure that this is so."""
+    results: list[tuple[int, int]] = []
+    for v in kernel.variants:
+        in_lane = set(v.lane_code)
+        for lane, space in enumerate(v.shapes):
+            loads = [
+                memory.read(column[lane]) if slot.read else -1
+                for slot, column in zip(v.slots, v.columns, strict=True)
+            ]
+            single = [x in in_lane or space == () for x in range(len(v.instrs))]
+            refs = [column[lane] for column in v.scalars]
+            made = _instr_terms(memory.terms, v.instrs, loads, refs, single)
+            results += [(v.columns[s][lane], made[x]) for x, s in v.stores]
+    for b, term in results:
+        memory.write(b, term)
+
+
+__all__ = ["check_graph", "check_schedule"]
