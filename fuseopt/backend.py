@@ -35,6 +35,7 @@ from .errors import (
 from .report import Report
 from .ir import Kernel, Schedule
 from .runtime.build import Builder
+from .runtime.probe import PROBE
 from .runtime.step import CompiledStep, Plan
 from .runtime.table import CppTable, TableFactory
 from .runtime.vector import Vectors
@@ -115,6 +116,15 @@ def _factory(target: Target, source: Source, config: Config) -> TableFactory:
     return triton_factory(source, config.cache_dir)
 
 
+def _probe(config: Config) -> ctypes.PyDLL | None:
+    """The helper that asks tensors for their addresses; None where nothing can build it."""
+    try:
+        built = session.builder.load(PROBE, config.cache_dir, False)
+    except CompilerMissing:
+        return None
+    return ctypes.PyDLL(built._name, handle=built._handle)
+
+
 # ---------------------------------------------------------------- the pipeline
 
 
@@ -143,8 +153,9 @@ def _plan(
     if run:
         for name, source in sources.items():
             factories[name] = _factory(target, source, config)
+    probe = _probe(config) if run else None
     clock.lap("build")
-    result = Plan(captured, plan, factories) if run else None
+    result = Plan(captured, plan, factories, probe) if run else None
     report.kernels = [
         reporting.kernel_report(k, target.name, sources[k.name].text) for k in kernels
     ]

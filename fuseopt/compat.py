@@ -160,3 +160,77 @@ def _leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
         else:
             return False
     return False
+
+
+class TensorFunctions(ctypes.Structure):
+    """Mirrors `struct Functions` of fuseopt.runtime.probe."""
+
+    _fields_ = [
+        ("handle", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+        ("dims", ctypes.c_void_p),
+        ("dtype", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+    ]
+
+
+def _handle_offset(tensors: Sequence[torch.Tensor]) -> int | None:
+    """Where in the memory of a Python tensor the pointer to its TensorImpl lies.
+
+    `Tensor._cdata` is that pointer; it is looked for in the object, and must lie at one
+    place in all of them.
+    """
+    offset = None
+    for t in tensors:
+        words = (ctypes.c_uint64 * 6).from_address(id(t))
+        places = [8 * k for k in range(2, 6) if words[k] == t._cdata]
+        if len(places) != 1 or offset not in (None, places[0]):
+            return None
+        offset = places[0]
+    return offset
+
+
+@functools.cache
+def _shims() -> dict[str, int] | None:
+    names = {
+        "data": "aoti_torch_get_data_ptr",
+        "dims": "aoti_torch_get_dim",
+        "dtype": "aoti_torch_get_dtype",
+        "sizes": "aoti_torch_get_sizes",
+        "strides": "aoti_torch_get_strides",
+    }
+    try:
+        path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
+        library = ctypes.CDLL(str(path))
+        return {
+            field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+            for field, name in names.items()
+        }
+    except (StopIteration, OSError, AttributeError):
+        return None
+
+
+def tensor_functions(tensors: Sequence[torch.Tensor]) -> TensorFunctions | None:
+    """C functions that read a tensor's address and metadata; None where there are none.
+
+    Relies on the stable C shim of AOTInductor, and on finding a tensor's handle in its
+    Python object, which is looked for and not assumed.
+    """
+    shims = _shims()
+    offset = _handle_offset(tensors) if shims is not None else None
+    if shims is None or offset is None:
+        return None
+    return TensorFunctions(offset, **shims)
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype) -> int:
+    """The number that the C shim gives for a dtype."""
+    shims = _shims() or {}
+    t = torch.empty((), dtype=dtype)
+    offset = _handle_offset((t,)) or 0
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+    code = ctypes.c_int32()
+    kind(shims["dtype"])(id(t) + offset, ctypes.addressof(code))
+    return code.value

@@ -99,7 +99,10 @@ Rule = Callable[..., int]
 #: Ops whose bf16 and f16 kernels round a number to the tensor's type before they use it;
 #: the others keep it in float32.
 ROUND_NUMBERS = frozenset(
-    "add sub rsub mul_rounded pow clamp clamp_min clamp_max maximum minimum".split()
+    (
+        "add sub rsub mul_rounded pow clamp clamp_min clamp_max maximum minimum "
+        "lt le gt ge eq ne"
+    ).split()
 )
 #: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
 WIDE_ZERO_DIM = frozenset({("mul", 1), ("div", 1), ("lerp", 2)})

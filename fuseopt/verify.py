@@ -4,7 +4,7 @@
 bodies, consistent buffers. `check_schedule` holds those of a Schedule, and then proves
 it equal to its Graph: both are run on *terms* instead of numbers (a term is a node of
 one shared expression tree), and each buffer must end with the same term. That proof
-sees dependencies, order, dropped and doubled effects at once, at a cost linear in lanes.
+sees dependencies, order, dropped and doubled effects at once. Its cost is linear.
 """
 
 from __future__ import annotations
@@ -373,6 +373,9 @@ def _check_variant(graph: Graph, where: str, v: Variant) -> None:
         if x in lane:
             for a in instr.args:
                 _require(a in lane, f"{where}: %{x} is lane code, but its %{a} is not")
+    used = {a for instr in v.instrs for a in instr.args} | {x for x, _ in v.stores}
+    for x, instr in enumerate(v.instrs):
+        _require(x in used, f"{where}: nobody uses %{x} = {instr.op}")
     _check_slots(where, v, lane)
     _check_columns(graph, where, v)
 
@@ -588,7 +591,8 @@ def _check_equal(graph: Graph, schedule: Schedule, near: dict[int, list[int]]) -
             _run_kernel(graph, got, step)
     writer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
     needed = {b for b, v in enumerate(graph.final) if v >= 0} | set(graph.outputs)
-    for b in sorted(needed):
+    last = len(graph.nodes)
+    for b in sorted(needed, key=lambda b: (writer.get(graph.final[b], last), b)):
         if expected.read(b) == got.read(b):
             continue
         name, v = graph.buffers[b].name, graph.final[b]

@@ -6,13 +6,16 @@ difference and the weight, which eager does not. `find_lerps` recognises the thr
 (weight below one half, above it, a tensor) and says which nodes a single
 `torch._foreach_lerp_` stands for.
 
-Where the lr is a tensor, torch.optim adds `grads * -lr` while it is traced, which rounds
-twice, and adds grads with `alpha=-lr` in eager; `find_scaled_adds` recognises that.
+Where the lr is a tensor, a branch of torch.optim adds `grads * -lr` while it is traced,
+which rounds twice, and adds grads with `alpha=-lr` in eager; `find_scaled_adds` recognises
+that by the condition above it.
 """
 
 from __future__ import annotations
 
+import linecache
 import operator
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +156,8 @@ def find_scaled_adds(
 ) -> tuple[dict[Node, ScaledAdd], set[Node]]:
     """The adds of torch.optim (sources below the folder `optim`) that eager scales.
 
+    Only those under `if ... is_compiling():`; where eager itself multiplies, so do we.
+
     Like `find_lerps`: the nodes to run as a ScaledAdd, and those that need not run.
     """
     found: dict[Node, ScaledAdd] = {}
@@ -169,7 +174,7 @@ def find_scaled_adds(
         if not _calls(mul, torch._foreach_mul) or not _calls(mul.args[1], "neg", operator.neg):
             continue
         expected = [(mul, i) for i in range(len(mul.args[0]))]
-        if [p.args for p in products] != expected or optim not in _frame(mul):
+        if [p.args for p in products] != expected or not _only_traced(mul, optim):
             continue
         inner = {*products, mul}
         if all(user in inner or user is node for n in inner for user in n.users):
@@ -178,6 +183,10 @@ def find_scaled_adds(
     return found, dropped
 
 
-def _frame(node: Node) -> str:
-    """The innermost source frame of a node."""
-    return node.meta.get("stack_trace", "").rstrip().rsplit("File ", 1)[-1]
+def _only_traced(node: Node, optim: str) -> bool:
+    """Is a node's source line in torch.optim, right under a test of is_compiling()?"""
+    frame = node.meta.get("stack_trace", "").rstrip().rsplit("File ", 1)[-1]
+    found = re.match(r'"(.+?)", line (\d+)', frame)
+    if not found or not found[1].startswith(optim):
+        return False
+    return "is_compiling()" in linecache.getline(found[1], int(found[2]) - 1)

@@ -313,6 +313,16 @@ class Recorder(TorchDispatchMode):
         if not self._emit("add", operands, target):
             raise CaptureError(f"no rule to add {other.dtype} to {target.dtype}")
 
+    def is_counter(self, t: torch.Tensor) -> bool:
+        """Is this a 0-d tensor that eager reads as a number: state that the step changed?"""
+        if t.dim() or not t.is_floating_point():
+            return False
+        if t.untyped_storage()._cdata in self.host_numbers:
+            return True
+        index = self._buffer(t)
+        known = self.buffers[index].kind in ("static", "arg")
+        return known and self.current[index] != self.initial[index]
+
     def _is_number(self, x: Any) -> bool:
         if isinstance(x, torch.Tensor):
             return x.untyped_storage()._cdata in self.host_numbers

@@ -270,21 +270,25 @@ class _Interpreter:
         return self.scalars.make(Item(position), t.is_floating_point())
 
     def _host_arithmetic(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Arithmetic that eager does on Python numbers, on 0-d float64 tensors."""
-        args = tuple(self._host_number(x) for x in args)
+        """Arithmetic that eager does on Python numbers, on 0-d float64 tensors.
+
+        A counter, which the step changes, is such a number; a tensor lr is not, and what
+        meets it is a tensor of its dtype, as in eager.
+        """
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        numbers = [x for x in tensors if self.recorder.is_counter(x)]
+        others = [x.dtype for x in tensors if not any(x is n for n in numbers)]
+        dtype = others[0] if others else torch.float64
+        args = tuple(
+            x.to(dtype) if any(x is n for n in numbers) else x for x in args
+        )
         if node.op == "call_method":
             made = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
             made = node.target(*args, **kwargs)  # type: ignore[operator]
-        if isinstance(made, torch.Tensor) and made.dim() == 0:
+        if isinstance(made, torch.Tensor) and made.dim() == 0 and not others:
             self.recorder.host_numbers.add(made.untyped_storage()._cdata)
         return made
-
-    def _host_number(self, x: Any) -> Any:
-        """A 0-d tensor as the Python number, in float64, that eager would read."""
-        if isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_floating_point():
-            return x.to(torch.float64)
-        return x
 
     def _constant(self, args: Any, kwargs: Any) -> torch.Tensor:
         """`torch.tensor(number)` becomes memory that a fill writes."""

@@ -6,7 +6,7 @@ chunk that is, where the lane's tensors lie and what its hyperparameters are sta
 five tables, whose layout `TritonLayout` and the comments of the generated text fix:
 
     chunks    int32[chunk][4]   variant, place of the lane's record, ordinal, ticket
-    lanes     int64[...]        records of lanes: layout, numel, scalars, chunks, addresses
+    lanes     int64[...]        lanes' records: layout, numel, scalars, chunks, addresses
     rows      float64[...]      hyperparameters
     geometry  int64[...]        dims, sizes, strides of lanes that no flat index serves
     tickets   int32[lane]       chunks of a lane that have read its numbers
@@ -37,8 +37,8 @@ TYPES = {
     "b8": "tl.int1",
 }
 NARROW = frozenset({"bf16", "f16"})
-#: The same form for every dtype. A sign is flipped by a product: Triton's own minus takes
-#: the difference from 0, which turns 0.0 into 0.0 and not into -0.0.
+#: The same form for every dtype. A sign is flipped by a product: Triton's own minus
+#: subtracts from 0, which turns 0.0 into 0.0 and not into -0.0.
 FORMS = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -117,7 +117,7 @@ shape, no number of parameters and no hyperparameter: those are in the tables.
 import triton
 import triton.language as tl
 '''
-CONSTANTS = '''\
+CONSTANTS = """\
 # A chunk is this many elements of one lane: one program of the grid.
 BLOCK = {block}
 # So many elements the general path takes at a time.
@@ -130,7 +130,7 @@ OPTIONS = {{
     "enable_fp_fusion": False,
     "enable_reflect_ftz": False,
 }}
-'''
+"""
 
 
 def _literal(value: float, dtype: str) -> str:
@@ -254,7 +254,8 @@ class _Function:
 
     def store(self, i: int, s: int, pointer: str, value: str, mask: str) -> str:
         source, dtype = self.v.instrs[i].dtype, self.v.slots[s].dtype
-        value = _cast(value, source, dtype) if dtype != "b8" else f"{value}.to(tl.uint8)"
+        value = _cast(value, source, dtype)
+        value = f"{value}.to(tl.uint8)" if dtype == "b8" else value
         return f"tl.store({pointer}, {value}{mask})"
 
     def address(self, s: int) -> str:
@@ -265,7 +266,7 @@ class _Function:
     # ---------------------------------------------------------------- functions
 
     def element(self) -> list[str]:
-        """Arithmetic of one element: what was loaded and lane code's numbers -> results."""
+        """Arithmetic of an element: what was loaded, lane code's numbers -> results."""
         args = [self.name(i) for i in (*self.loads, *self.handed)]
         code = [i for i in self.v.code if self.v.instrs[i].op != "load"]
         results = ", ".join(self.name(i) for i, _ in self.element_stores)
@@ -300,11 +301,11 @@ class _Function:
         stores = [self.store(i, s, f"p{s}", f"x{i}", "") for i, s in self.lane_stores]
         return [
             "",
-            "# Every chunk of the lane reads the numbers that are stored here. Each takes a",
-            "# ticket once it has read, and the one that takes the last stores. Reads of",
-            "# all threads come before the barrier, the barrier before the ticket, and the",
-            "# ticket, which releases and acquires, before the last taker's stores: so each",
-            "# read happens before each store, and no read sees a new number.",
+            "# Every chunk of the lane reads what is stored here. Each takes a ticket once",
+            "# it has read, and the one that takes the last stores. All its threads' reads",
+            "# come before the barrier, the barrier before the ticket, and the ticket, which",
+            "# releases and acquires, before the last taker's stores: each read happens",
+            "# before each store, and none sees a new number.",
             "tl.debug_barrier()",
             "last = chunks == 1",
             "if chunks > 1:",
@@ -331,17 +332,19 @@ class _Function:
         first = [i for i in v.lane_code if v.instrs[i].op in ("load", "scalar")]
         for i in first:
             instr = v.instrs[i]
+            is_load = instr.op == "load"
             lines.append(
-                self.load(i, f"p{instr.attr}", "") if instr.op == "load" else self.assign(i)
+                self.load(i, f"p{instr.attr}", "") if is_load else self.assign(i)
             )
         if self.element_slots:
             lines += self.main_loads()
         done = set(first)
         lane = [i for i in v.lane_code if i not in done]
+        # a constant that element code alone uses is named there
         needed = {a for i in lane for a in v.instrs[i].args}
         needed.update(i for i, _ in self.lane_stores)
-        needed.update(self.handed)
-        lines += ["", *(self.assign(i) for i in lane if i in needed or not self.is_const(i))]
+        lane = [i for i in lane if i in needed or not self.is_const(i)]
+        lines += ["", *(self.assign(i) for i in lane)]
         lines += self.ticket()
         if self.element_stores:
             place = {s: f"a{s}" for s in self.element_slots}
@@ -356,13 +359,13 @@ class _Function:
         return ["@triton.jit", *head, *_indent(lines)]
 
     def main_loads(self) -> list[str]:
-        """Loads of the main path, begun before lane code so that it hides their wait."""
+        """Loads of the main path, begun before lane code, which hides their wait."""
         lines = [
             "",
             "start = ordinal.to(tl.int64) * BLOCK",
             "count = tl.minimum(numel - start, BLOCK).to(tl.int32)",
             "block = tl.arange(0, BLOCK)",
-            f"# main path: whole groups of {GROUP} elements, where all pointers are aligned",
+            f"# main path: whole groups of {GROUP} elements, all pointers aligned",
             f"grouped = tl.where(layout == {ALIGNED}, count // {GROUP} * {GROUP}, 0)",
             f"mask = block < tl.multiple_of(grouped, {GROUP})",
         ]
@@ -432,7 +435,10 @@ def _entry(n: int) -> list[str]:
 
 
 def _launch(kernel: Kernel) -> tuple[int, int]:
-    """Elements of a chunk and warps of a program, from the bytes each thread holds."""
+    """Elements of a chunk and warps of a program, from the bytes that an element loads.
+
+    A thread then has eight loads of 16 bytes under way, or five where it loads more.
+    """
     widest = max(
         sum(DTYPE_BYTES[s.dtype] for s in v.slots if s.domain == "element" and s.read)
         for v in kernel.variants
@@ -441,12 +447,21 @@ def _launch(kernel: Kernel) -> tuple[int, int]:
 
 
 class TritonTarget(Target):
-    """Triton, for GPUs; on a CPU it runs in Triton's interpreter."""
+    """Triton, for GPUs; on a CPU it runs in Triton's interpreter.
+
+    `block` and `warps` replace the target's own choice of elements per chunk and warps
+    per program, for measurements.
+    """
 
     name = "triton"
     suffix = ".py"
 
+    def __init__(self, block: int | None = None, warps: int | None = None) -> None:
+        self.block = block
+        self.warps = warps
+
     def render(self, kernel: Kernel) -> Source:
+        """The text of a module with one kernel for all variants."""
         parts = []
         for number, variant in enumerate(kernel.variants):
             writer = _Function(number, variant)
@@ -458,6 +473,9 @@ class TritonTarget(Target):
         library = "from triton.language.extra import libdevice\n"
         head = PRELUDE + (library if "libdevice." in code else "")
         block, warps = _launch(kernel)
-        constants = CONSTANTS.format(block=block, rest=64 * warps, warps=warps)
+        block, warps = self.block or block, self.warps or warps
+        rest = min(block, 64 * warps)
+        constants = CONSTANTS.format(block=block, rest=rest, warps=warps)
         text = f"{head}\n{constants}\n\n{code}\n"
-        return Source(self.name, text, "fuseopt_step", tuple(map(layout, kernel.variants)))
+        columns = tuple(map(layout, kernel.variants))
+        return Source(self.name, text, "fuseopt_step", columns)

@@ -8,11 +8,13 @@ dtype or shape a new plan. Everything is checked before anything is written.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from ..capture.scalars import Sym
 from ..capture.trace import Captured, check_tensor, static_tensors
 from ..errors import AliasError
 from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule
+from .probe import CHANGED, Probe
 from .table import KernelTable, TableFactory, TensorLayout
 
 log = logging.getLogger("fuseopt")
@@ -49,7 +52,9 @@ class Plan:
         captured: Captured,
         schedule: Schedule,
         factories: dict[str, TableFactory],
+        helper: ctypes.PyDLL | None = None,
     ) -> None:
+        self.helper = helper
         self.captured = captured
         self.schedule = schedule
         self.factories = factories
@@ -94,7 +99,7 @@ class Plan:
         )
         self.metadata: list[Any] = []
         self.ptrs: list[int] = []
-        self.guard: Callable[..., bool] = lambda *_: False
+        self.probe: Probe | None = None
         self.tables: dict[str, KernelTable] = {}
         self.bump: list[int] = []
         self._starts: list[int] = []
@@ -127,9 +132,10 @@ class Plan:
             for table in self.tables.values():
                 table.fill_rows(())
         self.numbers: list[Any] | None = None
-        self.guard = compat.metadata_guard(tensors)
+        self.probe = Probe(tensors, self.helper)
         self.metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         self.bump = [i for i in self.mutated if tensors[i].requires_grad]
+        self.pick = itemgetter(*self.bump, self.bump[0]) if self.bump else None
         self.ptrs = []
         self._layouts = layouts
 
@@ -223,8 +229,9 @@ class CompiledStep:
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         gm = self.gm
-        own = [*gm._buffers.values(), *gm._parameters.values()]
-        return own + [args[i] for i in self.plan.captured.tensor_args]
+        positions = self.plan.captured.tensor_args
+        given = args if len(positions) == len(args) else [args[i] for i in positions]
+        return [*gm._buffers.values(), *gm._parameters.values(), *given]
 
     def __call__(self, *args: Any) -> Any:
         if self.fallen_back:
@@ -237,18 +244,12 @@ class CompiledStep:
         with self.lock:
             tensors = self._tensors(args)
             plan = self.plan
-            ptrs = list(map(torch.Tensor.data_ptr, tensors))
-            if not plan.guard(*tensors):
-                plan = self._refit(tensors, args)
-            if ptrs != plan.ptrs:
-                try:
-                    plan.move(ptrs)
-                except AliasError:
-                    again = self._realias(args, tensors, ptrs)
-                    if again is None:
-                        return self.gm(*args)
-                    plan = again
-                self.counts["move"] += 1
+            found = CHANGED if plan.probe is None else plan.probe.look(tensors)
+            if found:
+                changed = self._adapt(found, tensors, args)
+                if changed is None:
+                    return self.gm(*args)
+                plan = changed
             if plan.captured.scalars.exprs:
                 self._scalars(plan, args, tensors)
             threads = torch.get_num_threads()
@@ -258,11 +259,33 @@ class CompiledStep:
                 result = self._result(plan, tensors, {})
             else:
                 result = self._steps(plan, tensors, threads)
-            if plan.bump:
-                compat.bump_versions([tensors[i] for i in plan.bump])
+            if plan.pick is not None:
+                compat.bump_versions(plan.pick(tensors))
             return result
 
     # ---------------------------------------------------------------- changes
+
+    def _adapt(
+        self, found: int, tensors: list[Any], args: Sequence[Any]
+    ) -> Plan | None:
+        """Follow tensors that moved or changed; None if only eager can run this call."""
+        plan = self.plan
+        metadata = [(t.dtype, t.shape, t.device) for t in tensors]
+        if found & CHANGED or metadata != plan.metadata:
+            plan = self._refit(tensors, args)
+        ptrs = list(map(torch.Tensor.data_ptr, tensors))
+        try:
+            plan.move(ptrs)
+        except AliasError:
+            again = self._realias(args, tensors, ptrs)
+            if again is None:
+                return None
+            plan = again
+        assert plan.probe is not None
+        plan.probe.look(tensors)
+        plan.probe.accept()
+        self.counts["move"] += 1
+        return plan
 
     def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Plan:
         """Strides, dtypes or shapes changed: bind a known plan again or make a new one."""

@@ -1,0 +1,523 @@
+"""A Triton kernel at run time: its module, its tables, its launch.
+
+`TritonBuilder.load` turns generated text into a `TritonModule`; a `TritonTable` binds
+that module to the tensors of a call and launches it; `compile_offline` compiles text for a
+GPU that need not be there. On CPU tensors the kernel runs in Triton's interpreter, through
+the same tables that a GPU reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import tempfile
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..codegen.target import Source
+from ..codegen.triton import ALIGNED, CHUNK_FIELDS, FLAT, LIBRARY, RECORD
+from ..errors import BuildError, ConfigError, LaunchError
+from ..ir import Kernel
+from .build import default_cache_dir
+from .table import TableFactory, TensorLayout, _VariantTable
+
+log = logging.getLogger("fuseopt")
+
+#: The kernel's parameters: tables by type, then sizes that are compiled in.
+TABLES = {
+    "chunks": "*i32",
+    "lanes": "*i64",
+    "rows": "*fp64",
+    "geometry": "*i64",
+    "tickets": "*i32",
+}
+SIZES = ("BLOCK", "REST")
+
+
+@dataclass(frozen=True)
+class TritonModule:
+    """Generated text, imported. `interpreted`: it runs in Triton's interpreter."""
+
+    entry: Any
+    sizes: Mapping[str, int]
+    options: Mapping[str, Any]
+    path: Path
+    interpreted: bool
+    #: Triton's interpreter keeps its state in globals
+    interpreting: threading.Lock
+
+
+class TritonBuilder:
+    """Imports generated modules from files and counts what it did.
+
+    A jitted function must live in a file. `builds`: files written; `disk_hits`: files
+    that were there; `memory_hits`: modules this process had imported.
+    """
+
+    def __init__(self) -> None:
+        self.builds = 0
+        self.disk_hits = 0
+        self.memory_hits = 0
+        self._loaded: dict[tuple[str, bool], TritonModule] = {}
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._lock = threading.Lock()
+        self._interpreting = threading.Lock()
+
+    def load(
+        self, source: Source, cache_dir: str | None, interpret: bool | None = None
+    ) -> TritonModule:
+        """The module of a Triton source.
+
+        `interpret`: jit for the interpreter or for a GPU; None does as TRITON_INTERPRET
+        says. Raises BuildError if triton is missing or refuses the text.
+        """
+        try:
+            import triton
+        except ImportError as error:
+            raise BuildError(
+                "the triton target needs the triton package: pip install triton"
+            ) from error
+        flag = bool(triton.knobs.runtime.interpret)
+        wanted = flag if interpret is None else interpret
+        key = hashlib.sha256(source.text.encode()).hexdigest()[:32]
+        with self._lock:
+            if (key, wanted) in self._loaded:
+                self.memory_hits += 1
+                return self._loaded[key, wanted]
+            path = self._file(cache_dir, key, source.text)
+            # the flag is read when a function is decorated
+            with triton.knobs.runtime.scope():
+                triton.knobs.runtime.interpret = wanted
+                module = _import(f"fuseopt_{key}", path)
+            loaded = TritonModule(
+                getattr(module, source.entry),
+                {name: getattr(module, name) for name in SIZES},
+                module.OPTIONS,
+                path,
+                wanted,
+                self._interpreting,
+            )
+            self._loaded[key, wanted] = loaded
+            return loaded
+
+    def _file(self, cache_dir: str | None, key: str, text: str) -> Path:
+        folder = Path(cache_dir) if cache_dir else default_cache_dir()
+        try:
+            return self._write(folder, key, text)
+        except OSError as error:
+            log.warning(
+                "kernel cache %s cannot be used (%s); writing to a temporary folder",
+                folder,
+                error,
+            )
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="fuseopt-")
+        return self._write(Path(self._scratch.name), key, text)
+
+    def _write(self, folder: Path, key: str, text: str) -> Path:
+        """The file of a text, written beside its place and moved there, so whole."""
+        path = folder / key[:2] / f"fuseopt_{key}.py"
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if path.read_text() == text:
+                self.disk_hits += 1
+                return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".build-")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.replace(name, path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+        self.builds += 1
+        return path
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BuildError(f"triton refused generated source {path}: {error}") from error
+    return module
+
+
+# -------------------------------------------------------------------- tables
+
+
+class _Mirror:
+    """A table in host memory and its copy on the device; on a CPU they are one.
+
+    A copy is asynchronous and reads pinned memory, which is written again only when the
+    copy is done: two pinned stages take turns.
+    """
+
+    def __init__(self, host: torch.Tensor, device: torch.device) -> None:
+        self.host = host
+        self.remote = device.type != "cpu"
+        self.device = torch.empty_like(host, device=device) if self.remote else host
+        self.stages: list[tuple[torch.Tensor, torch.Event]] = []
+        if self.remote:
+            self.stages = [
+                (torch.empty_like(host, pin_memory=True), torch.Event(device))
+                for _ in range(2)
+            ]
+
+    def push(self) -> None:
+        """Bring what the host wrote to the device."""
+        if not self.remote:
+            return
+        self.stages.reverse()
+        stage, done = self.stages[0]
+        done.synchronize()
+        stage.copy_(self.host)
+        self.device.copy_(stage, non_blocking=True)
+        done.record()
+
+
+def _chunk_table(counts: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
+    """Record and ordinal of each chunk, for lanes of so many chunks."""
+    total = int(counts.sum())
+    lane = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    first = torch.cumsum(counts, 0) - counts
+    ordinal = torch.arange(total) - first[lane]
+    return torch.stack((records[lane], ordinal, lane), 1)
+
+
+class TritonTable:
+    """All variants' tables of one Triton kernel, as the tensors that a launch passes.
+
+    `refresh` brings moved addresses and new scalars to the device; `run` starts the
+    kernel and does nothing else, so that a CUDA graph may hold it; `launch` is both.
+    """
+
+    def __init__(
+        self,
+        module: TritonModule,
+        device: torch.device | str,
+        kernel: Kernel,
+        pool: array[int],
+        position: Mapping[int, int],
+        layouts: Mapping[int, TensorLayout],
+    ) -> None:
+        self.module = module
+        self.target = torch.device(device)
+        self.name = kernel.name
+        self.pool = pool
+        self._check()
+        self.tables = [_VariantTable(v, position, layouts) for v in kernel.variants]
+        self.symbolic = any(t.symbolic for t in self.tables)
+        block = module.sizes["BLOCK"]
+        widths = [RECORD + len(v.slots) for v in kernel.variants]
+        words = sum(w * v.lanes for w, v in zip(widths, kernel.variants, strict=True))
+        lanes = torch.zeros(max(1, words), dtype=torch.int64)
+        geometry = [0]
+        rows = [0]
+        chunks = []
+        #: by variant: its records, positions in the pool, element slots, geometry
+        self.views: list[tuple[torch.Tensor, ...]] = []
+        base = tickets = 0
+        for number, (variant, table) in enumerate(
+            zip(kernel.variants, self.tables, strict=True)
+        ):
+            n, slots = variant.lanes, variant.slots
+            width = widths[number]
+            records = lanes[base : base + n * width].view(n, width)
+            start = torch.tensor(table.start, dtype=torch.int64)
+            numel = start[1:] - start[:-1]
+            writes = any(s.domain == "lane" and s.write for s in slots)
+            counts = (numel + block - 1) // block
+            # a lane without elements still has numbers to store
+            counts = counts.clamp(min=1) if writes else counts
+            row = torch.tensor(table.row, dtype=torch.int64)
+            records[:, 1] = numel
+            records[:, 2] = row * len(variant.scalars) + rows[-1]
+            records[:, 3] = counts
+            strided = torch.tensor(table.strided, dtype=torch.int64)
+            self.views.append(
+                (
+                    records,
+                    torch.tensor(table.position, dtype=torch.int64).view(n, len(slots)),
+                    torch.tensor([s.domain == "element" for s in slots]),
+                    torch.where(strided >= 0, strided + len(geometry) - 1, -1),
+                )
+            )
+            found = _chunk_table(counts, base + torch.arange(n) * width)
+            found[:, 2] += tickets
+            first = torch.full((len(found), 1), number)
+            chunks.append(torch.cat((first, found), 1))
+            geometry[-1:] = [*table.geometry, 0]
+            rows.append(rows[-1] + len(table.rows))
+            base += n * width
+            tickets += n
+        self.row_starts = rows
+        place = self.target
+        self.lanes = _Mirror(lanes, place)
+        self.rows = _Mirror(torch.zeros(rows[-1], dtype=torch.float64), place)
+        table_of_chunks = torch.cat(chunks).to(torch.int32)
+        self.programs = len(table_of_chunks)
+        assert table_of_chunks.shape[1] == CHUNK_FIELDS
+        self.arguments = (
+            table_of_chunks.to(place),
+            self.lanes.device,
+            self.rows.device,
+            torch.tensor(geometry, dtype=torch.int64).to(place),
+            torch.zeros(max(1, tickets), dtype=torch.int32).to(place),
+        )
+        self.known: array[int] | None = None
+        self.new_rows = True
+        self.options = _known_options(module) if self.programs else {}
+
+    def _check(self) -> None:
+        on_cpu = self.target.type == "cpu"
+        if on_cpu and not self.module.interpreted:
+            raise ConfigError(
+                f"{self.name}: on CPU tensors the triton target runs in Triton's "
+                "interpreter only. Set TRITON_INTERPRET=1 before the process starts, or "
+                'use options={"target": "cpp"}.'
+            )
+        if not on_cpu and self.module.interpreted:
+            raise ConfigError(
+                f"{self.name}: TRITON_INTERPRET is set, but the tensors are on "
+                f"{self.target}. Unset it to run the kernel there."
+            )
+
+    def fill_rows(self, numbers: Sequence[float]) -> None:
+        """Write the scalars; `numbers` are the values of the step's symbols."""
+        for k, table in enumerate(self.tables):
+            table.fill_rows(numbers)
+            low, high = self.row_starts[k : k + 2]
+            self.rows.host[low:high] = torch.frombuffer(table.rows, dtype=torch.float64)
+        self.new_rows = True
+
+    def refresh(self) -> None:
+        """Bring to the device what changed since the last launch."""
+        if self.known != self.pool:
+            # addresses lie below 2**63
+            pool = torch.frombuffer(self.pool, dtype=torch.int64)
+            for records, position, elements, strided in self.views:
+                addresses = pool[position]
+                records[:, RECORD:] = addresses
+                aligned = ((addresses & 15 == 0) | ~elements).all(1)
+                flat = torch.where(aligned, ALIGNED, FLAT)
+                records[:, 0] = torch.where(strided >= 0, strided, flat)
+            self.known = self.pool[:]
+            self.lanes.push()
+        if self.new_rows:
+            self.rows.push()
+            self.new_rows = False
+
+    def run(self) -> None:
+        """Start the kernel with the tables as they are."""
+        if not self.programs:
+            return
+        module = self.module
+        scope = interpreting(module) if module.interpreted else _on(self.target)
+        try:
+            with scope:
+                module.entry[(self.programs,)](
+                    *self.arguments, **module.sizes, **self.options
+                )
+        except Exception as error:
+            raise LaunchError(
+                f"{self.name} failed on {self.target} ({module.path}): {error}"
+            ) from error
+
+    def launch(self, threads: int = 0) -> None:
+        """Run the kernel once; `threads` has no meaning here."""
+        self.refresh()
+        self.run()
+
+
+def triton_factory(
+    source: Source,
+    cache_dir: str | None,
+    device: torch.device | str = "cpu",
+    builder: TritonBuilder | None = None,
+    interpret: bool | None = None,
+) -> TableFactory:
+    """What makes the tables of a kernel whose tensors are on `device`."""
+    module = (builder or TritonBuilder()).load(source, cache_dir, interpret)
+    return functools.partial(TritonTable, module, device)
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Make a device current, if it is not."""
+    if device.index in (None, torch.accelerator.current_device_index()):
+        return contextlib.nullcontext()
+    manager: contextlib.AbstractContextManager[Any] = torch.get_device_module(
+        device.type
+    ).device(device)
+    return manager
+
+
+def _known_options(module: TritonModule) -> dict[str, Any]:
+    """The launch options that this machine's Triton backend has."""
+    if module.interpreted:
+        return dict(module.options)
+    import triton
+    from triton.compiler import make_backend
+
+    backend = make_backend(triton.runtime.driver.active.get_current_target())
+    known = backend.parse_options({}).__dict__
+    return {k: v for k, v in module.options.items() if k in known}
+
+
+# -------------------------------------------------------------------- offline
+
+
+def compile_offline(
+    source: Source, target: str, cache_dir: str | None = None
+) -> dict[str, Any]:
+    """What Triton makes of a source for `target` ("sm_90", "gfx942"), with no GPU here.
+
+    The result maps stages to their text ("ttir", "ptx", "amdgcn") or bytes ("cubin",
+    "hsaco"). Raises BuildError.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if target.startswith("sm_"):
+        gpu = GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
+    elif target.startswith("gfx"):
+        gpu = GPUTarget("hip", target, 64 if target.startswith("gfx9") else 32)
+    else:
+        raise BuildError(f"unknown GPU {target!r}: expected sm_<number> or gfx<number>")
+    module = TritonBuilder().load(source, cache_dir, interpret=False)
+    ast = ASTSource(
+        fn=module.entry,
+        signature={**TABLES, **dict.fromkeys(SIZES, "constexpr")},
+        constexprs=dict(module.sizes),
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(TABLES))},
+    )
+    try:
+        compiled = triton.compile(ast, target=gpu, options=dict(module.options))
+    except Exception as error:
+        message = f"triton refused {module.path} for {target}: {error}"
+        raise BuildError(message) from error
+    return dict(compiled.asm)
+
+
+# -------------------------------------------------------------------- interpreter
+
+
+@contextlib.contextmanager
+def interpreting(module: TritonModule) -> Iterator[None]:
+    """Make Triton's interpreter round as a GPU does, while a kernel runs in it.
+
+    As it stands it rounds an fma twice, cuts a float off to make a bf16, and lacks the
+    math library. Those parts are exchanged for exact ones, and put back.
+    """
+    import numpy as np
+    from triton.language.extra import libdevice
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    patches = [
+        (InterpreterBuilder, "create_fma", _create_fma),
+        (InterpreterBuilder, "cast_impl", _exact_cast(InterpreterBuilder.cast_impl)),
+        *((libdevice, name, _library_function(name)) for name in LIBRARY.values()),
+    ]
+    with module.interpreting:
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+        try:
+            for owner, name, new in patches:
+                setattr(owner, name, new)
+            # a GPU does not warn of an overflow, nor of what lies under a mask
+            with np.errstate(all="ignore"):
+                yield
+        finally:
+            for owner, name, old in before:
+                setattr(owner, name, old)
+
+
+def _libm(name: str, dtype: Any) -> Callable[..., Any]:
+    """A function of the C library, over arrays of f32 or f64."""
+    import numpy as np
+
+    library = ctypes.CDLL(ctypes.util.find_library("m"))
+    single = dtype == np.float32
+    function = getattr(library, name + ("f" if single else ""))
+    number = ctypes.c_float if single else ctypes.c_double
+    arity = {"pow": 2, "fma": 3}.get(name, 1)
+    function.restype, function.argtypes = number, [number] * arity
+    over = np.frompyfunc(function, arity, 1)
+    return lambda *xs: np.asarray(over(*xs)).astype(dtype)
+
+
+def _fma_f32(x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, rounded once.
+
+    In double the product is exact. The sum is rounded to odd, and so can be rounded
+    again, to f32, without harm.
+    """
+    import numpy as np
+
+    product, z = x.astype(np.float64) * y, z.astype(np.float64)
+    total = product + z
+    part = total - product
+    error = (product - (total - part)) + (z - part)
+    bits = total.view(np.int64)
+    even = (np.abs(error) > 0) & np.isfinite(error) & (bits & 1 == 0)
+    odd = bits + np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(even, odd.view(np.float64), total).astype(np.float32)
+
+
+def _create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+    import numpy as np
+
+    kind = z.data.dtype
+    exact = _fma_f32 if kind == np.float32 else _libm("fma", kind)
+    return type(z)(exact(x.data, y.data, z.data), z.dtype.scalar)
+
+
+def _exact_cast(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's cast, with f32 and bf16 rounded to nearest even."""
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        import numpy as np
+        import triton.language as tl
+
+        source, wanted = src.dtype.scalar, dst_type.scalar
+        if source == tl.float32 and wanted == tl.bfloat16:
+            bits = src.data.view(np.uint32)
+            near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            data = np.where(np.isnan(src.data), 0x7FC0, near).astype(np.uint16)
+            return type(src)(data, wanted)
+        if source == tl.bfloat16 and wanted == tl.float32:
+            wide = src.data.astype(np.uint32) << 16
+            return type(src)(wide.view(np.float32), wanted)
+        return plain(self, src, dst_type)
+
+    return cast_impl
+
+
+def _library_function(name: str) -> Callable[..., Any]:
+    """A function of the device's math library, for the interpreter's tensors."""
+
+    def function(*xs: Any) -> Any:
+        import triton.language as tl
+
+        block = next((x for x in xs if x.type.is_block()), xs[0])
+        data = _libm(name, xs[0].handle.data.dtype)(*(x.handle.data for x in xs))
+        handle = type(block.handle)(data, block.dtype.scalar)
+        return tl.tensor(handle, block.type)
+
+    return function

@@ -1,0 +1,138 @@
+"""The house: who may import whom, what needs no torch, what no code may name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "fuseopt"
+
+#: One way only: nothing imports what stands below it.
+HOUSE = (
+    "errors config ir lowering verify show interp scheduler codegen capture runtime "
+    "report dump backend"
+).split()
+#: compat stands beside the modules that see torch; these may import it.
+TORCH_SIDE = {"capture", "runtime", "interp", "backend"}
+TORCH_FREE = "errors config ir lowering verify show scheduler codegen".split()
+#: The public classes of torch.optim.
+OPTIMIZERS = frozenset(
+    "adadelta adafactor adagrad adam adamax adamw asgd lbfgs muon nadam radam rmsprop "
+    "rprop sgd sparseadam".split()
+)
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def names(path: Path) -> list[str]:
+    """The dotted name of a module, as a list: ["fuseopt", "codegen", "cpp"]."""
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of all that a file imports, wherever in the file it does."""
+    package = names(path)
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            yield start
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def room(module: str) -> str | None:
+    """The room of the house a full name lies in: fuseopt.codegen.cpp -> codegen."""
+    parts = module.split(".")
+    if parts[0] != "fuseopt" or len(parts) < 2:
+        return None
+    known = parts[1] in HOUSE or parts[1] == "compat"
+    return parts[1] if known else None
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: "/".join(names(p)[1:]) or "init")
+def test_imports_go_one_way(path: Path) -> None:
+    if path == PACKAGE / "__init__.py":
+        pytest.skip("the front door may open every room")
+    own = room(".".join(names(path)))
+    assert own is not None, f"{path.name} has no place in HOUSE"
+    for module in imports(path):
+        other = room(module)
+        if other is None or other == own:
+            continue
+        if other == "compat":
+            assert own in TORCH_SIDE, f"{own} imports compat"
+        elif own == "compat":
+            assert HOUSE.index(other) < HOUSE.index("capture"), module
+        else:
+            assert HOUSE.index(other) < HOUSE.index(own), f"{own} imports {module}"
+
+
+@pytest.mark.parametrize("name", TORCH_FREE)
+def test_needs_neither_torch_nor_triton(name: str) -> None:
+    files = [p for p in FILES if room(".".join(names(p))) == name]
+    assert files, f"no file of {name}"
+    for path in files:
+        for module in imports(path):
+            assert module.split(".")[0] not in ("torch", "triton"), f"{path}: {module}"
+
+
+def test_scheduling_and_codegen_do_not_load_torch() -> None:
+    code = (
+        "import sys, fuseopt.scheduler, fuseopt.codegen, fuseopt.verify, fuseopt.show\n"
+        "print(*(m for m in ('torch', 'triton', 'sympy') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def words(path: Path) -> Iterator[tuple[str, int]]:
+    """Identifiers and strings of a file, docstrings and comments left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        if id(node) in prose and isinstance(node, ast.Constant):
+            continue
+        for field in ("id", "name", "attr", "arg", "asname", "module", "value"):
+            text = getattr(node, field, None)
+            if isinstance(text, str):
+                for word in re.findall("[A-Za-z]+", text):
+                    yield word.lower(), line
+                    parts = re.findall("[A-Z]?[a-z]+|[A-Z]+(?![a-z])", word)
+                    yield from ((part.lower(), line) for part in parts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: "/".join(names(p)[1:]) or "init")
+def test_no_code_names_an_optimizer(path: Path) -> None:
+    found = {f"{word} in line {line}" for word, line in words(path) if word in OPTIMIZERS}
+    assert not found
+
+
+def test_all_public_optimizers_are_known() -> None:
+    torch = pytest.importorskip("torch")
+    public = {
+        name.lower()
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+    }
+    assert public - {"optimizer"} <= OPTIMIZERS
+
+
+def test_the_name_test_sees_what_it_should(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""Adam, in prose."""\n# SGD\nx = {"FusedAdamW": 1}\nr_prop = 2\n')
+    assert {w for w, _ in words(module)} & OPTIMIZERS == {"adam"}
