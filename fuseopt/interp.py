@@ -255,7 +255,8 @@ def _apply(op: str, args: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _same_shape(args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    shape = torch.broadcast_shapes(*(a.shape for a in args))
+    shapes = [a.shape for a in args]
+    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return [a.expand(shape) for a in args]
 
 

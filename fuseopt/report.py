@@ -16,7 +16,7 @@ from .ir import DTYPE_BYTES, Extern, Kernel, Refusal, Schedule, Variant
 class KernelReport:
     """One generated kernel.
 
-    `lanes`: parameters it updates. `bytes_per_element`: read and written per element, of
+    `lanes`: parameters it updates (a counter that nothing else reads is none). `bytes_per_element`: read and written per element, of
     its widest variant's slots. `path`: where its source was dumped, if it was.
     """
 
@@ -124,7 +124,7 @@ def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
         kernel.name,
         target,
         source,
-        kernel.lanes,
+        sum(v.lanes for v in kernel.variants if _bytes_per_element(v)) or kernel.lanes,
         len(kernel.variants),
         elements,
         moved,

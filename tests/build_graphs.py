@@ -93,9 +93,7 @@ class GraphBuilder:
     ) -> list[int]:
         return [self.tensor(f"{name}{i}", s, dtype) for i, s in enumerate(shapes)]
 
-    def view(
-        self, base: int, name: str, shape: Sequence[int], offset: int = 0
-    ) -> int:
+    def view(self, base: int, name: str, shape: Sequence[int], offset: int = 0) -> int:
         """Another view of an input's memory."""
         b = self.buffers[base]
         return self.tensor(
@@ -166,7 +164,11 @@ class GraphBuilder:
         ]
 
     def extern(
-        self, name: str, reads: Sequence[int], writes: Sequence[int], reason: str = "test"
+        self,
+        name: str,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        reason: str = "test",
     ) -> None:
         got = tuple(self._read(b) for b in reads)
         made = tuple(self._write(b) for b in writes)

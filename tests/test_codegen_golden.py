@@ -1,4 +1,4 @@
-"""Whole kernels as text: two bodies written by hand, and what the text may depend on."""
+"""Whole kernels as text: two bodies by hand, and what the text may depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ATen name -> Body: well-formed for every dtype, and of the form that eager rounds as."""
+"""ATen name -> Body: well-formed for every dtype, of the form that eager rounds as."""
 
 from __future__ import annotations
 

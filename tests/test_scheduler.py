@@ -454,7 +454,7 @@ def test_overlaps_of_slices() -> None:
 
 
 def _lines_run(graph: Any) -> int:
-    """How many lines of Python the scheduler runs for a graph: a cost without a clock."""
+    """Lines of Python that the scheduler runs for a graph: a cost without a clock."""
     count = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:

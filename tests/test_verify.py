@@ -77,7 +77,10 @@ GRAPHS: dict[str, tuple[Callable[[Graph], Graph], str]] = {
     "writes": (lambda g: node(g, 0, writes=()), "0 values written, its body has 1"),
     "opcode": (lambda g: instr(g, 0, 2, op="mull"), "%2 = mull: unknown opcode"),
     "arity": (lambda g: instr(g, 0, 2, args=(0,)), "%2 = mul: 1 arguments, not 2"),
-    "order": (lambda g: instr(g, 0, 2, args=(0, 2)), "argument %2 does not come before"),
+    "order": (
+        lambda g: instr(g, 0, 2, args=(0, 2)),
+        "argument %2 does not come before",
+    ),
     "dtype": (lambda g: instr(g, 0, 2, dtype="f31"), "unknown dtype 'f31'"),
     "mixed": (lambda g: instr(g, 0, 1, dtype="f64"), "%2 = mul: f32 of f32, f64"),
     "load": (lambda g: instr(g, 0, 0, attr=1), "%0 = load: index 1 of 1"),
@@ -93,7 +96,8 @@ GRAPHS: dict[str, tuple[Callable[[Graph], Graph], str]] = {
             0,
             reads=("bf16",),
             instrs=tuple(
-                i._replace(dtype="bf16") for i in g.nodes[0].body.instrs  # type: ignore[union-attr]
+                i._replace(dtype="bf16")
+                for i in g.nodes[0].body.instrs  # type: ignore[union-attr]
             ),
         ),
         "never computed in",
@@ -219,12 +223,13 @@ SCHEDULES: dict[str, tuple[Callable[[Schedule], Schedule], str]] = {
         "do not part",
     ),
     "lane code of elements": (
-        lambda s: variant(
-            s, lane_code=tuple(range(len(first(s).instrs))), code=()
-        ),
+        lambda s: variant(s, lane_code=tuple(range(len(first(s).instrs))), code=()),
         "loads a slot of domain element in the other code",
     ),
-    "read only": (lambda s: slot(s, 0, write=False), "slot 0 is stored, but not writable"),
+    "read only": (
+        lambda s: slot(s, 0, write=False),
+        "slot 0 is stored, but not writable",
+    ),
     "never written": (lambda s: slot(s, 1, write=True), "slot 1 says"),
     "slot dtype": (lambda s: slot(s, 2, dtype="f64"), "load: f32 from f64"),
     "domain": (lambda s: slot(s, 2, domain="row"), "slot"),
@@ -284,7 +289,7 @@ def test_kernels_in_the_wrong_order() -> None:
     g.op("mul", row, 2.0, out=row)
     g.op("add", p, row, out=p)
     graph, plan = planned(g)
-    with pytest.raises(GraphError, match="node 1 .* leaves another p0"):
+    with pytest.raises(GraphError, match=r"node 1 .* leaves another p0"):
         check_schedule(graph, replace(plan, steps=plan.steps[::-1]))
 
 
@@ -318,7 +323,7 @@ def test_overlapping_lanes_of_one_kernel() -> None:
     graph, plan = planned(g)
     one, two = (first(replace(plan, steps=plan.steps[k:])) for k in (0, 1))
     together = Kernel("kernel0", (one, two))
-    with pytest.raises(GraphError, match="v0 is written in .* shares memory with v2"):
+    with pytest.raises(GraphError, match=r"v0 is written in .* shares memory with v2"):
         check_schedule(graph, replace(plan, steps=(together,)))
 
 

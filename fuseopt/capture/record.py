@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         self._call = 0
         self._ops: dict[Any, _Op] = {}
         self._bodies: dict[Any, Body | None] = {}
-        self._common: dict[Any, torch.dtype] = {}
+        self._interned: dict[Any, Body] = {}
         self._keys: dict[Any, int] = {}
         self._by_storage: dict[int, list[int]] = {}
         self._alive: list[Any] = []  # tensors whose storage identity is a key
@@ -421,7 +421,7 @@ class Recorder(TorchDispatchMode):
                 common = result_type(promoting)
                 if not common.is_floating_point and out.dtype.is_floating_point:
                     common = out.dtype  # true division and the like
-            self._bodies[cached] = (
+            found = (
                 lower(
                     name,
                     tuple(described),
@@ -432,6 +432,11 @@ class Recorder(TorchDispatchMode):
                 if common in DTYPE_NAMES
                 else None
             )
+            if found is not None:
+                # equal arithmetic is one object, whatever operands led to it
+                content = (found.name, found.reads, found.instrs, found.writes)
+                found = self._interned.setdefault(content, found)
+            self._bodies[cached] = found
         body = self._bodies[cached]
         if body is None:
             return False

@@ -54,6 +54,14 @@ class _Eager(Interpreter):
         self.lerps, self.dropped = find_lerps(gm.graph)
         self.scaled, unscaled = find_scaled_adds(gm.graph, OPTIM)
         self.dropped |= unscaled
+        self.versions: dict[int, int] = {id(t): t._version for t in clones.values()}
+
+    def number(self, x: Any) -> Any:
+        """A counter (a 0-d tensor that the step changed) as the number eager reads."""
+        if isinstance(x, torch.Tensor) and x.dim() == 0:
+            if x._version != self.versions.get(id(x), x._version):
+                return x.item()
+        return x
 
     def run_node(self, n: Node) -> Any:
         if n in self.dropped:
@@ -76,10 +84,7 @@ class _Eager(Interpreter):
             return None
         if reads_host_number(source_line(n)):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            args = tuple(
-                a.item() if isinstance(a, torch.Tensor) and a.dim() == 0 else a
-                for a in args
-            )
+            args = tuple(self.number(a) for a in args)
             return n.target(*args, **kwargs)  # type: ignore[operator]
         return super().run_node(n)
 

@@ -3,10 +3,10 @@
 What comes in is a `Kernel`; what goes out is the text of a Python module that imports
 nothing but triton. Its entry runs once per *chunk*, BLOCK elements of one lane. Which
 chunk that is, where the lane's tensors lie and what its hyperparameters are stands in
-five tables, whose layout `TritonLayout` and the comments of the generated text fix:
+five tables, which `runtime.triton_table` makes:
 
-    chunks    int32[chunk][4]   variant, place of the lane's record, ordinal, ticket
-    lanes     int64[...]        lanes' records: layout, numel, scalars, chunks, addresses
+    chunks    int32[chunk][4]   variant, place in lanes, ordinal in lane, ticket
+    lanes     int64[...]        by lane: layout, numel, scalars, chunks, addresses
     rows      float64[...]      hyperparameters
     geometry  int64[...]        dims, sizes, strides of lanes that no flat index serves
     tickets   int32[lane]       chunks of a lane that have read its numbers
@@ -130,6 +130,14 @@ OPTIONS = {{
     "enable_fp_fusion": False,
     "enable_reflect_ftz": False,
 }}
+"""
+#: Above a lane's stores.
+TICKET = """\
+# Every chunk of the lane reads what is stored here. Each takes a ticket once it has
+# read, and the one that takes the last stores. All its threads' reads come before
+# the barrier, the barrier before the ticket, and the ticket, which releases and
+# acquires, before the last taker's stores: so each read happens before each store,
+# and none sees a new number.
 """
 
 
@@ -301,11 +309,7 @@ class _Function:
         stores = [self.store(i, s, f"p{s}", f"x{i}", "") for i, s in self.lane_stores]
         return [
             "",
-            "# Every chunk of the lane reads what is stored here. Each takes a ticket once",
-            "# it has read, and the one that takes the last stores. All its threads' reads",
-            "# come before the barrier, the barrier before the ticket, and the ticket, which",
-            "# releases and acquires, before the last taker's stores: each read happens",
-            "# before each store, and none sees a new number.",
+            *TICKET.splitlines(),
             "tl.debug_barrier()",
             "last = chunks == 1",
             "if chunks > 1:",
@@ -446,6 +450,23 @@ def _launch(kernel: Kernel) -> tuple[int, int]:
     return (2048, 4) if widest <= 16 else (1024, 4)
 
 
+def functions(kernel: Kernel) -> tuple[int, ...]:
+    """For each variant the number of its function: variants that read alike share one.
+
+    (Capture tells apart what differs in rank, the scheduler what differs in slots; the
+    text need not.) The chunk table holds these numbers.
+    """
+    known: dict[str, int] = {}
+    return tuple(
+        known.setdefault(
+            # as text: 0.0 and -0.0 are equal, but not the same constant
+            repr((v.instrs, v.lane_code, v.code, v.stores, v.slots)),
+            len(known),
+        )
+        for v in kernel.variants
+    )
+
+
 class TritonTarget(Target):
     """Triton, for GPUs; on a CPU it runs in Triton's interpreter.
 
@@ -463,12 +484,14 @@ class TritonTarget(Target):
     def render(self, kernel: Kernel) -> Source:
         """The text of a module with one kernel for all variants."""
         parts = []
-        for number, variant in enumerate(kernel.variants):
+        numbers = functions(kernel)
+        for number in range(len(set(numbers))):
+            variant = kernel.variants[numbers.index(number)]
             writer = _Function(number, variant)
             if writer.element_stores:
                 parts += [writer.element(), writer.general()]
             parts.append(writer.variant())
-        parts.append(_entry(len(kernel.variants)))
+        parts.append(_entry(len(set(numbers))))
         code = "\n\n\n".join("\n".join(p) for p in parts)
         library = "from triton.language.extra import libdevice\n"
         head = PRELUDE + (library if "libdevice." in code else "")

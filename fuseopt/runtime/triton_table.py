@@ -1,9 +1,9 @@
 """A Triton kernel at run time: its module, its tables, its launch.
 
 `TritonBuilder.load` turns generated text into a `TritonModule`; a `TritonTable` binds
-that module to the tensors of a call and launches it; `compile_offline` compiles text for a
-GPU that need not be there. On CPU tensors the kernel runs in Triton's interpreter, through
-the same tables that a GPU reads.
+that module to the tensors of a call and launches it; `compile_offline` compiles text
+for a GPU that need not be there. On CPU tensors the kernel runs in the interpreter,
+through the same tables that a GPU reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from typing import Any
 import torch
 
 from ..codegen.target import Source
-from ..codegen.triton import ALIGNED, CHUNK_FIELDS, FLAT, LIBRARY, RECORD
+from ..codegen.triton import (
+    ALIGNED,
+    CHUNK_FIELDS,
+    FLAT,
+    LIBRARY,
+    RECORD,
+    functions,
+)
 from ..errors import BuildError, ConfigError, LaunchError
 from ..ir import Kernel
 from .build import default_cache_dir
@@ -234,11 +241,10 @@ class TritonTable:
         #: by variant: its records, positions in the pool, element slots, geometry
         self.views: list[tuple[torch.Tensor, ...]] = []
         base = tickets = 0
-        for number, (variant, table) in enumerate(
-            zip(kernel.variants, self.tables, strict=True)
+        for number, width, variant, table in zip(
+            functions(kernel), widths, kernel.variants, self.tables, strict=True
         ):
             n, slots = variant.lanes, variant.slots
-            width = widths[number]
             records = lanes[base : base + n * width].view(n, width)
             start = torch.tensor(table.start, dtype=torch.int64)
             numel = start[1:] - start[:-1]
@@ -290,8 +296,8 @@ class TritonTable:
         if on_cpu and not self.module.interpreted:
             raise ConfigError(
                 f"{self.name}: on CPU tensors the triton target runs in Triton's "
-                "interpreter only. Set TRITON_INTERPRET=1 before the process starts, or "
-                'use options={"target": "cpp"}.'
+                "interpreter only. Set TRITON_INTERPRET=1 before Python starts, or use "
+                'options={"target": "cpp"}.'
             )
         if not on_cpu and self.module.interpreted:
             raise ConfigError(

@@ -2,9 +2,6 @@
 // shape, no number of parameters and no hyperparameter: those are in the table.
 #include <math.h>
 #include <stdint.h>
-#ifdef __AVX__
-#include <immintrin.h>
-#endif
 
 // Functions of the vector library that eager itself calls, so that the bits are the
 // same; null where torch was built without it, and then eager's roots are the compiler's.
@@ -21,31 +18,21 @@ static const int64_t BLOCK = 512;
 // It is used only where a test at load time finds it equal to the library's.
 extern "C" int64_t newton_sqrt_f32(int64_t n, const float* x, float* y) {
 #ifdef __AVX__
-  const __m256 half = _mm256_set1_ps(.5f), low = _mm256_set1_ps(0x1p-126f);
-  const __m256 high = _mm256_set1_ps(0x1.ffe0p+127f);
+  typedef float Vector __attribute__((vector_size(32)));
   for (int64_t i = 0; i < n; i += 8) {
-    float rest[8] = {0};
-    const bool whole = i + 8 <= n;
-    if (!whole)
-      for (int64_t k = i; k < n; ++k) rest[k - i] = x[k];
-    const __m256 v = _mm256_loadu_ps(whole ? x + i : rest);
-    const __m256 r = _mm256_rsqrt_ps(v);
-    const __m256 s = _mm256_mul_ps(v, r), h = _mm256_mul_ps(half, r);
-    const __m256 e = _mm256_sub_ps(half, _mm256_mul_ps(s, h));
-    const __m256 s1 = _mm256_add_ps(_mm256_mul_ps(s, e), s);
-    const __m256 h1 = _mm256_add_ps(_mm256_mul_ps(h, e), h);
-    const __m256 d = _mm256_sub_ps(v, _mm256_mul_ps(s1, s1));
-    __m256 root = _mm256_add_ps(_mm256_mul_ps(d, h1), s1);
-    const __m256 plain = _mm256_and_ps(_mm256_cmp_ps(v, low, _CMP_GE_OQ),
-                                       _mm256_cmp_ps(v, high, _CMP_LE_OQ));
-    if (_mm256_movemask_ps(plain) != 255)
-      root = _mm256_blendv_ps(_mm256_sqrt_ps(v), root, plain);
-    if (whole) {
-      _mm256_storeu_ps(y + i, root);
-    } else {
-      _mm256_storeu_ps(rest, root);
-      for (int64_t k = i; k < n; ++k) y[k] = rest[k - i];
-    }
+    const int64_t count = i + 8 <= n ? 8 : n - i;
+    Vector v = {0};
+    if (count == 8) __builtin_memcpy(&v, x + i, 32);
+    else for (int64_t k = 0; k < count; ++k) v[k] = x[i + k];
+    const Vector r = __builtin_ia32_rsqrtps256(v);
+    const Vector s = v * r, h = .5f * r, e = .5f - s * h;
+    const Vector s1 = s * e + s, h1 = h * e + h, d = v - s1 * s1;
+    Vector root = d * h1 + s1;
+    // the library takes the processor's root of what lies outside this range
+    const auto inside = (v >= 0x1p-126f) & (v <= 0x1.ffep+127f);
+    root = inside ? root : __builtin_ia32_sqrtps256(v);
+    if (count == 8) __builtin_memcpy(y + i, &root, 32);
+    else for (int64_t k = 0; k < count; ++k) y[i + k] = root[k];
   }
   return 1;
 #else

@@ -1,0 +1,585 @@
+"""The Triton target: the bits of C++ in the interpreter, and what GPUs are given."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuseopt.codegen import CppTarget
+from fuseopt.codegen.triton import TritonTarget
+from fuseopt.errors import BuildError, ConfigError, LaunchError
+from fuseopt.ir import Instr, Kernel, Literal, Slot, Symbol, Variant
+from fuseopt.runtime.table import TensorLayout
+from fuseopt.runtime.triton_table import (
+    TritonBuilder,
+    TritonTable,
+    compile_offline,
+    triton_factory,
+)
+
+from .triton_cases import (
+    CASES,
+    Case,
+    Compilers,
+    bits,
+    kernels,
+    options,
+    parameters,
+    strided_grads,
+    train,
+)
+
+triton = pytest.importorskip("triton")
+
+HALVES = (torch.bfloat16, torch.float16)
+ADAMW = Case("AdamW")
+MOMENTUM = Case("SGD", options(lr=0.1, momentum=0.9))
+
+
+@pytest.fixture(scope="module")
+def compilers(tmp_path_factory: pytest.TempPathFactory) -> Compilers:
+    return Compilers(str(tmp_path_factory.mktemp("kernels")))
+
+
+def assert_targets_agree(case: Case, compilers: Compilers) -> None:
+    ours = train(case, compilers.backend("triton"))
+    theirs = train(case, compilers.backend("cpp"))
+    assert len(ours) == len(theirs)
+    for k, (x, y) in enumerate(zip(ours, theirs, strict=True)):
+        assert x.dtype == y.dtype
+        assert torch.equal(bits(x), bits(y)), f"tensor {k} of shape {tuple(x.shape)}"
+
+
+# ---------------------------------------------------------------- in the interpreter
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gives_the_bits_of_cpp(case: Case, compilers: Compilers) -> None:
+    assert_targets_agree(case, compilers)
+
+
+@pytest.mark.parametrize("case", [ADAMW, MOMENTUM, Case("Adadelta")], ids=str)
+def test_takes_any_strides_and_alignment(case: Case, compilers: Compilers) -> None:
+    assert_targets_agree(replace(case, grads=strided_grads), compilers)
+
+
+def _mixed() -> list[torch.nn.Parameter]:
+    shapes = ((), (3,), (129, 17), (64, 64), (0,))
+    return parameters((torch.bfloat16, torch.float32), shapes)
+
+
+@pytest.mark.parametrize("case", [ADAMW, MOMENTUM, Case("Adagrad")], ids=str)
+def test_runs_all_dtypes_in_one_launch(case: Case, compilers: Compilers) -> None:
+    case = replace(case, make=_mixed)
+    (kernel,) = kernels(case)
+    assert len({v.slots[-1].dtype for v in kernel.variants}) == 2
+    assert_targets_agree(case, compilers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float64], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gives_the_bits_of_cpp_in_other_dtypes(
+    case: Case, dtype: torch.dtype, compilers: Compilers
+) -> None:
+    assert_targets_agree(replace(case, make=lambda: parameters((dtype,))), compilers)
+
+
+def test_counts_steps_once_however_many_chunks(compilers: Compilers) -> None:
+    case = Case("AdamW", make=lambda: parameters(shapes=((130, 65), (3,), (0, 2))))
+    left = train(replace(case, steps=4), compilers.backend("triton"))
+    steps = [float(x) for x in left if x.dim() == 0]
+    assert steps == [4.0, 4.0, 4.0]
+
+
+# ---------------------------------------------------------------- bodies by hand
+
+
+def lane(dtype: str, count: int = 1) -> tuple[Slot, ...]:
+    return (Slot(dtype, "lane", True, True),) * count
+
+
+def elementwise(
+    instrs: Sequence[Instr],
+    stores: Sequence[tuple[int, int]],
+    slots: Sequence[Slot],
+    shape: tuple[int, ...],
+    scalars: Sequence[Any] = (),
+) -> Kernel:
+    """A kernel of one lane, all of whose arithmetic is element code."""
+    outer = [i for i, x in enumerate(instrs) if x.op in ("const", "scalar", "tail")]
+    variant = Variant(
+        tuple(instrs),
+        tuple(outer),
+        tuple(i for i in range(len(instrs)) if i not in outer),
+        tuple(stores),
+        tuple(slots),
+        tuple((k,) for k in range(len(slots))),
+        tuple((s,) for s in scalars),
+        (shape,),
+    )
+    return Kernel("by_hand", (variant,))
+
+
+class Bound:
+    """A kernel bound to tensors, in the interpreter."""
+
+    def __init__(self, kernel: Kernel, folder: Path, *tensors: torch.Tensor) -> None:
+        self.pool = array("Q", [t.data_ptr() for t in tensors])
+        layouts = {
+            k: TensorLayout(tuple(t.shape), t.stride()) for k, t in enumerate(tensors)
+        }
+        position = {k: k for k in range(len(tensors))}
+        make = triton_factory(
+            TritonTarget().render(kernel), str(folder), "cpu", interpret=True
+        )
+        table = make(kernel, self.pool, position, layouts)
+        assert isinstance(table, TritonTable)
+        self.table = table
+
+
+READ = Slot("f32", "element", True, False)
+WRITE = Slot("f32", "element", False, True)
+
+AWKWARD = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.5, 1.5, 1e-40, 3e38, -3e38, 7.25]
+AWKWARD += [math.inf, -math.inf, math.nan, 1e-20, 88.0, -104.0, 3.0, 20.0]
+
+EXACT = ("neg", "abs", "sqrt", "vsqrt", "floor", "ceil", "trunc", "round")
+CLOSE = ("exp", "log", "tanh", "erf", "sin", "cos", "expm1", "log1p")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("op", [*EXACT, *CLOSE])
+def test_functions_of_one_number(op: str, dtype: str, tmp_path: Path) -> None:
+    kind = torch.float32 if dtype == "f32" else torch.float64
+    x = torch.tensor(AWKWARD, dtype=kind)
+    y = torch.zeros_like(x)
+    kernel = elementwise(
+        [Instr("load", (), dtype, 0), Instr(op, (0,), dtype)],
+        [(1, 1)],
+        [Slot(dtype, "element", True, False), Slot(dtype, "element", False, True)],
+        (len(x),),
+    )
+    bound = Bound(kernel, tmp_path, x, y)
+    bound.table.fill_rows(())
+    bound.table.launch()
+    expected = getattr(torch, op.removeprefix("v"))(x)
+    if op in EXACT:
+        assert torch.equal(bits(y), bits(expected))
+    else:
+        torch.testing.assert_close(y, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "pow", "max", "min", "fma"])
+def test_functions_of_pairs(op: str, tmp_path: Path) -> None:
+    x, y = (
+        t.contiguous().view(-1)
+        for t in torch.meshgrid(
+            torch.tensor(AWKWARD), torch.tensor(AWKWARD), indexing="ij"
+        )
+    )
+    z = torch.zeros_like(x)
+    args = (0, 1, 0) if op == "fma" else (0, 1)
+    kernel = elementwise(
+        [Instr("load", (), "f32", 0), Instr("load", (), "f32", 1), Instr(op, args)],
+        [(2, 2)],
+        [READ, READ, WRITE],
+        (len(x),),
+    )
+    bound = Bound(kernel, tmp_path, x, y, z)
+    bound.table.fill_rows(())
+    bound.table.launch()
+    if op == "fma":
+        # exact in double but for a sum, whose second rounding changes none of these
+        expected = (x.double() * y.double() + x.double()).float()
+    else:
+        names = {"max": "maximum", "min": "minimum"}
+        expected = getattr(torch, names.get(op, op))(x, y)
+    if op == "pow":
+        # torch's vectorized pow is up to an ulp off libm's
+        torch.testing.assert_close(z, expected, rtol=2e-7, atol=0, equal_nan=True)
+    elif op in ("max", "min"):
+        assert torch.equal(
+            bits(z + 0.0), bits(expected + 0.0)
+        )  # 0.0 and -0.0 are equal
+    else:
+        assert torch.equal(bits(z), bits(expected))
+
+
+def test_fma_is_rounded_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    n = 4000
+    x, y = torch.randn(n), torch.randn(n)
+    # close to minus the product, so that all that is left is what rounding would drop
+    z = -(x * y)
+    z[::3] = torch.randn(len(z[::3])) * 2.0 ** torch.randint(-60, 60, (len(z[::3]),))
+    out = torch.zeros(n)
+    loads = [Instr("load", (), "f32", k) for k in range(3)]
+    kernel = elementwise(
+        [*loads, Instr("fma", (0, 1, 2))], [(3, 3)], [READ, READ, READ, WRITE], (n,)
+    )
+    bound = Bound(kernel, tmp_path, x, y, z, out)
+    bound.table.fill_rows(())
+    bound.table.launch()
+    from fractions import Fraction
+
+    for a, b, c, got in zip(*(t.tolist() for t in (x, y, z, out)), strict=True):
+        exact = Fraction(a) * Fraction(b) + Fraction(c)
+        near = torch.tensor(got)
+        ulp = float(torch.nextafter(near.abs(), torch.tensor(math.inf)) - near.abs())
+        assert abs(Fraction(got) - exact) <= Fraction(ulp) / 2
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_casts_round_to_nearest_even(dtype: str, tmp_path: Path) -> None:
+    kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    torch.manual_seed(0)
+    exact = torch.randn(512).to(kind).float()
+    # a value, the middle between it and the next, and a bit to each side
+    up = exact.to(kind).view(torch.int16).add(1).view(kind).float()
+    middle = (exact + up) / 2
+    around = [torch.nextafter(middle, torch.tensor(s * math.inf)) for s in (1, -1)]
+    x = torch.cat([exact, middle, *around, torch.tensor(AWKWARD)])
+    y = torch.zeros(len(x), dtype=kind)
+    kernel = elementwise(
+        [Instr("load", (), "f32", 0), Instr("cast", (0,), dtype)],
+        [(1, 1)],
+        [READ, Slot(dtype, "element", False, True)],
+        (len(x),),
+    )
+    bound = Bound(kernel, tmp_path, x, y)
+    bound.table.fill_rows(())
+    bound.table.launch()
+    assert torch.equal(bits(y), bits(x.to(kind)))
+
+
+def test_integers_masks_and_choices(tmp_path: Path) -> None:
+    x = torch.arange(-8, 9, dtype=torch.int32)
+    mask = torch.zeros(17, dtype=torch.bool)
+    y = torch.zeros(17, dtype=torch.int64)
+    instrs = [
+        Instr("load", (), "i32", 0),
+        Instr("const", (), "i32", 3),
+        Instr("lt", (0, 1), "b8"),
+        Instr("not", (2,), "b8"),
+        Instr("mul", (0, 1), "i32"),
+        Instr("neg", (4,), "i32"),
+        Instr("where", (3, 5, 0), "i32"),
+        Instr("cast", (6,), "i64"),
+    ]
+    slots = [
+        Slot("i32", "element", True, False),
+        Slot("b8", "element", False, True),
+        Slot("i64", "element", False, True),
+    ]
+    bound = Bound(
+        elementwise(instrs, [(3, 1), (7, 2)], slots, (17,)), tmp_path, x, mask, y
+    )
+    bound.table.fill_rows(())
+    bound.table.launch()
+    assert torch.equal(mask, x >= 3)
+    assert torch.equal(y, torch.where(x >= 3, -3 * x, x).long())
+
+
+def _scaled(shape: tuple[int, ...], dtype: str = "f32") -> Kernel:
+    """y = x * scalar, the scalar a symbol of the step."""
+    return elementwise(
+        [
+            Instr("load", (), dtype, 0),
+            Instr("scalar", (), dtype, 0),
+            Instr("mul", (0, 1), dtype),
+        ],
+        [(2, 1)],
+        [Slot(dtype, "element", True, False), Slot(dtype, "element", False, True)],
+        shape,
+        [Symbol(0)],
+    )
+
+
+def test_scalars_and_addresses_may_change_between_launches(tmp_path: Path) -> None:
+    x, y = torch.arange(40.0), torch.zeros(40)
+    bound = Bound(_scaled((40,)), tmp_path, x, y)
+    assert bound.table.symbolic
+    for scale in (2.0, 3.0):
+        bound.table.fill_rows([scale])
+        bound.table.launch()
+        assert torch.equal(y, x * scale)
+    # the same tensors at places that no 16-byte access may use
+    moved, target = torch.rand(41)[1:], torch.zeros(41)[1:]
+    bound.pool[:] = array("Q", [moved.data_ptr(), target.data_ptr()])
+    bound.table.launch()
+    assert torch.equal(target, moved * 3.0)
+
+
+def test_offsets_have_64_bits(tmp_path: Path) -> None:
+    """A tensor of more than 2**31 elements, in files that are nearly all holes."""
+    n = 2**31 + 5000
+    x, y = (
+        torch.from_file(str(tmp_path / name), shared=True, size=n, dtype=torch.int8)
+        for name in ("x", "y")
+    )
+    x[-6000:] = torch.arange(6000) % 50
+    slots = [Slot("i8", "element", True, False), Slot("i8", "element", False, True)]
+    instrs = [Instr("load", (), "i8", 0), Instr("add", (0, 0), "i8")]
+    bound = Bound(elementwise(instrs, [(1, 1)], slots, (n,)), tmp_path, x, y)
+    table = bound.table
+    block = table.module.sizes["BLOCK"]
+    assert table.programs == -(-n // block)
+    # of a million chunks the last three
+    chunks, *others = table.arguments
+    table.arguments = (chunks[-3:].contiguous(), *others)
+    table.programs = 3
+    table.fill_rows(())
+    table.launch()
+    assert torch.equal(y[-5000:], x[-5000:] * 2)
+
+
+def test_pow_of_lane_code(tmp_path: Path) -> None:
+    """0.999 ** step, at the precision of the C library."""
+    step, out = torch.tensor(5.0), torch.tensor(0.0)
+    variant = Variant(
+        (
+            Instr("load", (), "f32", 0),
+            Instr("scalar", (), "f32", 0),
+            Instr("pow", (1, 0)),
+        ),
+        (0, 1, 2),
+        (),
+        ((2, 1),),
+        lane("f32", 2),
+        ((0,), (1,)),
+        ((Literal(0.999),),),
+        ((),),
+    )
+    bound = Bound(Kernel("power", (variant,)), tmp_path, step, out)
+    bound.table.fill_rows(())
+    bases_and_powers = [(0.999, 5), (0.9, 1), (0.95, 1000), (0.999, 100000), (0.0, 3)]
+    for base, power in [*bases_and_powers, (-2.0, 3), (-2.0, 0.5), (7.0, 0)]:
+        step.fill_(power)
+        bound.table.rows.host[0] = base
+        bound.table.launch()
+        single = float(torch.tensor(base, dtype=torch.float32))
+        try:
+            exact = single**power
+        except ZeroDivisionError:  # pragma: no cover - none of these
+            exact = math.inf
+        if isinstance(exact, complex):
+            assert math.isnan(float(out))
+            continue
+        near = torch.tensor(exact, dtype=torch.float32)
+        one_up = torch.nextafter(near.abs(), torch.tensor(math.inf)) - near.abs()
+        assert abs(float(out) - exact) <= float(one_up)
+
+
+# ---------------------------------------------------------------- the text
+
+
+def _text(case: Case, calls: int = 2) -> str:
+    (kernel,) = kernels(case, calls)
+    return TritonTarget().render(kernel).text
+
+
+def _many(n: int) -> list[torch.nn.Parameter]:
+    return parameters(shapes=((5, 3), (7,), ()) * (n // 3) + ((2,),) * (n % 3))
+
+
+def test_text_knows_neither_lanes_nor_shapes_nor_hyperparameters() -> None:
+    few = replace(ADAMW, make=lambda: _many(3))
+    many = replace(ADAMW, make=lambda: _many(1000))
+    other = options(lr=0.5, betas=(0.6, 0.7), eps=0.1, weight_decay=0.3)
+    text = _text(few)
+    assert _text(many) == text
+    assert _text(replace(few, options=other)) == text
+
+
+@pytest.mark.parametrize("case", [ADAMW, MOMENTUM], ids=str)
+def test_golden_text(case: Case, golden: Any) -> None:
+    golden(f"{case.name.lower()}.triton.py", _text(replace(case, make=_mixed)))
+
+
+def test_text_imports_triton_alone() -> None:
+    text = _text(ADAMW)
+    imports = re.findall(r"^(?:import|from) (\S+)", text, re.M)
+    assert {name.split(".")[0] for name in imports} == {"triton"}
+    assert "libdevice" not in _text(MOMENTUM)
+
+
+# ---------------------------------------------------------------- modules and errors
+
+
+def test_loads_a_text_once_and_from_disk(tmp_path: Path) -> None:
+    source = TritonTarget().render(_scaled((3,)))
+    first = TritonBuilder()
+    module = first.load(source, str(tmp_path), interpret=True)
+    assert first.load(source, str(tmp_path), interpret=True) is module
+    assert (first.builds, first.disk_hits, first.memory_hits) == (1, 0, 1)
+    again = TritonBuilder()
+    again.load(source, str(tmp_path), interpret=True)
+    assert (again.builds, again.disk_hits) == (0, 1)
+    module.path.write_text("damaged")
+    third = TritonBuilder()
+    third.load(source, str(tmp_path), interpret=True)
+    assert third.builds == 1
+    assert module.path.read_text() == source.text
+
+
+def test_a_folder_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    builder = TritonBuilder()
+    module = builder.load(TritonTarget().render(_scaled((3,))), str(blocked), True)
+    assert module.path.exists()
+    assert tmp_path not in module.path.parents
+
+
+def test_refuses_cpu_tensors_without_the_interpreter(tmp_path: Path) -> None:
+    kernel = _scaled((3,))
+    make = triton_factory(TritonTarget().render(kernel), str(tmp_path), interpret=False)
+    layout = TensorLayout((3,), (1,))
+    with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
+        make(kernel, array("Q", [0, 0]), {0: 0, 1: 1}, {0: layout, 1: layout})
+
+
+def test_refused_text_is_named(tmp_path: Path) -> None:
+    source = replace(TritonTarget().render(_scaled((3,))), text="import nothing_such\n")
+    with pytest.raises(BuildError, match="nothing_such"):
+        TritonBuilder().load(source, str(tmp_path), interpret=True)
+
+
+def test_a_failed_launch_names_kernel_and_file(tmp_path: Path) -> None:
+    x = torch.zeros(3)
+    bound = Bound(_scaled((3,)), tmp_path, x, x)
+    bound.table.fill_rows([1.0])
+    bound.table.arguments = ()
+    with pytest.raises(LaunchError, match=r"by_hand failed.*fuseopt_\w+\.py"):
+        bound.table.launch()
+
+
+def test_interpreter_is_left_as_it_was(tmp_path: Path) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    before = InterpreterBuilder.create_fma, InterpreterBuilder.cast_impl
+    x, y = torch.ones(3), torch.ones(3)
+    bound = Bound(_scaled((3,)), tmp_path, x, y)
+    bound.table.fill_rows([2.0])
+    bound.table.launch()
+    assert (InterpreterBuilder.create_fma, InterpreterBuilder.cast_impl) == before
+
+
+# ---------------------------------------------------------------- offline
+
+
+def _tool(name: str) -> str:
+    return str(Path(triton.__file__).parent / "backends/nvidia/bin" / name)
+
+
+def _resources(cubin: bytes, folder: Path) -> dict[str, int]:
+    """What cuobjdump says of a kernel: registers, stack, local memory."""
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    done = subprocess.run(
+        [_tool("cuobjdump"), "--dump-resource-usage", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = re.findall(r"\b(REG|STACK|LOCAL):(\d+)", done.stdout)
+    return {name: int(number) for name, number in found}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    ("case", "loads", "stores"), [(ADAMW, 4, 3), (MOMENTUM, 3, 2)], ids=str
+)
+def test_nvidia_code_is_wide_and_spills_nothing(
+    case: Case, loads: int, stores: int, arch: str, tmp_path: Path
+) -> None:
+    (kernel,) = kernels(case)
+    source = TritonTarget().render(kernel)
+    made = compile_offline(source, arch, str(tmp_path))
+    ptx = made["ptx"]
+    module = TritonBuilder().load(source, str(tmp_path), interpret=False)
+    # 16 bytes are 4 elements; a warp has 32 threads
+    turns = module.sizes["BLOCK"] // (module.options["num_warps"] * 32 * 4)
+    assert len(re.findall(r"\bld\.global\.v4\.b32", ptx)) == loads * turns
+    assert len(re.findall(r"\bst\.global\.v4\.b32", ptx)) == stores * turns
+    assert not re.search(r"\.local\b", ptx)
+    used = _resources(made["cubin"], tmp_path)
+    assert used["STACK"] == used["LOCAL"] == 0
+    assert used["REG"] <= 128
+    # a ticket where a lane stores, none where it does not
+    assert ("atom.global.gpu.acq_rel" in ptx) == (case is ADAMW)
+    # no product contracted with a sum, no denormal lost, IEEE roots and quotients
+    assert not re.search(r"(?:add|mul|fma|div|sqrt)\.\w*\.?ftz", ptx)
+    assert "approx.f32" not in ptx
+    if case is ADAMW:
+        assert "div.rn.f32" in ptx
+        assert "sqrt.rn.f32" in ptx
+
+
+@pytest.mark.parametrize(
+    ("case", "loads", "stores"), [(ADAMW, 4, 3), (MOMENTUM, 3, 2)], ids=str
+)
+def test_amd_code_is_wide_and_spills_nothing(
+    case: Case, loads: int, stores: int, tmp_path: Path
+) -> None:
+    (kernel,) = kernels(case)
+    source = TritonTarget().render(kernel)
+    text = compile_offline(source, "gfx942", str(tmp_path))["amdgcn"]
+    module = TritonBuilder().load(source, str(tmp_path), interpret=False)
+    turns = module.sizes["BLOCK"] // (module.options["num_warps"] * 64 * 4)
+    assert len(re.findall(r"\bbuffer_load_dwordx4", text)) == loads * turns
+    assert len(re.findall(r"\bbuffer_store_dwordx4", text)) == stores * turns
+    assert re.search(r"\.vgpr_spill_count:\s+0\b", text)
+    assert re.search(r"\.private_segment_fixed_size:\s+0\b", text)
+    if case is ADAMW:
+        # each wave has its lane's numbers before it comes to the first barrier
+        before = text[: text.index("s_barrier")]
+        assert "s_load_dword" in before
+        assert re.search(r"s_waitcnt[^\n]*lgkmcnt\(0\)(?!.*s_load)", before, re.S)
+
+
+def test_halves_move_in_16_bytes_too(tmp_path: Path) -> None:
+    (kernel,) = kernels(
+        replace(MOMENTUM, make=lambda: parameters((torch.bfloat16,), ((5,),)))
+    )
+    made = compile_offline(TritonTarget().render(kernel), "sm_90", str(tmp_path))
+    # 2,048 elements of 128 threads: two accesses each of eight
+    assert len(re.findall(r"\bld\.global\.v4\.b32", made["ptx"])) == 3 * 2
+    assert len(re.findall(r"\bst\.global\.v4\.b32", made["ptx"])) == 2 * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_optimizer_compiles_without_spills(
+    case: Case, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    (kernel,) = kernels(replace(case, make=lambda: parameters((dtype,), ((5,), (7,)))))
+    source = TritonTarget().render(kernel)
+    made = compile_offline(source, "sm_90", str(tmp_path))
+    wide = r"global\.v2\.b64" if dtype == torch.float64 else r"global\.v4\.b32"
+    assert re.search(rf"\bld\.{wide}", made["ptx"])
+    assert re.search(rf"\bst\.{wide}", made["ptx"])
+    used = _resources(made["cubin"], tmp_path)
+    assert used["STACK"] == used["LOCAL"] == 0
+    assert used["REG"] <= 168
+
+
+def test_unknown_gpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="unknown GPU 'tpu'"):
+        compile_offline(TritonTarget().render(_scaled((3,))), "tpu", str(tmp_path))
+
+
+def test_cpp_and_triton_share_a_layout() -> None:
+    kernel = _scaled((3,))
+    assert CppTarget().render(kernel).layout == TritonTarget().render(kernel).layout
