@@ -142,6 +142,14 @@ def on_trace(
         ):
             check(owner)
 
+    forget = callback_handler.clear
+
+    def clear() -> None:
+        """torch._dynamo.reset() drops all callbacks; this one outlives it."""
+        forget()
+        callback_handler.register_start_callback(started)
+
+    callback_handler.clear = clear  # type: ignore[method-assign]
     callback_handler.register_start_callback(started)
 
 

@@ -71,7 +71,9 @@ ARITY = {
     "xor": 2,
     "not": 1,
     "where": 3,
-    "tail": 0,  # is this element in the part that eager's vector loop leaves over?
+    # is this element in the part that eager's vector loop leaves over? attr: 1 if asked
+    # of elements, 0 if of a single number, which always is
+    "tail": 0,
 }
 COMMUTATIVE = frozenset({"add", "mul", "eq", "ne", "and", "or", "xor"})
 
@@ -129,8 +131,9 @@ class Buffer(NamedTuple):
     """A strided region of memory.
 
     `kind` is "static" (a parameter or state, an attribute of the graph), "arg" (a
-    placeholder: grads, a tensor lr) or "temp" (made inside the step). `source` is the
-    position among those of its kind. Strides and offset count elements; buffers with
+    placeholder: grads, a tensor lr), "view" (another way to see one of those) or "temp"
+    (made inside the step). `source` is the position of a static or arg among the tensors
+    of a call, statics first; -1 for others. Strides and offset count elements; buffers with
     equal `storage` lie in one allocation.
     """
 
@@ -166,7 +169,7 @@ class SchedulerNode(NamedTuple):
 class Extern(NamedTuple):
     """An ATen call that runs as it is. `payload` finds the call in capture's side table.
 
-    `mutates` lists the buffers whose memory the call writes in place.
+    `ordered` calls keep their order among each other (they share a random generator).
     """
 
     name: str
@@ -175,6 +178,7 @@ class Extern(NamedTuple):
     payload: int
     reason: str
     line: str
+    ordered: bool = False
 
 
 Node = SchedulerNode | Extern
@@ -184,7 +188,8 @@ Node = SchedulerNode | Extern
 class Graph:
     """A captured step. `values[v]` is the buffer of value v.
 
-    `initial[b]` is the value a buffer holds on entry (-1 for temps); `final[b]` the value
+    `initial[b]` is the value a buffer holds on entry (-1 for temps; a view made after its
+    memory was written has one that nobody reads); `final[b]` the value
     its memory must hold at the end (-1 where nobody looks). `outputs` are the buffers the
     step returns.
     """

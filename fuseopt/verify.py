@@ -228,37 +228,39 @@ def _check_dtypes(here: str, instr: Instr, args: list[str]) -> None:
 
 
 def _check_operands(graph: Graph, i: int, node: SchedulerNode) -> None:
-    where, body = _name(i, node), node.body
+    body, values, buffers = node.body, graph.values, graph.buffers
+
+    def broken(what: str) -> GraphError:
+        return GraphError(f"{_name(i, node)}: {what}")
+
     for got, wanted, what in (
         (len(node.reads), len(body.reads), "values read"),
         (len(node.scalars), body.n_scalars, "scalars"),
         (len(node.writes), len(body.writes), "values written"),
     ):
-        _require(got == wanted, f"{where}: {got} {what}, its body has {wanted}")
+        if got != wanted:
+            raise broken(f"{got} {what}, its body has {wanted}")
     for v in (*node.reads, *node.writes):
-        _require(0 <= v < len(graph.values), f"{where}: no value {v}")
-    results = [graph.buffers[graph.values[v]] for v in node.writes]
-    shape, device = results[0].shape, results[0].device
-    for result, (_, dtype) in zip(results, body.writes, strict=True):
-        _require(
-            result.dtype == dtype,
-            f"{where}: writes {dtype} to {result.name}, which is {result.dtype}",
-        )
-        _require(
-            (result.shape, result.device) == (shape, device),
-            f"{where}: results of several shapes or devices",
-        )
+        if not 0 <= v < len(values):
+            raise broken(f"no value {v}")
+    first = buffers[values[node.writes[0]]]
+    shape, device = first.shape, first.device
+    for v, (_, dtype) in zip(node.writes, body.writes, strict=True):
+        b = buffers[values[v]]
+        if b.dtype != dtype:
+            raise broken(f"writes {dtype} to {b.name}, which is {b.dtype}")
+        if b.shape != shape or b.device != device:
+            raise broken("results of several shapes or devices")
     for v, dtype in zip(node.reads, body.reads, strict=True):
-        b = graph.buffers[graph.values[v]]
-        _require(b.dtype == dtype, f"{where}: reads {dtype} from {b.name}, a {b.dtype}")
-        _require(
-            _broadcasts(b.shape, shape),
-            f"{where}: {b.name} of shape {list(b.shape)} does not fit {list(shape)}",
-        )
-        _require(
-            b.device == device or b.shape == (),
-            f"{where}: {b.name} is on {b.device}, the result on {device}",
-        )
+        b = buffers[values[v]]
+        if b.dtype != dtype:
+            raise broken(f"reads {dtype} from {b.name}, a {b.dtype}")
+        if b.shape != shape and not _broadcasts(b.shape, shape):
+            raise broken(
+                f"{b.name} of shape {list(b.shape)} does not fit {list(shape)}"
+            )
+        if b.device != device and b.shape != ():
+            raise broken(f"{b.name} is on {b.device}, the result on {device}")
 
 
 def _broadcasts(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:
@@ -278,15 +280,15 @@ def _check_versions(graph: Graph) -> None:
     producer: dict[int, int] = {}
     for i, node in enumerate(graph.nodes):
         for v in (*node.reads, *node.writes):
-            _require(0 <= v < len(graph.values), f"{_name(i, node)}: no value {v}")
+            if not 0 <= v < len(graph.values):
+                raise GraphError(f"{_name(i, node)}: no value {v}")
         for v in node.writes:
-            _require(
-                v not in producer, f"{_name(i, node)}: {_at(graph, v)} is written twice"
-            )
-            _require(
-                v != graph.initial[graph.values[v]],
-                f"{_name(i, node)}: writes {_at(graph, v)}, which is there on entry",
-            )
+            if v in producer:
+                raise GraphError(f"{_name(i, node)}: {_at(graph, v)} is written twice")
+            if v == graph.initial[graph.values[v]]:
+                raise GraphError(
+                    f"{_name(i, node)}: writes {_at(graph, v)}, which is there on entry"
+                )
             producer[v] = i
     held = list(graph.initial)  # -1: unknown, any value that nobody makes
     given = set(held) - {-1}
@@ -309,7 +311,8 @@ def _check_versions(graph: Graph) -> None:
 
     for i, node in enumerate(graph.nodes):
         for v in node.reads:
-            see(v, _name(i, node))
+            if held[graph.values[v]] != v:
+                see(v, _name(i, node))
         for v in node.writes:
             b = graph.values[v]
             held[b] = v

@@ -17,7 +17,7 @@ import torch
 from fuseopt.capture import capture
 from fuseopt.codegen import CppTarget
 from fuseopt.codegen.triton import TritonTarget
-from fuseopt.ir import Instr, Kernel, Schedule
+from fuseopt.ir import Instr, Kernel, Schedule, Variant
 from fuseopt.runtime.build import Builder
 from fuseopt.runtime.step import CompiledStep, Plan
 from fuseopt.runtime.table import CppTable, TableFactory
@@ -110,16 +110,20 @@ def without_tails(plan: Schedule) -> Schedule:
     On a CPU eager rounds what its vector loop leaves over in another way.
     """
 
-    def plainly(instr: Instr) -> Instr:
-        return Instr("const", (), "b8", 0) if instr.op == "tail" else instr
+    def plainly(v: Variant) -> Variant:
+        tails = {i for i, x in enumerate(v.instrs) if x.op == "tail"}
+        never = Instr("const", (), "b8", 0)
+        return replace(
+            v,
+            instrs=tuple(never if i in tails else x for i, x in enumerate(v.instrs)),
+            lane_code=tuple(sorted({*v.lane_code, *tails})),
+            code=tuple(i for i in v.code if i not in tails),
+        )
 
     steps = []
     for step in plan.steps:
         if isinstance(step, Kernel):
-            variants = tuple(
-                replace(v, instrs=tuple(map(plainly, v.instrs))) for v in step.variants
-            )
-            step = replace(step, variants=variants)
+            step = replace(step, variants=tuple(map(plainly, step.variants)))
         steps.append(step)
     return replace(plan, steps=tuple(steps))
 

@@ -182,9 +182,21 @@ class Recorder(TorchDispatchMode):
         )
         exists = kind != "temp" or len(siblings) > 1
         value = self._value(index) if exists else -1
-        self.current.append(value)
         self.initial.append(value if kind != "temp" else -1)
+        if kind != "temp" and self._overwritten(index):
+            value = self._value(index)  # what it held on entry is gone already
+        self.current.append(value)
         return index
+
+    def _overwritten(self, index: int) -> bool:
+        """Was memory of this buffer written through another one?"""
+        own = self.buffers[index]
+        return any(
+            other != index
+            and self.current[other] != self.initial[other]
+            and overlap(self.buffers[other], own)
+            for other in self._by_storage[own.storage]
+        )
 
     def _value(self, buffer: int) -> int:
         self.values.append(buffer)
@@ -514,7 +526,7 @@ class Recorder(TorchDispatchMode):
         self.calls.append(Call(func, new_args, new_kwargs, tuple(outputs)))
         name = str(func)
         self.nodes.append(
-            Extern(name, tuple(reads), written, payload, reason, self.line)
+            Extern(name, tuple(reads), written, payload, reason, self.line, _ordered(func))
         )
         return out
 
@@ -523,6 +535,11 @@ class Recorder(TorchDispatchMode):
 _INPLACE_META_FREE = frozenset(
     "add sub mul div neg abs sqrt addcmul addcdiv lerp copy fill zero".split()
 )
+
+
+def _ordered(func: Any) -> bool:
+    """Does a call depend on more than its arguments: the state of a generator?"""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _tensors(x: Any) -> list[torch.Tensor]:

@@ -81,8 +81,8 @@ def check_tensor(name: str, t: torch.Tensor) -> None:
     """Refuse what no kernel can address, before anything is written."""
     if t.layout != torch.strided:
         raise UnsupportedInput(
-            f"{name} has layout {t.layout}; fuseopt needs strided tensors. Use "
-            f"torch.optim.SparseAdam, or make the gradient dense (sparse=False)."
+            f"{name} is sparse (layout {t.layout}); fuseopt needs strided tensors. Make the "
+            "gradient dense (sparse=False), or leave this optimizer uncompiled."
         )
     if t.is_quantized:
         raise UnsupportedInput(f"{name} is quantized; dequantize it first")

@@ -458,6 +458,8 @@ class _Function:
             if instr.op == "load":
                 loaded = _load(instr.dtype, place[int(instr.attr or 0)])
                 lines.append(f"const {REGISTER[instr.dtype]} x{x} = {loaded};")
+            elif instr.op == "tail":
+                continue
             else:
                 lines.append(self.compute(x))
             if x in plan.spilled:

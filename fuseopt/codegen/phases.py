@@ -67,7 +67,7 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
 
     def use(x: int, k: int) -> None:
         """Instruction x is needed in the loop of phase k."""
-        if x not in elements:
+        if x not in elements or instrs[x].op == "tail":
             return
         is_call = instrs[x].op in library
         if phase[x] == k and not is_call:

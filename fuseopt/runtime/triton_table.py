@@ -16,8 +16,10 @@ import hashlib
 import importlib.util
 import logging
 import os
+import shutil
 import tempfile
 import threading
+import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,8 +65,8 @@ class TritonModule:
     options: Mapping[str, Any]
     path: Path
     interpreted: bool
-    #: Triton's interpreter keeps its state in globals
-    interpreting: threading.Lock
+    #: kept alive: it may own the folder in which `path` lies
+    builder: TritonBuilder
 
 
 class TritonBuilder:
@@ -79,9 +81,8 @@ class TritonBuilder:
         self.disk_hits = 0
         self.memory_hits = 0
         self._loaded: dict[tuple[str, bool], TritonModule] = {}
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: str | None = None
         self._lock = threading.Lock()
-        self._interpreting = threading.Lock()
 
     def load(
         self, source: Source, cache_dir: str | None, interpret: bool | None = None
@@ -115,7 +116,7 @@ class TritonBuilder:
                 module.OPTIONS,
                 path,
                 wanted,
-                self._interpreting,
+                self,
             )
             self._loaded[key, wanted] = loaded
             return loaded
@@ -131,8 +132,9 @@ class TritonBuilder:
                 error,
             )
         if self._scratch is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="fuseopt-")
-        return self._write(Path(self._scratch.name), key, text)
+            self._scratch = tempfile.mkdtemp(prefix="fuseopt-")
+            weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        return self._write(Path(self._scratch), key, text)
 
     def _write(self, folder: Path, key: str, text: str) -> Path:
         """The file of a text, written beside its place and moved there, so whole."""
@@ -335,7 +337,7 @@ class TritonTable:
         if not self.programs:
             return
         module = self.module
-        scope = interpreting(module) if module.interpreted else _on(self.target)
+        scope = interpreting() if module.interpreted else _on(self.target)
         try:
             with scope:
                 module.entry[(self.programs,)](
@@ -425,8 +427,14 @@ def compile_offline(
 # -------------------------------------------------------------------- interpreter
 
 
+@functools.cache
+def _interpreter_lock() -> threading.Lock:
+    """One kernel at a time: Triton's interpreter keeps its state in globals."""
+    return threading.Lock()
+
+
 @contextlib.contextmanager
-def interpreting(module: TritonModule) -> Iterator[None]:
+def interpreting() -> Iterator[None]:
     """Make Triton's interpreter round as a GPU does, while a kernel runs in it.
 
     As it stands it rounds an fma twice, cuts a float off to make a bf16, and lacks the
@@ -441,7 +449,7 @@ def interpreting(module: TritonModule) -> Iterator[None]:
         (InterpreterBuilder, "cast_impl", _exact_cast(InterpreterBuilder.cast_impl)),
         *((libdevice, name, _library_function(name)) for name in LIBRARY.values()),
     ]
-    with module.interpreting:
+    with _interpreter_lock():
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
         try:
             for owner, name, new in patches:

@@ -79,7 +79,12 @@ def edges(graph: Graph) -> Iterator[Edge]:
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     values = graph.values
+    last_ordered = -1
     for i, node in enumerate(graph.nodes):
+        if isinstance(node, Extern) and node.ordered:
+            if last_ordered >= 0:
+                yield Edge(last_ordered, i, -1, "order")
+            last_ordered = i
         for v in node.reads:
             b = values[v]
             made = producer.get(v)
@@ -140,7 +145,7 @@ def stages(graph: Graph, all_edges: list[Edge], shared: frozenset[int]) -> Stage
             key = (a.name, b.body.name, "extern")
             refusals.setdefault(key, Refusal(a.name, b.body.name, "extern", a.reason))
             continue
-        crosses = e.producer in shared and e.consumer not in shared
+        crosses = (e.producer in shared) != (e.consumer in shared)
         pair = Pair(
             graph.buffers[e.buffer],
             spaces[e.producer],

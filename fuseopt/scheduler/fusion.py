@@ -26,7 +26,7 @@ def fuse(graph: Graph, lanes: list[LaneTable]) -> Variant:
 
     own: dict[int, int] = {}  # value -> instruction
     scalar = 0
-    for i in first.nodes:
+    for position, i in enumerate(first.nodes):
         node = graph.nodes[i]
         assert isinstance(node, SchedulerNode)
         local: list[int] = []
@@ -41,6 +41,13 @@ def fuse(graph: Graph, lanes: list[LaneTable]) -> Variant:
             elif instr.op == "scalar":
                 k = scalar + int(instr.attr or 0)
                 local.append(emit(Instr("scalar", (), instr.dtype, k)))
+            elif instr.op == "tail":
+                # a 0-d tensor is always left over; a list with other shapes asks each
+                asked = any(
+                    graph.buffers[graph.values[graph.nodes[x.nodes[position]].writes[0]]].shape
+                    for x in lanes
+                )
+                local.append(emit(Instr("tail", (), "b8", int(asked))))
             else:
                 args = tuple([local[a] for a in instr.args])
                 if instr.op == "cast" and instrs[args[0]].dtype == instr.dtype:
@@ -100,6 +107,8 @@ def _split(
             attr = slots[int(attr or 0)]
         elif instr.op == "scalar":
             attr = numbers[int(attr or 0)]
+        elif instr.op == "tail":
+            where = "element" if attr else "lane"
         args = tuple([renumber[a] for a in instr.args])
         if any(domain[a] == "element" for a in args):
             where = "element"

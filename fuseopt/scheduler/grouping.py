@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..ir import Extern, ForeachSchedulerNode, Graph, ScalarRef, SchedulerNode
-from .deps import Edge
+from .deps import Edge, overlaps
 
 
 class UnionFind:
@@ -64,6 +64,11 @@ def _clones(graph: Graph, number: list[bool]) -> frozenset[int]:
     storages: dict[int, int] = {}
     for b in graph.buffers:
         storages[b.storage] = storages.get(b.storage, 0) + 1
+    near = overlaps(graph)
+
+    def changed(b: int) -> bool:
+        return b in written or any(other in written for other in near.get(b, ()))
+
     fixed: set[int] = set()  # values that are the same wherever they are computed
     clones: set[int] = set()
     for i, node in enumerate(nodes):
@@ -78,7 +83,7 @@ def _clones(graph: Graph, number: list[bool]) -> frozenset[int]:
             continue
         if all(
             r in fixed
-            or (values[r] not in written and graph.buffers[values[r]].shape == ())
+            or (not changed(values[r]) and graph.buffers[values[r]].shape == ())
             for r in node.reads
         ):
             fixed.add(v)

@@ -1,0 +1,195 @@
+"""Each way to fail: its own class, a message that says what to do, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import fuseopt
+from fuseopt import errors
+from fuseopt.backend import fuseopt as backend
+from fuseopt.backend import session
+from fuseopt.config import resolve
+from tests.steps import compiled, make, make_params, set_grads
+
+
+def raised(caught: pytest.ExceptionInfo[BaseException]) -> str:
+    return str(caught.value)
+
+
+def test_fused_says_what_to_pass_instead() -> None:
+    params = make_params([(3,)])
+    set_grads(params, params, 0)
+    optimizer = torch.optim.AdamW(params, fused=True)
+    before = params[0].detach().clone()
+    with pytest.raises(Exception, match="UnsupportedInput.*foreach=True"):
+        torch.compile(optimizer.step, backend=backend)()
+    assert torch.equal(params[0], before) and not optimizer.state
+    with pytest.raises(errors.UnsupportedInput, match="foreach=True"):
+        fuseopt.explain(optimizer.step)
+
+
+def test_steps_that_dynamo_disables() -> None:
+    optimizer = torch.optim.LBFGS(make_params([(3,)]))
+    with pytest.raises(Exception, match="disabled under Dynamo"):
+        torch.compile(optimizer.step, backend=backend)(lambda: torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dumpdir": "x"}, "did you mean 'dump_dir'"),
+        ({"target": "metal"}, "expected one of"),
+        ({"verify": "yes"}, "expected one of"),
+        ({"dump_dir": 3}, "expected a path"),
+    ],
+)
+def test_unknown_options(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.ConfigError, match=words):
+        resolve(None, options)
+    params = make_params([(3,)])
+    set_grads(params, params, 0)
+    before = params[0].detach().clone()
+    step = torch.compile(make("SGD", params, lr=0.1).step, backend=backend, options=options)
+    with pytest.raises(Exception, match=words):
+        step()
+    assert torch.equal(params[0], before)
+
+
+def test_unknown_mode_and_debug_level() -> None:
+    with pytest.raises(errors.ConfigError, match="unknown mode 'fastest'"):
+        resolve("fastest")
+    with pytest.raises(errors.ConfigError, match="FUSEOPT_DEBUG"):
+        resolve(None, None, {"FUSEOPT_DEBUG": "loud"})
+
+
+def test_sparse_grads() -> None:
+    table = torch.nn.Embedding(10, 3, sparse=True)
+    table(torch.tensor([1, 2])).sum().backward()
+    before = table.weight.detach().clone()
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    with pytest.raises(Exception, match="gradient of parameter 0 of group 0.*sparse"):
+        torch.compile(optimizer.step, backend=backend)()
+    assert torch.equal(table.weight, before)
+
+
+def test_grads_that_become_sparse() -> None:
+    params = make_params([(4, 3)])
+    set_grads(params, params, 0)
+    step = compiled(make("SGD", params, lr=0.1))
+    step()
+    before = params[0].detach().clone()
+    params[0].grad = torch.eye(4, 3).to_sparse()
+    with pytest.raises(Exception, match="sparse"):
+        step()
+    assert torch.equal(params[0], before)
+
+
+def test_a_closure_runs_and_the_update_is_compiled() -> None:
+    params = make_params([(4, 3), (5,)])
+    others = make_params([(4, 3), (5,)])
+    runs = []
+    for own in (params, others):
+        optimizer = make("SGD", own, lr=0.1)
+
+        def closure(own: Any = own, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = sum((p**2).sum() for p in own)
+            loss.backward()
+            return loss
+
+        step = optimizer.step if own is others else compiled(optimizer)
+        runs.append([float(step(closure).detach()) for _ in range(3)])
+    assert runs[0] == runs[1]
+    assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+    assert any(r.launches == 1 for r in fuseopt.reports())
+
+
+class Sorted(torch.optim.Optimizer):
+    """An optimizer with an op that no rule covers, between two that are covered."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                ordered = torch.cumsum(p.grad * 2.0, 0)
+                p.add_(ordered * 3.0, alpha=-group["lr"])
+
+
+def test_an_op_without_a_rule_runs_as_it_is_and_is_reported() -> None:
+    runs = []
+    for compile_it in (True, False):
+        params = make_params([(7,), (4, 3)])
+        set_grads(params, params, 5)
+        optimizer = Sorted(params)
+        step = compiled(optimizer) if compile_it else optimizer.step
+        for _ in range(3):
+            step()
+        runs.append(params)
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    (report,) = fuseopt.reports()
+    assert [name for name, _ in report.externs] == ["aten.cumsum.default"] * 2
+    assert report.launches == 2
+    assert {r.code for r in report.not_fused} == {"extern"}
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    session.reset()
+    yield
+
+
+def test_no_compiler_warns_once_and_runs_in_eager(no_compiler: None) -> None:
+    params, others = make_params([(3,)]), make_params([(3,)])
+    with pytest.warns(RuntimeWarning, match="no C.. compiler was found. Install one"):
+        set_grads(params, others, 0)
+        compiled(make("SGD", params, lr=0.1))()
+    make("SGD", others, lr=0.1).step()
+    assert torch.equal(params[0], others[0])
+    (report,) = fuseopt.reports()
+    assert "It runs in eager" in report.fallback
+    torch._dynamo.reset()
+
+
+def test_fallback_error_refuses_a_forward() -> None:
+    model = torch.nn.Linear(3, 4)
+    step = torch.compile(model, backend=backend, options={"fallback": "error"})
+    with pytest.raises(Exception, match="no optimizer step"):
+        step(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("where", ["inductor", "eager"])
+def test_a_forward_goes_elsewhere_and_is_reported(where: str) -> None:
+    model = torch.nn.Linear(3, 4)
+    step = torch.compile(model, backend=backend, options={"fallback": where})
+    x = torch.ones(2, 3)
+    torch.testing.assert_close(step(x), model(x))
+    step(x).sum().backward()
+    assert model.weight.grad is not None
+    (report,) = fuseopt.reports()
+    assert f"It runs in {where}" in report.fallback
+
+
+def test_tensors_that_overlap_run_in_eagers_order() -> None:
+    flat = torch.linspace(0, 1, 12)
+    twin = flat.clone()
+    runs = []
+    for memory in (flat, twin):
+        params = [torch.nn.Parameter(memory[:8]), torch.nn.Parameter(memory[4:])]
+        for p in params:
+            p.grad = torch.linspace(1, 2, 8)
+        runs.append(params)
+    step = compiled(make("SGD", runs[0], lr=0.1, momentum=0.9))
+    reference = make("SGD", runs[1], lr=0.1, momentum=0.9)
+    for _ in range(3):
+        step()
+        reference.step()
+        assert torch.equal(flat, twin)
