@@ -54,6 +54,13 @@ class Session:
         self.reports: list[Report] = []
         self.warned: set[str] = set()
 
+    @functools.cached_property
+    def triton_builder(self) -> Any:
+        """Made on first use, so that a CPU never imports Triton."""
+        from .runtime.triton_table import TritonBuilder
+
+        return TritonBuilder()
+
     def reset(self) -> None:
         self.reports.clear()
         self.warned.clear()
@@ -103,7 +110,9 @@ def _target(config: Config, captured: Captured) -> Target:
     return TritonTarget()
 
 
-def _factory(target: Target, source: Source, config: Config) -> TableFactory:
+def _factory(
+    target: Target, source: Source, device: str, config: Config
+) -> TableFactory:
     """Build a kernel; the result makes its tables, which launch it."""
     if target.name == "cpp":
         built = session.builder.load(source, config.cache_dir, config.numerics == "fast")
@@ -113,7 +122,7 @@ def _factory(target: Target, source: Source, config: Config) -> TableFactory:
         return functools.partial(CppTable, entry, session.vectors.address(built))
     from .runtime.triton_table import triton_factory
 
-    return triton_factory(source, config.cache_dir)
+    return triton_factory(source, config.cache_dir, device, session.triton_builder)
 
 
 def _probe(config: Config) -> ctypes.PyDLL | None:
@@ -151,8 +160,11 @@ def _plan(
     builds = session.builder.builds
     factories: dict[str, TableFactory] = {}
     if run:
-        for name, source in sources.items():
-            factories[name] = _factory(target, source, config)
+        for kernel in kernels:
+            first = captured.graph.buffers[kernel.variants[0].columns[0][0]]
+            factories[kernel.name] = _factory(
+                target, sources[kernel.name], first.device, config
+            )
     probe = _probe(config) if run else None
     clock.lap("build")
     result = Plan(captured, plan, factories, probe) if run else None
@@ -195,11 +207,21 @@ def _dump(
 
 
 def _is_forward(gm: GraphModule, args: Sequence[Any]) -> bool:
-    """Will somebody call backward through this graph?"""
-    if not torch.is_grad_enabled():
-        return False
+    """Will somebody call backward through this graph?
+
+    Only what runs while gradients are recorded counts: a step under `torch.no_grad()`
+    brings the switch along as nodes of the graph.
+    """
     tensors = [*gm.parameters(), *(a for a in args if isinstance(a, torch.Tensor))]
-    return any(t.requires_grad for t in tensors)
+    if not any(t.requires_grad for t in tensors):
+        return False
+    recording = torch.is_grad_enabled()
+    for node in gm.graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            recording = bool(node.args[0])
+        elif recording and node.op.startswith("call"):
+            return True
+    return False
 
 
 #: Functions of `operator` that change their first argument.

@@ -123,6 +123,7 @@ def on_trace(
     others, nothing is checked.
     """
     try:
+        import torch._dynamo
         from torch._dynamo.callback import callback_handler
     except ImportError:
         return
@@ -142,6 +143,8 @@ def on_trace(
         ):
             check(owner)
 
+    # a callback may run while Dynamo is tracing: it must not trace this too
+    started = torch._dynamo.disable(started)
     forget = callback_handler.clear
 
     def clear() -> None:

@@ -190,6 +190,8 @@ def _check_instrs(
             _index(here, instr, scalars)
         elif instr.op == "const":
             _require(isinstance(instr.attr, (int, float)), f"{here}: no number")
+        elif instr.op == "tail":
+            _require(instr.attr in (None, 0, 1), f"{here}: attribute {instr.attr}")
         else:
             _require(instr.attr is None, f"{here}: has attribute {instr.attr}")
         _check_dtypes(here, instr, [instrs[a].dtype for a in instr.args])

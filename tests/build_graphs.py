@@ -169,12 +169,13 @@ class GraphBuilder:
         reads: Sequence[int],
         writes: Sequence[int],
         reason: str = "test",
+        ordered: bool = False,
     ) -> None:
         got = tuple(self._read(b) for b in reads)
         made = tuple(self._write(b) for b in writes)
         payload = self._externs
         self._externs += 1
-        self.nodes.append(Extern(name, got, made, payload, reason, "step.py:0"))
+        self.nodes.append(Extern(name, got, made, payload, reason, "step.py:0", ordered))
 
     def literal(self, value: float) -> Literal:
         return self._literals.setdefault(repr(value), Literal(value))

@@ -306,8 +306,8 @@ def test_externs_keep_their_order() -> None:
     g = GraphBuilder()
     p, q = g.tensors("p", [(4,), (4,)])
     g.op("mul", p, 0.9, out=p)
-    g.extern("aten.bernoulli", [p], [p])
-    g.extern("aten.normal", [q], [q])
+    g.extern("aten.bernoulli", [p], [p], ordered=True)
+    g.extern("aten.normal", [q], [q], ordered=True)
     _, plan = planned(g)
     assert [s.name for s in plan.steps if isinstance(s, Extern)] == [
         "aten.bernoulli",

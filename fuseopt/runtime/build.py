@@ -17,6 +17,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +104,7 @@ class Builder:
         self.disk_hits = 0
         self.memory_hits = 0
         self._loaded: dict[str, ctypes.CDLL] = {}
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Path | None = None
 
     def load(self, source: Source, cache_dir: str | None, fast: bool) -> ctypes.CDLL:
         """The library of a C++ source. Raises CompilerMissing or BuildError."""
@@ -131,8 +132,9 @@ class Builder:
 
     def _temporary(self) -> Path:
         if self._scratch is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="fuseopt-")
-        return Path(self._scratch.name)
+            self._scratch = Path(tempfile.mkdtemp(prefix="fuseopt-"))
+            weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        return self._scratch
 
     def _from_disk(
         self,

@@ -101,7 +101,7 @@ def shared_numbers(graph: Graph, all_edges: list[Edge]) -> SharedNumbers:
     bridges: list[tuple[int, int]] = []
     for e in all_edges:
         a, b = e.producer, e.consumer
-        if a in clones or b in clones:
+        if a in clones or b in clones or not e.exact:
             continue
         if isinstance(nodes[a], Extern) or isinstance(nodes[b], Extern):
             continue
