@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from . import compat, dump, report as reporting
+from . import compat, dump
+from . import report as reporting
 from .capture import Captured, capture
 from .capture.replay import replay
 from .capture.trace import check_tensor
@@ -32,8 +34,8 @@ from .errors import (
     UnsupportedInput,
     VerifyError,
 )
-from .report import Report
 from .ir import Kernel, Schedule
+from .report import Report
 from .runtime.build import Builder
 from .runtime.probe import PROBE
 from .runtime.step import CompiledStep, Plan
@@ -115,7 +117,9 @@ def _factory(
 ) -> TableFactory:
     """Build a kernel; the result makes its tables, which launch it."""
     if target.name == "cpp":
-        built = session.builder.load(source, config.cache_dir, config.numerics == "fast")
+        built = session.builder.load(
+            source, config.cache_dir, config.numerics == "fast"
+        )
         entry = getattr(built, source.entry)
         entry.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         entry.restype = None
@@ -126,7 +130,7 @@ def _factory(
 
 
 def _probe(config: Config) -> ctypes.PyDLL | None:
-    """The helper that asks tensors for their addresses; None where nothing can build it."""
+    """The helper that asks tensors for their addresses; None without a compiler."""
     try:
         built = session.builder.load(PROBE, config.cache_dir, False)
     except CompilerMissing:
@@ -259,12 +263,10 @@ def _fall_back(
         return gm.forward
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(gm, list(args))  # type: ignore[no-any-return]
+    return compile_fx(gm, list(args))  # type: ignore[return-value]
 
 
-def _verified(
-    gm: GraphModule, args: Sequence[Any], step: Callable[[], Any]
-) -> Any:
+def _verified(gm: GraphModule, args: Sequence[Any], step: Callable[[], Any]) -> Any:
     """Run a step and eager beside it on clones; raise at the first bit that differs."""
     statics, given, expected = replay(gm, args)
     result = step()
@@ -337,7 +339,9 @@ def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
     for number, group in enumerate(optimizer.param_groups):
         for position, p in enumerate(group["params"]):
             if p.grad is not None:
-                check_tensor(f"the gradient of parameter {position} of group {number}", p.grad)
+                check_tensor(
+                    f"the gradient of parameter {position} of group {number}", p.grad
+                )
 
 
 compat.on_trace(fuseopt, _refuse_untraceable)
@@ -398,13 +402,11 @@ def explain(
 
         return leave
 
-    try:
+    with contextlib.suppress(Planned):
         torch.compile(step, backend=planner)(*args)
-    except Planned:
-        pass
     if not found:
         raise UnsupportedInput(
-            "Dynamo made no graph of this function; run it with TORCH_LOGS=graph_breaks "
-            "to see why"
+            "Dynamo made no graph of this function; run it with "
+            "TORCH_LOGS=graph_breaks to see why"
         )
     return found[0]

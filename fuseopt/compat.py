@@ -17,7 +17,7 @@ import torch
 
 
 def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A fast `check(*tensors)`: same dtype, device, sizes and strides as these have now.
+    """A fast `check(*tensors)`: dtype, device, sizes and strides as these have now.
 
     Relies on Dynamo's TensorGuards (C++); without it, compares in Python.
     """
@@ -26,13 +26,14 @@ def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     try:
         from torch._C._dynamo.guards import TensorGuards
 
+        # torch types these as flat lists; a list for each tensor is what they take
+        sizes: list[Any] = [list(t.shape) for t in tensors]
+        strides: list[Any] = [list(t.stride()) for t in tensors]
         guard = TensorGuards(
-            *tensors,
-            dynamic_dims_sizes=[list(t.shape) for t in tensors],
-            dynamic_dims_strides=[list(t.stride()) for t in tensors],
+            *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
         )
         if guard.check(*tensors):
-            return guard.check  # type: ignore[no-any-return]
+            return guard.check
     except (ImportError, TypeError, AttributeError):
         pass
     expected = [_metadata(t) for t in tensors]
@@ -63,8 +64,8 @@ class LibraryStruct(ctypes.Structure):
 def vector_library() -> LibraryStruct:
     """The vector functions that eager's CPU kernels call.
 
-    Relies on libtorch_cpu exporting MKL's names; where it does not (a build without MKL),
-    eager uses correctly rounded roots, and so does generated code.
+    Relies on libtorch_cpu exporting MKL's names; where it does not (a build without
+    MKL), eager uses correctly rounded roots, and so does generated code.
     """
     struct = LibraryStruct(None, None, 0)
     try:
@@ -78,7 +79,7 @@ def vector_library() -> LibraryStruct:
 
 
 def first_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
-    """Where two tensors differ in their bits (NaN equals NaN), in words; None if nowhere."""
+    """Where the bits of two tensors differ (NaN equals NaN), in words; or None."""
     if got.dtype != want.dtype or got.shape != want.shape:
         return f"{got.dtype} {list(got.shape)} for {want.dtype} {list(want.shape)}"
     same = (got == want) & (torch.signbit(got) == torch.signbit(want))
@@ -88,8 +89,8 @@ def first_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
     wrong = (~same).flatten()
     i = int(wrong.nonzero()[0])
     return (
-        f"{int(wrong.sum())} of {wrong.numel()} elements differ from eager; element {i} is "
-        f"{got.flatten()[i].item()!r}, eager has {want.flatten()[i].item()!r}"
+        f"{int(wrong.sum())} of {wrong.numel()} elements differ from eager; element "
+        f"{i} is {got.flatten()[i].item()!r}, eager has {want.flatten()[i].item()!r}"
     )
 
 
@@ -102,8 +103,9 @@ def never_compiled(optimizer: torch.optim.Optimizer) -> str:
     name = type(optimizer).__name__
     if any(group.get("fused") for group in optimizer.param_groups):
         return (
-            f"{name} was made with fused=True: Dynamo does not trace torch's fused steps, so "
-            "no backend is ever called. Pass foreach=True (or leave both out) instead."
+            f"{name} was made with fused=True: Dynamo does not trace torch's fused "
+            "steps, so no backend is ever called. Pass foreach=True (or leave both "
+            "out) instead."
         )
     step = type(optimizer).step
     if getattr(step, "_torchdynamo_disable", False) or getattr(
@@ -116,11 +118,11 @@ def never_compiled(optimizer: torch.optim.Optimizer) -> str:
 def on_trace(
     backend: Callable[..., Any], check: Callable[[torch.optim.Optimizer], None]
 ) -> None:
-    """Call `check(optimizer)` when Dynamo starts to trace an optimizer's step for `backend`.
+    """Call `check(optimizer)` when Dynamo starts to trace a step for `backend`.
 
-    An exception from `check` reaches the caller of the step before anything ran. Relies on
-    Dynamo's compile callbacks and on local names of the frames that trace; where they are
-    others, nothing is checked.
+    An exception from `check` reaches the caller of the step before anything ran. Relies
+    on Dynamo's compile callbacks and on local names of the frames that trace; where
+    they are others, nothing is checked.
     """
     try:
         import torch._dynamo
@@ -144,7 +146,7 @@ def on_trace(
             check(owner)
 
     # a callback may run while Dynamo is tracing: it must not trace this too
-    started = torch._dynamo.disable(started)
+    started = torch._dynamo.disable(started)  # type: ignore[no-untyped-call]
     forget = callback_handler.clear
 
     def clear() -> None:

@@ -1,4 +1,4 @@
-"""The options of a compilation: one frozen Config, and the only reader of the environment.
+"""The options of a compilation: one frozen Config, the one reader of the environment.
 
 `resolve(mode, options)` reads what `torch.compile` passes on; unknown names raise
 ConfigError with the known ones.
@@ -25,8 +25,10 @@ class Config:
     target: "auto" (C++ on a CPU, Triton on an accelerator), "cpp" or "triton".
     numerics: "eager" gives eager's bits; "fast" lets the compiler contract and
         reassociate.
-    fallback: what runs a graph that is no optimizer step: "inductor", "eager" or "error".
-    verify: run eager on clones beside each step and raise at the first bit that differs.
+    fallback: what runs a graph that is no optimizer step: "inductor", "eager" or
+        "error".
+    verify: run eager on clones beside each step and raise at the first bit that
+        differs.
     dump_dir: a folder for the graph after each pass, refusals, source and layout.
     debug: 0 silent; 1 what was compiled; 2 and what did not fuse; 3 and the graph after
         each pass; 4 and the generated source.

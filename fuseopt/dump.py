@@ -1,9 +1,9 @@
 """Write what became of a graph into a folder that a person can read.
 
 One numbered folder per compiled graph: `0_captured.txt` (the graph as recorded),
-`1_scheduled.txt` (foreach nodes, fused variants), `not_fused.txt` (every refusal with its
-reason), `kernel0.cpp` ... (generated source), `kernel0.layout.txt` (the launch layout),
-`report.txt`.
+`1_scheduled.txt` (foreach nodes, fused variants), `not_fused.txt` (every refusal with
+its reason), `kernel0.cpp` ... (generated source), `kernel0.layout.txt` (the launch
+layout), `report.txt`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .ir import Graph, Schedule
 from .report import Report
 from .show import show_graph, show_schedule
 
-#: Which files each debug level adds.
-REPORT, REFUSALS, PASSES, SOURCES = 1, 2, 3, 4
+#: The debug levels that add a file to the report.
+REFUSALS, PASSES, SOURCES = 2, 3, 4
 
 
 def new_folder(parent: str) -> Path:
@@ -39,7 +39,9 @@ def layout_text(source: Source) -> str:
     """The launch layout as lines: slots, scalars and lane values of each variant."""
     lines = [f"target {source.target}, entry {source.entry}"]
     for number, v in enumerate(source.layout):
-        lines.append(f"variant {number}: {v.scalars} scalars, {v.lane_values} lane values")
+        lines.append(
+            f"variant {number}: {v.scalars} scalars, {v.lane_values} lane values"
+        )
         lines += [f"  slot {k}: {slot}" for k, slot in enumerate(v.slots)]
     return "\n".join(lines) + "\n"
 

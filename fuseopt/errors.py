@@ -1,4 +1,5 @@
-"""One class per way to fail. Each message names the node, tensor or option and what to do.
+"""One class per way to fail. Each message names the node, tensor or option at fault,
+and what to do.
 
 Every error here is raised before a step has written anything: a step is whole or not
 at all.

@@ -1,14 +1,15 @@
 """The IR: what a captured optimizer step is, in frozen data without torch.
 
 A `Graph` holds *buffers* (regions of memory), *values* (a version of a buffer, SSA) and
-*nodes* in program order. A node is either a `SchedulerNode`, one position of one recorded
-call, whose arithmetic is a shared `Body`; or an `Extern`, an ATen call run as it is.
+*nodes* in program order. A node is either a `SchedulerNode`, one position of one
+recorded call, whose arithmetic is a shared `Body`; or an `Extern`, an ATen call run as
+it is.
 
 A `Body` is written once and shared by every lane that runs it: nodes of 1,000 lanes
 point to the same object, so checking and generating code costs nothing per lane.
 
-The scheduler turns a Graph into a `Schedule`: kernels made of `Variant`s (one fused body
-with the table of its lanes) and externs, in the order in which they run.
+The scheduler turns a Graph into a `Schedule`: kernels made of `Variant`s (one fused
+body with the table of its lanes) and externs, in the order in which they run.
 """
 
 from __future__ import annotations
@@ -75,7 +76,6 @@ ARITY = {
     # of elements, 0 if of a single number, which always is
     "tail": 0,
 }
-COMMUTATIVE = frozenset({"add", "mul", "eq", "ne", "and", "or", "xor"})
 
 
 class Instr(NamedTuple):
@@ -110,8 +110,8 @@ class Body:
 class Literal:
     """A scalar whose value stood in the graph.
 
-    Compared by identity (0.0 and -0.0 are equal numbers, but not equal scalars): capture
-    makes one object per number.
+    Compared by identity (0.0 and -0.0 are equal numbers, but not equal scalars):
+    capture makes one object per number.
     """
 
     value: float
@@ -132,9 +132,9 @@ class Buffer(NamedTuple):
 
     `kind` is "static" (a parameter or state, an attribute of the graph), "arg" (a
     placeholder: grads, a tensor lr), "view" (another way to see one of those) or "temp"
-    (made inside the step). `source` is the position of a static or arg among the tensors
-    of a call, statics first; -1 for others. Strides and offset count elements; buffers with
-    equal `storage` lie in one allocation.
+    (made inside the step). `source` is the position of a static or arg among the
+    tensors of a call, statics first; -1 for others. Strides and offset count elements;
+    buffers with equal `storage` lie in one allocation.
     """
 
     name: str
@@ -155,6 +155,15 @@ class Buffer(NamedTuple):
         return n
 
 
+def span(b: Buffer) -> tuple[int, int]:
+    """The range of bytes of its storage that a buffer may touch."""
+    if 0 in b.shape:
+        return 0, 0
+    size = DTYPE_BYTES[b.dtype]
+    last = sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True))
+    return b.offset * size, (b.offset + last + 1) * size
+
+
 class SchedulerNode(NamedTuple):
     """One position of one recorded call. `reads` and `writes` are value numbers."""
 
@@ -167,7 +176,8 @@ class SchedulerNode(NamedTuple):
 
 
 class Extern(NamedTuple):
-    """An ATen call that runs as it is. `payload` finds the call in capture's side table.
+    """An ATen call that runs as it is. `payload` finds the call in capture's side
+    table.
 
     `ordered` calls keep their order among each other (they share a random generator).
     """
@@ -188,10 +198,10 @@ Node = SchedulerNode | Extern
 class Graph:
     """A captured step. `values[v]` is the buffer of value v.
 
-    `initial[b]` is the value a buffer holds on entry (-1 for temps; a view made after its
-    memory was written has one that nobody reads); `final[b]` the value
-    its memory must hold at the end (-1 where nobody looks). `outputs` are the buffers the
-    step returns.
+    `initial[b]` is the value a buffer holds on entry (-1 for temps; a view made after
+    its memory was written has one that nobody reads); `final[b]` the value its memory
+    must hold at the end (-1 where nobody looks). `outputs` are the buffers the step
+    returns.
     """
 
     buffers: tuple[Buffer, ...]
@@ -252,8 +262,8 @@ class Variant:
 
     `lane_code` runs once per lane, `code` once per element; both index into the one
     numbering `instrs`. `stores` are (instruction, slot) pairs. `columns[s][i]` is the
-    buffer of slot s in lane i, `scalars[k][i]` scalar k of lane i, `shapes[i]` the index
-    space of lane i.
+    buffer of slot s in lane i, `scalars[k][i]` scalar k of lane i, `shapes[i]` the
+    index space of lane i.
     """
 
     instrs: tuple[Instr, ...]

@@ -1,13 +1,15 @@
 """ATen name -> Body: the arithmetic of every pointwise operation, in one table.
 
 `lower` takes the name of an op, its operands and the dtypes torch's promotion gave, and
-returns the `Body` that gives the bits of eager on a CPU; None if no rule covers it. A rule
-receives its operands already in the type eager computes in (bf16 and f16 compute in f32)
-and returns the unrounded result; the store rounds it, as eager does after every call.
+returns the `Body` that gives the bits of eager on a CPU; None if no rule covers it. A
+rule receives its operands already in the type eager computes in (bf16 and f16 compute
+in f32) and returns the unrounded result; the store rounds it, as eager does after every
+call.
 
 The formulas were found by comparing bits with eager over random data (torch 2.13, AVX2
-and AVX-512): where eager's compiler contracted a product and a sum, the rule says `fma`;
-where it did not, it says `mul` and `add`. docs/numerics.md lists what is not exact.
+and AVX-512): where eager's compiler contracted a product and a sum, the rule says
+`fma`; where it did not, it says `mul` and `add`. docs/numerics.md lists what is not
+exact.
 """
 
 from __future__ import annotations
@@ -86,8 +88,10 @@ class Builder:
 
     def tail(self, tail: int, body: int) -> int:
         """`tail` where eager's vectorized loop has ended, `body` inside it."""
-        return body if tail == body else self.op(
-            "where", self.emit(Instr("tail", (), "b8")), tail, body
+        return (
+            body
+            if tail == body
+            else self.op("where", self.emit(Instr("tail", (), "b8")), tail, body)
         )
 
     def compare(self, op: str, x: int, y: int) -> int:
@@ -96,8 +100,8 @@ class Builder:
 
 Rule = Callable[..., int]
 
-#: Ops whose bf16 and f16 kernels round a number to the tensor's type before they use it;
-#: the others keep it in float32.
+#: Ops whose bf16 and f16 kernels round a number to the tensor's type before they use
+#: it; the others keep it in float32.
 ROUND_NUMBERS = frozenset(
     (
         "add sub rsub mul_rounded pow clamp clamp_min clamp_max maximum minimum "
@@ -184,9 +188,7 @@ def _sign(b: Builder, x: int) -> int:
     return b.op("where", b.compare("lt", zero, x), one, below)
 
 
-def _clamp(
-    b: Builder, x: int, low: int | None = None, high: int | None = None
-) -> int:
+def _clamp(b: Builder, x: int, low: int | None = None, high: int | None = None) -> int:
     """A NaN, or an x equal to the bound, stays x; tensor bounds spread their NaN."""
     if low is not None:
         number = low in b.numbers
@@ -211,7 +213,9 @@ def _clamp_max(b: Builder, x: int, high: int) -> int:
 
 def _sqrt(b: Builder, x: int) -> int:
     """Eager takes the roots of f32 and f64 from a vector library, on a CPU."""
-    return b.op("vsqrt" if b.vector_library and b.common in ("f32", "f64") else "sqrt", x)
+    return b.op(
+        "vsqrt" if b.vector_library and b.common in ("f32", "f64") else "sqrt", x
+    )
 
 
 def _reciprocal(b: Builder, x: int) -> int:
@@ -263,9 +267,6 @@ def _logical(op: str) -> Rule:
 def _identity(b: Builder, x: int) -> int:
     return x
 
-
-#: Rules that keep their operands as they are, with no promotion: copies and masks.
-UNPROMOTED = frozenset({"copy", "fill", "where"})
 
 RULES: dict[str, Rule] = {
     "add": _add,
@@ -322,12 +323,6 @@ RULES: dict[str, Rule] = {
     "fill": _identity,
 }
 
-#: Ops whose kernels take every operand in a type of their own choosing when integers
-#: come in; the promotion of capture gives a float type for them.
-FLOAT_OPS = frozenset(
-    "div sqrt rsqrt reciprocal exp expm1 log log1p tanh erf sin cos sigmoid".split()
-)
-
 
 def lower(
     op: str,
@@ -338,16 +333,19 @@ def lower(
 ) -> Body | None:
     """The body of `op`, or None where no rule covers it.
 
-    `operands`: tensors and numbers in the order of the op's arguments, None for one left
-    out. `common`: the dtype torch's promotion gives the operands. `out`: storage dtype of
-    the result. `vector_library`: give the bits of eager on a CPU, which takes some functions
-    from a vector library; else those of IEEE arithmetic, as on a GPU.
+    `operands`: tensors and numbers in the order of the op's arguments, None for one
+    left out. `common`: the dtype torch's promotion gives the operands. `out`: storage
+    dtype of the result. `vector_library`: give the bits of eager on a CPU, which takes
+    some functions from a vector library; else those of IEEE arithmetic, as on a GPU.
     """
     rule = RULES.get(op)
     if rule is None:
         return None
     compute = opmath(common)
-    if op in ("pow", "exp", "log", "tanh", "erf", "sin", "cos") and compute not in FLOATS:
+    if (
+        op in ("pow", "exp", "log", "tanh", "erf", "sin", "cos")
+        and compute not in FLOATS
+    ):
         return None
     b = Builder(common, compute, vector_library)
     args: list[int | None] = []

@@ -16,8 +16,9 @@ from .ir import DTYPE_BYTES, Extern, Kernel, Refusal, Schedule, Variant
 class KernelReport:
     """One generated kernel.
 
-    `lanes`: parameters it updates (a counter that nothing else reads is none). `bytes_per_element`: read and written per element, of
-    its widest variant's slots. `path`: where its source was dumped, if it was.
+    `lanes`: parameters it updates (a counter that nothing else reads is none).
+    `bytes_per_element`: read and written per element, of its widest variant's slots.
+    `path`: where its source was dumped, if it was.
     """
 
     name: str
@@ -39,10 +40,10 @@ class KernelReport:
 class Report:
     """What became of one graph that Dynamo handed over.
 
-    launches: kernel launches per step. externs: ATen calls that run as they are, with the
-    reason. not_fused: (producer, consumer, code, detail). build_seconds: compiling the
-    kernels. backend_seconds: everything between Dynamo's call and the ready step, the
-    build included. builds: compiler runs (0 where the cache had the kernel).
+    launches: kernel launches per step. externs: ATen calls that run as they are, with
+    the reason. not_fused: (producer, consumer, code, detail). build_seconds: compiling
+    the kernels. backend_seconds: everything between Dynamo's call and the ready step,
+    the build included. builds: compiler runs (0 where the cache had the kernel).
     passes: seconds of each pass. fallback: "" or what runs the graph instead, and why.
     """
 
@@ -79,8 +80,8 @@ class Report:
         if self.fallback:
             return f"fuseopt: not compiled. {self.fallback}"
         title = (
-            f"fuseopt: {self.launches} launch{'' if self.launches == 1 else 'es'} a step, "
-            f"{self.lanes} lanes, {self.bytes / 1e6:.2f} MB moved; backend "
+            f"fuseopt: {self.launches} launch{'' if self.launches == 1 else 'es'} "
+            f"a step, {self.lanes} lanes, {self.bytes / 1e6:.2f} MB moved; backend "
             f"{self.backend_seconds:.2f} s, of it build {self.build_seconds:.2f} s"
         )
         table = Table(title=title, title_justify="left", expand=False)
@@ -105,7 +106,9 @@ class Report:
 
 def _bytes_per_element(v: Variant) -> int:
     return sum(
-        DTYPE_BYTES[s.dtype] * (s.read + s.write) for s in v.slots if s.domain == "element"
+        DTYPE_BYTES[s.dtype] * (s.read + s.write)
+        for s in v.slots
+        if s.domain == "element"
     )
 
 
@@ -134,5 +137,7 @@ def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
 
 def fill(report: Report, schedule: Schedule) -> None:
     """Put a schedule's externs and refusals into a report."""
-    report.externs = [(s.name, s.reason) for s in schedule.steps if isinstance(s, Extern)]
+    report.externs = [
+        (s.name, s.reason) for s in schedule.steps if isinstance(s, Extern)
+    ]
     report.not_fused = list(schedule.refusals)

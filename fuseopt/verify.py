@@ -1,16 +1,14 @@
 """Graph or Schedule -> nothing, or a GraphError that names the node and what is broken.
 
 `check_graph` holds the invariants of the IR: SSA over versions of memory, well-formed
-bodies, consistent buffers. `check_schedule` holds those of a Schedule, and then proves
-it equal to its Graph: both are run on *terms* instead of numbers (a term is a node of
-one shared expression tree), and each buffer must end with the same term. That proof
-sees dependencies, order, dropped and doubled effects at once. Its cost is linear.
+bodies, consistent buffers. `check_schedule` holds those of a Schedule, and that it does
+what its Graph does, which `prove` shows.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from .errors import GraphError
 from .ir import (
@@ -24,11 +22,11 @@ from .ir import (
     Instr,
     Kernel,
     Node,
-    ScalarRef,
     Schedule,
     SchedulerNode,
     Variant,
 )
+from .prove import difference
 
 KINDS = ("static", "arg", "temp", "view")
 COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan"})
@@ -75,7 +73,15 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
     for f in schedule.foreach:
         lengths = {len(c) for c in (*f.reads, *f.scalars, *f.writes)}
         _require(len(lengths) == 1, f"{f.name}: lists of lengths {sorted(lengths)}")
-    _check_equal(graph, schedule, near)
+    found = difference(graph, schedule, near)
+    if found is not None:
+        name, by = graph.buffers[found.buffer].name, "a view of it"
+        if found.node is not None:
+            by = _name(found.node, graph.nodes[found.node])
+        raise GraphError(
+            f"{by}: the schedule "
+            + (f"never writes {name}" if found.untouched else f"leaves another {name}")
+        )
 
 
 # ---------------------------------------------------------------- words
@@ -488,143 +494,3 @@ def _check_temps(graph: Graph, schedule: Schedule) -> None:
             graph.buffers[b].kind != "temp" or b in schedule.temps,
             f"temp {graph.buffers[b].name} is used, but has no memory",
         )
-
-
-# ---------------------------------------------------------------- equality, by terms
-
-Key = tuple[object, ...]
-
-
-class _Terms:
-    """Interned terms: equal expressions have equal numbers."""
-
-    def __init__(self) -> None:
-        self.known: dict[Key, int] = {}
-
-    def make(self, *key: object) -> int:
-        return self.known.setdefault(key, len(self.known))
-
-
-class _Memory:
-    """What every buffer holds, as a term.
-
-    Behind a write through an overlapping buffer stands the old term with a list of what
-    was laid over it; layers that do not touch each other have one order.
-    """
-
-    def __init__(self, terms: _Terms, buffers: int, near: dict[int, list[int]]) -> None:
-        self.terms = terms
-        self.near = {b: frozenset(others) for b, others in near.items()}
-        self.base = [terms.make("entry", b) for b in range(buffers)]
-        self.layers: dict[int, list[tuple[int, int]]] = {}
-
-    def read(self, b: int) -> int:
-        layers = self.layers.get(b)
-        if not layers:
-            return self.base[b]
-        return self.terms.make("over", self.base[b], tuple(layers))
-
-    def write(self, b: int, term: int) -> None:
-        self.base[b] = term
-        self.layers.pop(b, None)
-        for other in self.near.get(b, ()):
-            layers = [x for x in self.layers.get(other, ()) if x[0] != b]
-            free = len(layers)
-            while free and layers[free - 1][0] not in self.near[b]:
-                free -= 1
-            while free < len(layers) and layers[free][0] < b:
-                free += 1
-            layers.insert(free, (b, term))
-            self.layers[other] = layers
-
-
-def _instr_terms(
-    terms: _Terms,
-    instrs: Sequence[Instr],
-    loads: Sequence[int],
-    scalars: Sequence[ScalarRef],
-    one: Iterable[bool],
-) -> list[int]:
-    """The term of each instruction. `one[x]`: does %x see a single element?"""
-    made: list[int] = []
-    for instr, single in zip(instrs, one, strict=True):
-        if instr.op == "load":
-            made.append(loads[int(instr.attr or 0)])
-        elif instr.op == "scalar":
-            made.append(
-                terms.make("scalar", instr.dtype, scalars[int(instr.attr or 0)])
-            )
-        elif instr.op == "const":
-            made.append(terms.make("const", instr.dtype, repr(float(instr.attr or 0))))
-        elif instr.op == "cast" and instrs[instr.args[0]].dtype == instr.dtype:
-            made.append(made[instr.args[0]])
-        else:
-            # a tail is what it is where it is used
-            args = tuple(
-                terms.make("tail", single) if instrs[a].op == "tail" else made[a]
-                for a in instr.args
-            )
-            made.append(terms.make(instr.op, instr.dtype, args))
-    return made
-
-
-def _run_extern(graph: Graph, memory: _Memory, node: Extern) -> None:
-    seen = tuple(memory.read(graph.values[v]) for v in node.reads)
-    for k, v in enumerate(node.writes):
-        made = memory.terms.make("extern", node.payload, k, seen)
-        memory.write(graph.values[v], made)
-
-
-def _check_equal(graph: Graph, schedule: Schedule, near: dict[int, list[int]]) -> None:
-    terms = _Terms()
-    expected = _Memory(terms, len(graph.buffers), near)
-    for node in graph.nodes:
-        if isinstance(node, Extern):
-            _run_extern(graph, expected, node)
-            continue
-        single = graph.buffers[graph.values[node.writes[0]]].shape == ()
-        loads = [expected.read(graph.values[v]) for v in node.reads]
-        instrs = node.body.instrs
-        made = _instr_terms(terms, instrs, loads, node.scalars, [single] * len(instrs))
-        for v, (x, _) in zip(node.writes, node.body.writes, strict=True):
-            expected.write(graph.values[v], made[x])
-    got = _Memory(terms, len(graph.buffers), near)
-    for step in schedule.steps:
-        if isinstance(step, Extern):
-            _run_extern(graph, got, step)
-        else:
-            _run_kernel(graph, got, step)
-    writer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
-    needed = {b for b, v in enumerate(graph.final) if v >= 0} | set(graph.outputs)
-    last = len(graph.nodes)
-    for b in sorted(needed, key=lambda b: (writer.get(graph.final[b], last), b)):
-        if expected.read(b) == got.read(b):
-            continue
-        name, v = graph.buffers[b].name, graph.final[b]
-        by = _name(writer[v], graph.nodes[writer[v]]) if v in writer else "a view of it"
-        untouched = got.read(b) == terms.make("entry", b)
-        raise GraphError(
-            f"{by}: the schedule "
-            + (f"never writes {name}" if untouched else f"leaves another {name}")
-        )
-
-
-def _run_kernel(graph: Graph, memory: _Memory, kernel: Kernel) -> None:
-    """All lanes read before any writes: `_check_kernel` made sure that this is so."""
-    results: list[tuple[int, int]] = []
-    for v in kernel.variants:
-        in_lane = set(v.lane_code)
-        for lane, space in enumerate(v.shapes):
-            loads = [
-                memory.read(column[lane]) if slot.read else -1
-                for slot, column in zip(v.slots, v.columns, strict=True)
-            ]
-            single = [x in in_lane or space == () for x in range(len(v.instrs))]
-            refs = [column[lane] for column in v.scalars]
-            made = _instr_terms(memory.terms, v.instrs, loads, refs, single)
-            results += [(v.columns[s][lane], made[x]) for x, s in v.stores]
-    for b, term in results:
-        memory.write(b, term)
-
-
-__all__ = ["check_graph", "check_schedule"]

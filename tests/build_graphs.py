@@ -175,7 +175,9 @@ class GraphBuilder:
         made = tuple(self._write(b) for b in writes)
         payload = self._externs
         self._externs += 1
-        self.nodes.append(Extern(name, got, made, payload, reason, "step.py:0", ordered))
+        self.nodes.append(
+            Extern(name, got, made, payload, reason, "step.py:0", ordered)
+        )
 
     def literal(self, value: float) -> Literal:
         return self._literals.setdefault(repr(value), Literal(value))

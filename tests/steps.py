@@ -1,7 +1,7 @@
 """Optimizers, their eager reference, and how two runs are compared bit for bit.
 
-The reference is eager foreach. Dynamo traces torch.optim with capturable=True, so that is
-what eager runs as well; `eager_step` lifts torch's check that refuses it on a CPU.
+The reference is eager foreach. Dynamo traces torch.optim with capturable=True, so that
+is what eager runs as well; `eager_step` lifts torch's check that refuses it on a CPU.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from fuseopt.backend import fuseopt
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-#: 0-d, one element, odd, several rows, more than a vector, three dims, more than a chunk of
-#: eager's loops, empty.
+#: 0-d, one element, odd, several rows, more than a vector, three dims, more than a
+#: chunk of eager's loops, empty.
 SHAPES = ((), (1,), (3,), (17, 5), (40,), (3, 4, 5), (181, 193), (0, 3))
 CHECKED = "adadelta adam adamax asgd nadam radam rmsprop rprop".split()
 
@@ -78,7 +78,8 @@ def make_params(
 ) -> list[torch.nn.Parameter]:
     generator = torch.Generator().manual_seed(1)
     return [
-        torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in shapes
+        torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype))
+        for s in shapes
     ]
 
 
@@ -119,9 +120,7 @@ def eager_step(optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-def compiled(
-    optimizer: torch.optim.Optimizer, **options: Any
-) -> Callable[..., Any]:
+def compiled(optimizer: torch.optim.Optimizer, **options: Any) -> Callable[..., Any]:
     return torch.compile(optimizer.step, backend=fuseopt, options=options or None)
 
 
@@ -189,9 +188,7 @@ class Twins:
         return self.differences()
 
     def differences(self) -> list[str]:
-        return differences(
-            self.eager_params, self.eager, self.params, self.optimizer
-        )
+        return differences(self.eager_params, self.eager, self.params, self.optimizer)
 
     def both(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
         return self.eager, self.optimizer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,8 @@ def source(number: int) -> Source:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "kernels"
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kernels"
 
 
 def test_a_second_process_builds_nothing(folder: Path) -> None:

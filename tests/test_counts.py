@@ -15,12 +15,13 @@ from fuseopt.backend import fuseopt as backend
 from fuseopt.backend import session
 from tests.steps import ELEVEN, Twins, compiled, make, make_params, set_grads
 
-
 #: Optimizers whose step counter takes no part in the update.
 COUNTERS_APART = ("Adadelta", "RMSprop", "Rprop")
 
 
-def run(params: list[torch.nn.Parameter], name: str, steps: int = 2, **options: Any) -> Any:
+def run(
+    params: list[torch.nn.Parameter], name: str, steps: int = 2, **options: Any
+) -> Any:
     optimizer = make(name, params, **options)
     step = compiled(optimizer)
     for seed in range(steps):
@@ -166,7 +167,8 @@ def test_schedulers_recompile_once_and_stay_eagers_bits(
         calls += 1
     reports = fuseopt.reports()
     assert all(r.launches == 1 and not r.fallback for r in reports)
-    first = 2 if optimizer == "SGD" else 1  # SGD makes its buffers in a graph of its own
+    # SGD makes its buffers in a graph of its own
+    first = 2 if optimizer == "SGD" else 1
     assert len(reports) <= first + 1, f"{len(reports)} graphs"
     assert calls == 20
 

@@ -22,7 +22,8 @@ def test_five_steps_are_eagers_bits(
         assert twins.step() == [], f"step {step}"
     for report in fuseopt.reports():
         assert report.launches == 1, str(report)
-        assert not report.externs and not report.fallback, str(report)
+        assert not report.externs, str(report)
+        assert not report.fallback, str(report)
 
 
 def test_mixed_dtypes_in_one_optimizer() -> None:
@@ -52,7 +53,7 @@ def test_special_values_flow_as_in_eager(numbers: tuple[float, float]) -> None:
 
 
 def test_more_elements_than_a_chunk_and_every_thread_count() -> None:
-    """bf16 sums round differently at the ends of eager's parts, which threads decide."""
+    """bf16 sums round otherwise at the ends of eager's parts, which threads decide."""
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):

@@ -14,7 +14,15 @@ import torch
 import fuseopt
 from fuseopt.backend import fuseopt as backend
 from fuseopt.backend import session
-from tests.steps import Twins, compiled, differences, eager_step, make, make_params, set_grads
+from tests.steps import (
+    Twins,
+    compiled,
+    differences,
+    eager_step,
+    make,
+    make_params,
+    set_grads,
+)
 
 SHAPES = [(6, 4), (5,), (3, 8, 2)]
 
@@ -242,7 +250,7 @@ def test_a_dropped_optimizer_is_collected() -> None:
 
 
 def test_autograd_sees_the_write() -> None:
-    """A backward through weights that a step changed must fail, as after eager's step."""
+    """A backward through weights that a step changed must fail, as in eager."""
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = make("SGD", [p], lr=0.1)
     loss = (p * p).sum()

@@ -20,6 +20,7 @@ HOUSE = (
     "config",
     "ir",
     "lowering",
+    "prove",
     "verify",
     "show",
     "interp",

@@ -7,8 +7,8 @@ difference and the weight, which eager does not. `find_lerps` recognises the thr
 `torch._foreach_lerp_` stands for.
 
 Where the lr is a tensor, a branch of torch.optim adds `grads * -lr` while it is traced,
-which rounds twice, and adds grads with `alpha=-lr` in eager; `find_scaled_adds` recognises
-that by the condition above it.
+which rounds twice, and adds grads with `alpha=-lr` in eager; `find_scaled_adds`
+recognises that by the condition above it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.fx import Graph, Node
 
 @dataclass(frozen=True)
 class Lerp:
-    """`torch._foreach_lerp_(start, end, weight)`, weight a number, Sym node or tensor."""
+    """`torch._foreach_lerp_(start, end, weight)`, weight a number, node or tensor."""
 
     start: list[Node]
     end: list[Node]
@@ -45,7 +45,7 @@ def _calls(node: Any, *targets: Any) -> bool:
     )
 
 
-def _difference(diff: Any) -> Node | None:
+def _difference(diff: Any) -> Any:
     """The `_foreach_sub` whose results, all of them and in order, `diff` lists."""
     if not diff or not _calls(diff[0], operator.getitem):
         return None
@@ -84,11 +84,11 @@ def _copies(pairs: list[tuple[Node, Node]]) -> list[Node] | None:
 def _match(node: Node) -> tuple[Lerp, list[Node]] | None:
     if not _calls(node, torch._foreach_addcmul_) or len(node.args) != 3 or node.kwargs:
         return None
-    target, factors, diff = (list(a) for a in node.args)  # type: ignore[arg-type,union-attr]
+    target, factors, diff = (list(a) for a in node.args)  # type: ignore[arg-type]
     sub = _difference(diff)
     if sub is None:
         return None
-    end, start = list(sub.args[0]), list(sub.args[1])  # type: ignore[arg-type]
+    end, start = list(sub.args[0]), list(sub.args[1])
     inner = [sub, *diff]
 
     if target == start and all(_calls(f, torch.full_like) for f in factors):
@@ -108,7 +108,8 @@ def _match(node: Node) -> tuple[Lerp, list[Node]] | None:
             chain = [factor, factor.args[0], made]
             return Lerp(start, end, made.args[0]), [*inner, *copies, *chain]
     if _calls(factor, torch.where) and all(_calls(t, torch.where) for t in target):
-        # a tensor: bases = where(mask, end, start); addcmul_(bases, [w], diff); copy back
+        # a tensor: bases = where(mask, end, start); addcmul_(bases, [w], diff);
+        # copy back
         mask, high, weight = factor.args
         copies = _copies(list(zip(start, target, strict=True)))
         expected = [(mask, e, s) for s, e in zip(start, end, strict=True)]
@@ -171,7 +172,9 @@ def find_scaled_adds(
         if not all(_calls(p, operator.getitem) for p in products):
             continue
         mul = products[0].args[0]
-        if not _calls(mul, torch._foreach_mul) or not _calls(mul.args[1], "neg", operator.neg):
+        if not _calls(mul, torch._foreach_mul) or not _calls(
+            mul.args[1], "neg", operator.neg
+        ):
             continue
         expected = [(mul, i) for i in range(len(mul.args[0]))]
         if [p.args for p in products] != expected or not _only_traced(mul, optim):

@@ -1,9 +1,9 @@
 """Record ATen calls as SchedulerNodes while the step runs on meta tensors.
 
-`Recorder` is a TorchDispatchMode. A pointwise call, or every position of a foreach call,
-becomes a SchedulerNode with an interned Body; a view becomes another Buffer of the same
-storage; everything else becomes an Extern that keeps the call. Mutation becomes versions:
-each write makes a new value of its buffer.
+`Recorder` is a TorchDispatchMode. A pointwise call, or every position of a foreach
+call, becomes a SchedulerNode with an interned Body; a view becomes another Buffer of
+the same storage; everything else becomes an Extern that keeps the call. Mutation
+becomes versions: each write makes a new value of its buffer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from ..ir import (
     ScalarRef,
     SchedulerNode,
     Symbol,
+    span,
 )
 from ..lowering import RULES, STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ..lowering import Tensor as TensorOperand
-from .promote import DTYPE_NAMES, NAMED_DTYPES, result_type
-from .scalars import Scalars, Sym
+from .promote import DTYPE_NAMES, result_type
+from .scalars import Scalars
 
 #: Arguments that scale a term and take no part in type promotion.
 UNPROMOTING = frozenset({"alpha", "value", "weight"})
@@ -92,7 +93,11 @@ def _describe(func: Any) -> _Op:
     inplace = full.endswith("_") and not full.endswith("__")
     base = full[:-1] if inplace else full
     foreach = base.startswith("_foreach_")
-    name = base.removeprefix("_foreach_") if namespace in ("aten", "prims") else schema.name
+    name = (
+        base.removeprefix("_foreach_")
+        if namespace in ("aten", "prims")
+        else schema.name
+    )
     return _Op(
         name,
         inplace,
@@ -103,11 +108,11 @@ def _describe(func: Any) -> _Op:
     )
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects buffers, values and nodes; see the module."""
 
     def __init__(self, scalars: Scalars, vector_library: bool = True) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.scalars = scalars
         self.vector_library = vector_library
         self.buffers: list[Buffer] = []
@@ -137,9 +142,9 @@ class Recorder(TorchDispatchMode):
         self, meta: torch.Tensor, name: str, kind: str, source: int, device: str
     ) -> int:
         """Register a tensor that exists before the step."""
-        return self._buffer(meta, name, kind, source, device)
+        return self.buffer_of(meta, name, kind, source, device)
 
-    def _buffer(
+    def buffer_of(
         self,
         t: torch.Tensor,
         name: str = "",
@@ -147,8 +152,10 @@ class Recorder(TorchDispatchMode):
         source: int = -1,
         device: str = "",
     ) -> int:
+        """The buffer of a tensor, made where there is none yet."""
         storage = t.untyped_storage()._cdata
-        shape, stride, offset = tuple(t.shape), t.stride(), t.storage_offset()
+        offset: Any = t.storage_offset()
+        shape, stride = tuple(t.shape), t.stride()
         key = (storage, offset, shape, stride, t.dtype)
         found = self._keys.get(key)
         if found is not None:
@@ -194,7 +201,7 @@ class Recorder(TorchDispatchMode):
         return any(
             other != index
             and self.current[other] != self.initial[other]
-            and overlap(self.buffers[other], own)
+            and _overlap(self.buffers[other], own)
             for other in self._by_storage[own.storage]
         )
 
@@ -203,7 +210,7 @@ class Recorder(TorchDispatchMode):
         return len(self.values) - 1
 
     def _read(self, t: torch.Tensor) -> int:
-        index = self._buffer(t)
+        index = self.buffer_of(t)
         if self.current[index] < 0:
             # memory nobody wrote: torch.empty; its bits are whatever they are
             self.current[index] = self._value(index)
@@ -215,7 +222,9 @@ class Recorder(TorchDispatchMode):
         siblings = self._by_storage[self.buffers[buffer].storage]
         if len(siblings) > 1:
             for other in siblings:
-                if other != buffer and overlap(self.buffers[other], self.buffers[buffer]):
+                if other != buffer and _overlap(
+                    self.buffers[other], self.buffers[buffer]
+                ):
                     self.current[other] = self._value(other)
         return value
 
@@ -264,7 +273,8 @@ class Recorder(TorchDispatchMode):
             operands = tuple(
                 (n, bound.get(n))
                 for n, t in zip(op.arguments, op.types, strict=True)
-                if n not in LAYOUT and ("Tensor" in t or "number" in t or "Scalar" in t or t=="float")
+                if n not in LAYOUT
+                and ("Tensor" in t or "number" in t or "Scalar" in t or t == "float")
             )
             if self._emit(op.name, operands, out):
                 return out
@@ -309,8 +319,9 @@ class Recorder(TorchDispatchMode):
             self._inherit(result, dict(operands))
             if not self._emit(name, operands, result):
                 raise CaptureError(
-                    f"aten._foreach_{op.name} at list index {i} mixes types that have no "
-                    f"rule: {[getattr(v, 'dtype', v) for _, v in operands]}\n{self.line}"
+                    f"aten._foreach_{op.name} at list index {i} mixes types that have "
+                    f"no rule: {[getattr(v, 'dtype', v) for _, v in operands]}\n"
+                    f"{self.line}"
                 )
         return out
 
@@ -326,12 +337,12 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"no rule to add {other.dtype} to {target.dtype}")
 
     def is_counter(self, t: torch.Tensor) -> bool:
-        """Is this a 0-d tensor that eager reads as a number: state that the step changed?"""
+        """Does eager read this as a number: 0-d state that the step changed?"""
         if t.dim() or not t.is_floating_point():
             return False
         if t.untyped_storage()._cdata in self.host_numbers:
             return True
-        index = self._buffer(t)
+        index = self.buffer_of(t)
         known = self.buffers[index].kind in ("static", "arg")
         return known and self.current[index] != self.initial[index]
 
@@ -398,7 +409,7 @@ class Recorder(TorchDispatchMode):
     def _emit(
         self, name: str, operands: tuple[tuple[str, Any], ...], out: torch.Tensor
     ) -> bool:
-        """Add the SchedulerNode of one pointwise result; False where no rule covers it."""
+        """Add the SchedulerNode of one pointwise result; False if no rule covers it."""
         described: list[Operand | None] = []
         reads: list[torch.Tensor] = []
         scalars: list[ScalarRef] = []
@@ -422,7 +433,9 @@ class Recorder(TorchDispatchMode):
                 operand = Number(value if fixed else None, is_float)
             described.append(operand)
             key.append((argument, operand))
-            if argument not in UNPROMOTING and not (name == "where" and x is operands[0][1]):
+            if argument not in UNPROMOTING and not (
+                name == "where" and x is operands[0][1]
+            ):
                 promoting.append(x)
         if out.dtype not in DTYPE_NAMES:
             return False
@@ -453,7 +466,7 @@ class Recorder(TorchDispatchMode):
         if body is None:
             return False
         got = tuple([self._read(t) for t in reads])
-        buffer = self._buffer(out)
+        buffer = self.buffer_of(out)
         self.nodes.append(
             SchedulerNode(
                 body, got, tuple(scalars), (self._write(buffer),), self._call, self.line
@@ -469,8 +482,8 @@ class Recorder(TorchDispatchMode):
             if self.literals is not None and not isinstance(x, bool):
                 if x not in self.literals and x not in (0, 1, -1):
                     raise CaptureError(
-                        f"torch computed the number {x!r} from a symbolic scalar on its "
-                        f"way to ATen, so its origin is lost\n{self.line}"
+                        f"torch computed the number {x!r} from a symbolic scalar on "
+                        f"its way to ATen, so its origin is lost\n{self.line}"
                     )
             return self._literal(float(x)), isinstance(x, float)
         raise CaptureError(f"{type(x).__name__} as a scalar operand\n{self.line}")
@@ -491,7 +504,7 @@ class Recorder(TorchDispatchMode):
         def refer(x: Any, writes: bool) -> Any:
             if isinstance(x, torch.Tensor):
                 reads.append(self._read(x))
-                index = self._buffer(x)
+                index = self.buffer_of(x)
                 if writes:
                     mutated.append(index)
                 return TensorRef(index)
@@ -511,22 +524,21 @@ class Recorder(TorchDispatchMode):
         new_args = tuple(
             refer(a, writes.get(names[i], False)) for i, a in enumerate(args)
         )
-        new_kwargs = {
-            k: ("cpu" if False else refer(v, writes.get(k, False)))
-            for k, v in kwargs.items()
-        }
-        results = [t for t in _tensors(out)]
+        new_kwargs = {k: refer(v, writes.get(k, False)) for k, v in kwargs.items()}
+        results = _tensors(out)
         outputs = []
         for t in results:
-            self._inherit(t, {"args": [x for x in _tensors(args)]})
-            outputs.append(self._buffer(t))
+            self._inherit(t, {"args": _tensors(args)})
+            outputs.append(self.buffer_of(t))
         fresh = [b for b in dict.fromkeys(outputs) if b not in mutated]
         written = tuple(self._write(b) for b in dict.fromkeys([*mutated, *fresh]))
         payload = len(self.calls)
         self.calls.append(Call(func, new_args, new_kwargs, tuple(outputs)))
         name = str(func)
         self.nodes.append(
-            Extern(name, tuple(reads), written, payload, reason, self.line, _ordered(func))
+            Extern(
+                name, tuple(reads), written, payload, reason, self.line, _ordered(func)
+            )
         )
         return out
 
@@ -550,19 +562,7 @@ def _tensors(x: Any) -> list[torch.Tensor]:
     return []
 
 
-def overlap(a: Buffer, b: Buffer) -> bool:
-    """May two buffers of one storage share an element? By their ranges of bytes."""
-
-    def span(x: Buffer) -> tuple[int, int]:
-        size = NAMED_DTYPES[x.dtype].itemsize
-        if 0 in x.shape:
-            return 0, 0
-        low = x.offset
-        high = low + sum((n - 1) * s for n, s in zip(x.shape, x.stride, strict=True))
-        return low * size, (high + 1) * size
-
+def _overlap(a: Buffer, b: Buffer) -> bool:
+    """May two buffers of one storage share an element?"""
     (a0, a1), (b0, b1) = span(a), span(b)
     return a0 < b1 and b0 < a1
-
-
-__all__ = ["Call", "Recorder", "Sym", "TensorRef", "overlap"]

@@ -37,7 +37,7 @@ class _Clones:
             if len(members) == 1:
                 self._copies[id(members[0])] = _clone(members[0].detach())
                 continue
-            storage = members[0].untyped_storage().clone()
+            storage = members[0].untyped_storage().clone()  # type: ignore[no-untyped-call]
             for t in members:
                 twin = torch.empty(0, dtype=t.dtype, device=t.device)
                 twin.set_(storage, t.storage_offset(), t.shape, t.stride())
@@ -63,6 +63,9 @@ class _Eager(Interpreter):
                 return x.item()
         return x
 
+    def _values(self, nodes: Any, reader: Node) -> Any:
+        return self.map_nodes_to_values(nodes, reader)
+
     def run_node(self, n: Node) -> Any:
         if n in self.dropped:
             return None
@@ -70,16 +73,12 @@ class _Eager(Interpreter):
             return self.clones[str(n.target)]
         if n in self.lerps:
             lerp = self.lerps[n]
-            start, end, weight = self.map_nodes_to_values(
-                (lerp.start, lerp.end, lerp.weight), n
-            )
+            start, end, weight = self._values((lerp.start, lerp.end, lerp.weight), n)
             torch._foreach_lerp_(start, end, weight)
             return None
         if n in self.scaled:
             add = self.scaled[n]
-            target, other, scale = self.map_nodes_to_values(
-                (add.target, add.other, add.scale), n
-            )
+            target, other, scale = self._values((add.target, add.other, add.scale), n)
             torch._foreach_add_(target, other, alpha=scale.item())
             return None
         if reads_host_number(source_line(n)):

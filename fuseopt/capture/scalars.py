@@ -1,7 +1,7 @@
 """Symbolic scalars of the host: a lr, an `.item()`, and Python arithmetic on them.
 
-A `Sym` stands for a Python number that is known only when the step is called. It is made
-by capture from placeholders and `.item()` nodes; arithmetic on it is recorded by
+A `Sym` stands for a Python number that is known only when the step is called. It is
+made by capture from placeholders and `.item()` nodes; arithmetic on it is recorded by
 `Scalars` and replayed by `evaluate` with the very Python functions that eager uses, in
 float64, so that the bits are eager's. A Sym never reaches ATen's dispatcher: capture
 hands a *stand-in* number to torch and finds it again in the recorded call.
@@ -9,11 +9,10 @@ hands a *stand-in* number to torch and finds it again in the recorded call.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import sympy
 
 Number = int | float | bool
 
@@ -48,23 +47,15 @@ class Apply:
     args: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Expression:
-    """A sympy expression over earlier Syms (from a symbolic size)."""
-
-    expr: sympy.Expr
-    symbols: tuple[tuple[sympy.Symbol, Sym], ...]
-
-
 class Scalars:
     """The scalar program of a step: `exprs[i]` computes Sym i from earlier ones."""
 
     def __init__(self) -> None:
-        self.exprs: list[Item | Arg | Apply | Expression] = []
+        self.exprs: list[Item | Arg | Apply] = []
         self._known: dict[Any, Sym] = {}
         self._standins: dict[float, Sym] = {}
 
-    def make(self, expr: Item | Arg | Apply | Expression, is_float: bool) -> Sym:
+    def make(self, expr: Item | Arg | Apply, is_float: bool) -> Sym:
         known = self._known.get(expr)
         if known is None:
             known = Sym(len(self.exprs), is_float)
@@ -76,7 +67,10 @@ class Scalars:
         """Record `function(*args)`; the result's type follows Python's arithmetic."""
         name = getattr(function, "__name__", str(function))
         is_float = (
-            any(isinstance(a, float) or (isinstance(a, Sym) and a.is_float) for a in args)
+            any(
+                isinstance(a, float) or (isinstance(a, Sym) and a.is_float)
+                for a in args
+            )
             or "truediv" in name
             or "float" in name
             or "sqrt" in name
@@ -106,8 +100,6 @@ class Scalars:
         if value in self._standins:
             return self._standins[value]
         if -value in self._standins:
-            import operator
-
             return self.apply(operator.neg, (self._standins[-value],))
         return None
 
@@ -120,9 +112,6 @@ class Scalars:
                 values.append(expr.function(*got))
             elif isinstance(expr, Item):
                 values.append(tensors[expr.position].item())
-            elif isinstance(expr, Arg):
-                values.append(args[expr.position])
             else:
-                known = {s: values[sym.index] for s, sym in expr.symbols}
-                values.append(int(expr.expr.xreplace(known)))
+                values.append(args[expr.position])
         return values

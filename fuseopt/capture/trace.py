@@ -1,8 +1,8 @@
 """Run Dynamo's FX graph once on meta tensors, under the Recorder.
 
 `capture(gm, args)` takes the GraphModule and the arguments of a call (real or fake
-tensors and numbers; only their metadata is read) and returns a `Captured`: the Graph, the
-scalar program, the externs' calls, and where the tensors of a call come from.
+tensors and numbers; only their metadata is read) and returns a `Captured`: the Graph,
+the scalar program, the externs' calls, and where the tensors of a call come from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import CaptureError, UnsupportedInput
 from ..ir import Graph
 from .polyfills import Lerp, ScaledAdd, find_lerps, find_scaled_adds
 from .record import Call, Recorder
-from .scalars import Arg, Expression, Item, Scalars, Sym
+from .scalars import Arg, Item, Scalars, Sym
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ def source_line(node: Node) -> str:
     return f"{where.split(', in ')[0]}: {code}"
 
 
-#: Where torch.optim reads a step counter as a Python number in eager; its tracing branch
-#: hands on the tensor itself, and so computes in float32 what eager computes in float64.
+#: Where torch.optim reads a step counter as a Python number in eager; its tracing
+#: branch hands on the tensor itself, and so computes in float32 what eager computes in
+#: float64.
 HOST_READ = "_get_value("
 OPTIM = str(Path(torch.optim.__file__).parent)
 
@@ -81,8 +82,9 @@ def check_tensor(name: str, t: torch.Tensor) -> None:
     """Refuse what no kernel can address, before anything is written."""
     if t.layout != torch.strided:
         raise UnsupportedInput(
-            f"{name} is sparse (layout {t.layout}); fuseopt needs strided tensors. Make the "
-            "gradient dense (sparse=False), or leave this optimizer uncompiled."
+            f"{name} is sparse (layout {t.layout}); fuseopt needs strided tensors. "
+            "Make the gradient dense (sparse=False), or leave this optimizer "
+            "uncompiled."
         )
     if t.is_quantized:
         raise UnsupportedInput(f"{name} is quantized; dequantize it first")
@@ -115,7 +117,7 @@ class _MetaInputs:
 
 
 class _Interpreter:
-    """Evaluates FX nodes: tensors on meta, numbers as they are, unknown numbers as Sym."""
+    """Evaluates FX nodes: tensors on meta, known numbers as they are, others as Sym."""
 
     def __init__(
         self, gm: GraphModule, args: Sequence[Any], vector_library: bool | None
@@ -138,7 +140,6 @@ class _Interpreter:
         self.tensor_args: list[int] = []
         self.origin: dict[int, int] = {}  # id of an input's meta twin -> pool position
         self.devices: dict[int, str] = {}
-        self.symbols: list[tuple[Any, Sym]] = []
 
     def register_inputs(self) -> None:
         placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
@@ -160,11 +161,7 @@ class _Interpreter:
                 self.tensor_args.append(position)
             elif isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
                 is_float = isinstance(value, (float, torch.SymFloat))
-                sym = self.scalars.make(Arg(position), is_float)
-                self.env[node] = sym
-                example = node.meta.get("example_value", value)
-                if isinstance(example, torch.SymInt):
-                    self.symbols.append((example.node.expr, sym))
+                self.env[node] = self.scalars.make(Arg(position), is_float)
             else:
                 self.env[node] = value
 
@@ -172,13 +169,9 @@ class _Interpreter:
         check_tensor(name, t)
         twin = self.metas.make(t)
         buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
-        if self.recorder.buffers[buffer].source == index:
-            self.origin[id(twin)] = index
-            self.devices[id(twin)] = t.device.type
-        else:
-            # the same memory came in twice, as two tensor objects
-            self.origin[id(twin)] = self.recorder.buffers[buffer].source
-            self.devices[id(twin)] = t.device.type
+        # another's source where the same memory came in twice, as two tensor objects
+        self.origin[id(twin)] = self.recorder.buffers[buffer].source
+        self.devices[id(twin)] = t.device.type
         return twin
 
     # ---------------------------------------------------------------- nodes
@@ -272,16 +265,14 @@ class _Interpreter:
     def _host_arithmetic(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Arithmetic that eager does on Python numbers, on 0-d float64 tensors.
 
-        A counter, which the step changes, is such a number; a tensor lr is not, and what
-        meets it is a tensor of its dtype, as in eager.
+        A counter, which the step changes, is such a number; a tensor lr is not, and
+        what meets it is a tensor of its dtype, as in eager.
         """
         tensors = [x for x in args if isinstance(x, torch.Tensor)]
         numbers = [x for x in tensors if self.recorder.is_counter(x)]
         others = [x.dtype for x in tensors if not any(x is n for n in numbers)]
         dtype = others[0] if others else torch.float64
-        args = tuple(
-            x.to(dtype) if any(x is n for n in numbers) else x for x in args
-        )
+        args = tuple(x.to(dtype) if any(x is n for n in numbers) else x for x in args)
         if node.op == "call_method":
             made = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
@@ -294,7 +285,9 @@ class _Interpreter:
         """`torch.tensor(number)` becomes memory that a fill writes."""
         data = args[0]
         if not isinstance(data, (int, float)):
-            raise CaptureError(f"torch.tensor of a {type(data).__name__} inside the step")
+            raise CaptureError(
+                f"torch.tensor of a {type(data).__name__} inside the step"
+            )
         dtype = kwargs.get("dtype")
         if dtype is None:
             is_float = isinstance(data, float)
@@ -311,12 +304,6 @@ class _Interpreter:
             return {k: self._stand_in(v) for k, v in x.items()}
         return x
 
-    def size(self, value: torch.SymInt) -> Sym:
-        """A size expression that Dynamo handed over as a sympy expression."""
-        return self.scalars.make(
-            Expression(value.node.expr, tuple(self.symbols)), is_float=False
-        )
-
 
 def _flatten(x: Any) -> list[Any]:
     if isinstance(x, (list, tuple)):
@@ -331,8 +318,9 @@ def capture(
 ) -> Captured:
     """Capture the graph of one step.
 
-    `vector_library`: give the bits of eager's CPU kernels, which take some functions from
-    a vector library, or those of IEEE arithmetic; None decides by the tensors' device.
+    `vector_library`: give the bits of eager's CPU kernels, which take some functions
+    from a vector library, or those of IEEE arithmetic; None decides by the tensors'
+    device.
 
     Raises UnsupportedInput for tensors no kernel can address, CaptureError for a graph
     that cannot be recorded; both before anything is written.
@@ -345,7 +333,7 @@ def capture(
 
     def describe(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            buffer = recorder._buffer(x)
+            buffer = recorder.buffer_of(x)
             outputs.append(buffer)
             return ("buffer", buffer)
         if isinstance(x, (list, tuple)):

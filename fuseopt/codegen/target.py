@@ -32,8 +32,8 @@ class Source:
 
 
 class Target(ABC):
-    """Renders a Kernel. The text depends on the bodies alone: not on the number of lanes,
-    on shapes, or on the value of a scalar.
+    """Renders a Kernel. The text depends on the bodies alone: not on the number of
+    lanes, on shapes, or on the value of a scalar.
     """
 
     name: str
@@ -54,7 +54,9 @@ def lane_values(variant: Variant) -> tuple[int, ...]:
     for i in variant.code:
         needed.update(a for a in variant.instrs[i].args if a in lane)
     needed.update(
-        i for i, s in variant.stores if i in lane and variant.slots[s].domain == "element"
+        i
+        for i, s in variant.stores
+        if i in lane and variant.slots[s].domain == "element"
     )
     free = ("scalar", "const", "tail")
     return tuple(i for i in sorted(needed) if variant.instrs[i].op not in free)

@@ -2,8 +2,9 @@
 
 A kernel's key is the hash of its text, the compiler, its flags and the processor's
 features, so that a folder shared by several machines never gives a library that the
-processor at hand cannot run. Writes are atomic and under a lock per key; a damaged entry
-is built again; a folder that cannot be written is replaced by a private temporary one.
+processor at hand cannot run. Writes are atomic and under a lock per key; a damaged
+entry is built again; a folder that cannot be written is replaced by a private temporary
+one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ COMMON_FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-w",
+    # memory is the limit, and wide registers keep more of it under way
+    *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
 EXACT_FLAGS = ("-ffp-contract=off",)
 FAST_FLAGS = ("-ffp-contract=fast", "-fassociative-math", "-fno-signed-zeros")
@@ -124,9 +127,7 @@ class Builder:
                 folder,
                 error,
             )
-            library = self._from_disk(
-                self._temporary(), key, source, compiler, flags
-            )
+            library = self._from_disk(self._temporary(), key, source, compiler, flags)
         self._loaded[key] = library
         return library
 

@@ -1,9 +1,9 @@
 """Have the tensors of a call moved or changed? Asked of all of them in one C call.
 
 Parameters, gradients and state may be swapped, moved or given other strides between two
-calls, and Dynamo guards none of that. Asking 1,500 tensors from Python costs more than a
-small step; this asks them in about 10 ns each, through the C functions that torch exports
-for ahead-of-time compiled code. Where those are missing it asks from Python.
+calls, and Dynamo guards none of that. Asking 1,500 tensors from Python costs more than
+a small step; this asks them in about 10 ns each, through the C functions that torch
+exports for ahead-of-time compiled code. Where those are missing it asks from Python.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ struct Functions {
   GetNumbers sizes, strides;
 };
 
-// known: n addresses; now: n addresses, written. metadata: dtype, dims, sizes, strides of
-// each. Returns 1 if an address differs, plus 2 if something else does.
+// known: n addresses; now: n addresses, written. metadata: dtype, dims, sizes, strides
+// of each. Returns 1 if an address differs, plus 2 if something else does.
 int64_t fuseopt_probe(const Functions* f, void* list, int64_t n, const uint64_t* known,
                       uint64_t* now, const int64_t* metadata) {
   int64_t found = 0;
@@ -74,8 +74,8 @@ int64_t fuseopt_probe(const Functions* f, void* list, int64_t n, const uint64_t*
 class Probe:
     """What is known of a call's tensors. `look(tensors)` compares and remembers.
 
-    `helper`: PROBE, built, or None to ask from Python. After `look` returned with MOVED set,
-    `addresses` holds the new ones.
+    `helper`: PROBE, built, or None to ask from Python. After `look` returned with MOVED
+    set, `addresses` holds the new ones.
     """
 
     def __init__(
@@ -87,11 +87,15 @@ class Probe:
         self.addresses = array("Q", bytes(8 * n))
         self._now = array("Q", bytes(8 * n))
         self._call: Any = None
-        functions = compat.tensor_functions(tensors) if helper is not None and n else None
+        functions = (
+            compat.tensor_functions(tensors) if helper is not None and n else None
+        )
         if functions is not None and helper is not None:
             metadata = array("q")
             for t in tensors:
-                metadata.extend((compat.dtype_code(t.dtype), t.dim(), *t.shape, *t.stride()))
+                metadata.extend(
+                    (compat.dtype_code(t.dtype), t.dim(), *t.shape, *t.stride())
+                )
             call = getattr(helper, PROBE.entry)
             call.restype = ctypes.c_int64
             call.argtypes = [

@@ -1,9 +1,10 @@
 """A compiled step: what runs each time the user's function is called.
 
-`CompiledStep` holds Dynamo's graph and a *plan* for tensors of certain dtypes and shapes.
-Each call reads the address of every tensor it will touch and compares their metadata with
-the plan's: a moved tensor is one changed number, a changed stride a new table, a changed
-dtype or shape a new plan. Everything is checked before anything is written.
+`CompiledStep` holds Dynamo's graph and a *plan* for tensors of certain dtypes and
+shapes. Each call reads the address of every tensor it will touch and compares their
+metadata with the plan's: a moved tensor is one changed number, a changed stride a new
+table, a changed dtype or shape a new plan. Everything is checked before anything is
+written.
 """
 
 from __future__ import annotations
@@ -26,18 +27,17 @@ from ..capture.record import TensorRef
 from ..capture.scalars import Sym
 from ..capture.trace import Captured, check_tensor, static_tensors
 from ..errors import AliasError
-from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule
+from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule, span
 from .probe import CHANGED, Probe
 from .table import KernelTable, TableFactory, TensorLayout
 
 log = logging.getLogger("fuseopt")
 
+
 def _extent(b: Buffer) -> int:
     """Bytes from a buffer's first element to past its last."""
-    if 0 in b.shape:
-        return 0
-    last = sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True))
-    return (last + 1) * DTYPE_BYTES[b.dtype]
+    start, end = span(b)
+    return end - start
 
 
 class Plan:
@@ -89,9 +89,7 @@ class Plan:
             if buffers[b].kind == "view"
         ]
         self.temps = schedule.temps
-        self.written = frozenset(
-            graph.values[v] for n in graph.nodes for v in n.writes
-        )
+        self.written = frozenset(graph.values[v] for n in graph.nodes for v in n.writes)
         self.mutated = sorted(
             buffers[b].source
             for b in self.written
@@ -124,7 +122,9 @@ class Plan:
             else:
                 layouts[b] = TensorLayout(buffer.shape, buffer.stride)
         self.tables = {
-            step.name: self.factories[step.name](step, self.pool, self.position, layouts)
+            step.name: self.factories[step.name](
+                step, self.pool, self.position, layouts
+            )
             for step in self.schedule.steps
             if isinstance(step, Kernel)
         }
@@ -174,8 +174,8 @@ class Plan:
             if start < reach and buffers[b].storage != buffers[owner].storage:
                 if b in self.written or owner in self.written:
                     raise AliasError(
-                        f"{buffers[owner].name} and {buffers[b].name} share memory, which "
-                        "they did not when the step was captured"
+                        f"{buffers[owner].name} and {buffers[b].name} share memory, "
+                        "which they did not when the step was captured"
                     )
             if end > reach:
                 reach, owner = end, b
@@ -184,9 +184,10 @@ class Plan:
         self._ends = [s[1] for s in written]
 
     def _check_moved(self, ptrs: list[int], statics: int) -> None:
-        """The same for read-only arguments that moved: none may lie in written memory."""
+        """The same for read-only arguments that moved: none in written memory."""
         known = {
-            x.source: (b, x) for b, x in enumerate(self.captured.graph.buffers)
+            x.source: (b, x)
+            for b, x in enumerate(self.captured.graph.buffers)
             if x.kind == "arg"
         }
         for i in range(statics, len(ptrs)):
@@ -268,7 +269,7 @@ class CompiledStep:
     def _adapt(
         self, found: int, tensors: list[Any], args: Sequence[Any]
     ) -> Plan | None:
-        """Follow tensors that moved or changed; None if only eager can run this call."""
+        """Follow tensors that moved or changed; None if only eager can run the call."""
         plan = self.plan
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         if found & CHANGED or metadata != plan.metadata:
@@ -288,7 +289,7 @@ class CompiledStep:
         return plan
 
     def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Plan:
-        """Strides, dtypes or shapes changed: bind a known plan again or make a new one."""
+        """Strides, dtypes or shapes changed: bind a known plan again or make one."""
         for t in tensors:
             check_tensor("a tensor of the step", t)
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
@@ -326,9 +327,7 @@ class CompiledStep:
 
     # ---------------------------------------------------------------- running
 
-    def _steps(
-        self, plan: Plan, tensors: list[Any], threads: int
-    ) -> Any:
+    def _steps(self, plan: Plan, tensors: list[Any], threads: int) -> Any:
         """Kernels and externs in order, with memory for temps."""
         graph = plan.captured.graph
         env: dict[int, torch.Tensor] = {}
@@ -342,11 +341,14 @@ class CompiledStep:
                 env[b] = tensors[buffer.source].detach()
             elif buffer.kind == "view":
                 source = next(
-                    x for x in graph.buffers
+                    x
+                    for x in graph.buffers
                     if x.storage == buffer.storage and x.kind in ("static", "arg")
                 )
-                env[b] = tensors[source.source].detach().as_strided(
-                    buffer.shape, buffer.stride, buffer.offset
+                env[b] = (
+                    tensors[source.source]
+                    .detach()
+                    .as_strided(buffer.shape, buffer.stride, buffer.offset)
                 )
             else:
                 env[b] = _temp(graph.buffers, b, storages)
@@ -422,7 +424,9 @@ def _temp(
     siblings = [x for x in buffers if x.storage == own.storage]
     dtype = NAMED_DTYPES[own.dtype]
     if len(siblings) == 1:
-        return torch.empty_strided(own.shape, own.stride, dtype=dtype, device=own.device)
+        return torch.empty_strided(
+            own.shape, own.stride, dtype=dtype, device=own.device
+        )
     if own.storage not in storages:
         size = max(x.offset * DTYPE_BYTES[x.dtype] + _extent(x) for x in siblings)
         storages[own.storage] = torch.empty(size, dtype=torch.uint8, device=own.device)

@@ -131,7 +131,7 @@ def geometry(
     return (len(sizes), *sizes, *(x for step in steps for x in step))
 
 
-class _VariantTable:
+class VariantTable:
     """The arrays of one variant, kept alive while a struct points to them."""
 
     def __init__(
@@ -149,7 +149,9 @@ class _VariantTable:
         self.row = array("i", [refs.setdefault(r, len(refs)) for r in rows])
         self.refs = tuple(refs)
         self.rows = array("d", [0.0] * max(1, len(refs) * len(variant.scalars)))
-        elements = [s for s, slot in enumerate(variant.slots) if slot.domain == "element"]
+        elements = [
+            s for s, slot in enumerate(variant.slots) if slot.domain == "element"
+        ]
         # the written tensors lead, so that their order of memory is followed
         leading = sorted(elements, key=lambda s: not variant.slots[s].write)
         self.start = array("q", [0])
@@ -215,7 +217,7 @@ class CppTable:
     ) -> None:
         self.entry = entry
         self.threads = 0
-        self.tables = [_VariantTable(v, position, layouts) for v in kernel.variants]
+        self.tables = [VariantTable(v, position, layouts) for v in kernel.variants]
         self.symbolic = any(t.symbolic for t in self.tables)
         self.structs = (TableStruct * len(self.tables))()
         for struct, t in zip(self.structs, self.tables, strict=True):

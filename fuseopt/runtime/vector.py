@@ -1,9 +1,9 @@
 """Does a kernel's own square root give the bits of eager's vector library?
 
 Eager takes float32 roots from a library whose algorithm depends on the processor. A
-kernel holds one such algorithm, much faster because it is inlined and twice as wide; it is
-used only if it agrees with the library on a battery of numbers: many significands in every
-binade, denormals, zeros, infinities, NaN.
+kernel holds one such algorithm, much faster because it is inlined and twice as wide; it
+is used only if it agrees with the library on a battery of numbers: many significands in
+every binade, denormals, zeros, infinities, NaN.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def agrees(kernel: ctypes.CDLL, library: LibraryStruct) -> bool:
         None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong
     )
     kind(library.sqrt_f32)(n, source, theirs.buffer_info()[0], MODE)
-    return all(a == b or _nan(a) and _nan(b) for a, b in zip(mine, theirs, strict=True))
+    return all(
+        a == b or (_nan(a) and _nan(b)) for a, b in zip(mine, theirs, strict=True)
+    )
 
 
 def _nan(bits: int) -> bool:

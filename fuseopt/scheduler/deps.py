@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..ir import DTYPE_BYTES, Buffer, Extern, Graph, Refusal, SchedulerNode
+from ..ir import Extern, Graph, Refusal, SchedulerNode, span
 from .legality import Pair, why_not
 
 
@@ -36,15 +36,6 @@ class Stages:
     stage: tuple[int, ...]
     fused: tuple[Edge, ...]
     refusals: tuple[Refusal, ...]
-
-
-def span(b: Buffer) -> tuple[int, int]:
-    """The range of bytes of its storage that a buffer may touch."""
-    if 0 in b.shape:
-        return 0, 0
-    size = DTYPE_BYTES[b.dtype]
-    last = sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True))
-    return b.offset * size, (b.offset + last + 1) * size
 
 
 def overlaps(graph: Graph) -> dict[int, list[int]]:

@@ -1,8 +1,8 @@
 """Fuse the nodes of a lane into one body, and split it by domain.
 
-The bodies of a lane's nodes are joined where one reads what another wrote; what is equal
-is computed once; what nobody reads is dropped. Then everything that depends only on
-scalars and 0-d tensors becomes lane code, which runs once per lane.
+The bodies of a lane's nodes are joined where one reads what another wrote; what is
+equal is computed once; what nobody reads is dropped. Then everything that depends only
+on scalars and 0-d tensors becomes lane code, which runs once per lane.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def fuse(graph: Graph, lanes: list[LaneTable]) -> Variant:
             elif instr.op == "tail":
                 # a 0-d tensor is always left over; a list with other shapes asks each
                 asked = any(
-                    graph.buffers[graph.values[graph.nodes[x.nodes[position]].writes[0]]].shape
+                    graph.buffers[
+                        graph.values[graph.nodes[x.nodes[position]].writes[0]]
+                    ].shape
                     for x in lanes
                 )
                 local.append(emit(Instr("tail", (), "b8", int(asked))))
@@ -91,7 +93,9 @@ def _split(
     written = {slot for _, slot in stores}
 
     domains = {
-        s: "lane" if all(graph.buffers[b].shape == () for b in columns[s]) else "element"
+        s: "lane"
+        if all(graph.buffers[b].shape == () for b in columns[s])
+        else "element"
         for s in slots
     }
     renumber: dict[int, int] = {}

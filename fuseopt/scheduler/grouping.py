@@ -3,9 +3,9 @@
 Nodes joined by legal edges form a *lane*. A number without dimensions (a step counter)
 joins the one lane that uses it. One that depends only on what the step leaves alone (a
 tensor lr) is computed again in each lane (`clones`); one that several lanes use and the
-step changes runs before them (`shared`). Lanes whose nodes are alike, up to scalars and shapes, form one list: from
-there on the body exists once. A for-loop over parameters and a foreach call give the same
-lists.
+step changes runs before them (`shared`). Lanes whose nodes are alike, up to scalars and
+shapes, form one list: from there on the body exists once. A for-loop over parameters
+and a foreach call give the same lists.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from .deps import Edge, overlaps
 
 
 class UnionFind:
+    """Sets of positions that grow together; the least position names its set."""
+
     def __init__(self, n: int) -> None:
         self.parent = list(range(n))
 
@@ -38,9 +40,9 @@ class UnionFind:
 class SharedNumbers:
     """Numbers without dimensions that do not belong to one lane.
 
-    `clones` depend on nothing that the step changes (a tensor lr, `1 - beta`): every user
-    computes them again. `shared` change memory and have several lanes as users, so that
-    they run once, in a stage before them.
+    `clones` depend on nothing that the step changes (a tensor lr, `1 - beta`): every
+    user computes them again. `shared` change memory and have several lanes as users, so
+    that they run once, in a stage before them.
     """
 
     clones: frozenset[int]
@@ -62,8 +64,8 @@ def _clones(graph: Graph, number: list[bool]) -> frozenset[int]:
             written[values[v]] = written.get(values[v], 0) + 1
     in_memory = {v for n in nodes if isinstance(n, Extern) for v in n.reads}
     storages: dict[int, int] = {}
-    for b in graph.buffers:
-        storages[b.storage] = storages.get(b.storage, 0) + 1
+    for x in graph.buffers:
+        storages[x.storage] = storages.get(x.storage, 0) + 1
     near = overlaps(graph)
 
     def changed(b: int) -> bool:
@@ -217,7 +219,12 @@ def describe_lane(
             stores.append((v, slot))
             form.append((own[v], slot))
     return LaneTable(
-        tuple(form), tuple(ordered), tuple(slot_of), tuple(scalars), tuple(stores), shape
+        tuple(form),
+        tuple(ordered),
+        tuple(slot_of),
+        tuple(scalars),
+        tuple(stores),
+        shape,
     )
 
 

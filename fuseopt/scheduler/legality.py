@@ -1,8 +1,9 @@
 """When may a consumer run in the same pass over memory as its producer?
 
-The rules of vertical fusion, as data. Each looks at one index of two lists (a producer's
-node and a consumer's node that touch the same buffer) and returns None, or what it saw
-that forbids fusing. All must hold; the scheduler asks them at every list index.
+The rules of vertical fusion, as data. Each looks at one index of two lists (a
+producer's node and a consumer's node that touch the same buffer) and returns None, or
+what it saw that forbids fusing. All must hold; the scheduler asks them at every list
+index.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class Pair:
 
     `space` is the index space (shape) of a node's result. `kind`: "raw" (consumer reads
     what producer wrote), "war" or "waw". `buffer` is what both touch; `exact` is False
-    when they touch it through different, overlapping views. `shared` says that it is one
-    number that many lanes use and the step changes.
+    when they touch it through different, overlapping views. `shared` says that it is
+    one number that many lanes use and the step changes.
     """
 
     buffer: Buffer

@@ -1,6 +1,7 @@
 """The scheduler from top to bottom: Graph -> Schedule.
 
-    dependencies -> numbers shared by lanes -> stages -> lanes -> groups -> fused variants
+    dependencies -> numbers shared by lanes -> stages -> lanes -> groups ->
+    fused variants
 
 All variants of a stage on one device become one kernel: they are independent, since two
 nodes of a stage that touch the same memory are in one lane (horizontal fusion).
@@ -29,7 +30,10 @@ from .grouping import (
 
 
 def _kept_values(
-    graph: Graph, stage: tuple[int, ...], lane_of: dict[int, int], clones: frozenset[int]
+    graph: Graph,
+    stage: tuple[int, ...],
+    lane_of: dict[int, int],
+    clones: frozenset[int],
 ) -> frozenset[int]:
     """Values that must reach memory: final ones, and those read outside their lane."""
     producer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
@@ -102,9 +106,7 @@ def schedule(graph: Graph) -> Schedule:
             extern = graph.nodes[i]
             assert isinstance(extern, Extern)
             steps.append(extern)
-    return Schedule(
-        tuple(steps), plan.refusals, _temps(graph, steps), tuple(foreach)
-    )
+    return Schedule(tuple(steps), plan.refusals, _temps(graph, steps), tuple(foreach))
 
 
 def _temps(graph: Graph, steps: list[Kernel | Extern]) -> tuple[int, ...]:

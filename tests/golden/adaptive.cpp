@@ -12,7 +12,7 @@ struct Library {
 };
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
-static const int64_t BLOCK = 512;
+static const int64_t BLOCK = 256;
 
 // The root that vector libraries refine from the processor's estimate, eight at a time.
 // It is used only where a test at load time finds it equal to the library's.
@@ -138,6 +138,7 @@ static void run0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
   const float x12 = (float)t.values[lane * 4 + 1];
   const float x14 = (float)t.values[lane * 4 + 2];
   const float x18 = (float)t.values[lane * 4 + 3];
+  const double r11 = 1.0 / (double)x11;
   if (t.strided[lane] < 0) {
     for (int64_t i = begin; i < end; i += BLOCK) {
       const int64_t n = end - i < BLOCK ? end - i : BLOCK;
@@ -165,7 +166,7 @@ static void run0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
       for (int64_t j = 0; j < n; ++j) {
         const float x17 = s17[j];
         const float x24 = s24[j];
-        const float x25 = x24 / x11;
+        const float x25 = (float)((double)x24 * r11);
         const float x26 = x25 + x3;
         const float x27 = x12 * x17;
         const float x28 = x27 / x26;
@@ -225,7 +226,7 @@ static void run0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
       for (int64_t j = 0; j < n; ++j) {
         const float x17 = s17[j];
         const float x24 = s24[j];
-        const float x25 = x24 / x11;
+        const float x25 = (float)((double)x24 * r11);
         const float x26 = x25 + x3;
         const float x27 = x12 * x17;
         const float x28 = x27 / x26;
@@ -282,6 +283,7 @@ static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
   const float x12 = (float)t.values[lane * 4 + 1];
   const float x15 = (float)t.values[lane * 4 + 2];
   const float x22 = (float)t.values[lane * 4 + 3];
+  const double r11 = 1.0 / (double)x11;
   if (t.strided[lane] < 0) {
     for (int64_t i = begin; i < end; i += BLOCK) {
       const int64_t n = end - i < BLOCK ? end - i : BLOCK;
@@ -316,7 +318,7 @@ static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
         const float x20 = s20[j];
         const float x31 = s31[j];
         const float x21 = (float)x20;
-        const float x32 = x31 / x11;
+        const float x32 = (float)((double)x31 * r11);
         const float x33 = x32 + x3;
         const float x34 = x12 * x21;
         const float x35 = x34 / x33;
@@ -385,7 +387,7 @@ static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
         const float x20 = s20[j];
         const float x31 = s31[j];
         const float x21 = (float)x20;
-        const float x32 = x31 / x11;
+        const float x32 = (float)((double)x31 * r11);
         const float x33 = x32 + x3;
         const float x34 = x12 * x21;
         const float x35 = x34 / x33;

@@ -12,7 +12,7 @@ struct Library {
 };
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
-static const int64_t BLOCK = 512;
+static const int64_t BLOCK = 256;
 
 // The root that vector libraries refine from the processor's estimate, eight at a time.
 // It is used only where a test at load time finds it equal to the library's.
