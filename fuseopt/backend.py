@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -97,15 +98,33 @@ class _Clock:
 # ---------------------------------------------------------------- targets
 
 
-def _target(config: Config, captured: Captured) -> Target:
-    """C++ where all tensors are on the CPU, else Triton; or what the user asked for."""
-    devices = {b.device.split(":")[0] for b in captured.graph.buffers}
+def _device(captured: Captured, kernel: Kernel) -> str:
+    """The device of a kernel's tensors. Raises CaptureError if they are on several."""
+    buffers = captured.graph.buffers
+    found = {
+        buffers[b].device for v in kernel.variants for column in v.columns for b in column
+    }
+    if len(found) > 1:
+        named = {
+            buffers[b].device: buffers[b].name
+            for v in kernel.variants
+            for column in v.columns
+            for b in column
+        }
+        places = ", ".join(f"{name} on {device}" for device, name in named.items())
+        raise CaptureError(f"one update uses tensors of several devices: {places}")
+    return found.pop()
+
+
+def _target(config: Config, device: str) -> Target:
+    """C++ on the CPU, Triton elsewhere, or what the user asked for."""
+    on_cpu = device.split(":")[0] == "cpu"
     name = config.target
     if name == "auto":
-        name = "cpp" if devices <= {"cpu"} else "triton"
+        name = "cpp" if on_cpu else "triton"
     if name == "cpp":
-        if not devices <= {"cpu"}:
-            raise ConfigError(f"target='cpp' cannot run on {sorted(devices - {'cpu'})}")
+        if not on_cpu:
+            raise ConfigError(f"target='cpp' cannot run on {device}")
         return CppTarget()
     from .codegen.triton import TritonTarget
 
@@ -150,6 +169,11 @@ def _plan(
     """
     clock = _Clock()
     report = Report()
+    helpers = ThreadPoolExecutor(1)
+    # the compiler runs beside capture where the cache does not have the probe yet
+    probe = helpers.submit(_probe, config) if run else None
+    helpers.shutdown(wait=False)
+    builds = session.builder.builds
     captured: Captured = capture(gm, args)
     check_graph(captured.graph)
     clock.lap("capture")
@@ -157,23 +181,21 @@ def _plan(
     if config.debug or config.dump_dir:
         check_schedule(captured.graph, plan)
     clock.lap("schedule")
-    target = _target(config, captured)
     kernels = [step for step in plan.steps if isinstance(step, Kernel)]
-    sources = {kernel.name: target.render(kernel) for kernel in kernels}
+    devices = {kernel.name: _device(captured, kernel) for kernel in kernels}
+    targets = {name: _target(config, device) for name, device in devices.items()}
+    sources = {kernel.name: targets[kernel.name].render(kernel) for kernel in kernels}
     clock.lap("codegen")
-    builds = session.builder.builds
     factories: dict[str, TableFactory] = {}
     if run:
-        for kernel in kernels:
-            first = captured.graph.buffers[kernel.variants[0].columns[0][0]]
-            factories[kernel.name] = _factory(
-                target, sources[kernel.name], first.device, config
-            )
-    probe = _probe(config) if run else None
+        for name, source in sources.items():
+            factories[name] = _factory(targets[name], source, devices[name], config)
+    helper = probe.result() if probe is not None else None
     clock.lap("build")
-    result = Plan(captured, plan, factories, probe) if run else None
+    result = Plan(captured, plan, factories, helper) if run else None
     report.kernels = [
-        reporting.kernel_report(k, target.name, sources[k.name].text) for k in kernels
+        reporting.kernel_report(k, targets[k.name].name, sources[k.name].text)
+        for k in kernels
     ]
     reporting.fill(report, plan)
     report.launches = len(sources)
@@ -182,7 +204,7 @@ def _plan(
     report.passes = clock.passes
     report.build_seconds = clock.passes["build"]
     report.backend_seconds = clock.last - clock.start
-    _dump(report, config, captured, plan, sources, target)
+    _dump(report, config, captured, plan, sources, targets)
     return result, report
 
 
@@ -192,7 +214,7 @@ def _dump(
     captured: Captured,
     plan: Schedule,
     sources: Mapping[str, Source],
-    target: Target,
+    targets: Mapping[str, Target],
 ) -> None:
     """Write the files that options or FUSEOPT_DEBUG ask for."""
     if not config.dump_dir and not config.debug:
@@ -200,10 +222,10 @@ def _dump(
     folder = dump.new_folder(config.dump_dir or "fuseopt_debug")
     report.dump_dir = str(folder)
     level = config.debug or dump.SOURCES
-    suffixed = {name: (source, target.suffix) for name, source in sources.items()}
+    suffixed = {name: (x, targets[name].suffix) for name, x in sources.items()}
     if level >= dump.SOURCES:
         report.kernels = [
-            k.at(str(folder / f"{k.name}{target.suffix}")) for k in report.kernels
+            k.at(str(folder / f"{k.name}{suffixed[k.name][1]}")) for k in report.kernels
         ]
     dump.write(folder, level, report, captured.graph, plan, suffixed)
     if config.debug:

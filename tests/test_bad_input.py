@@ -9,9 +9,11 @@ import torch
 
 import fuseopt
 from fuseopt import errors
+from fuseopt.backend import _device, _target, session
 from fuseopt.backend import fuseopt as backend
-from fuseopt.backend import session
 from fuseopt.config import resolve
+from fuseopt.scheduler import schedule
+from tests.build_graphs import GraphBuilder
 from tests.steps import compiled, make, make_params, set_grads
 
 
@@ -197,3 +199,31 @@ def test_tensors_that_overlap_run_in_eagers_order() -> None:
         step()
         reference.step()
         assert torch.equal(flat, twin)
+
+
+def test_tensors_of_several_devices_are_named() -> None:
+    """A lane whose tensors lie apart cannot be one kernel; it is left to eager."""
+    g = GraphBuilder()
+    p = g.tensor("weight", (4,), device="cuda:0")
+    lr = g.tensor("lr", (), device="cpu")
+    g.op("mul", p, lr, out=p)
+    graph = g.graph()
+    (kernel,) = schedule(graph).steps
+    captured: Any = SimpleNamespace(graph=graph)
+    with pytest.raises(errors.CaptureError, match="weight on cuda:0.*lr on cpu"):
+        _device(captured, kernel)  # type: ignore[arg-type]
+
+
+def test_each_device_has_a_kernel_of_its_own() -> None:
+    g = GraphBuilder()
+    for device in ("cuda:0", "cuda:1", "cpu"):
+        p = g.tensor(f"p@{device}", (4,), device=device)
+        g.op("mul", p, 0.5, out=p)
+    captured: Any = SimpleNamespace(graph=g.graph())
+    kernels = schedule(captured.graph).steps
+    devices = [_device(captured, k) for k in kernels]  # type: ignore[arg-type]
+    assert devices == ["cuda:0", "cuda:1", "cpu"]
+    targets = [_target(resolve(), d).name for d in devices]
+    assert targets == ["triton", "triton", "cpp"]
+    with pytest.raises(errors.ConfigError, match="cannot run on cuda:0"):
+        _target(resolve(None, {"target": "cpp"}), "cuda:0")

@@ -507,7 +507,7 @@ def _main(n: int) -> list[str]:
         "    lanes += tables[v].lanes;",
         "    elements += count;",
         "  }",
-        "  if (elements < 2 * CHUNK && lanes < 512) threads = 1;",
+        "  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;",
         "  #pragma omp parallel num_threads(threads) if (threads > 1)",
         "  {",
     ]

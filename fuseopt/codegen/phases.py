@@ -52,13 +52,15 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
             if a in elements:
                 need = at - 1 if is_call else at
                 wanted[a] = min(wanted.get(a, count), need)
-    phase = {i: level[i] if instrs[i].op in library else wanted[i] for i in variant.code}
+    phase = {
+        i: level[i] if instrs[i].op in library else wanted[i] for i in variant.code
+    }
     loads = {
-        int(instrs[i].attr or 0): phase[i] for i in variant.code if instrs[i].op == "load"
+        int(instrs[i].attr or 0): phase[i]
+        for i in variant.code
+        if instrs[i].op == "load"
     }
-    store_phase = {
-        s: max(phase.get(x, 0), loads.get(s, 0)) for x, s in stores
-    }
+    store_phase = {s: max(phase.get(x, 0), loads.get(s, 0)) for x, s in stores}
     code: list[list[int]] = [[] for _ in range(count)]
     reads: list[dict[int, None]] = [{} for _ in range(count)]
     reloaded: list[set[int]] = [set() for _ in range(count)]

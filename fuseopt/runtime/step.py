@@ -90,10 +90,11 @@ class Plan:
         ]
         self.temps = schedule.temps
         self.written = frozenset(graph.values[v] for n in graph.nodes for v in n.writes)
+        storages = {buffers[b].storage for b in self.written}
         self.mutated = sorted(
-            buffers[b].source
-            for b in self.written
-            if buffers[b].kind in ("static", "arg") and graph.final[b] >= 0
+            buffer.source
+            for buffer in buffers
+            if buffer.kind in ("static", "arg") and buffer.storage in storages
         )
         self.metadata: list[Any] = []
         self.ptrs: list[int] = []
@@ -142,9 +143,8 @@ class Plan:
     def move(self, ptrs: list[int]) -> None:
         """Take new addresses. Raises AliasError if tensors now share memory."""
         statics = len(self.captured.statics)
-        if self.ptrs[:statics] != ptrs[:statics] or any(
-            i >= statics for i in self.mutated
-        ):
+        moved = not self.ptrs or self.ptrs[:statics] != ptrs[:statics]
+        if moved or any(i >= statics for i in self.mutated):
             self._check_all(ptrs)
         else:
             self._check_moved(ptrs, statics)

@@ -1,0 +1,180 @@
+"""Every bug that was found, by the behaviour it broke."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fuseopt
+from fuseopt.backend import fuseopt as backend
+from fuseopt.ir import Literal, Symbol
+from tests.steps import Twins, compiled, make, make_params, same_bits, set_grads
+
+Step = Callable[..., Any]
+
+
+def against_eager(step: Step, make_tensors: Callable[[], list[torch.Tensor]]) -> None:
+    """Run a function of tensors twice in eager and compiled; all bits must agree."""
+    mine, theirs = make_tensors(), make_tensors()
+    fast = torch.compile(step, backend=backend, options={"fallback": "error"})
+    with torch.no_grad():
+        for seed in range(2):
+            torch.manual_seed(seed)
+            step(*theirs)
+            torch.manual_seed(seed)
+            fast(*mine)
+    for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        assert same_bits(a, b), f"tensor {i}: {a} for {b}"
+
+
+def test_a_number_that_is_a_view_of_written_memory() -> None:
+    def step(p: Any, q: Any, g: Any) -> None:
+        p.add_(g)
+        q.mul_(p[0] * 2)
+
+    against_eager(step, lambda: [torch.ones(4), torch.ones(3), torch.ones(4)])
+
+
+def test_a_view_taken_before_its_memory_is_written() -> None:
+    def step(p: Any, q: Any, g: Any) -> None:
+        first = p[0]
+        p.add_(g)
+        q.mul_(first * 2)
+
+    against_eager(step, lambda: [torch.ones(4), torch.ones(3), torch.ones(4)])
+
+
+def test_a_shared_counter_written_after_its_readers() -> None:
+    def step(t: Any, p: Any, q: Any) -> None:
+        p.mul_(t)
+        q.mul_(t)
+        t.add_(1)
+
+    against_eager(step, lambda: [torch.tensor(2.0), torch.ones(2), torch.ones(6)])
+
+
+def test_random_calls_keep_their_order() -> None:
+    def step(p: Any, q: Any) -> None:
+        p.mul_(0.9)
+        p.add_(torch.rand_like(p))
+        q.add_(torch.bernoulli(torch.full_like(q, 0.5)))
+        p.add_(torch.rand_like(p))
+
+    against_eager(step, lambda: [torch.ones(40), torch.ones(7)])
+
+
+def test_the_tail_of_a_uniform_sum_is_asked_per_element() -> None:
+    def step(p: Any, u: Any) -> None:
+        p.fill_(2.0)
+        p.add_(u, alpha=0.3)
+
+    against_eager(
+        step, lambda: [torch.zeros(40).bfloat16(), torch.tensor(0.337).bfloat16()]
+    )
+
+
+def test_a_view_made_after_a_write() -> None:
+    def step(q: Any) -> None:
+        q[0].mul_(2)
+        q.t().add_(1)
+
+    against_eager(step, lambda: [torch.ones(3, 3)])
+
+
+def test_a_list_that_holds_a_tensor_twice() -> None:
+    def step(x: Any, y: Any) -> None:
+        torch._foreach_add_([x, y, x], 1.0)
+        torch._foreach_mul_([x, x], [2.0, 3.0])
+
+    against_eager(step, lambda: [torch.ones(5), torch.ones(3)])
+
+
+def test_equal_numbers_that_are_not_the_same_scalar() -> None:
+    """As tuples, Literal(1.0) and Symbol(1) were equal, and 0.0 was -0.0."""
+    assert Literal(1.0) != Symbol(1)
+    one, other = Literal(0.0), Literal(-0.0)
+    assert one != other and len({one, other}) == 2
+
+
+def test_negative_zero_as_a_scalar() -> None:
+    def step(p: Any, q: Any) -> None:
+        torch._foreach_mul_([p, q], [0.0, -0.0])
+
+    against_eager(step, lambda: [torch.ones(4), torch.ones(4)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_place_foreach_mul_rounds_its_number(dtype: torch.dtype) -> None:
+    def step(p: Any, q: Any) -> None:
+        torch._foreach_mul_([p], 0.9137)
+        q.mul_(0.9137)
+
+    def tensors() -> list[torch.Tensor]:
+        x = torch.linspace(0.1, 3, 200).to(dtype)
+        return [x.clone(), x.clone()]
+
+    against_eager(step, tensors)
+
+
+def test_comparisons_round_their_number() -> None:
+    def step(p: Any) -> None:
+        p.fill_(0.3)
+        p.copy_(torch.where(p.eq(0.3), 1.0, p))
+
+    against_eager(step, lambda: [torch.zeros(5).bfloat16()])
+
+
+def test_a_0d_parameter_shares_the_kernel_of_the_others() -> None:
+    for shapes in ([(3, 4)] * 2, [(3, 4), ()]):
+        torch._dynamo.reset()
+        params = make_params(shapes)
+        set_grads(params, params, 0)
+        compiled(make("AdamW", params))()
+        (report,) = fuseopt.reports()
+        assert report.kernels[0].variants == 1
+
+
+def test_float64_counters_of_an_optimizer_without_capturable() -> None:
+    """Tracing reads the counter as float32, which lost 8 digits of float64 parameters."""
+    twins = Twins("Adagrad", [(6,)], torch.float64, lr=0.1, lr_decay=0.3)
+    for _ in range(3):
+        assert twins.step() == []
+
+
+def test_division_by_a_lane_number_rounds_once() -> None:
+    """What generated code computes in place of x / y, for y one number per lane."""
+    bits = torch.randint(0x00800000, 0x7F000000, (4, 1 << 18), dtype=torch.int32)
+    x = bits.view(torch.float32)
+    y = torch.tensor([[0.9], [3.0], [1.1e-7], [7.7e19]])
+    got = (x.double() * (1.0 / y.double())).float()
+    assert same_bits(got, x / y)
+    special = torch.tensor([float("inf"), float("nan"), 0.0, -0.0, -float("inf")])
+    for divisor in (0.0, 3.0, float("inf")):
+        d = torch.tensor(divisor)
+        got = (special.double() * (1.0 / d.double())).float()
+        assert same_bits(got, special / d)
+
+
+def test_a_metadata_query_is_no_call() -> None:
+    """`is_same_size` and the like return no tensor; they were run as externs."""
+
+    def step(p: Any, q: Any) -> None:
+        if p.is_same_size(q):
+            p.add_(q)
+
+    against_eager(step, lambda: [torch.ones(4), torch.ones(4)])
+
+
+def test_no_grad_inside_the_step_is_no_forward() -> None:
+    """Parameters require gradients, but the step switches recording off."""
+    p = torch.nn.Parameter(torch.ones(4))
+
+    def step() -> None:
+        with torch.no_grad():
+            p.mul_(0.5)
+
+    torch.compile(step, backend=backend, options={"fallback": "error"})()
+    assert torch.equal(p.detach(), torch.full((4,), 0.5))
