@@ -438,7 +438,7 @@ extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
     lanes += tables[v].lanes;
     elements += count;
   }
-  if (elements < 2 * CHUNK && lanes < 512) threads = 1;
+  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;
   #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     #pragma omp for schedule(static) nowait

@@ -1,0 +1,141 @@
+"""The pages say what is: README's code runs; its tables and names are the code's.
+
+The tables of docs/numerics.md are held by test_exceptions.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import fuseopt
+from bench import report_first
+from fuseopt import dump
+from fuseopt.config import CHOICES, Config, resolve
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """Cells of the first table below a heading, without the table's own header."""
+    below = text(page).split(f"\n## {heading}\n", 1)[1]
+    block = re.search(r"(?:^\|.*\|\n)+", below, re.MULTILINE)
+    assert block is not None
+    lines = block[0].strip().split("\n")[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# ---------------------------------------------------------------- README
+
+
+def test_the_code_runs_and_compiles() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", text(README), re.DOTALL)
+    assert "import fuseopt" not in code
+    names: dict[str, object] = {}
+    exec(code, names)
+    (report,) = fuseopt.reports()
+    assert (report.launches, report.lanes, report.fallback) == (1, 2, "")
+
+
+def test_the_options_are_those_of_config() -> None:
+    rows = table(README, "Options")
+    assert [quoted(row[0]) for row in rows] == [[f.name] for f in fields(Config)]
+    for field, row in zip(fields(Config), rows, strict=True):
+        values = [eval(value) for value in quoted(row[1])]
+        known = CHOICES.get(field.name, ())
+        if field.name == "debug":
+            values = list(range(values[0], values[1] + 1))
+        assert tuple(values) == known
+        assert eval(quoted(row[2])[0]) == field.default
+
+
+def test_the_variables_are_read() -> None:
+    values = {"target": "triton", "debug": "3", "dump_dir": "a", "cache_dir": "b"}
+    found = {quoted(r[0])[0]: quoted(r[3]) for r in table(README, "Options") if r[3]}
+    assert found.keys() == values.keys()
+    environ = {names[0]: values[option] for option, names in found.items()}
+    config = resolve(None, None, environ)
+    assert {o: str(getattr(config, o)) for o in values} == values
+
+
+def test_the_dumped_files_and_their_levels() -> None:
+    levels = {
+        name: int(row[1])
+        for row in table(README, "Looking inside")
+        for name in quoted(row[0])
+    }
+    assert levels == {
+        "report.txt": 1,
+        "not_fused.txt": dump.REFUSALS,
+        "0_captured.txt": dump.PASSES,
+        "1_scheduled.txt": dump.PASSES,
+        "kernel0.cpp": dump.SOURCES,
+        "kernel0.py": dump.SOURCES,
+        "kernel0.layout.txt": dump.SOURCES,
+    }
+
+
+def test_the_table_is_that_of_the_results() -> None:
+    results = json.loads(text(report_first.RESULTS))
+    made = report_first.table(results)
+    assert report_first.filled(text(README), made) == text(README)
+
+
+def test_results_name_no_machine() -> None:
+    environment = json.loads(text(report_first.RESULTS))["environment"]
+    assert environment.keys() <= {
+        *report_first.ENVIRONMENT,
+        "processor",
+        "python",
+        "date",
+    }
+
+
+# ---------------------------------------------------------------- all pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text(ROOT / "Makefile"), re.MULTILINE))
+    named = set(re.findall(r"(?:^ *|`)make ([a-z-]+)", text(page), re.MULTILINE))
+    assert named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)", text(page)):
+        assert "://" in link or (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_names_of_the_package_exist(page: Path) -> None:
+    for name in re.findall(r"`fuseopt\.(\w+)", text(page)):
+        assert hasattr(fuseopt, name), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_lines_of_prose_are_short(page: Path) -> None:
+    measured = report_first.BLOCK.sub("", text(page))
+    for line in measured.split("\n"):
+        assert len(line) <= 88 or line.startswith("|"), line
+
+
+def test_the_house_has_all_modules() -> None:
+    named = {quoted(row[0])[0] for row in table(ROOT / "docs" / "house.md", "Rooms")}
+    package = ROOT / "fuseopt"
+    files = {p for p in package.rglob("*.py") if p.name != "__init__.py"}
+    assert named == {str(p.relative_to(package)) for p in files} - {"compat.py"}

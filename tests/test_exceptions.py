@@ -1,0 +1,232 @@
+"""docs/numerics.md to the letter: each entry of its tables is measured and held.
+
+The bounds are read from the page, so there is one list of them. `pytest -s` prints what
+was measured; a bound is at most twice that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fuseopt
+from fuseopt.lowering import RULES
+from tests.steps import DTYPES, ELEVEN, compiled, has, make, make_params, name_of
+
+PAGE = Path(__file__).parent.parent / "docs" / "numerics.md"
+STEPS = 10
+COLUMNS = [name_of(dtype) for dtype in DTYPES]
+
+
+def rows(mark: str) -> dict[str, list[float]]:
+    """The bounds of a table of the page, by the name in its first column."""
+    text = PAGE.read_text(encoding="utf-8")
+    block = text.split(f"<!-- {mark}:begin -->")[1].split(f"<!-- {mark}:end -->")[0]
+    lines = [
+        [c.strip() for c in x.strip("| ").split("|")] for x in block.split("\n") if x
+    ]
+    assert lines[0][1 : 1 + len(COLUMNS)] == COLUMNS
+    return {line[0].strip("`"): [float(c) for c in line[1:]] for line in lines[2:]}
+
+
+def ordered(t: Tensor) -> Tensor:
+    """The bits as integers that count: neighbours differ by 1, 0.0 and -0.0 by 0."""
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
+    bits = t.contiguous().view(kind).long()
+    return torch.where(bits < 0, torch.iinfo(kind).min - bits, bits)
+
+
+def ulps(got: Tensor, want: Tensor) -> int:
+    """The largest distance of two elements, counted in numbers between them."""
+    assert got.dtype == want.dtype
+    assert torch.equal(got.isnan(), want.isnan())
+    apart = (ordered(got) - ordered(want)).abs().masked_fill(want.isnan(), 0)
+    return int(apart.max())
+
+
+def ulps_of_largest(got: Tensor, want: Tensor) -> float:
+    """The largest difference, in ulp of the largest element."""
+    same = (got == want) | (got.isnan() & want.isnan())
+    if bool(same.all()):
+        return 0.0
+    apart = (got.double() - want.double()).abs().masked_fill(same, 0).max().item()
+    largest = want[want.isfinite()].double().abs().max().item()
+    unit = torch.finfo(want.dtype).eps * 2.0 ** math.floor(math.log2(largest))
+    return float(apart / unit)
+
+
+# ---------------------------------------------------------------- eager's default
+
+
+def states(params: Any, optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for p in params:
+        yield p.detach()
+        yield from (v for v in optimizer.state[p].values() if isinstance(v, Tensor))
+
+
+def distance(name: str) -> list[float]:
+    """From the compiled step to eager's default: ulp by dtype, and of the way."""
+    options = {"weight_decay": 0.1} if has(name, "weight_decay") else {}
+    own, others = ([make_params(dtype=d) for d in DTYPES] for _ in range(2))
+    start = [p.detach().clone() for p in own[1]]
+    plain = make(name, [p for group in others for p in group], **options)
+    optimizer = make(name, [p for group in own for p in group], **options)
+    step = compiled(optimizer)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        for mine, theirs in zip(own, others, strict=True):
+            for p, q in zip(mine, theirs, strict=True):
+                grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+                p.grad, q.grad = grad.clone(), grad.clone()
+        step()
+        plain.step()
+    found = [
+        max(
+            ulps_of_largest(x, y)
+            for x, y in zip(states(mine, optimizer), states(theirs, plain), strict=True)
+            if x.numel()
+        )
+        for mine, theirs in zip(own, others, strict=True)
+    ]
+    assert DTYPES[1] == torch.float64
+    full = [t for t in zip(own[1], others[1], start, strict=True) if t[0].numel()]
+    apart = max(float((p - q).detach().abs().max()) for p, q, _ in full)
+    way = max(float((q - s).detach().abs().max()) for _, q, s in full)
+    return [*found, apart / way]
+
+
+@pytest.mark.parametrize("name", ELEVEN)
+def test_distance_to_eagers_default(name: str) -> None:
+    found = distance(name)
+    print(name, *(f"{x:.3g}" for x in found))
+    assert all(report.launches == 1 for report in fuseopt.reports())
+    for column, x, bound in zip(
+        [*COLUMNS, "way"], found, rows("plain")[name], strict=True
+    ):
+        assert x <= bound, f"{column}: {x:.4g} over {bound:.4g}"
+
+
+def test_the_table_of_optimizers_is_whole() -> None:
+    assert sorted(rows("plain")) == ELEVEN
+
+
+# ---------------------------------------------------------------- functions
+
+N = 30_000
+
+
+def numbers(dtype: torch.dtype, seed: int) -> Tensor:
+    return 3 * torch.randn(N, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+#: Every op of the table of rules, as something to do with three tensors of numbers.
+Op = Callable[[Tensor, Tensor, Tensor], Tensor]
+OPS: dict[str, Op] = {
+    "add": lambda x, y, z: torch.add(x, y, alpha=0.3),
+    "add a 0-d tensor with alpha": lambda x, y, z: torch.add(x, y[0], alpha=0.3),
+    "add a number": lambda x, y, z: x + 0.3,
+    "sub": lambda x, y, z: torch.sub(x, y, alpha=0.3),
+    "rsub": lambda x, y, z: 0.3 - x,
+    "mul": lambda x, y, z: x * y,
+    "mul a number": lambda x, y, z: x * 0.3,
+    "div": lambda x, y, z: x / y,
+    "div a number": lambda x, y, z: x / 0.3,
+    "neg": lambda x, y, z: -x,
+    "abs": lambda x, y, z: x.abs(),
+    "sqrt": lambda x, y, z: x.abs().sqrt(),
+    "rsqrt": lambda x, y, z: x.abs().rsqrt(),
+    "reciprocal": lambda x, y, z: x.reciprocal(),
+    "square": lambda x, y, z: x.square(),
+    "addcmul": lambda x, y, z: torch.addcmul(x, y, z, value=0.3),
+    "addcdiv": lambda x, y, z: torch.addcdiv(x, y, z, value=0.3),
+    "lerp": lambda x, y, z: torch.lerp(x, y, 0.3),
+    "lerp above one half": lambda x, y, z: torch.lerp(x, y, 0.9),
+    "pow by 2": lambda x, y, z: x**2,
+    "pow by 3": lambda x, y, z: x**3,
+    "pow by 0.5": lambda x, y, z: x.abs() ** 0.5,
+    "pow by -0.5": lambda x, y, z: x.abs() ** -0.5,
+    "pow by -1": lambda x, y, z: x**-1,
+    "pow by -2": lambda x, y, z: x**-2,
+    "pow by a number": lambda x, y, z: x.abs() ** 1.7,
+    "pow of a number": lambda x, y, z: 1.7**x,
+    "pow by a tensor": lambda x, y, z: x.abs() ** y,
+    "maximum": lambda x, y, z: torch.maximum(x, y),
+    "minimum": lambda x, y, z: torch.minimum(x, y),
+    "clamp": lambda x, y, z: x.clamp(-0.3, 0.7),
+    "clamp_min": lambda x, y, z: x.clamp_min(0.3),
+    "clamp_max": lambda x, y, z: x.clamp_max(0.3),
+    "relu": lambda x, y, z: x.relu(),
+    "sign": lambda x, y, z: x.sign(),
+    "exp": lambda x, y, z: x.exp(),
+    "expm1": lambda x, y, z: x.expm1(),
+    "log": lambda x, y, z: x.abs().log(),
+    "log1p": lambda x, y, z: x.abs().log1p(),
+    "tanh": lambda x, y, z: x.tanh(),
+    "erf": lambda x, y, z: x.erf(),
+    "sin": lambda x, y, z: x.sin(),
+    "cos": lambda x, y, z: x.cos(),
+    "sigmoid": lambda x, y, z: x.sigmoid(),
+    "floor": lambda x, y, z: x.floor(),
+    "ceil": lambda x, y, z: x.ceil(),
+    "trunc": lambda x, y, z: x.trunc(),
+    "round": lambda x, y, z: x.round(),
+    "where": lambda x, y, z: torch.where(x < y, x, z),
+    "comparisons": lambda x, y, z: (
+        (x < y) * 1.0 + (x <= 0.5) * 2.0 + (x > z) * 4.0 + (x >= 0.5) * 8.0
+    ).to(x.dtype),
+    "equalities": lambda x, y, z: ((x == 0.5) * 1.0 + (x != y) * 2.0).to(x.dtype),
+    "masks": lambda x, y, z: torch.where(
+        ((x < y) & (x < z)) ^ ((x > 0) | ~(y > 0)) ^ x.isnan(), x, y
+    ),
+}
+#: Rules that need no entry: copies, and those whose op OPS reaches under another name.
+UNNAMED = set(
+    "mul_rounded fma copy fill lt le gt ge eq ne isnan "
+    "logical_and logical_or logical_xor logical_not".split()
+)
+
+
+def test_every_rule_is_measured() -> None:
+    assert {name.split()[0] for name in OPS} | UNNAMED >= RULES.keys()
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, list[int]]:
+    """The distance of every op to eager, by dtype: all ops in one compiled function."""
+
+    def every(outs: list[Tensor], x: Tensor, y: Tensor, z: Tensor) -> None:
+        for out, op in zip(outs, OPS.values(), strict=True):
+            out.copy_(op(x, y, z))
+
+    found: dict[str, list[int]] = {name: [] for name in OPS}
+    for dtype in DTYPES:
+        torch._dynamo.reset()
+        x, y, z = (numbers(dtype, seed) for seed in range(3))
+        outs = [torch.empty_like(x) for _ in OPS]
+        torch.compile(every, backend="fuseopt", options={"fallback": "error"})(
+            outs, x, y, z
+        )
+        (report,) = fuseopt.reports()
+        assert not report.externs, report.externs
+        for (name, op), got in zip(OPS.items(), outs, strict=True):
+            found[name].append(ulps(got, op(x, y, z)))
+    for name, row in found.items():
+        print(name, *row)
+    return found
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_distance_of_an_op_to_eager(name: str, measured: dict[str, list[int]]) -> None:
+    bounds = rows("functions").get(name, [0.0] * len(DTYPES))
+    for column, x, bound in zip(COLUMNS, measured[name], bounds, strict=True):
+        assert x <= bound, f"{name} of {column}: {x} ulp, the page says {bound}"
+
+
+def test_the_table_of_functions_names_ops_that_are_measured() -> None:
+    assert rows("functions").keys() <= OPS.keys()
