@@ -90,7 +90,7 @@ def has(name: str, option: str) -> bool:
 def make(
     name: str, params: Any, reference: bool = False, **options: Any
 ) -> torch.optim.Optimizer:
-    """An optimizer in its foreach form; the reference is capturable as its trace is."""
+    """An optimizer, in its foreach form unless told otherwise; the reference is capturable as its trace is."""
     tensor = any(
         isinstance(x, Tensor)
         for v in options.values()
@@ -98,7 +98,8 @@ def make(
     )
     if has(name, "capturable") and (reference or tensor):
         options = {**options, "capturable": True}
-    return getattr(torch.optim, name)(params, foreach=True, **options)
+    options = {"foreach": True, **options}
+    return getattr(torch.optim, name)(params, **options)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fuseopt
-from tests.steps import CASES, DTYPES, Twins, name_of
+from tests.steps import CASES, DTYPES, ELEVEN, Twins, name_of
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -74,3 +74,15 @@ def test_fast_numerics_stay_close() -> None:
         twins.step()
     for p, q in zip(twins.eager_params, twins.params, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ELEVEN)
+def test_the_for_loop_form_is_eagers_bits_in_one_launch(name: str) -> None:
+    """`foreach=False`: one parameter after the other, grouped into the same lists."""
+    options: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
+    twins = Twins(name, foreach=False, lr=0.05, **options)
+    for step in range(4):
+        assert twins.step() == [], f"step {step}"
+    for report in fuseopt.reports():
+        assert report.launches == 1, str(report)
+        assert not report.externs, str(report)

@@ -193,3 +193,55 @@ def _only_traced(node: Node, optim: str) -> bool:
     if not found or not found[1].startswith(optim):
         return False
     return "is_compiling()" in linecache.getline(found[1], int(found[2]) - 1)
+
+
+@dataclass(frozen=True)
+class Product:
+    """`target.<name>(*factors, <keyword>=scale)`: addcmul_, addcdiv_ or add_."""
+
+    name: str
+    keyword: str
+    target: Node
+    factors: tuple[Any, ...]
+    scale: Any
+
+
+def find_products(graph: Graph) -> tuple[dict[Node, Product], set[Node]]:
+    """The methods that Dynamo writes as `target.copy_(fma(product, scale, target))`.
+
+    Eager scales the first factor and then fuses; the polyfill fuses the scale. Like
+    `find_lerps`: the nodes to run as a Product, and those that need not run.
+    """
+    found: dict[Node, Product] = {}
+    dropped: set[Node] = set()
+    for node in graph.nodes:
+        if not _calls(node, "copy_") or len(node.args) != 2:
+            continue
+        target, fma = node.args
+        if not isinstance(fma, Node) or "prims.fma" not in str(fma.target):
+            continue
+        product, scale, base = fma.args
+        if base is not target or set(fma.users) != {node}:
+            continue
+        single = isinstance(product, Node) and set(product.users) == {fma}
+        made: Product | None = None
+        if single and _calls(product, torch.mul) and _written(node, "addcmul_", scale):
+            made = Product("addcmul_", "value", target, tuple(product.args), scale)
+        elif single and _calls(product, torch.div) and _written(node, "addcdiv_", scale):
+            made = Product("addcdiv_", "value", target, tuple(product.args), scale)
+        if made is not None:
+            dropped |= {fma, product}
+        elif isinstance(scale, Node):
+            made = Product("add_", "alpha", target, (product,), scale)
+            dropped.add(fma)
+        if made is not None:
+            found[node] = made
+    return found, dropped
+
+
+def _written(node: Node, name: str, scale: Any) -> bool:
+    """Was a product meant as `name`? Only a tensor as scale leaves a doubt."""
+    if not isinstance(scale, Node):
+        return True
+    trace = node.meta.get("stack_trace", "")
+    return name in trace.rstrip().rsplit("File ", 1)[-1] or "item" in scale.name

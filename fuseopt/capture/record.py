@@ -9,6 +9,7 @@ becomes versions: each write makes a new value of its buffer.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -273,7 +274,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operands = tuple(
                 (n, bound.get(n))
                 for n, t in zip(op.arguments, op.types, strict=True)
-                if n not in LAYOUT
+                if n not in LAYOUT and n != "out"
                 and ("Tensor" in t or "number" in t or "Scalar" in t or t == "float")
             )
             if self._emit(op.name, operands, out):
@@ -281,12 +282,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._extern(func, args, kwargs, out, "no rule for this op")
 
     def _extra(self, op: _Op, bound: Any) -> bool:
-        """Is an argument given that no rule understands (a rounding mode, an out=)?"""
+        """Is an argument given that no rule understands (a rounding mode)?"""
         for name, kind, default in zip(
             op.arguments, op.types, op.defaults, strict=True
         ):
             understood = "Tensor" in kind or "number" in kind or kind == "float"
-            if name == "out" or (not understood and name not in LAYOUT):
+            if not understood and name not in LAYOUT:
                 if bound.get(name, default) != default:
                     return True
         return False
@@ -325,16 +326,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
         return out
 
-    def add_scaled(
-        self, target: torch.Tensor, other: torch.Tensor, alpha: torch.Tensor
+    def scaled(
+        self,
+        name: str,
+        target: torch.Tensor,
+        factors: Sequence[torch.Tensor],
+        keyword: str,
+        scale: torch.Tensor,
     ) -> None:
-        """Record `target.add_(other, alpha=alpha)` for a 0-d tensor alpha.
+        """Record `target.<name>_(*factors, <keyword>=scale)` for a 0-d tensor scale.
 
         ATen's own signature takes a number there, read from the tensor by a sync.
         """
-        operands = (("self", target), ("other", other), ("alpha", alpha))
-        if not self._emit("add", operands, target):
-            raise CaptureError(f"no rule to add {other.dtype} to {target.dtype}")
+        names = ("other",) if len(factors) == 1 else ("tensor1", "tensor2")
+        operands = (
+            ("self", target),
+            *zip(names, factors, strict=True),
+            (keyword, scale),
+        )
+        if not self._emit(name, operands, target):
+            raise CaptureError(
+                f"no rule for {name} of {[t.dtype for t in factors]} to {target.dtype}"
+            )
 
     def is_counter(self, t: torch.Tensor) -> bool:
         """Does eager read this as a number: 0-d state that the step changed?"""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from .polyfills import find_lerps, find_scaled_adds
+from .polyfills import find_lerps, find_products, find_scaled_adds
 from .trace import OPTIM, reads_host_number, source_line, static_tensors
 
 
@@ -53,7 +53,8 @@ class _Eager(Interpreter):
         self.clones = clones
         self.lerps, self.dropped = find_lerps(gm.graph)
         self.scaled, unscaled = find_scaled_adds(gm.graph, OPTIM)
-        self.dropped |= unscaled
+        self.products, unfused = find_products(gm.graph)
+        self.dropped |= unscaled | unfused
         self.versions: dict[int, int] = {id(t): t._version for t in clones.values()}
 
     def number(self, x: Any) -> Any:
@@ -81,6 +82,14 @@ class _Eager(Interpreter):
             target, other, scale = self._values((add.target, add.other, add.scale), n)
             torch._foreach_add_(target, other, alpha=scale.item())
             return None
+        if n in self.products:
+            product = self.products[n]
+            target, factors, scale = self.map_nodes_to_values(
+                (product.target, product.factors, product.scale), n
+            )
+            if isinstance(scale, torch.Tensor):
+                scale = scale.item()
+            return getattr(target, product.name)(*factors, **{product.keyword: scale})
         if reads_host_number(source_line(n)):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             args = tuple(self.number(a) for a in args)

@@ -17,7 +17,14 @@ from torch.fx import GraphModule, Node
 
 from ..errors import CaptureError, UnsupportedInput
 from ..ir import Graph
-from .polyfills import Lerp, ScaledAdd, find_lerps, find_scaled_adds
+from .polyfills import (
+    Lerp,
+    Product,
+    ScaledAdd,
+    find_lerps,
+    find_products,
+    find_scaled_adds,
+)
 from .record import Call, Recorder
 from .scalars import Arg, Item, Scalars, Sym
 
@@ -134,7 +141,8 @@ class _Interpreter:
         self.env: dict[Node, Any] = {}
         self.lerps, self.dropped = find_lerps(gm.graph)
         self.scaled, unscaled = find_scaled_adds(gm.graph, OPTIM)
-        self.dropped |= unscaled
+        self.products, unfused = find_products(gm.graph)
+        self.dropped |= unscaled | unfused
         self.metas = _MetaInputs()
         self.statics: list[str] = []
         self.tensor_args: list[int] = []
@@ -210,6 +218,8 @@ class _Interpreter:
             return self._lerp(self.lerps[node])
         if node in self.scaled:
             return self._scaled_add(self.scaled[node])
+        if node in self.products:
+            return self._product(self.products[node])
         if node.op == "call_module":
             raise CaptureError(f"the graph calls a module ({node.target})")
         args, kwargs = self._map(node.args), self._map(node.kwargs)
@@ -251,7 +261,19 @@ class _Interpreter:
         targets, others = self._map(add.target), self._map(add.other)
         alpha = self._map(add.scale)
         for t, o in zip(targets, others, strict=True):
-            self.recorder.add_scaled(t, o, alpha)
+            self.recorder.scaled("add", t, (o,), "alpha", alpha)
+
+    def _product(self, product: Product) -> torch.Tensor:
+        """The method of a tensor that Dynamo took apart."""
+        target = self._map(product.target)
+        factors, scale = self._map(product.factors), self._map(product.scale)
+        if isinstance(scale, torch.Tensor):
+            name = product.name.removesuffix("_")
+            self.recorder.scaled(name, target, factors, product.keyword, scale)
+            return target  # type: ignore[no-any-return]
+        self.recorder.literals = frozenset() if isinstance(scale, Sym) else None
+        keywords = {product.keyword: self._stand_in(scale)}
+        return getattr(target, product.name)(*factors, **keywords)  # type: ignore[no-any-return]
 
     def _item(self, t: torch.Tensor) -> Sym:
         position = self.origin.get(id(t))
