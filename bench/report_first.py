@@ -10,6 +10,7 @@ hold the two against each other.
 import argparse
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,10 @@ def first_step_row(params: int, benchmarks: Results) -> str:
     cold, warm = (
         benchmarks[f"test_first_step[{params}-{cache}]"] for cache in ("cold", "warm")
     )
+    seconds = cold["backend_seconds"], warm["backend_seconds"]
     return (
-        f"| compiling AdamW, {params:,} parameters | | | {cold['backend_seconds']:.2f} s "
-        f"cold, {warm['backend_seconds']:.2f} s with a warm cache | and Dynamo's own "
+        f"| compiling AdamW, {params:,} parameters | | | {seconds[0]:.2f} s cold, "
+        f"{seconds[1]:.2f} s with a warm cache | and Dynamo's own "
         f"{cold['dynamo_seconds']:.1f} s |"
     )
 
@@ -120,12 +122,16 @@ def host_row(entry: Results) -> str:
 
 def conditions(environment: Results) -> str:
     """Return where and how the figures were measured."""
-    return (
-        f"Medians; contenders of a row took turns in one run. {environment['processor']}, "
-        f"{environment['threads']} threads, {environment['vector_unit']}, torch "
-        f"{environment['torch']}, {environment['date']}. Again: `make bench`, then "
+    processor, threads, unit, torch, date = (
+        environment[key]
+        for key in ("processor", "threads", "vector_unit", "torch", "date")
+    )
+    line = (
+        f"Medians; contenders of a row took turns in one run. {processor}, {threads} "
+        f"threads, {unit}, torch {torch}, {date}. Again: `make bench`, then "
         "`python -m bench.report_first`."
     )
+    return textwrap.fill(line, 88)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,12 @@ def main() -> None:
         f"steps. After every step, all {params} parameters and {state} state tensors "
         f"were compared: [bold green]the two runs are the same bits[/]."
     )
+    if accepts(options.optimizer, "capturable"):
+        console.print(
+            "Eager's step is the foreach one with capturable=True, which is how Dynamo "
+            "traces it. Eager's default rounds bias corrections, where there are any, "
+            "otherwise: docs/numerics.md has the measured difference."
+        )
 
     with progress_bar(console) as progress:
         seconds = time_steps(compiled, options, progress)
@@ -285,6 +291,8 @@ def table_of(seconds: Seconds, device: torch.device) -> Table:
 def kernel_lines() -> Iterator[str]:
     """Yield what was compiled, and the files where its kernels can be read."""
     reports = fuseopt.reports()
+    if not reports:
+        yield "fuseopt compiled nothing; TORCH_LOGS=graph_breaks says why"
     for report in reports:
         yield f"compiled: {len(report.kernels)} kernel(s), {report.launches} launch(es)"
     folders = {Path(report.dump_dir) for report in reports if report.dump_dir}

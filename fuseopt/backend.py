@@ -102,7 +102,10 @@ def _device(captured: Captured, kernel: Kernel) -> str:
     """The device of a kernel's tensors. Raises CaptureError if they are on several."""
     buffers = captured.graph.buffers
     found = {
-        buffers[b].device for v in kernel.variants for column in v.columns for b in column
+        buffers[b].device
+        for v in kernel.variants
+        for column in v.columns
+        for b in column
     }
     if len(found) > 1:
         named = {

@@ -40,8 +40,14 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
-    """Forget what earlier tests compiled: Dynamo gives up on `step` after eight."""
+    """Forget what earlier tests compiled: Dynamo gives up on `step` after eight.
+
+    It resets the backends it was given, so not one that a test has wrapped.
+    """
     yield
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+    backend = sys.modules.get("fuseopt.backend")
+    if backend is not None:
+        backend.session.reset()

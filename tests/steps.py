@@ -90,7 +90,10 @@ def has(name: str, option: str) -> bool:
 def make(
     name: str, params: Any, reference: bool = False, **options: Any
 ) -> torch.optim.Optimizer:
-    """An optimizer, in its foreach form unless told otherwise; the reference is capturable as its trace is."""
+    """An optimizer, in its foreach form unless told otherwise.
+
+    The reference is capturable as its trace is.
+    """
     tensor = any(
         isinstance(x, Tensor)
         for v in options.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -212,7 +211,7 @@ def test_tensors_of_several_devices_are_named() -> None:
     graph = g.graph()
     (kernel,) = schedule(graph).steps
     captured: Any = SimpleNamespace(graph=graph)
-    with pytest.raises(errors.CaptureError, match="weight on cuda:0.*lr on cpu"):
+    with pytest.raises(errors.CaptureError, match=r"weight on cuda:0.*lr on cpu"):
         _device(captured, kernel)  # type: ignore[arg-type]
 
 

@@ -21,6 +21,8 @@ from tests.steps import DTYPES, ELEVEN, compiled, has, make, make_params, name_o
 
 PAGE = Path(__file__).parent.parent / "docs" / "numerics.md"
 STEPS = 10
+#: A number, an odd matrix, and more than a part of eager's loops.
+SHAPES = ((), (17, 5), (181, 193))
 COLUMNS = [name_of(dtype) for dtype in DTYPES]
 
 
@@ -73,7 +75,7 @@ def states(params: Any, optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def distance(name: str) -> list[float]:
     """From the compiled step to eager's default: ulp by dtype, and of the way."""
     options = {"weight_decay": 0.1} if has(name, "weight_decay") else {}
-    own, others = ([make_params(dtype=d) for d in DTYPES] for _ in range(2))
+    own, others = ([make_params(SHAPES, d) for d in DTYPES] for _ in range(2))
     start = [p.detach().clone() for p in own[1]]
     plain = make(name, [p for group in others for p in group], **options)
     optimizer = make(name, [p for group in own for p in group], **options)
@@ -129,7 +131,6 @@ def numbers(dtype: torch.dtype, seed: int) -> Tensor:
 Op = Callable[[Tensor, Tensor, Tensor], Tensor]
 OPS: dict[str, Op] = {
     "add": lambda x, y, z: torch.add(x, y, alpha=0.3),
-    "add a 0-d tensor with alpha": lambda x, y, z: torch.add(x, y[0], alpha=0.3),
     "add a number": lambda x, y, z: x + 0.3,
     "sub": lambda x, y, z: torch.sub(x, y, alpha=0.3),
     "rsub": lambda x, y, z: 0.3 - x,
@@ -144,7 +145,8 @@ OPS: dict[str, Op] = {
     "reciprocal": lambda x, y, z: x.reciprocal(),
     "square": lambda x, y, z: x.square(),
     "addcmul": lambda x, y, z: torch.addcmul(x, y, z, value=0.3),
-    "addcdiv": lambda x, y, z: torch.addcdiv(x, y, z, value=0.3),
+    "addcdiv": lambda x, y, z: torch.addcdiv(x, y, z),
+    "foreach addcdiv": lambda x, y, z: torch._foreach_addcdiv([x], [y], [z], 0.3)[0],
     "lerp": lambda x, y, z: torch.lerp(x, y, 0.3),
     "lerp above one half": lambda x, y, z: torch.lerp(x, y, 0.9),
     "pow by 2": lambda x, y, z: x**2,
@@ -182,7 +184,11 @@ OPS: dict[str, Op] = {
     ).to(x.dtype),
     "equalities": lambda x, y, z: ((x == 0.5) * 1.0 + (x != y) * 2.0).to(x.dtype),
     "masks": lambda x, y, z: torch.where(
-        ((x < y) & (x < z)) ^ ((x > 0) | ~(y > 0)) ^ x.isnan(), x, y
+        ((x < y).logical_and(x < z))
+        .logical_xor((x > 0).logical_or((y > 0).logical_not()))
+        .logical_xor(x.isnan()),
+        x,
+        y,
     ),
 }
 #: Rules that need no entry: copies, and those whose op OPS reaches under another name.
@@ -226,6 +232,31 @@ def test_distance_of_an_op_to_eager(name: str, measured: dict[str, list[int]]) -
     bounds = rows("functions").get(name, [0.0] * len(DTYPES))
     for column, x, bound in zip(COLUMNS, measured[name], bounds, strict=True):
         assert x <= bound, f"{name} of {column}: {x} ulp, the page says {bound}"
+
+
+def takes_apart(x: Tensor, y: Tensor, z: Tensor) -> None:
+    x.copy_(torch.addcdiv(x, y, z, value=0.3))
+
+
+def takes_apart_in_place(x: Tensor, y: Tensor, z: Tensor) -> None:
+    x.addcdiv_(y, z, value=0.3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("update", [takes_apart, takes_apart_in_place])
+def test_dynamo_takes_addcdiv_apart(
+    update: Callable[..., None], dtype: torch.dtype
+) -> None:
+    """Outside foreach; two roundings more, of terms that may cancel."""
+    x, y, z = (numbers(dtype, seed) for seed in range(3))
+    got, want = x.clone(), x.clone()
+    torch.compile(update, backend="fuseopt")(got, y, z)
+    update(want, y, z)
+    terms = torch.maximum(x.double().abs(), (0.3 * y.double() / z.double()).abs())
+    unit = torch.finfo(dtype).eps * torch.exp2(terms.log2().floor())
+    apart = ((got.double() - want.double()).abs() / unit).max().item()
+    print(update.__name__, dtype, apart)
+    assert apart <= 2
 
 
 def test_the_table_of_functions_names_ops_that_are_measured() -> None:

@@ -96,7 +96,8 @@ def test_equal_numbers_that_are_not_the_same_scalar() -> None:
     """As tuples, Literal(1.0) and Symbol(1) were equal, and 0.0 was -0.0."""
     assert Literal(1.0) != Symbol(1)
     one, other = Literal(0.0), Literal(-0.0)
-    assert one != other and len({one, other}) == 2
+    assert one != other
+    assert len({one, other}) == 2
 
 
 def test_negative_zero_as_a_scalar() -> None:
@@ -138,7 +139,7 @@ def test_a_0d_parameter_shares_the_kernel_of_the_others() -> None:
 
 
 def test_float64_counters_of_an_optimizer_without_capturable() -> None:
-    """Tracing reads the counter as float32, which lost 8 digits of float64 parameters."""
+    """Tracing reads the counter as float32, which lost 8 digits in float64."""
     twins = Twins("Adagrad", [(6,)], torch.float64, lr=0.1, lr_decay=0.3)
     for _ in range(3):
         assert twins.step() == []

@@ -217,17 +217,21 @@ def find_products(graph: Graph) -> tuple[dict[Node, Product], set[Node]]:
     for node in graph.nodes:
         if not _calls(node, "copy_") or len(node.args) != 2:
             continue
-        target, fma = node.args
+        operands: Any = node.args
+        target, fma = operands
         if not isinstance(fma, Node) or "prims.fma" not in str(fma.target):
             continue
-        product, scale, base = fma.args
+        operands = fma.args
+        product, scale, base = operands
         if base is not target or set(fma.users) != {node}:
             continue
         single = isinstance(product, Node) and set(product.users) == {fma}
         made: Product | None = None
         if single and _calls(product, torch.mul) and _written(node, "addcmul_", scale):
             made = Product("addcmul_", "value", target, tuple(product.args), scale)
-        elif single and _calls(product, torch.div) and _written(node, "addcdiv_", scale):
+        elif (
+            single and _calls(product, torch.div) and _written(node, "addcdiv_", scale)
+        ):
             made = Product("addcdiv_", "value", target, tuple(product.args), scale)
         if made is not None:
             dropped |= {fma, product}

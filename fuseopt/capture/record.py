@@ -274,7 +274,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operands = tuple(
                 (n, bound.get(n))
                 for n, t in zip(op.arguments, op.types, strict=True)
-                if n not in LAYOUT and n != "out"
+                if n not in LAYOUT
+                and n != "out"
                 and ("Tensor" in t or "number" in t or "Scalar" in t or t == "float")
             )
             if self._emit(op.name, operands, out):

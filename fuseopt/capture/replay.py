@@ -84,7 +84,7 @@ class _Eager(Interpreter):
             return None
         if n in self.products:
             product = self.products[n]
-            target, factors, scale = self.map_nodes_to_values(
+            target, factors, scale = self._values(
                 (product.target, product.factors, product.scale), n
             )
             if isinstance(scale, torch.Tensor):

@@ -293,7 +293,9 @@ class _Function:
         if i in self.elements and instr.op == "div" and instr.args[1] in self.inverse:
             return f"const float x{i} = (float)((double){args[0]} * r{instr.args[1]});"
         dtypes = [self.v.instrs[a].dtype for a in instr.args]
-        return f"const {REGISTER[instr.dtype]} x{i} = {expression(instr, args, dtypes)};"
+        return (
+            f"const {REGISTER[instr.dtype]} x{i} = {expression(instr, args, dtypes)};"
+        )
 
     def scalar(self, i: int) -> str:
         instr = self.v.instrs[i]
@@ -544,4 +546,6 @@ class CppTarget(Target):
         parts.append(DRIVER)
         parts.append("\n".join([*_main(len(kernel.variants)), ""]))
         text = "\n".join(parts)
-        return Source(self.name, text, "fuseopt_step", tuple(map(layout, kernel.variants)))
+        return Source(
+            self.name, text, "fuseopt_step", tuple(map(layout, kernel.variants))
+        )
