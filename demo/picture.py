@@ -41,7 +41,7 @@ def draw(
         color=[colour_of(name) for name in milliseconds],
     )
     bars.bar_label(drawn, fmt="%.2f", padding=4)
-    bars.margins(x=0.15)
+    bars.margins(x=0.25)  # room for the label of the longest
     bars.invert_yaxis()
     bars.set(xlabel="milliseconds, median", title="optimizer step")
 

@@ -293,12 +293,15 @@ def kernel_lines() -> Iterator[str]:
     reports = fuseopt.reports()
     if not reports:
         yield "fuseopt compiled nothing; TORCH_LOGS=graph_breaks says why"
-    for report in reports:
-        yield f"compiled: {len(report.kernels)} kernel(s), {report.launches} launch(es)"
-    folders = {Path(report.dump_dir) for report in reports if report.dump_dir}
-    for folder in sorted(folders):
-        for source in sorted(folder.glob("kernel*")):
-            yield f"kernel: {source}"
+    for number, report in enumerate(reports, start=1):
+        yield (
+            f"graph {number} of {len(reports)}: {report.launches} launch(es) a step, "
+            f"{report.backend_seconds:.2f} s in the backend"
+        )
+        for kernel in report.kernels:
+            yield f"  kernel: {kernel.path or 'not written'}"
+    if len(reports) > 1:
+        yield "(a graph more where the first one took the lr, or other state, as fixed)"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Kernel -> C++: OpenMP over chunks, SIMD inside, one call per step.
 
-The text needs no header but <math.h> and <stdint.h>, so that it compiles in a fraction of
-a second. It runs in two phases: lane code once per lane (step counters, bias
+The text needs no header but <math.h> and <stdint.h>, so that it compiles in a fraction
+of a second. It runs in two phases: lane code once per lane (step counters, bias
 corrections), then element code over equal chunks of all lanes laid end to end. Element
 code has a flat loop, for lanes whose tensors share one dense layout, and a strided one.
 """
@@ -14,7 +14,7 @@ from ..ir import Instr, Kernel, Variant
 from .phases import phases
 from .target import Source, Target, lane_values, layout
 
-#: Type a value has in registers, by IR dtype. bf16 and f16 are floats that were rounded.
+#: Type a value has in registers, by IR dtype. bf16 and f16 are floats, rounded.
 REGISTER = {
     "f64": "double",
     "f32": "float",
@@ -74,7 +74,7 @@ PRELUDE = """\
 #include <stdint.h>
 
 // Functions of the vector library that eager itself calls, so that the bits are the
-// same; null where torch was built without it, and then eager's roots are the compiler's.
+// same; null where torch was built without it: eager's roots are then the compiler's.
 struct Library {
   void (*sqrt_f32)(int, const float*, float*, long long);
   void (*sqrt_f64)(int, const double*, double*, long long);
@@ -110,12 +110,14 @@ extern "C" int64_t newton_sqrt_f32(int64_t n, const float* x, float* y) {
   return 0;
 #endif
 }
-static inline void library_sqrt_f32(const Library* l, int64_t n, const float* x, float* y) {
+static inline void library_sqrt_f32(const Library* l, int64_t n, const float* x,
+                                    float* y) {
   if (l->newton) { newton_sqrt_f32(n, x, y); return; }
   if (l->sqrt_f32) return l->sqrt_f32((int)n, x, y, LIBRARY_MODE);
   for (int64_t i = 0; i < n; ++i) y[i] = __builtin_sqrtf(x[i]);
 }
-static inline void library_sqrt_f64(const Library* l, int64_t n, const double* x, double* y) {
+static inline void library_sqrt_f64(const Library* l, int64_t n, const double* x,
+                                    double* y) {
   if (l->sqrt_f64) return l->sqrt_f64((int)n, x, y, LIBRARY_MODE);
   for (int64_t i = 0; i < n; ++i) y[i] = __builtin_sqrt(x[i]);
 }
@@ -147,7 +149,8 @@ static inline uint16_t to_bf16(float x) {
 }
 static inline float round_bf16(float x) {
   union { float f; uint32_t i; } u = {x};
-  union { uint32_t i; float f; } r = {(u.i + 0x7fffu + ((u.i >> 16) & 1u)) & 0xffff0000u};
+  const uint32_t even = u.i + 0x7fffu + ((u.i >> 16) & 1u);
+  union { uint32_t i; float f; } r = {even & 0xffff0000u};
   union { uint32_t i; float f; } n = {0x7fc00000u};
   return x != x ? n.f : r.f;
 }
@@ -233,7 +236,7 @@ def expression(instr: Instr, args: list[str], dtypes: list[str]) -> str:
         if op == "abs":
             return f"{args[0]} < 0 ? -{args[0]} : {args[0]}"
         if op == "fma":
-            return "{0} * {1} + {2}".format(*args)
+            return "{} * {} + {}".format(*args)
     suffix = "" if instr.dtype == "f64" else "f"
     return f"{MATH[op]}{suffix}({', '.join(args)})"
 
@@ -275,9 +278,9 @@ class _Function:
     def reciprocals(self) -> list[int]:
         """Lane numbers that element code divides float32 by.
 
-        `(float)((double)x * (1.0 / (double)y))` is x / y rounded once: a quotient of two
-        float32 numbers is at least 2**-49 of itself away from where rounding changes, and
-        the product is within 2**-52. It costs a third of a division.
+        `(float)((double)x * (1.0 / (double)y))` is x / y rounded once: a quotient of
+        two float32 numbers is at least 2**-49 of itself away from where rounding
+        changes, and the product is within 2**-52. It costs a third of a division.
         """
         v, lane = self.v, set(self.v.lane_code)
         divisors = {
@@ -427,7 +430,8 @@ class _Function:
             "for (int64_t e = begin; e < end;) {",
             "  int64_t rest = e / inner;",
             "  const int64_t column = e % inner;",
-            "  const int64_t run = inner - column < end - e ? inner - column : end - e;",
+            "  const int64_t row = inner - column;",
+            "  const int64_t run = row < end - e ? row : end - e;",
             *(f"  int64_t o{s} = column * w{s};" for s in slots),
             "  for (int64_t d = dims - 2; d >= 0; --d) {",
             "    const int64_t c = rest % size[d];",

@@ -2,8 +2,8 @@
 
 A function that only a library can give (eager's square root) works on arrays. Element
 code then runs in phases over blocks that stay in cache: loop, call, loop. Each
-instruction goes to the last phase that can hold it, so that few values cross a call; what
-does cross is loaded again if its memory is unchanged, else kept in a small array.
+instruction goes to the last phase that can hold it, so that few values cross a call;
+what does cross is loaded again if its memory is unchanged, else kept in a small array.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Phases:
     """What each phase runs, in instruction numbers.
 
     `code[k]`: computed in phase k. `reads[k]`: made in an earlier phase and used in k;
-    those in `reloaded[k]` are loaded again, others come from an array. `calls[k]`: library
-    calls made before phase k. `stores[k]`: (instruction, slot).
+    those in `reloaded[k]` are loaded again, others come from an array. `calls[k]`:
+    library calls made before phase k. `stores[k]`: (instruction, slot).
     """
 
     count: int

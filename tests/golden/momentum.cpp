@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 // Functions of the vector library that eager itself calls, so that the bits are the
-// same; null where torch was built without it, and then eager's roots are the compiler's.
+// same; null where torch was built without it: eager's roots are then the compiler's.
 struct Library {
   void (*sqrt_f32)(int, const float*, float*, long long);
   void (*sqrt_f64)(int, const double*, double*, long long);
@@ -40,12 +40,14 @@ extern "C" int64_t newton_sqrt_f32(int64_t n, const float* x, float* y) {
   return 0;
 #endif
 }
-static inline void library_sqrt_f32(const Library* l, int64_t n, const float* x, float* y) {
+static inline void library_sqrt_f32(const Library* l, int64_t n, const float* x,
+                                    float* y) {
   if (l->newton) { newton_sqrt_f32(n, x, y); return; }
   if (l->sqrt_f32) return l->sqrt_f32((int)n, x, y, LIBRARY_MODE);
   for (int64_t i = 0; i < n; ++i) y[i] = __builtin_sqrtf(x[i]);
 }
-static inline void library_sqrt_f64(const Library* l, int64_t n, const double* x, double* y) {
+static inline void library_sqrt_f64(const Library* l, int64_t n, const double* x,
+                                    double* y) {
   if (l->sqrt_f64) return l->sqrt_f64((int)n, x, y, LIBRARY_MODE);
   for (int64_t i = 0; i < n; ++i) y[i] = __builtin_sqrt(x[i]);
 }
@@ -77,7 +79,8 @@ static inline uint16_t to_bf16(float x) {
 }
 static inline float round_bf16(float x) {
   union { float f; uint32_t i; } u = {x};
-  union { uint32_t i; float f; } r = {(u.i + 0x7fffu + ((u.i >> 16) & 1u)) & 0xffff0000u};
+  const uint32_t even = u.i + 0x7fffu + ((u.i >> 16) & 1u);
+  union { uint32_t i; float f; } r = {even & 0xffff0000u};
   union { uint32_t i; float f; } n = {0x7fc00000u};
   return x != x ? n.f : r.f;
 }
@@ -140,7 +143,8 @@ static void run0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
   for (int64_t e = begin; e < end;) {
     int64_t rest = e / inner;
     const int64_t column = e % inner;
-    const int64_t run = inner - column < end - e ? inner - column : end - e;
+    const int64_t row = inner - column;
+    const int64_t run = row < end - e ? row : end - e;
     int64_t o0 = column * w0;
     int64_t o1 = column * w1;
     int64_t o2 = column * w2;
