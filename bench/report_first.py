@@ -23,7 +23,7 @@ BLOCK = re.compile(r"(<!-- table:begin -->\n).*?(<!-- table:end -->)", re.DOTALL
 Results = dict[str, Any]
 ENVIRONMENT = ("torch", "threads", "vector_unit", "compiled_with", "gpu")
 STATS = ("median", "min", "max", "rounds")
-NAMES = {"AdamW": "AdamW", "SGD": "SGD with momentum"}
+NAMES = {"AdamW": "AdamW", "SGD": "SGD-momentum"}
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ Only the step of the optimizer is compiled; the model runs in eager in both runs
 import argparse
 import copy
 import functools
+import logging
 import math
 import os
 import statistics
@@ -71,6 +72,8 @@ def main() -> None:
     """Train, prove, time, draw, and say where everything lies."""
     options = parse_options()
     console = Console()
+    # Dynamo warns that it leaves out the profiler's marks; that is no news here.
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     make_deterministic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batches = text_batches(TEXT.read_text(), options.steps, device)
@@ -301,7 +304,7 @@ def kernel_lines() -> Iterator[str]:
         for kernel in report.kernels:
             yield f"  kernel: {kernel.path or 'not written'}"
     if len(reports) > 1:
-        yield "(a graph more where the first one took the lr, or other state, as fixed)"
+        yield "Dynamo traces again once the lr changes; from then on it is a variable."
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ import contextlib
 import copy
 import ctypes
 import functools
+import gc
 import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -163,6 +164,21 @@ def _probe(config: Config) -> ctypes.PyDLL | None:
 # ---------------------------------------------------------------- the pipeline
 
 
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Planning makes many small objects that live on: collecting among Dynamo's own,
+    again and again, would take longer than the planning.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_collector_paused()
 def _plan(
     gm: GraphModule, args: Sequence[Any], config: Config, run: bool = True
 ) -> tuple[Plan | None, Report]:

@@ -234,20 +234,13 @@ def test_distance_of_an_op_to_eager(name: str, measured: dict[str, list[int]]) -
         assert x <= bound, f"{name} of {column}: {x} ulp, the page says {bound}"
 
 
-def takes_apart(x: Tensor, y: Tensor, z: Tensor) -> None:
-    x.copy_(torch.addcdiv(x, y, z, value=0.3))
-
-
-def takes_apart_in_place(x: Tensor, y: Tensor, z: Tensor) -> None:
-    x.addcdiv_(y, z, value=0.3)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("update", [takes_apart, takes_apart_in_place])
-def test_dynamo_takes_addcdiv_apart(
-    update: Callable[..., None], dtype: torch.dtype
-) -> None:
-    """Outside foreach; two roundings more, of terms that may cancel."""
+def test_the_function_addcdiv_is_left_apart(dtype: torch.dtype) -> None:
+    """As the page says: at most 2 ulp of the larger term, which the sum may cancel."""
+
+    def update(x: Tensor, y: Tensor, z: Tensor) -> None:
+        x.copy_(torch.addcdiv(x, y, z, value=0.3))
+
     x, y, z = (numbers(dtype, seed) for seed in range(3))
     got, want = x.clone(), x.clone()
     torch.compile(update, backend="fuseopt")(got, y, z)
@@ -255,8 +248,30 @@ def test_dynamo_takes_addcdiv_apart(
     terms = torch.maximum(x.double().abs(), (0.3 * y.double() / z.double()).abs())
     unit = torch.finfo(dtype).eps * torch.exp2(terms.log2().floor())
     apart = ((got.double() - want.double()).abs() / unit).max().item()
-    print(update.__name__, dtype, apart)
+    print(dtype, apart)
     assert apart <= 2
+
+
+def test_subnormal_quotients_half_way_between_two_numbers() -> None:
+    odd = torch.arange(1, 2001, 2)
+    for divisor in (6, 98, 206):
+        x = (odd.double() * (divisor // 2) * 2.0**-149).float()
+        got, want = x.clone(), x / float(divisor)
+        torch.compile(torch.Tensor.div_, backend="fuseopt")(got, float(divisor))
+        assert ulps(got, want) <= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_methods_with_a_scale_are_put_together_again(dtype: torch.dtype) -> None:
+    def update(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> None:
+        x.addcdiv_(y, z, value=0.3)
+        w.addcmul_(y, z, value=0.7)
+
+    x, y, z = (numbers(dtype, seed) for seed in range(3))
+    got, want = [x.clone(), y.clone()], [x.clone(), y.clone()]
+    torch.compile(update, backend="fuseopt")(got[0], y, z, got[1])
+    update(want[0], y, z, want[1])
+    assert [ulps(a, b) for a, b in zip(got, want, strict=True)] == [0, 0]
 
 
 def test_the_table_of_functions_names_ops_that_are_measured() -> None:

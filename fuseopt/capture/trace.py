@@ -7,6 +7,7 @@ the scalar program, the externs' calls, and where the tensors of a call come fro
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,10 +223,16 @@ class _Interpreter:
             return self._product(self.products[node])
         if node.op == "call_module":
             raise CaptureError(f"the graph calls a module ({node.target})")
+        if node.target is operator.getitem:
+            picked = self._map(node.args[0])
+            if isinstance(picked, (list, tuple)):
+                # one element of a list of all lanes: looking at the list would be N**2
+                return picked[self._map(node.args[1])]
         args, kwargs = self._map(node.args), self._map(node.kwargs)
         if node.op == "call_method" and node.target == "item":
             return self._item(args[0])
-        flat = _flatten((args, tuple(kwargs.values())))
+        known = bool(self.scalars.exprs)
+        flat = _flatten((args, tuple(kwargs.values()))) if known else []
         has_sym = any(isinstance(x, Sym) for x in flat)
         if has_sym and not any(isinstance(x, torch.Tensor) for x in flat):
             if node.target not in (torch.tensor, torch.full, torch.scalar_tensor):

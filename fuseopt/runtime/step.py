@@ -89,8 +89,12 @@ class Plan:
             if buffers[b].kind == "view"
         ]
         self.temps = schedule.temps
-        self.written = frozenset(graph.values[v] for n in graph.nodes for v in n.writes)
-        storages = {buffers[b].storage for b in self.written}
+        storages = {
+            buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes
+        }
+        self.written = frozenset(
+            b for b, buffer in enumerate(buffers) if buffer.storage in storages
+        )
         self.mutated = sorted(
             buffer.source
             for buffer in buffers
@@ -167,18 +171,23 @@ class Plan:
             for b, x in enumerate(buffers)
             if x.kind in ("static", "arg")
         )
-        reach, owner = 0, -1
+        # how far the memory seen so far reaches: of all tensors, and of written ones
+        reach, owner, written_reach, writer = 0, -1, 0, -1
         for start, end, b in spans:
             if start == end:
                 continue
-            if start < reach and buffers[b].storage != buffers[owner].storage:
-                if b in self.written or owner in self.written:
+            is_written = b in self.written
+            for other, far in ((writer, written_reach), (owner, reach)):
+                fresh = start < far and buffers[b].storage != buffers[other].storage
+                if fresh and (is_written or other in self.written):
                     raise AliasError(
-                        f"{buffers[owner].name} and {buffers[b].name} share memory, "
+                        f"{buffers[other].name} and {buffers[b].name} share memory, "
                         "which they did not when the step was captured"
                     )
             if end > reach:
                 reach, owner = end, b
+            if is_written and end > written_reach:
+                written_reach, writer = end, b
         written = [s for s in spans if s[2] in self.written and s[0] != s[1]]
         self._starts = [s[0] for s in written]
         self._ends = [s[1] for s in written]
