@@ -63,6 +63,8 @@ class Run:
         logits = self.model(batch).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
+        # Without it, a step of this small model now and then leaps out of its valley.
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.step()
         self.schedule.step()
         self.losses.append(loss.item())
