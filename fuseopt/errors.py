@@ -2,7 +2,8 @@
 and what to do.
 
 Every error here is raised before a step has written anything: a step is whole or not
-at all.
+at all. (An ATen call that no rule covers runs between kernels as it is; if that raises,
+the kernels before it have run, as in eager.)
 """
 
 from __future__ import annotations

@@ -179,3 +179,18 @@ def test_no_grad_inside_the_step_is_no_forward() -> None:
 
     torch.compile(step, backend=backend, options={"fallback": "error"})()
     assert torch.equal(p.detach(), torch.full((4,), 0.5))
+
+
+def test_a_number_of_a_tensor_rounds_like_eagers_vector_loop() -> None:
+    """One lane adds a tensor, the other one element of it: one variant, two layouts."""
+
+    def step(x: Any, y: Any, z: Any) -> None:
+        x.add_(y, alpha=0.3)
+        z.add_(y[0], alpha=0.3)
+
+    def tensors() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(3)
+        made = [torch.randn(3001, generator=generator) for _ in range(3)]
+        return [t.bfloat16() for t in made]
+
+    against_eager(step, tensors)

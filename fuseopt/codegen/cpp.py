@@ -264,6 +264,7 @@ class _Function:
         self.handed = {x: k for k, x in enumerate(lane_values(variant))}
         self.n_slots = len(variant.slots)
         self.elements = frozenset(variant.code)
+        self.n_elements = sum(s.domain == "element" for s in variant.slots)
         self.inverse = frozenset(self.reciprocals())
         self.phases = phases(variant, frozenset(op for op, _ in LIBRARY))
 
@@ -393,7 +394,14 @@ class _Function:
             return [*lines, f"  run{n}<false>(t, lane, begin, end);", "}"]
         return [
             *lines,
-            f"  if (t.strided[lane] >= 0) return run{n}<true>(t, lane, begin, end);",
+            "  if (t.strided[lane] >= 0) {",
+            "    // eager vectorizes one row, also where an operand is one number",
+            "    const int64_t* g = t.geometry + t.strided[lane];",
+            "    bool row = g[0] == 1;",
+            f"    for (int64_t k = 0; k < {self.n_elements}; ++k)",
+            "      row = row && (g[2 + k] == 1 || g[2 + k] == 0);",
+            f"    if (!row) return run{n}<true>(t, lane, begin, end);",
+            "  }",
             "  const int64_t count = t.start[lane + 1] - t.start[lane];",
             "  const int64_t part = eager_part(count, t.threads);",
             "  while (begin < end) {",
