@@ -102,8 +102,8 @@ def first_step_row(params: int, benchmarks: Results) -> str:
     )
     seconds = cold["backend_seconds"], warm["backend_seconds"]
     return (
-        f"| compiling for-loop AdamW, {params:,} parameters | | | {seconds[0]:.2f} s cold, "
-        f"{seconds[1]:.2f} s with a warm cache | and Dynamo's own "
+        f"| compiling for-loop AdamW, {params:,} parameters | | | "
+        f"{seconds[0]:.2f} s cold, {seconds[1]:.2f} s with a warm cache | and Dynamo's own "
         f"{cold['dynamo_seconds']:.1f} s |"
     )
 
