@@ -103,8 +103,8 @@ def first_step_row(params: int, benchmarks: Results) -> str:
     seconds = cold["backend_seconds"], warm["backend_seconds"]
     return (
         f"| compiling for-loop AdamW, {params:,} parameters | | | "
-        f"{seconds[0]:.2f} s cold, {seconds[1]:.2f} s with a warm cache | and Dynamo's own "
-        f"{cold['dynamo_seconds']:.1f} s |"
+        f"{seconds[0]:.2f} s cold, {seconds[1]:.2f} s with a warm cache | "
+        f"and Dynamo's own {cold['dynamo_seconds']:.1f} s |"
     )
 
 
