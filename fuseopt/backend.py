@@ -102,22 +102,16 @@ class _Clock:
 def _device(captured: Captured, kernel: Kernel) -> str:
     """The device of a kernel's tensors. Raises CaptureError if they are on several."""
     buffers = captured.graph.buffers
-    found = {
-        buffers[b].device
+    named = {
+        buffers[b].device: buffers[b].name
         for v in kernel.variants
         for column in v.columns
         for b in column
     }
-    if len(found) > 1:
-        named = {
-            buffers[b].device: buffers[b].name
-            for v in kernel.variants
-            for column in v.columns
-            for b in column
-        }
+    if len(named) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in named.items())
         raise CaptureError(f"one update uses tensors of several devices: {places}")
-    return found.pop()
+    return next(iter(named))
 
 
 def _target(config: Config, device: str) -> Target:

@@ -227,7 +227,6 @@ class CompiledStep:
         self.lock = threading.Lock()
         self.verify = verify
         self.plans: list[Plan] = []
-        self.fallen_back = False
         self.plan = self._plan_for(args)
         #: how often tables were made anew, for tests: {"plan", "bind", "move"}
         self.counts = {"plan": 1, "bind": 0, "move": 0}
@@ -244,8 +243,6 @@ class CompiledStep:
         return [*gm._buffers.values(), *gm._parameters.values(), *given]
 
     def __call__(self, *args: Any) -> Any:
-        if self.fallen_back:
-            return self.gm(*args)
         if self.verify is not None:
             return self.verify(self.gm, args, lambda: self._run(args))
         return self._run(args)
