@@ -228,8 +228,6 @@ class CompiledStep:
         self.verify = verify
         self.plans: list[Plan] = []
         self.plan = self._plan_for(args)
-        #: how often tables were made anew, for tests: {"plan", "bind", "move"}
-        self.counts = {"plan": 1, "bind": 0, "move": 0}
 
     def _plan_for(self, args: Sequence[Any]) -> Plan:
         plan = self.make_plan(self.gm, args)
@@ -291,7 +289,6 @@ class CompiledStep:
         assert plan.probe is not None
         plan.probe.look(tensors)
         plan.probe.accept()
-        self.counts["move"] += 1
         return plan
 
     def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Plan:
@@ -302,10 +299,8 @@ class CompiledStep:
         known = [p for p in self.plans if p.metadata == metadata]
         if known:
             self.plan = known[-1]
-            self.counts["bind"] += 1
         elif self.plan.metadata:
             self.plan = self._plan_for(args)
-            self.counts["plan"] += 1
         self.plan.bind(tensors)
         return self.plan
 
@@ -314,7 +309,6 @@ class CompiledStep:
     ) -> Plan | None:
         """Tensors share memory in a new way: capture again, with what is known now."""
         self.plan = plan = self._plan_for(args)
-        self.counts["plan"] += 1
         plan.bind(tensors)
         try:
             plan.move(ptrs)
