@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from . import compat, dump
 from . import report as reporting
@@ -248,8 +248,9 @@ def _dump(
 def _is_forward(gm: GraphModule, args: Sequence[Any]) -> bool:
     """Will somebody call backward through this graph?
 
-    Only what runs while gradients are recorded counts: a step under `torch.no_grad()`
-    brings the switch along as nodes of the graph.
+    Only what is recorded counts: a step under `torch.no_grad()` brings the switch along
+    as nodes of the graph, and numbers that the step hands back as tensors after it are
+    made of nothing that requires gradients.
     """
     tensors = [*gm.parameters(), *(a for a in args if isinstance(a, torch.Tensor))]
     if not any(t.requires_grad for t in tensors):
@@ -258,9 +259,18 @@ def _is_forward(gm: GraphModule, args: Sequence[Any]) -> bool:
     for node in gm.graph.nodes:
         if node.target is torch._C._set_grad_enabled:
             recording = bool(node.args[0])
-        elif recording and node.op.startswith("call"):
+        elif recording and node.op.startswith("call") and _recorded(node):
             return True
     return False
+
+
+def _recorded(node: Node) -> bool:
+    """Does a call that runs while gradients are recorded leave something to record?"""
+    made = node.meta.get("example_value")
+    if made is None:
+        return True
+    results = made if isinstance(made, (list, tuple)) else (made,)
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in results)
 
 
 #: Functions of `operator` that change their first argument.

@@ -194,3 +194,42 @@ def test_a_number_of_a_tensor_rounds_like_eagers_vector_loop() -> None:
         return [t.bfloat16() for t in made]
 
     against_eager(step, tensors)
+
+
+def test_an_extern_that_changes_a_temporary_in_place() -> None:
+    """The temporary had no memory when the kernel before the call wrote it."""
+
+    def step(p: Any, g: Any) -> None:
+        update = p.clone().mul_(0.9).add(g, alpha=0.1).erfinv_()
+        p.add_(update, alpha=-0.3)
+
+    against_eager(step, lambda: [torch.linspace(0, 0.5, 9), torch.full((9,), 0.2)])
+
+
+def test_a_step_that_works_on_data_is_no_forward() -> None:
+    """Nothing is recorded through `.data`, though recording is on all along."""
+    p = torch.nn.Parameter(torch.ones(4))
+    g = torch.full((4,), 0.5)
+
+    def step() -> None:
+        p.data.mul_(0.5).add_(g, alpha=-0.1)
+
+    torch.compile(step, backend=backend, options={"fallback": "error"})()
+    assert torch.equal(p.detach(), torch.full((4,), 0.45))
+
+
+def test_a_number_handed_back_after_no_grad_is_no_forward() -> None:
+    """Dynamo hands a float of Python's state back as a tensor, made after the step."""
+    p = torch.nn.Parameter(torch.ones(4))
+    group = {"total": 1.0}
+
+    def step() -> None:
+        with torch.no_grad():
+            group["total"] += 0.5
+            p.mul_(group["total"])
+
+    fast = torch.compile(step, backend=backend, options={"fallback": "error"})
+    for _ in range(3):
+        fast()
+    assert group["total"] == 2.5
+    assert torch.equal(p.detach(), torch.full((4,), 1.5 * 2.0 * 2.5))

@@ -365,13 +365,7 @@ class CompiledStep:
                 return type(x)(argument(y) for y in x)
             return x
 
-        made_by_extern = {
-            b
-            for step in plan.schedule.steps
-            if isinstance(step, Extern)
-            for b in plan.captured.calls[step.payload].outputs
-            if graph.buffers[b].kind == "temp"
-        }
+        made_by_extern = _made_by_externs(plan)
         for b in plan.temps:
             if b not in made_by_extern:
                 tensor(b)
@@ -414,6 +408,21 @@ class CompiledStep:
             return type(x)(build(y) for y in x)
 
         return build(plan.captured.result)
+
+
+def _made_by_externs(plan: Plan) -> set[int]:
+    """Temps that an ATen call brings along; one that it only changes is not among them.
+
+    Its argument needs memory before: a kernel wrote it there.
+    """
+    graph = plan.captured.graph
+    made: set[int] = set()
+    for step in plan.schedule.steps:
+        if isinstance(step, Extern):
+            taken = {graph.values[v] for v in step.reads}
+            outputs = plan.captured.calls[step.payload].outputs
+            made.update(b for b in outputs if b not in taken)
+    return {b for b in made if graph.buffers[b].kind == "temp"}
 
 
 def _temp(
