@@ -18,86 +18,10 @@ that is not aligned, the last few elements of a lane) goes through a general pat
 
 from __future__ import annotations
 
-import math
-
-from ..ir import DTYPE_BYTES, FLOATS, Instr, Kernel, Variant
+from ..ir import DTYPE_BYTES, Kernel, Variant
+from . import forms
+from .forms import TRITON_TYPES as TYPES
 from .target import Source, Target, layout
-
-#: Type a value has in registers and in memory, by IR dtype.
-TYPES = {
-    "f64": "tl.float64",
-    "f32": "tl.float32",
-    "bf16": "tl.bfloat16",
-    "f16": "tl.float16",
-    "i64": "tl.int64",
-    "i32": "tl.int32",
-    "i16": "tl.int16",
-    "i8": "tl.int8",
-    "u8": "tl.uint8",
-    "b8": "tl.int1",
-}
-NARROW = frozenset({"bf16", "f16"})
-#: The same form for every dtype. A sign is flipped by a product: Triton's own minus
-#: subtracts from 0, which turns 0.0 into 0.0 and not into -0.0.
-FORMS = {
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "neg": "{0} * -1",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "eq": "{0} == {1}",
-    "ne": "{0} != {1}",
-    "and": "{0} & {1}",
-    "or": "{0} | {1}",
-    "xor": "{0} ^ {1}",
-    "not": "~{0}",
-    "where": "tl.where({0}, {1}, {2})",
-    "isnan": "{0} != {0}",
-    "abs": "tl.abs({0})",
-}
-#: For floats, and where f32 and f64 differ by dtype; rounded as IEEE says.
-FLOAT_FORMS = {
-    "div": "tl.div_rn({0}, {1})",
-    "fma": "tl.fma({0}, {1}, {2})",
-    "sqrt": "tl.sqrt_rn({0})",
-    "vsqrt": "tl.sqrt_rn({0})",
-    "max": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
-    "min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
-    "floor": "tl.floor({0})",
-    "ceil": "tl.ceil({0})",
-}
-#: tl.div_rn and tl.sqrt_rn take f32 alone; these are rounded correctly for f64.
-DOUBLE_FORMS = {
-    "div": "{0} / {1}",
-    "sqrt": "tl.sqrt({0})",
-    "vsqrt": "tl.sqrt({0})",
-}
-INTEGER_FORMS = {
-    "div": "{0} // {1}",
-    "fma": "{0} * {1} + {2}",
-    "max": "tl.maximum({0}, {1})",
-    "min": "tl.minimum({0}, {1})",
-    "floor": "{0}",
-    "ceil": "{0}",
-    "trunc": "{0}",
-    "round": "{0}",
-}
-#: Functions of the device's math library, which is the one eager's own kernels call; so
-#: the bits are eager's. (tl.exp and its kind are faster and less exact.)
-LIBRARY = {
-    "pow": "pow",
-    "exp": "exp",
-    "expm1": "expm1",
-    "log": "log",
-    "log1p": "log1p",
-    "tanh": "tanh",
-    "erf": "erf",
-    "sin": "sin",
-    "cos": "cos",
-    "trunc": "trunc",
-    "round": "rint",
-}
 
 #: Fields of a lane's record before its addresses, and what `layout` holds for lanes
 #: without geometry. The runtime's tables follow these.
@@ -139,65 +63,6 @@ TICKET = """\
 # acquires, before the last taker's stores: so each read happens before each store,
 # and none sees a new number.
 """
-
-
-def _literal(value: float, dtype: str) -> str:
-    """A constant as a scalar of IR dtype."""
-    if dtype == "b8":
-        return f"tl.full((), {bool(value)}, tl.int1)"
-    if dtype not in FLOATS:
-        return f"tl.full((), {int(value)}, {TYPES[dtype]})"
-    if math.isinf(value) or math.isnan(value):
-        return f'tl.full((), float("{value}"), {TYPES[dtype]})'
-    if value == 0 and math.copysign(1, value) < 0:
-        return f"tl.full((), 0.0, {TYPES[dtype]}) * -1"
-    return f"tl.full((), {float(value)!r}, {TYPES[dtype]})"
-
-
-def _cast(x: str, source: str, dtype: str) -> str:
-    """A value of IR dtype `source` as `dtype`; halves are reached through f32."""
-    if source == dtype:
-        return x
-    if source in NARROW and dtype != "f32":
-        return _cast(f"{x}.to(tl.float32)", "f32", dtype)
-    if dtype == "b8":
-        return f"({x} != 0)"
-    if dtype in NARROW and source != "f32":
-        return f"{x}.to(tl.float32).to({TYPES[dtype]})"
-    return f"{x}.to({TYPES[dtype]})"
-
-
-def _template(op: str, dtype: str) -> str:
-    """The form of an operation on operands of a dtype."""
-    if op in FORMS:
-        return FORMS[op]
-    if dtype not in FLOATS:
-        return INTEGER_FORMS[op]
-    if op in LIBRARY:
-        return f"libdevice.{LIBRARY[op]}({{0}}{', {1}' if op == 'pow' else ''})"
-    if dtype == "f64" and op in DOUBLE_FORMS:
-        return DOUBLE_FORMS[op]
-    return FLOAT_FORMS[op]
-
-
-def expression(instr: Instr, args: list[str], dtypes: list[str]) -> str:
-    """The Triton expression of one arithmetic instruction.
-
-    `args` name its operands and `dtypes` are theirs. Halves are widened, computed on in
-    f32 and rounded back, save where nothing is computed.
-    """
-    op = instr.op
-    if op == "cast":
-        return _cast(args[0], dtypes[0], instr.dtype)
-    if op == "where":
-        return FORMS[op].format(*args)
-    wide = [
-        f"{x}.to(tl.float32)" if d in NARROW else x
-        for x, d in zip(args, dtypes, strict=True)
-    ]
-    compute = "f32" if dtypes[0] in NARROW else dtypes[0]
-    text = _template(op, compute).format(*wide)
-    return f"({text}).to({TYPES[instr.dtype]})" if instr.dtype in NARROW else text
 
 
 def _indent(lines: list[str], levels: int = 1) -> list[str]:
@@ -243,16 +108,18 @@ class _Function:
         """The line that computes instruction i, which is no load."""
         instr = self.v.instrs[i]
         if instr.op == "const":
-            value = _literal(float(instr.attr or 0.0), instr.dtype)
+            value = forms.triton_literal(float(instr.attr or 0.0), instr.dtype)
         elif instr.op == "tail":
             # a GPU's loops leave nothing over
-            value = _literal(0.0, "b8")
+            value = forms.triton_literal(0.0, "b8")
         elif instr.op == "scalar":
-            value = _cast(f"tl.load(scalars + {instr.attr})", "f64", instr.dtype)
+            value = forms.triton_cast(
+                f"tl.load(scalars + {instr.attr})", "f64", instr.dtype
+            )
         else:
             args = [self.name(a) for a in instr.args]
             dtypes = [self.v.instrs[a].dtype for a in instr.args]
-            value = expression(instr, args, dtypes)
+            value = forms.triton(instr, args, dtypes)
         return f"{self.name(i)} = {value}"
 
     def load(self, i: int, pointer: str, mask: str) -> str:
@@ -262,7 +129,7 @@ class _Function:
 
     def store(self, i: int, s: int, pointer: str, value: str, mask: str) -> str:
         source, dtype = self.v.instrs[i].dtype, self.v.slots[s].dtype
-        value = _cast(value, source, dtype)
+        value = forms.triton_cast(value, source, dtype)
         value = f"{value}.to(tl.uint8)" if dtype == "b8" else value
         return f"tl.store({pointer}, {value}{mask})"
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..codegen.triton import LIBRARY
+from ..codegen.forms import DEVICE_FUNCTIONS
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def interpreting() -> Iterator[None]:
     patches = [
         (InterpreterBuilder, "create_fma", _create_fma),
         (InterpreterBuilder, "cast_impl", _exact_cast(InterpreterBuilder.cast_impl)),
-        *((libdevice, name, _library_function(name)) for name in LIBRARY.values()),
+        *((libdevice, name, _library_function(name)) for name in DEVICE_FUNCTIONS),
     ]
     with _interpreter_lock():
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
@@ -60,7 +60,7 @@ def _libm(name: str, dtype: Any) -> Callable[..., Any]:
     single = dtype == np.float32
     function = getattr(library, name + ("f" if single else ""))
     number = ctypes.c_float if single else ctypes.c_double
-    arity = {"pow": 2, "fma": 3}.get(name, 1)
+    arity = 3 if name == "fma" else DEVICE_FUNCTIONS[name]
     function.restype, function.argtypes = number, [number] * arity
     over = np.frompyfunc(function, arity, 1)
     return lambda *xs: np.asarray(over(*xs)).astype(dtype)
