@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-#: Size in bytes of each element type. "b8" is a bool stored in a byte.
-DTYPE_BYTES = {
+#: Element types that a body may compute with, and their size in bytes. "b8" is a bool
+#: stored in a byte.
+ARITHMETIC = {
     "f64": 8,
     "f32": 4,
     "bf16": 2,
@@ -30,6 +31,22 @@ DTYPE_BYTES = {
     "u8": 1,
     "b8": 1,
 }
+#: Element types that only externs read and write: memory of known size, no arithmetic.
+OPAQUE = {
+    "c128": 16,
+    "c64": 8,
+    "c32": 4,
+    "u64": 8,
+    "u32": 4,
+    "u16": 2,
+    "f8e4m3": 1,
+    "f8e4m3z": 1,
+    "f8e5m2": 1,
+    "f8e5m2z": 1,
+    "f8e8m0": 1,
+}
+#: Size in bytes of every element type that a buffer may have.
+DTYPE_BYTES = {**ARITHMETIC, **OPAQUE}
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
 
 #: Opcodes that take part in a body, with their number of arguments.

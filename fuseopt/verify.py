@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from .errors import GraphError
 from .ir import (
+    ARITHMETIC,
     ARITY,
     DTYPE_BYTES,
     FLOATS,
@@ -164,7 +165,7 @@ def _check_values(graph: Graph) -> None:
 
 def _check_body(where: str, body: Body) -> None:
     for dtype in body.reads:
-        _require(dtype in DTYPE_BYTES, f"{where}: reads unknown dtype {dtype!r}")
+        _require(dtype in ARITHMETIC, f"{where}: reads unknown dtype {dtype!r}")
     _require(bool(body.writes), f"{where}: the body writes nothing")
     _check_instrs(where, body.instrs, body.reads, body.n_scalars)
     for x, dtype in body.writes:
@@ -180,7 +181,7 @@ def _check_instrs(
     for x, instr in enumerate(instrs):
         here = f"{where}: %{x} = {instr.op}"
         _require(instr.op in ARITY, f"{here}: unknown opcode")
-        _require(instr.dtype in DTYPE_BYTES, f"{here}: unknown dtype {instr.dtype!r}")
+        _require(instr.dtype in ARITHMETIC, f"{here}: unknown dtype {instr.dtype!r}")
         wanted = ARITY[instr.op]
         _require(
             len(instr.args) == wanted,

@@ -115,7 +115,7 @@ GRAPHS: dict[str, tuple[Callable[[Graph], Graph], str]] = {
         r"g0 of shape \[2, 4\] does not fit \[3, 4\]",
     ),
     "device": (lambda g: buffer(g, 4, device="cuda:0"), "g0 is on cuda:0"),
-    "buffer dtype": (lambda g: buffer(g, 0, dtype="c64"), "buffer p0: unknown dtype"),
+    "buffer dtype": (lambda g: buffer(g, 0, dtype="q9"), "buffer p0: unknown dtype"),
     "kind": (lambda g: buffer(g, 0, kind="input"), "unknown kind 'input'"),
     "stride": (lambda g: buffer(g, 0, stride=(1,)), r"shape \[3, 4\] but stride \[1\]"),
     "source": (lambda g: buffer(g, 1, source=0), "source 0 is that of p0"),

@@ -18,7 +18,23 @@ DTYPE_NAMES = {
     torch.uint8: "u8",
     torch.bool: "b8",
 }
-NAMED_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+#: dtypes that only externs compute with.
+OPAQUE_NAMES = {
+    torch.complex128: "c128",
+    torch.complex64: "c64",
+    torch.complex32: "c32",
+    torch.uint64: "u64",
+    torch.uint32: "u32",
+    torch.uint16: "u16",
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float8_e4m3fnuz: "f8e4m3z",
+    torch.float8_e5m2: "f8e5m2",
+    torch.float8_e5m2fnuz: "f8e5m2z",
+    torch.float8_e8m0fnu: "f8e8m0",
+}
+#: The name of every dtype that a buffer may have.
+BUFFER_NAMES = {**DTYPE_NAMES, **OPAQUE_NAMES}
+NAMED_DTYPES = {name: dtype for dtype, name in BUFFER_NAMES.items()}
 
 
 def _merge(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:

@@ -29,7 +29,7 @@ from ..ir import (
 )
 from ..lowering import RULES, STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ..lowering import Tensor as TensorOperand
-from .promote import DTYPE_NAMES, result_type
+from .promote import BUFFER_NAMES, DTYPE_NAMES, result_type
 from .scalars import Scalars
 
 #: Arguments that scale a term and take no part in type promotion.
@@ -69,12 +69,18 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[int, ...]  # buffers of the tensors it returns, in order
+    fresh: frozenset[int]  # those of them whose memory the call itself makes
 
 
 class TensorRef(NamedTuple):
-    """Stands for the tensor of a buffer in a recorded call."""
+    """Stands for the tensor of a buffer in a recorded call.
+
+    `conj`, `neg`: the call saw its memory conjugated, or negated, without a copy.
+    """
 
     buffer: int
+    conj: bool = False
+    neg: bool = False
 
 
 class _Op(NamedTuple):
@@ -123,6 +129,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.initial: list[int] = []
         self.calls: list[Call] = []
         self.line = ""
+        self._wanted = ""  # the device that the call being recorded asks for
         #: numbers that stand literally in the FX node being run; None allows any
         self.literals: frozenset[Any] | None = None
         #: storages of 0-d tensors that stand for Python numbers of eager
@@ -161,7 +168,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = self._keys.get(key)
         if found is not None:
             return found
-        if t.dtype not in DTYPE_NAMES:
+        if t.dtype not in BUFFER_NAMES:
             raise CaptureError(f"dtype {t.dtype} of {name or 'a result'} has no name")
         siblings = self._by_storage.setdefault(storage, [])
         if siblings and kind == "temp":
@@ -178,7 +185,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.buffers.append(
             Buffer(
                 name or f"t{index}",
-                DTYPE_NAMES[t.dtype],
+                BUFFER_NAMES[t.dtype],
                 shape,
                 tuple(stride),
                 offset,
@@ -195,6 +202,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value = self._value(index)  # what it held on entry is gone already
         self.current.append(value)
         return index
+
+    def device_of(self, t: torch.Tensor) -> str:
+        """The device that a meta tensor stands for."""
+        return self._devices.get(t.untyped_storage()._cdata, "cpu")
 
     def _overwritten(self, index: int) -> bool:
         """Was memory of this buffer written through another one?"""
@@ -241,9 +252,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._call += 1
         bound = dict(zip(op.arguments, args, strict=False))
         bound.update(kwargs)
+        self._wanted = ""
+        if "device" in op.arguments:
+            kwargs = self._on_meta(bound, kwargs)
         if op.foreach:
             return self._foreach(func, op, bound, args, kwargs)
         return self._single(func, op, bound, args, kwargs)
+
+    def _on_meta(self, bound: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Keywords that let a call make its result on meta; keeps the device asked for.
+
+        A call without tensors would else make real memory, on the default device.
+        """
+        device = bound.get("device")
+        if device is None and any(tensors_in(x) for x in bound.values()):
+            return kwargs
+        if str(device) != "meta":
+            self._wanted = str(device or torch.get_default_device())
+        bound["device"] = torch.device("meta")
+        return {**kwargs, "device": bound["device"]}
 
     def _single(self, func: Any, op: _Op, bound: Any, args: Any, kwargs: Any) -> Any:
         target = bound["self"] if op.inplace else None
@@ -252,8 +279,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             out = func(*args, **kwargs)
         if not isinstance(out, torch.Tensor):
-            if not func._schema.is_mutable and not _tensors(out) and out is not None:
-                return out  # metadata: a size, a dtype, a test of layout
+            made = tensors_in(out)
+            if not func._schema.is_mutable and out is not None:
+                if not made:
+                    return out  # metadata: a size, a dtype, a test of layout
+                if all(self._is_view(t, bound) for t in made):
+                    for t in made:
+                        self._inherit(t, bound)
+                        self._read(t)
+                    return out
             return self._extern(func, args, kwargs, out, "no rule for this op")
         self._inherit(out, bound)
         if op.name in EMPTY:
@@ -395,10 +429,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     own = self._devices.get(t.untyped_storage()._cdata, "")
                     if own and (not device or (device == "cpu" and own != "cpu")):
                         device = own
-        wanted = bound.get("device")
-        if wanted is not None and str(wanted) != "meta":
-            device = str(wanted)
-        self._devices[storage] = device or "cpu"
+        self._devices[storage] = self._wanted or device or "cpu"
         self._alive.append(out)
 
     @staticmethod
@@ -412,7 +443,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _stack(self, bound: Any, out: torch.Tensor) -> bool:
         """A stack of 0-d tensors is N copies into the elements of the result."""
         tensors = bound["tensors"]
-        if any(t.dim() or t.dtype != out.dtype for t in tensors):
+        if any(t.dim() or t.dtype != out.dtype or t.is_neg() for t in tensors):
+            return False
+        if out.dtype not in DTYPE_NAMES:
             return False
         for i, t in enumerate(tensors):
             self._emit("copy", (("src", t),), out[i])
@@ -435,7 +468,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 key.append(None)
                 continue
             if isinstance(x, torch.Tensor):
-                if x.dtype not in DTYPE_NAMES:
+                if x.dtype not in DTYPE_NAMES or x.is_neg():
                     return False
                 reads.append(x)
                 operand: Operand = TensorOperand(DTYPE_NAMES[x.dtype], x.dim() == 0)
@@ -451,7 +484,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 name == "where" and x is operands[0][1]
             ):
                 promoting.append(x)
-        if out.dtype not in DTYPE_NAMES:
+        if out.dtype not in DTYPE_NAMES or out.is_neg():
             return False
         cached = tuple(key)
         if cached not in self._bodies:
@@ -521,7 +554,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 index = self.buffer_of(x)
                 if writes:
                     mutated.append(index)
-                return TensorRef(index)
+                return TensorRef(index, x.is_conj(), x.is_neg())
             if isinstance(x, (list, tuple)):
                 return [refer(y, writes) for y in x]
             if isinstance(x, (int, float)) and not isinstance(x, bool):
@@ -539,15 +572,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             refer(a, writes.get(names[i], False)) for i, a in enumerate(args)
         )
         new_kwargs = {k: refer(v, writes.get(k, False)) for k, v in kwargs.items()}
-        results = _tensors(out)
+        known = {self.buffers[self.values[v]].storage for v in reads}
+        results = tensors_in(out)
         outputs = []
         for t in results:
-            self._inherit(t, {"args": _tensors(args)})
+            self._inherit(t, {"args": tensors_in(args)})
+            if t.is_conj() or t.is_neg():
+                raise CaptureError(f"{func} returns a conjugated view\n{self.line}")
             outputs.append(self.buffer_of(t))
-        fresh = [b for b in dict.fromkeys(outputs) if b not in mutated]
+        fresh = [
+            b for b in dict.fromkeys(outputs) if self.buffers[b].storage not in known
+        ]
         written = tuple(self._write(b) for b in dict.fromkeys([*mutated, *fresh]))
         payload = len(self.calls)
-        self.calls.append(Call(func, new_args, new_kwargs, tuple(outputs)))
+        self.calls.append(
+            Call(func, new_args, new_kwargs, tuple(outputs), frozenset(fresh))
+        )
         name = str(func)
         self.nodes.append(
             Extern(
@@ -568,11 +608,12 @@ def _ordered(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def _tensors(x: Any) -> list[torch.Tensor]:
+def tensors_in(x: Any) -> list[torch.Tensor]:
+    """The tensors of a value, in lists or not, in order."""
     if isinstance(x, torch.Tensor):
         return [x]
     if isinstance(x, (list, tuple)):
-        return [t for y in x for t in _tensors(y)]
+        return [t for y in x for t in tensors_in(y)]
     return []
 
 

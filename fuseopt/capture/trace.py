@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ..errors import CaptureError, UnsupportedInput
+from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..ir import Graph
 from .polyfills import (
     Lerp,
@@ -176,6 +176,8 @@ class _Interpreter:
 
     def _register(self, t: torch.Tensor, name: str, kind: str, index: int) -> Any:
         check_tensor(name, t)
+        if t.is_conj() or t.is_neg():
+            raise CaptureError(f"{name} is a conjugated or negated view")
         twin = self.metas.make(t)
         buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
         # another's source where the same memory came in twice, as two tensor objects
@@ -197,7 +199,17 @@ class _Interpreter:
                         result = self._map(node.args[0])
                         continue
                     self.recorder.line = source_line(node)
-                    self.env[node] = self._node(node)
+                    try:
+                        self.env[node] = self._node(node)
+                    except FuseoptError:
+                        raise
+                    except Exception as error:
+                        # no shape rule on meta, a shape that depends on data, an
+                        # argument of a kind nobody expected: eager can still run it
+                        raise CaptureError(
+                            f"{node.target} cannot be recorded: "
+                            f"{type(error).__name__}: {error}\n{self.recorder.line}"
+                        ) from error
         finally:
             torch.set_grad_enabled(grad_mode)
         return result
@@ -249,10 +261,28 @@ class _Interpreter:
         if node.target is torch.tensor:
             return self._constant(args, kwargs)
         if node.op == "call_method":
+            if node.target in ("to", "cpu"):
+                args, kwargs = self._placed(str(node.target), args, kwargs)
+                return args[0].to(*args[1:], **kwargs)
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        if "device" in kwargs:
-            kwargs = {**kwargs, "device": "meta"}
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _placed(self, method: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Arguments for `to` in place of those of `to` or `cpu`: no copy is made where
+        eager makes none, since the device that a tensor is on already is meta here.
+        """
+        own = torch.device(self.recorder.device_of(args[0]))
+
+        def place(x: Any) -> Any:
+            if isinstance(x, (str, torch.device)):
+                asked = torch.device(x)
+                if asked.type == own.type and asked.index in (None, own.index):
+                    return torch.device("meta")
+            return x
+
+        if method == "cpu":
+            args = (args[0], "cpu")
+        return tuple(map(place, args)), {k: place(v) for k, v in kwargs.items()}
 
     def _lerp(self, lerp: Lerp) -> None:
         start, end, weight = (self._map(x) for x in (lerp.start, lerp.end, lerp.weight))
@@ -362,6 +392,8 @@ def capture(
 
     def describe(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
+            if x.is_conj() or x.is_neg():
+                raise CaptureError("the step returns a conjugated or negated view")
             buffer = recorder.buffer_of(x)
             outputs.append(buffer)
             return ("buffer", buffer)

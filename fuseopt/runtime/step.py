@@ -22,22 +22,14 @@ import torch
 from torch.fx import GraphModule
 
 from .. import compat
-from ..capture.promote import NAMED_DTYPES
-from ..capture.record import TensorRef
-from ..capture.scalars import Sym
 from ..capture.trace import Captured, check_tensor, static_tensors
 from ..errors import AliasError
-from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule, span
+from ..ir import DTYPE_BYTES, Kernel, Schedule
+from .memory import Memory, extent, layout
 from .probe import CHANGED, Probe
 from .table import KernelTable, TableFactory, TensorLayout
 
 log = logging.getLogger("fuseopt")
-
-
-def _extent(b: Buffer) -> int:
-    """Bytes from a buffer's first element to past its last."""
-    start, end = span(b)
-    return end - start
 
 
 class Plan:
@@ -88,7 +80,15 @@ class Plan:
             for b in extra
             if buffers[b].kind == "view"
         ]
+        # a view of a tensor is planned for its strides, a kernel for any
+        seen = {buffers[b].storage for b in extra if buffers[b].kind == "view"}
+        self.rigid = [
+            (x.source, x.stride)
+            for x in buffers
+            if x.kind in ("static", "arg") and x.storage in seen
+        ]
         self.temps = schedule.temps
+        self.memory = layout(buffers, captured.calls, schedule)
         storages = {
             buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes
         }
@@ -144,6 +144,10 @@ class Plan:
         self.ptrs = []
         self._layouts = layouts
 
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Are the strides that views and externs were captured with still the same?"""
+        return all(tensors[i].stride() == stride for i, stride in self.rigid)
+
     def move(self, ptrs: list[int]) -> None:
         """Take new addresses. Raises AliasError if tensors now share memory."""
         statics = len(self.captured.statics)
@@ -161,7 +165,7 @@ class Plan:
         buffer = self.captured.graph.buffers[b]
         layout = self._layouts[b]
         own = buffer._replace(shape=layout.shape, stride=layout.stride)
-        return ptr, ptr + _extent(own)
+        return ptr, ptr + extent(own)
 
     def _check_all(self, ptrs: list[int]) -> None:
         """Memory that a lane writes must be no other lane's, unless capture knew."""
@@ -261,7 +265,7 @@ class CompiledStep:
             if plan.simple:
                 for table in plan.tables.values():
                     table.launch(threads)
-                result = self._result(plan, tensors, {})
+                result = self._result(plan, tensors, None)
             else:
                 result = self._steps(plan, tensors, threads)
             if plan.pick is not None:
@@ -296,10 +300,10 @@ class CompiledStep:
         for t in tensors:
             check_tensor("a tensor of the step", t)
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
-        known = [p for p in self.plans if p.metadata == metadata]
+        known = [p for p in self.plans if p.metadata == metadata and p.fits(tensors)]
         if known:
             self.plan = known[-1]
-        elif self.plan.metadata:
+        elif self.plan.metadata or not self.plan.fits(tensors):
             self.plan = self._plan_for(args)
         self.plan.bind(tensors)
         return self.plan
@@ -329,67 +333,18 @@ class CompiledStep:
 
     def _steps(self, plan: Plan, tensors: list[Any], threads: int) -> Any:
         """Kernels and externs in order, with memory for temps."""
-        graph = plan.captured.graph
-        env: dict[int, torch.Tensor] = {}
-        storages: dict[int, torch.Tensor] = {}
-
-        def tensor(b: int) -> torch.Tensor:
-            buffer = graph.buffers[b]
-            if b in env:
-                return env[b]
-            if buffer.kind in ("static", "arg"):
-                env[b] = tensors[buffer.source].detach()
-            elif buffer.kind == "view":
-                source = next(
-                    x
-                    for x in graph.buffers
-                    if x.storage == buffer.storage and x.kind in ("static", "arg")
-                )
-                env[b] = (
-                    tensors[source.source]
-                    .detach()
-                    .as_strided(buffer.shape, buffer.stride, buffer.offset)
-                )
-            else:
-                env[b] = _temp(graph.buffers, b, storages)
-                plan.pool[plan.position[b]] = env[b].data_ptr()
-            return env[b]
-
-        def argument(x: Any) -> Any:
-            if isinstance(x, TensorRef):
-                return tensor(x.buffer)
-            if isinstance(x, Sym):
-                assert plan.numbers is not None
-                return plan.numbers[x.index]
-            if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
-                return type(x)(argument(y) for y in x)
-            return x
-
-        made_by_extern = _made_by_externs(plan)
-        for b in plan.temps:
-            if b not in made_by_extern:
-                tensor(b)
+        memory = Memory(
+            plan.memory, tensors, plan.pool, plan.position, plan.numbers or ()
+        )
+        memory.allocate(plan.temps)
         for step in plan.schedule.steps:
             if isinstance(step, Kernel):
                 plan.tables[step.name].launch(threads)
-                continue
-            call = plan.captured.calls[step.payload]
-            args_ = [argument(a) for a in call.args]
-            kwargs = {k: argument(v) for k, v in call.kwargs.items()}
-            if str(kwargs.get("device")) == "meta":
-                kwargs["device"] = graph.buffers[call.outputs[0]].device
-            with torch.no_grad():
-                got = call.func(*args_, **kwargs)
-            flat = [got] if isinstance(got, torch.Tensor) else list(got or ())
-            for b, t in zip(call.outputs, flat, strict=True):
-                if graph.buffers[b].kind == "temp":
-                    env[b] = t
-                    plan.pool[plan.position[b]] = t.data_ptr()
-        return self._result(plan, tensors, env)
+            else:
+                memory.run(step, plan.captured.calls[step.payload])
+        return self._result(plan, tensors, memory)
 
-    def _result(
-        self, plan: Plan, tensors: list[Any], env: dict[int, torch.Tensor]
-    ) -> Any:
+    def _result(self, plan: Plan, tensors: list[Any], memory: Memory | None) -> Any:
         if plan.captured.result == ():
             return ()
         buffers = plan.captured.graph.buffers
@@ -399,7 +354,8 @@ class CompiledStep:
                 buffer = buffers[x[1]]
                 if buffer.kind in ("static", "arg"):
                     return tensors[buffer.source]
-                return env[x[1]]
+                assert memory is not None
+                return memory.tensor(x[1])
             if isinstance(x, tuple) and len(x) == 2 and x[0] == "sym":
                 assert plan.numbers is not None
                 return plan.numbers[x[1].index]
@@ -408,39 +364,6 @@ class CompiledStep:
             return type(x)(build(y) for y in x)
 
         return build(plan.captured.result)
-
-
-def _made_by_externs(plan: Plan) -> set[int]:
-    """Temps that an ATen call brings along; one that it only changes is not among them.
-
-    Its argument needs memory before: a kernel wrote it there.
-    """
-    graph = plan.captured.graph
-    made: set[int] = set()
-    for step in plan.schedule.steps:
-        if isinstance(step, Extern):
-            taken = {graph.values[v] for v in step.reads}
-            outputs = plan.captured.calls[step.payload].outputs
-            made.update(b for b in outputs if b not in taken)
-    return {b for b in made if graph.buffers[b].kind == "temp"}
-
-
-def _temp(
-    buffers: Sequence[Buffer], b: int, storages: dict[int, torch.Tensor]
-) -> torch.Tensor:
-    """Memory for a temp; temps of one storage are views of one allocation."""
-    own = buffers[b]
-    siblings = [x for x in buffers if x.storage == own.storage]
-    dtype = NAMED_DTYPES[own.dtype]
-    if len(siblings) == 1:
-        return torch.empty_strided(
-            own.shape, own.stride, dtype=dtype, device=own.device
-        )
-    if own.storage not in storages:
-        size = max(x.offset * DTYPE_BYTES[x.dtype] + _extent(x) for x in siblings)
-        storages[own.storage] = torch.empty(size, dtype=torch.uint8, device=own.device)
-    base = storages[own.storage].view(dtype)
-    return base.as_strided(own.shape, own.stride, own.offset)
 
 
 __all__ = ["CompiledStep", "Plan", "static_tensors"]

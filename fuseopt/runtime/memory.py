@@ -1,0 +1,205 @@
+"""The memory of one call: a tensor for every buffer, whoever made it.
+
+Inputs are the tensors of the call; views are other ways to see those; temps are
+allocated, or are what an extern returned. `Layout` is what a plan knows beforehand,
+`Memory` the tensors of a call.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..capture.promote import NAMED_DTYPES
+from ..capture.record import Call, TensorRef, tensors_in
+from ..capture.scalars import Sym
+from ..errors import LaunchError
+from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule, span
+
+
+def extent(b: Buffer) -> int:
+    """Bytes from a buffer's first element to past its last."""
+    start, end = span(b)
+    return end - start
+
+
+def first_byte(b: Buffer) -> int:
+    """Where in its storage a buffer begins."""
+    return b.offset * DTYPE_BYTES[b.dtype]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which buffers share a storage, and who makes it.
+
+    `base`: the input that a storage came in by. `members`: all buffers of a temp
+    storage. `given`: temp storages that an extern returns, so that nobody allocates.
+    `loose`: temps that only externs touch, which may keep any strides.
+    """
+
+    buffers: Sequence[Buffer]
+    base: Mapping[int, int]
+    members: Mapping[int, Sequence[int]]
+    given: frozenset[int]
+    loose: frozenset[int]
+
+
+def layout(
+    buffers: Sequence[Buffer], calls: Sequence[Call], schedule: Schedule
+) -> Layout:
+    """What can be known of a plan's memory before any call."""
+    base: dict[int, int] = {}
+    members: dict[int, list[int]] = {}
+    for b, buffer in enumerate(buffers):
+        if buffer.kind in ("static", "arg"):
+            base.setdefault(buffer.storage, b)
+        elif buffer.kind == "temp":
+            members.setdefault(buffer.storage, []).append(b)
+    given = frozenset(buffers[b].storage for call in calls for b in call.fresh)
+    tabled = {
+        b
+        for step in schedule.steps
+        if isinstance(step, Kernel)
+        for variant in step.variants
+        for column in variant.columns
+        for b in column
+    }
+    loose = frozenset(
+        own[0] for own in members.values() if len(own) == 1 and own[0] not in tabled
+    )
+    return Layout(buffers, base, members, given, loose)
+
+
+def _seen_as(t: torch.Tensor, first: int, buffer: Buffer) -> torch.Tensor:
+    """The memory of `t`, whose buffer begins at byte `first` of its storage, as
+    another buffer of that storage sees it.
+    """
+    start = t.storage_offset() * t.element_size() + first_byte(buffer) - first
+    made = torch.empty(0, dtype=NAMED_DTYPES[buffer.dtype], device=t.device)
+    size = DTYPE_BYTES[buffer.dtype]
+    storage = t.untyped_storage()
+    return made.set_(storage, start // size, buffer.shape, buffer.stride)
+
+
+def _same_strides(t: torch.Tensor, buffer: Buffer) -> bool:
+    """Strides count only where there is more than one element to step over."""
+    return t.stride() == buffer.stride or not any(
+        n > 1 and s != own
+        for n, s, own in zip(buffer.shape, buffer.stride, t.stride(), strict=True)
+    )
+
+
+class Memory:
+    """The tensors of one call, and their addresses in the pool."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        tensors: Sequence[torch.Tensor],
+        pool: array[int],
+        position: Mapping[int, int],
+        numbers: Sequence[Any],
+    ) -> None:
+        self.layout = layout
+        self.tensors = tensors
+        self.pool = pool
+        self.position = position
+        self.numbers = numbers
+        self._made: dict[int, torch.Tensor] = {}
+        self._storages: dict[int, tuple[torch.Tensor, int]] = {}  # tensor, first byte
+
+    def tensor(self, b: int) -> torch.Tensor:
+        """The tensor of buffer b, made when it is first asked for."""
+        made = self._made.get(b)
+        if made is not None:
+            return made
+        buffer = self.layout.buffers[b]
+        if buffer.kind in ("static", "arg"):
+            made = self.tensors[buffer.source].detach()
+        elif buffer.kind == "view":
+            own = self.layout.buffers[self.layout.base[buffer.storage]]
+            made = _seen_as(self.tensors[own.source], first_byte(own), buffer)
+        else:
+            if buffer.storage not in self._storages:
+                self._allocate(buffer)
+            made = _seen_as(*self._storages[buffer.storage], buffer)
+            self.pool[self.position[b]] = made.data_ptr()
+        self._made[b] = made
+        return made
+
+    def _allocate(self, buffer: Buffer) -> None:
+        """One allocation for all the temps of a storage."""
+        own = [self.layout.buffers[m] for m in self.layout.members[buffer.storage]]
+        size = max(first_byte(x) + extent(x) for x in own)
+        made = torch.empty(size, dtype=torch.uint8, device=buffer.device)
+        self._storages[buffer.storage] = made, 0
+
+    def allocate(self, temps: Sequence[int]) -> None:
+        """Give memory to those temps that no extern returns."""
+        for b in temps:
+            if self.layout.buffers[b].storage not in self.layout.given:
+                self.tensor(b)
+
+    def _adopt(self, b: int, t: torch.Tensor, name: str) -> None:
+        """An extern returned the memory of temp b."""
+        buffer = self.layout.buffers[b]
+        if t.is_conj() or t.is_neg():
+            t = t.resolve_conj().resolve_neg()
+        if tuple(t.shape) != buffer.shape or t.dtype != NAMED_DTYPES[buffer.dtype]:
+            raise LaunchError(
+                f"{name} returned {t.dtype} of shape {list(t.shape)}; its shape rule "
+                f"said {buffer.dtype} of {list(buffer.shape)}. Kernels that ran before "
+                "it have written their results. Run this step uncompiled"
+            )
+        t = t.detach()
+        if b in self.layout.loose:
+            # with eager's own strides the next call has eager's bits
+            self._made[b] = t
+            return
+        if not _same_strides(t, buffer):
+            # kernels and views were planned for the strides of the shape rule
+            copy = torch.empty_strided(
+                buffer.shape, buffer.stride, dtype=t.dtype, device=t.device
+            )
+            t = copy.copy_(t)
+        known = self._storages.setdefault(buffer.storage, (t, first_byte(buffer)))
+        if known[0] is not t:
+            # the second result of a call whose results share memory
+            place = _seen_as(*known, buffer)
+            if place.data_ptr() != t.data_ptr():
+                place.copy_(t)
+        for member in self.layout.members[buffer.storage]:
+            self._made.pop(member, None)
+            self.tensor(member)
+
+    def _argument(self, x: Any) -> Any:
+        if isinstance(x, TensorRef):
+            t = self.tensor(x.buffer)
+            t = t.conj() if x.conj else t
+            return torch._neg_view(t) if x.neg else t
+        if isinstance(x, Sym):
+            return self.numbers[x.index]
+        if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
+            return type(x)([self._argument(y) for y in x])
+        return x
+
+    def run(self, extern: Extern, call: Call) -> None:
+        """Run an extern's ATen call on the memory as it is now."""
+        args = [self._argument(a) for a in call.args]
+        kwargs = {k: self._argument(v) for k, v in call.kwargs.items()}
+        if str(kwargs.get("device")) == "meta":
+            kwargs["device"] = self.layout.buffers[call.outputs[0]].device
+        with torch.no_grad():
+            got = tensors_in(call.func(*args, **kwargs))
+        if len(got) != len(call.outputs):
+            raise LaunchError(
+                f"{extern.name} returned {len(got)} tensors; its shape rule said "
+                f"{len(call.outputs)}"
+            )
+        for b, t in zip(call.outputs, got, strict=True):
+            if b in call.fresh:
+                self._adopt(b, t, extern.name)

@@ -1,0 +1,133 @@
+"""ATen calls in the middle of an update: at their place, in order, the rest fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fuseopt
+from fuseopt.backend import fuseopt as backend
+from tests.steps import same_bits
+
+Update = Callable[[Tensor, Tensor, Tensor], Any]
+
+
+def state(shape: tuple[int, ...] = (6, 6), n: int = 3) -> list[list[Tensor]]:
+    """`n` triples of a parameter, its gradient and a momentum."""
+    generator = torch.Generator().manual_seed(3)
+    return [
+        [torch.randn(shape, generator=generator) for _ in range(3)] for _ in range(n)
+    ]
+
+
+def check(
+    update: Update,
+    make: Callable[[], list[list[Tensor]]] = state,
+    calls: int = 3,
+    **options: Any,
+) -> fuseopt.backend.Report:
+    """Run `update` of every triple compiled and in eager: the same bits, one graph.
+
+    Returns the only report.
+    """
+
+    def step(triples: list[list[Tensor]]) -> list[Any]:
+        return [update(*t) for t in triples]
+
+    mine, reference = make(), make()
+    compiled = torch.compile(step, backend=backend, options=options, fullgraph=True)
+    with torch.no_grad():
+        for call in range(calls):
+            got, want = compiled(mine), step(reference)
+            pairs = [*zip(chain(*mine), chain(*reference), strict=True)]
+            pairs += [(g, w) for g, w in zip(got, want, strict=True) if w is not None]
+            for k, (a, b) in enumerate(pairs):
+                assert same_bits(a, b), f"tensor {k} after call {call}"
+    (report,) = fuseopt.reports()
+    return report
+
+
+def polar(x: Tensor) -> Tensor:
+    for _ in range(2):
+        a = x @ x.mT
+        x = 3.4 * x + (-4.7 * a + 2.0 * (a @ a)) @ x
+    return x
+
+
+def spectrum(g: Tensor) -> Tensor:
+    return torch.fft.irfft2(torch.fft.rfft2(g * 0.5) * 2.0, s=g.shape)
+
+
+#: A name -> what an update computes from a square gradient, and how many launches a
+#: step may have: one before and one after the calls at most.
+CALLS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "matmul": (lambda g: (g * 2) @ (g + 1), 2),
+    "matmuls in a chain": (polar, 6),
+    "bmm": (lambda g: torch.bmm((g * 2)[None], g[None])[0], 2),
+    "addmm": (lambda g: torch.addmm(g * 2, g, g, beta=0.5, alpha=2.0), 2),
+    "einsum": (lambda g: torch.einsum("ij,kj->ik", g * 2, g), 2),
+    "svd": (lambda g: (lambda u, s, v: (u * s) @ v)(*torch.linalg.svd(g * 2)), 3),
+    "qr": (lambda g: torch.linalg.qr(g * 2)[0] * 3, 2),
+    "inv": (lambda g: torch.linalg.inv(g + 3 * torch.eye(6)), 2),
+    "eigh": (lambda g: torch.linalg.eigh(g + g.mT)[1] * 2, 2),
+    "cholesky": (lambda g: torch.linalg.cholesky(g @ g.mT + torch.eye(6)), 2),
+    "fft": (lambda g: torch.fft.fft(g * 2).abs(), 2),
+    "ifft and its real part": (lambda g: torch.fft.ifft(g * 2).real * 2, 2),
+    "conjugate": (lambda g: (torch.fft.fft(g).conj() * 2).imag * 3, 2),
+    "view_as_real": (lambda g: torch.view_as_real(torch.fft.fft(g))[..., 1] * 3, 2),
+    "rfft2 and back": (spectrum, 2),
+    "complex product": (lambda g: (torch.complex(g, g * 2) * 1j).imag, 2),
+    "sort": (lambda g: torch.sort(g * 2, dim=0).values * 3, 2),
+    "argsort": (lambda g: g.flatten()[torch.argsort(g.flatten() * 2)].view(6, 6), 2),
+    "cumsum": (lambda g: torch.cumsum(g * 2, 1) * 3, 2),
+    "a slice of cumsum": (lambda g: torch.cumsum(g * 2, 1)[:, :1] * 3 + g, 3),
+    "gather": (lambda g: g.gather(0, (g > 0).long()) * 3, 2),
+    "scatter": (lambda g: (g * 2).scatter(0, (g > 0).long(), 5.0), 2),
+    "index_select": (lambda g: (g * 2).index_select(0, torch.arange(5, -1, -1)), 2),
+    "topk": (lambda g: torch.topk(g * 2, 6, dim=1)[0] * 3, 2),
+    "masked_fill": (lambda g: (g * 2).masked_fill(g > 0, 1.5) * 3, 2),
+    "tril": (lambda g: torch.tril(g * 2) * 3, 2),
+    "roll": (lambda g: torch.roll(g * 2, 1, 0) * 3, 2),
+    "cat": (lambda g: torch.cat([g * 2, g])[3:9] * 3, 2),
+    "split": (lambda g: torch.split(g, 3)[1].repeat(2, 1) * 3, 2),
+    "chunk of a temporary": (lambda g: (g * 2).chunk(2)[0].repeat(2, 1) + 1, 2),
+    "unbind": (lambda g: torch.unbind(torch.cumsum(g, 0))[2] * 3 + g, 2),
+    "stack of rows": (lambda g: torch.stack([g[1] * 2, g[0]] * 3) * 3, 2),
+    "kron": (lambda g: torch.kron(g[:3, :3] * 2, g[:2, :2]), 3),
+    "flip": (lambda g: (g * 2).flip(0) * 3, 2),
+    "outer": (lambda g: torch.outer(g[0] * 2, g[1]) * 3, 2),
+    "uint16": (lambda g: (g * 100).to(torch.int32).to(torch.uint16).float() * 2, 2),
+    "float8": (lambda g: (g * 2).to(torch.float8_e4m3fn).float() * 3, 2),
+    "a factory": (lambda g: g * torch.arange(6.0) + torch.zeros(6, device="cpu"), 2),
+    "bit view": (lambda g: ((g * 2).view(torch.int32) >> 16 << 16).view(g.dtype), 2),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_between_fused_arithmetic(name: str) -> None:
+    """Each runs where it stands; the arithmetic before and after it is fused."""
+    direction, launches = CALLS[name]
+
+    def update(p: Tensor, g: Tensor, m: Tensor) -> None:
+        m.mul_(0.9).add_(direction(g), alpha=0.1)
+        p.sub_(m * 0.1).mul_(0.99)
+
+    report = check(update)
+    assert not report.fallback
+    assert report.launches <= launches
+
+
+def test_a_move_to_the_own_device_is_no_copy() -> None:
+    def update(p: Tensor, g: Tensor, m: Tensor) -> None:
+        p.to("cpu").mul_(0.5)
+        m.to(device="cpu").add_(g)
+        g.cpu().mul_(2.0)
+        p.to(torch.device("cpu"), copy=True).mul_(3.0)
+        m.to(torch.float64).mul_(3.0)
+
+    assert check(update).launches == 1
