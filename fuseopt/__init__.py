@@ -1,5 +1,6 @@
 """fuseopt compiles optimizer steps: `torch.compile(opt.step, backend="fuseopt")`.
 
+    compile(opt)        the same optimizer, its step compiled apart from all others
     explain(opt.step)   plan a step without running it
     reports()           what was compiled in this process
     Report              what one graph became
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import explain, fuseopt, reports
+    from .optimizer import compile
     from .report import Report
 
 __version__ = "0.1.0"
-__all__ = ["Report", "__version__", "explain", "fuseopt", "reports"]
+__all__ = ["Report", "__version__", "compile", "explain", "fuseopt", "reports"]
 
 _HOMES = {
+    "compile": "optimizer",
     "explain": "backend",
     "fuseopt": "backend",
     "reports": "backend",

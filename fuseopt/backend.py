@@ -48,6 +48,9 @@ from .verify import check_graph, check_schedule
 
 log = logging.getLogger("fuseopt")
 
+#: The attribute that marks a step which fuseopt.compile made.
+COMPILED = "_fuseopt"
+
 
 class Session:
     """What this process has compiled: reports and built kernels."""
@@ -395,6 +398,21 @@ compat.on_trace(fuseopt, _refuse_untraceable)
 # ---------------------------------------------------------------- explain
 
 
+def unfuse(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], Any, Any]]:
+    """Let groups of torch's fused kernels take the foreach form.
+
+    Returns what they said before: (group, fused, foreach).
+    """
+    kept = []
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            kept.append((group, group["fused"], group.get("foreach")))
+            group["fused"] = False
+            if "foreach" in group:
+                group["foreach"] = True
+    return kept
+
+
 def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """A copy of an optimizer over memory of its own, with uninitialised contents."""
     memo: dict[int, Any] = {}
@@ -426,10 +444,12 @@ def explain(
     config = resolve(None, options)
     owner = getattr(step, "__self__", None)
     if isinstance(owner, torch.optim.Optimizer):
-        reason = compat.never_compiled(owner)
+        twin = _twin(owner)
+        if hasattr(step, COMPILED):
+            unfuse(twin)
+        reason = compat.never_compiled(twin)
         if reason:
             raise UnsupportedInput(reason)
-        twin = _twin(owner)
         step = getattr(twin, step.__name__)
     found: list[Report] = []
 

@@ -15,6 +15,12 @@ from typing import Any
 
 import torch
 
+#: `torch.tensor` in a graph of Dynamo's: of a constant, and of a number that changes.
+MAKE_TENSOR = (
+    torch.tensor,
+    *((torch._refs.tensor,) if hasattr(torch, "_refs") else ()),
+)
+
 
 def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A fast `check(*tensors)`: dtype, device, sizes and strides as these have now.
@@ -97,21 +103,32 @@ def first_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
 def never_compiled(optimizer: torch.optim.Optimizer) -> str:
     """Why Dynamo would not hand this optimizer's step to any backend; "" if it would.
 
-    Relies on what torch disables: the functions behind `fused=True`, and steps marked
-    with `torch._disable_dynamo`.
+    Relies on what torch disables: the functions behind `fused=True`, and whole steps.
     """
-    name = type(optimizer).__name__
     if any(group.get("fused") for group in optimizer.param_groups):
         return (
-            f"{name} was made with fused=True: Dynamo does not trace torch's fused "
-            "steps, so no backend is ever called. Pass foreach=True (or leave both "
-            "out) instead."
+            f"{type(optimizer).__name__} was made with fused=True: Dynamo does not "
+            "trace torch's fused steps, so no backend is ever called. Pass "
+            "foreach=True (or leave both out), or use fuseopt.compile(optimizer)."
         )
+    return disabled(optimizer)
+
+
+def disabled(optimizer: torch.optim.Optimizer) -> str:
+    """Why Dynamo leaves this optimizer's whole step alone; "" if it does not.
+
+    Relies on the attribute that `torch.compiler.disable` sets. torch marks steps of
+    its own with it when the first function of a process is compiled.
+    """
+    torch.compile(disabled, backend="eager")
     step = type(optimizer).step
     if getattr(step, "_torchdynamo_disable", False) or getattr(
         inspect.unwrap(step), "_torchdynamo_disable", False
     ):
-        return f"{name}.step is disabled under Dynamo, so no backend is ever called."
+        return (
+            f"{type(optimizer).__name__}.step is disabled under Dynamo, so no backend "
+            "is ever called; leave this optimizer uncompiled."
+        )
     return ""
 
 

@@ -25,6 +25,10 @@ class UnsupportedInput(FuseoptError):
     """A tensor handed to the step cannot be used: sparse, quantized, wrong device."""
 
 
+class NotAnOptimizer(FuseoptError, TypeError):
+    """fuseopt.compile was given something that is no torch.optim.Optimizer."""
+
+
 class AliasError(FuseoptError):
     """Two tensors that the step treats as separate turned out to overlap in memory."""
 

@@ -31,9 +31,10 @@ HOUSE = (
     "report",
     "dump",
     "backend",
+    "optimizer",
 )
 #: compat stands beside the modules that see torch; these may import it.
-TORCH_SIDE = {"capture", "runtime", "interp", "backend"}
+TORCH_SIDE = {"capture", "runtime", "interp", "backend", "optimizer"}
 TORCH_FREE = (*HOUSE[: HOUSE.index("interp")], "scheduler", "codegen")
 #: The public classes of torch.optim.
 OPTIMIZERS = frozenset(

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..compat import MAKE_TENSOR
+
 
 @dataclass(frozen=True)
 class Lerp:
@@ -104,7 +106,7 @@ def _match(node: Node) -> tuple[Lerp, list[Node]] | None:
         # above: start.copy_(end); addcmul_(start, [-(1.0 - tensor(weight))], diff)
         made = _one_minus(factor)
         copies = _copies(list(zip(start, end, strict=True)))
-        if copies and _calls(made, torch.tensor):
+        if copies and _calls(made, *MAKE_TENSOR):
             chain = [factor, factor.args[0], made]
             return Lerp(start, end, made.args[0]), [*inner, *copies, *chain]
     if _calls(factor, torch.where) and all(_calls(t, torch.where) for t in target):

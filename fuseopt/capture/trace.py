@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..compat import MAKE_TENSOR
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..ir import Graph
 from .polyfills import (
@@ -247,7 +248,7 @@ class _Interpreter:
         flat = _flatten((args, tuple(kwargs.values()))) if known else []
         has_sym = any(isinstance(x, Sym) for x in flat)
         if has_sym and not any(isinstance(x, torch.Tensor) for x in flat):
-            if node.target not in (torch.tensor, torch.full, torch.scalar_tensor):
+            if node.target not in (*MAKE_TENSOR, torch.full, torch.scalar_tensor):
                 if node.op == "call_method":
                     raise CaptureError(f"method {node.target} of a number")
                 return self.scalars.apply(node.target, list(flat))  # type: ignore[arg-type]
@@ -258,7 +259,7 @@ class _Interpreter:
         self.recorder.literals = literals
         if reads_host_number(self.recorder.line):
             return self._host_arithmetic(node, args, kwargs)
-        if node.target is torch.tensor:
+        if node.target in MAKE_TENSOR:
             return self._constant(args, kwargs)
         if node.op == "call_method":
             if node.target in ("to", "cpu"):

@@ -1,0 +1,261 @@
+"""An optimizer, options -> the same optimizer, its step compiled apart from all others.
+
+Dynamo keeps what it compiled with a function's code object, which all optimizers of a
+class share, and gives up on it after eight. `compile` gives each optimizer a code
+object of its own. All that stands around the step's own function (hooks, the profiler's
+record, the grad mode, a scheduler's bookkeeping) runs as on the plain optimizer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+
+from . import compat
+from .backend import COMPILED, fuseopt, unfuse
+from .config import resolve
+from .errors import NotAnOptimizer, UnsupportedInput
+
+log = logging.getLogger("fuseopt")
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+
+def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
+    """Compile `optimizer.step` in isolation; returns the optimizer, the same object.
+
+    `options` are those of fuseopt.config. Called again, it replaces them. A copy or a
+    pickle of the optimizer is a plain one again. What `fused=True` asks of torch's
+    kernels is done by fuseopt's.
+
+    Raises NotAnOptimizer, ConfigError, and UnsupportedInput for a step that torch keeps
+    away from Dynamo.
+    """
+    given: Any = optimizer
+    if not isinstance(given, Optimizer):
+        kind = given if isinstance(given, type) else type(given)
+        raise NotAnOptimizer(
+            f"fuseopt.compile takes a torch.optim.Optimizer, not {kind.__name__!r}; "
+            'for a step of any other kind: torch.compile(step, backend="fuseopt")'
+        )
+    resolve(None, options)
+    current: Any = optimizer.step
+    known = getattr(current, COMPILED, None)
+    if isinstance(known, Isolated) and known.owner() is optimizer:
+        known.configure(options)
+        return optimizer
+    reason = compat.disabled(optimizer)
+    if reason:
+        raise UnsupportedInput(reason)
+    if any(group.get("fused") for group in optimizer.param_groups):
+        log.info(
+            "%s asks for torch's fused kernels; its step runs in fuseopt's instead",
+            type(optimizer).__name__,
+        )
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        # torch's fused kernels unscale gradients themselves; GradScaler is to do it
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    bound = getattr(current, "__self__", None) is optimizer
+    layers, inner = peel(current.__func__ if bound else current)
+    isolated = Isolated(optimizer, inner, options)
+    entry = isolated.entry()
+    for layer in reversed(layers):
+        entry = rewrap(layer, inner, entry)
+        inner = layer
+    optimizer.step = Step(optimizer, entry) if bound else entry  # type: ignore
+    return optimizer
+
+
+# ---------------------------------------------------------------- layers
+
+
+def _cells(function: Any) -> tuple[Any, ...]:
+    return getattr(function, "__closure__", None) or ()
+
+
+def _holds(cell: Any, value: object) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError:  # an empty cell
+        return False
+
+
+def peel(function: Any) -> tuple[list[Any], Any]:
+    """The decorators around a function, outermost first, and the function.
+
+    A layer counts as one if it was made with functools.wraps and calls what it wraps
+    through its closure, so that `rewrap` can give it another function to call.
+    """
+    layers = []
+    while isinstance(function, types.FunctionType):
+        inner = getattr(function, "__wrapped__", None)
+        if not isinstance(inner, types.FunctionType):
+            break
+        if not any(_holds(cell, inner) for cell in _cells(function)):
+            break
+        layers.append(function)
+        function = inner
+    return layers, function
+
+
+def _copy(function: Any, cells: tuple[Any, ...]) -> Any:
+    """The same function with a code object of its own and other cells."""
+    code = function.__code__.replace()
+    made = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, cells
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(made, function)
+    del made.__wrapped__  # type: ignore[attr-defined]
+    return made
+
+
+def rewrap(layer: Any, old: Any, new: Any) -> Any:
+    """The decorator `layer` around `new` in place of `old`."""
+    cells = tuple(types.CellType(new) if _holds(c, old) else c for c in _cells(layer))
+    made = _copy(layer, cells)
+    made.__wrapped__ = new
+    setattr(made, COMPILED, getattr(new, COMPILED))
+    return made
+
+
+class Step:
+    """A bound method that does not keep its optimizer alive.
+
+    Pickled or copied along with an optimizer, it becomes the class's own `step`.
+    """
+
+    def __init__(self, optimizer: Optimizer, function: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.__func__ = function
+        self.__signature__ = inspect.signature(types.MethodType(function, optimizer))
+        self._owner = weakref.ref(optimizer)
+
+    @property
+    def __self__(self) -> Optimizer | None:
+        return self._owner()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        owner = self._owner()
+        if owner is None:
+            raise ReferenceError("the optimizer of this step no longer exists")
+        return self.__func__(owner, *args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return _plain_step, (self._owner(),)
+
+    def __repr__(self) -> str:
+        return f"<compiled step of {self._owner()!r}>"
+
+
+def _plain_step(optimizer: Optimizer) -> Any:
+    return types.MethodType(type(optimizer).step, optimizer)
+
+
+# ---------------------------------------------------------------- the step itself
+
+
+class Isolated:
+    """The innermost function of one optimizer's step, compiled for it alone."""
+
+    def __init__(
+        self, optimizer: Optimizer, function: Any, options: Mapping[str, Any]
+    ) -> None:
+        self.owner = weakref.ref(optimizer)
+        self.function = function
+        self.options = dict(options)
+        self.seen: tuple[Any, ...] = ()
+        # by the places of the call where functions are given, for Dynamo does not see
+        # when one of them is None in another call
+        self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
+        self.callables: dict[int | str, Callable[..., Any]] = {}
+        self.current: dict[int | str, Callable[..., Any]] = {}
+
+    def configure(self, options: Mapping[str, Any]) -> None:
+        """Take other options, for the calls to come."""
+        if dict(options) != self.options:
+            self.options = dict(options)
+            self.compiled.clear()
+
+    def entry(self) -> Any:
+        """A function to stand in the place of the original one."""
+
+        @functools.wraps(self.function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return self.run(args, kwargs)
+
+        # inside a function that is compiled itself, the step stays one of its own
+        made = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
+        setattr(made, COMPILED, self)
+        return made
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        optimizer = self.owner()
+        assert optimizer is not None
+        groups = optimizer.param_groups
+        # loading a state dict replaces the state: what was compiled for the old one
+        # would only count against the limit
+        state = (optimizer.state, groups, len(groups))
+        same = len(self.seen) == 3 and all(map(_same, state, self.seen))
+        if not same:
+            self.compiled.clear()
+            self.seen = state
+        if len(args) > 1 or kwargs:
+            args = tuple(self._outside(i, a) for i, a in enumerate(args))
+            kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
+        places = tuple(self.current)
+        compiled = self.compiled.get(places)
+        if compiled is None:
+            compiled = self.compiled[places] = self._compile()
+        # afterwards the groups say `fused` again, as the user wrote
+        kept = unfuse(optimizer)
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            self.current.clear()
+            for group, fused, foreach in kept:
+                group["fused"] = fused
+                if "foreach" in group:
+                    group["foreach"] = foreach
+
+    def _compile(self) -> Callable[..., Any]:
+        function = self.function
+        if isinstance(function, types.FunctionType):
+            function = _copy(function, _cells(function))
+        keywords: dict[str, Any] = {}
+        if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+            # also apart in the functions that the step calls
+            keywords["isolate_recompiles"] = True
+        return torch.compile(
+            function, backend=fuseopt, options=self.options or None, **keywords
+        )
+
+    def _outside(self, place: int | str, value: Any) -> Any:
+        """A closure runs as it is: no part of the graph, and no reason to retrace.
+
+        What Dynamo sees is the same function at every call.
+        """
+        if not callable(value) or isinstance(value, (torch.nn.Module, type, Optimizer)):
+            return value
+        self.current[place] = value
+        if place not in self.callables:
+            current = self.current
+
+            @torch.compiler.disable  # type: ignore[untyped-decorator]
+            def closure(*args: Any, **kwargs: Any) -> Any:
+                return current[place](*args, **kwargs)
+
+            self.callables[place] = closure
+        return self.callables[place]
+
+
+def _same(a: object, b: object) -> bool:
+    return a is b or (isinstance(a, int) and a == b)
