@@ -395,6 +395,28 @@ def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
 compat.on_trace(fuseopt, _refuse_untraceable)
 
 
+def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
+    """Warn that something runs in eager from now on: Dynamo itself only logs it."""
+    limit = "torch has compiled {} as often as it does one function, and runs in eager "
+    if optimizer is None:
+        what, why = function, "any call that these compilations do not fit."
+    elif hasattr(optimizer.step, COMPILED):
+        what = f"the step of one {type(optimizer).__name__}"
+        why = "any call that these do not fit."
+    else:
+        what = f"{type(optimizer).__name__}.step"
+        why = (
+            "any optimizer that these compilations do not fit, this one included: all "
+            "of a class share one step. fuseopt.compile(optimizer) compiles each apart."
+        )
+    session.warn_once(
+        f"fuseopt: {limit.format(what)}{why} TORCH_LOGS=recompiles shows what differs."
+    )
+
+
+compat.on_recompile_limit(fuseopt, _tell_of_limit)
+
+
 # ---------------------------------------------------------------- explain
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -173,6 +174,42 @@ def on_trace(
 
     callback_handler.clear = clear  # type: ignore[method-assign]
     callback_handler.register_start_callback(started)
+
+
+def on_recompile_limit(
+    backend: Callable[..., Any],
+    tell: Callable[[str, torch.optim.Optimizer | None], None],
+) -> None:
+    """Call `tell(function, optimizer)` when Dynamo gives up on code for `backend`.
+
+    `function` names the code and its place; `optimizer` is the one whose step it is, if
+    it is one. Relies on the function by which Dynamo asks whether a limit is exceeded,
+    and on local names of its caller; where they are others, nobody is told.
+    """
+    try:
+        converter: Any = importlib.import_module("torch._dynamo.convert_frame")
+        asked = converter.exceeds_recompile_limit
+    except (ImportError, AttributeError):
+        return
+
+    @functools.wraps(asked)
+    def exceeds(*args: Any, **kwargs: Any) -> Any:
+        answer = asked(*args, **kwargs)
+        names = sys._getframe(1).f_locals
+        if (
+            answer[0]
+            and "code" in names
+            and _leads_to(names.get("compiler_fn"), backend)
+        ):
+            code = names["code"]
+            place = f"{code.co_filename}:{code.co_firstlineno}"
+            found = getattr(names.get("frame"), "f_locals", {}).values()
+            held = [y for x in found for y in (x if type(x) is tuple else (x,))]
+            owners = [x for x in held if isinstance(x, torch.optim.Optimizer)]
+            tell(f"{code.co_name} ({place})", owners[0] if owners else None)
+        return answer
+
+    converter.exceeds_recompile_limit = exceeds
 
 
 def _leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:

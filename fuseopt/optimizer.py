@@ -26,6 +26,7 @@ from .errors import NotAnOptimizer, UnsupportedInput
 
 log = logging.getLogger("fuseopt")
 
+_PARAMETERS = inspect.signature(torch.compile).parameters
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
@@ -65,6 +66,11 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     bound = getattr(current, "__self__", None) is optimizer
     layers, inner = peel(current.__func__ if bound else current)
+    if not isinstance(inner, types.FunctionType):
+        raise UnsupportedInput(
+            f"the step of {type(optimizer).__name__} is a {type(inner).__name__}, not "
+            "a Python function, so Dynamo cannot trace it"
+        )
     isolated = Isolated(optimizer, inner, options)
     entry = isolated.entry()
     for layer in reversed(layers):
@@ -227,12 +233,12 @@ class Isolated:
                     group["foreach"] = foreach
 
     def _compile(self) -> Callable[..., Any]:
-        function = self.function
-        if isinstance(function, types.FunctionType):
-            function = _copy(function, _cells(function))
+        function = _copy(self.function, _cells(self.function))
         keywords: dict[str, Any] = {}
-        if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
-            # also apart in the functions that the step calls
+        inherits = "__class__" in function.__code__.co_freevars
+        if inherits and "isolate_recompiles" in _PARAMETERS:
+            # what `super().step()` leads to is shared by all optimizers as well. Not
+            # asked for elsewhere: threads that step at the same time defeat it
             keywords["isolate_recompiles"] = True
         return torch.compile(
             function, backend=fuseopt, options=self.options or None, **keywords
