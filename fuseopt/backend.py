@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from . import compat, dump
 from . import report as reporting
@@ -37,13 +37,14 @@ from .errors import (
     VerifyError,
 )
 from .ir import Kernel, Schedule
-from .report import Report
+from .report import PartReport, Report
 from .runtime.build import Builder
 from .runtime.probe import PROBE
 from .runtime.step import CompiledStep, Plan
 from .runtime.table import CppTable, TableFactory
 from .runtime.vector import Vectors
 from .scheduler import schedule
+from .split import Part, attribute, decide, join
 from .verify import check_graph, check_schedule
 
 log = logging.getLogger("fuseopt")
@@ -248,65 +249,33 @@ def _dump(
         print(f"{report}\nfuseopt: details in {folder}", file=sys.stderr)
 
 
-def _is_forward(gm: GraphModule, args: Sequence[Any]) -> bool:
-    """Will somebody call backward through this graph?
-
-    Only what is recorded counts: a step under `torch.no_grad()` brings the switch along
-    as nodes of the graph, and numbers that the step hands back as tensors after it are
-    made of nothing that requires gradients.
-    """
-    tensors = [*gm.parameters(), *(a for a in args if isinstance(a, torch.Tensor))]
-    if not any(t.requires_grad for t in tensors):
-        return False
-    recording = torch.is_grad_enabled()
-    for node in gm.graph.nodes:
-        if node.target is torch._C._set_grad_enabled:
-            recording = bool(node.args[0])
-        elif recording and node.op.startswith("call") and _recorded(node):
-            return True
-    return False
-
-
-def _recorded(node: Node) -> bool:
-    """Does a call that runs while gradients are recorded leave something to record?"""
-    made = node.meta.get("example_value")
-    if made is None:
-        return True
-    results = made if isinstance(made, (list, tuple)) else (made,)
-    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in results)
-
-
-#: Functions of `operator` that change their first argument.
-INPLACE_OPERATORS = frozenset(
-    "iadd isub imul itruediv ifloordiv ipow imod iand ior ixor setitem".split()
-)
-
-
-def _mutates(gm: GraphModule) -> bool:
-    """Does the graph write a tensor in place?"""
-    for node in gm.graph.nodes:
-        if not node.op.startswith("call"):
-            continue
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None:
-            if schema.is_mutable:
-                return True
-            continue
-        name = str(getattr(node.target, "__name__", node.target))
-        if name in INPLACE_OPERATORS or (name.endswith("_") and name[-2:] != "__"):
-            return True
-    return False
-
-
 def _fall_back(
-    gm: GraphModule, args: Sequence[Any], config: Config, reason: str, eager: bool
+    gm: GraphModule,
+    args: Sequence[Any],
+    config: Config,
+    reason: str,
+    eager: bool,
+    parts: Sequence[PartReport] = (),
 ) -> Callable[..., Any]:
     """Run a graph that is no optimizer step elsewhere, and report it."""
-    where = "eager" if eager else config.fallback
-    if where == "error":
+    where = _elsewhere(config, reason, eager)
+    told = Report(fallback=f"It runs in {where}: {reason}", parts=list(parts))
+    session.reports.append(told)
+    return _run_elsewhere(gm, args, where)
+
+
+def _elsewhere(config: Config, reason: str, eager: bool = False) -> str:
+    """Where to run what is no update. Raises CaptureError if nowhere."""
+    if config.fallback == "error":
         raise CaptureError(f"{reason} (options={{'fallback': 'error'}} was given)")
-    session.reports.append(Report(fallback=f"It runs in {where}: {reason}"))
+    where = "eager" if eager else config.fallback
     log.info("a graph goes to %s: %s", where, reason)
+    return where
+
+
+def _run_elsewhere(
+    gm: GraphModule, args: Sequence[Any], where: str
+) -> Callable[..., Any]:
     if where == "eager":
         return gm.forward
     from torch._inductor.compile_fx import compile_fx
@@ -349,15 +318,24 @@ def fuseopt(
     """
     config = resolve(mode, options)
     args = list(example_inputs)
-    if _is_forward(gm, args):
-        reason = "autograd records this graph, so it is no optimizer step"
-        return _fall_back(gm, args, config, reason, eager=_mutates(gm))
-    if not _mutates(gm):
-        reason = "the graph changes no tensor in place, so it is no optimizer step"
-        return _fall_back(gm, args, config, reason, eager=False)
+    decision = decide(gm, args)
+    if decision.parts:
+        return _split(gm, args, config, decision.parts)
+    if decision.whole != "update":
+        eager = decision.whole == "eager"
+        return _fall_back(gm, args, config, decision.why, eager)
+    parts = [PartReport("all", "fuseopt", decision.why)] if decision.why else []
+    return _update(gm, args, config, parts)
+
+
+def _update(
+    gm: GraphModule, args: Sequence[Any], config: Config, parts: Sequence[PartReport]
+) -> Callable[..., Any]:
+    """Compile a graph that is an update; eager runs it where that cannot be."""
 
     def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
         made, report = _plan(graph, now, config)
+        report.parts = list(parts)
         session.reports.append(report)
         assert made is not None
         return made
@@ -365,10 +343,70 @@ def fuseopt(
     try:
         return CompiledStep(gm, plan, args, _verified if config.verify else None)
     except CaptureError as error:
-        return _fall_back(gm, args, config, str(error), eager=True)
+        return _fall_back(gm, args, config, str(error), True, parts)
     except CompilerMissing as error:
         session.warn_once(f"fuseopt: {error} Until then steps run in eager.")
-        return _fall_back(gm, args, config, str(error), eager=True)
+        return _fall_back(gm, args, config, str(error), True, parts)
+
+
+def _values_of(gm: GraphModule, args: Sequence[Any], part: Part) -> list[Any]:
+    """The arguments of a part, as far as they are known before the graph runs: what
+    another part makes is the tensor that tracing saw.
+    """
+    known = dict(zip(gm.graph.find_nodes(op="placeholder"), args, strict=True))
+    return [
+        attribute(gm, str(x.target))
+        if x.op == "get_attr"
+        else known.get(x, x.meta.get("example_value"))
+        for x in part.inputs
+    ]
+
+
+def _part_reports(parts: Sequence[Part], elsewhere: str) -> list[PartReport]:
+    return [
+        PartReport(
+            part.side,
+            "fuseopt" if part.side == "update" else elsewhere,
+            f"{sum(n.op.startswith('call') for n in part.gm.graph.nodes)} calls; "
+            f"{part.why}",
+        )
+        for part in parts
+    ]
+
+
+def _split(
+    gm: GraphModule, args: Sequence[Any], config: Config, parts: Sequence[Part]
+) -> Callable[..., Any]:
+    """Run each part of a graph where it belongs, one after another."""
+    other = next(part for part in parts if part.side != "update")
+    where = _elsewhere(config, f"a part of the graph is no update: {other.why}")
+    told = _part_reports(parts, where)
+    runs: list[Callable[..., Any]] = []
+    for part in parts:
+        values = _values_of(gm, args, part)
+        if part.side != "update":
+            runs.append(_run_elsewhere(part.gm, values, where))
+        elif all(x.op in ("placeholder", "get_attr") for x in part.inputs):
+            runs.append(_update(part.gm, values, config, told))
+        else:
+            # sizes of what another part makes are known when it has run
+            make = functools.partial(_update, config=config, parts=told)
+            runs.append(_AtFirstCall(part.gm, make))
+    return join(gm, parts, runs)
+
+
+class _AtFirstCall:
+    """Compiles a graph for the arguments of its first call."""
+
+    def __init__(self, gm: GraphModule, make: Callable[..., Any]) -> None:
+        self.gm = gm
+        self.make = make
+        self.run: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.run is None:
+            self.run = self.make(self.gm, args)
+        return self.run(*args)
 
 
 def reset() -> None:
@@ -479,8 +517,15 @@ def explain(
         """Leaves the traced function before anything of it runs."""
 
     def planner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
-        if _is_forward(gm, inputs) or not _mutates(gm):
-            found.append(Report(fallback="the graph is no optimizer step"))
+        decision = decide(gm, inputs)
+        update = [part for part in decision.parts if part.side == "update"]
+        if decision.whole != "update":
+            found.append(Report(fallback=decision.why))
+        elif update:
+            values = _values_of(gm, inputs, update[0])
+            report = _plan(update[0].gm, values, config, run=False)[1]
+            report.parts = _part_reports(decision.parts, config.fallback)
+            found.append(report)
         else:
             found.append(_plan(gm, list(inputs), config, run=False)[1])
 

@@ -36,6 +36,17 @@ class KernelReport:
         return replace(self, path=path)
 
 
+@dataclass(frozen=True)
+class PartReport:
+    """Where a part of a graph runs: `what` is "before" or "after" the update, the
+    "update" itself or "all"; `where` is "fuseopt", "inductor" or "eager".
+    """
+
+    what: str
+    where: str
+    why: str
+
+
 @dataclass
 class Report:
     """What became of one graph that Dynamo handed over.
@@ -45,6 +56,8 @@ class Report:
     the kernels. backend_seconds: everything between Dynamo's call and the ready step,
     the build included. builds: compiler runs (0 where the cache had the kernel).
     passes: seconds of each pass. fallback: "" or what runs the graph instead, and why.
+    parts: where each part of a graph went that was split, in the order in which they
+    run; empty where the graph is one update.
     """
 
     launches: int = 0
@@ -56,6 +69,7 @@ class Report:
     builds: int = 0
     passes: dict[str, float] = field(default_factory=dict)
     fallback: str = ""
+    parts: list[PartReport] = field(default_factory=list)
     dump_dir: str | None = None
 
     @property
@@ -77,8 +91,9 @@ class Report:
     def __rich__(self) -> object:
         from rich.table import Table
 
+        told = [f"{p.what}: {p.where} ({p.why})" for p in self.parts]
         if self.fallback:
-            return f"fuseopt: not compiled. {self.fallback}"
+            return "\n".join([f"fuseopt: not compiled. {self.fallback}", *told])
         title = (
             f"fuseopt: {self.launches} launch{'' if self.launches == 1 else 'es'} "
             f"a step, {self.lanes} lanes, {self.bytes / 1e6:.2f} MB moved; backend "
@@ -96,6 +111,8 @@ class Report:
                 f"{k.elements:,}",
                 f"{k.bytes_per_element:g}",
             )
+        for text in told:
+            table.add_row(text, "", "", "", "", "")
         for name, reason in self.externs:
             table.add_row(f"extern {name}: {reason}", "aten", "", "", "", "")
         for r in self.not_fused:

@@ -30,11 +30,12 @@ HOUSE = (
     "runtime",
     "report",
     "dump",
+    "split",
     "backend",
     "optimizer",
 )
 #: compat stands beside the modules that see torch; these may import it.
-TORCH_SIDE = {"capture", "runtime", "interp", "backend", "optimizer"}
+TORCH_SIDE = {"capture", "runtime", "interp", "split", "backend", "optimizer"}
 TORCH_FREE = (*HOUSE[: HOUSE.index("interp")], "scheduler", "codegen")
 #: The public classes of torch.optim.
 OPTIMIZERS = frozenset(
