@@ -7,7 +7,6 @@ what its Graph does, which `prove` shows.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from .errors import GraphError
@@ -17,7 +16,6 @@ from .ir import (
     DTYPE_BYTES,
     FLOATS,
     Body,
-    Buffer,
     Extern,
     Graph,
     Instr,
@@ -27,6 +25,7 @@ from .ir import (
     SchedulerNode,
     Variant,
 )
+from .overlap import overlaps
 from .prove import difference
 
 KINDS = ("static", "arg", "temp", "view")
@@ -52,7 +51,7 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
     """Raise GraphError at the first way in which a Schedule is malformed or not equal
     to its Graph. The Graph itself must have passed `check_graph`.
     """
-    near = _overlaps(graph.buffers)
+    near = overlaps(graph.buffers)
     names: set[str] = set()
     payloads: list[int] = []
     for step in schedule.steps:
@@ -285,7 +284,7 @@ def _check_versions(graph: Graph) -> None:
     A write through an overlapping buffer makes a version stale; what is read afterwards
     is a value that no node made. So is memory of a temp that nobody wrote.
     """
-    near = _overlaps(graph.buffers)
+    near = overlaps(graph.buffers)
     producer: dict[int, int] = {}
     for i, node in enumerate(graph.nodes):
         for v in (*node.reads, *node.writes):
@@ -335,27 +334,6 @@ def _check_versions(graph: Graph) -> None:
             _require(
                 held[b] == graph.initial[b], f"final of {buffer.name}: a write is lost"
             )
-
-
-def _overlaps(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
-    """For each buffer, the others of its storage whose range of bytes meets its own."""
-    by_storage: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for index, b in enumerate(buffers):
-        if 0 not in b.shape:
-            size = DTYPE_BYTES[b.dtype]
-            last = sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True))
-            reach = (b.offset + last + 1) * size
-            by_storage[b.storage].append((b.offset * size, reach, index))
-    found: dict[int, list[int]] = {}
-    for members in by_storage.values():
-        reaching: list[tuple[int, int]] = []
-        for start, end, index in sorted(members):
-            reaching = [(e, m) for e, m in reaching if e > start]
-            for _, other in reaching:
-                found.setdefault(other, []).append(index)
-                found.setdefault(index, []).append(other)
-            reaching.append((end, index))
-    return found
 
 
 # ---------------------------------------------------------------- schedule

@@ -18,6 +18,7 @@ from fuseopt.ir import (
     Symbol,
 )
 from fuseopt.lowering import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, Tensor, lower
+from fuseopt.overlap import may_share
 from fuseopt.scheduler import schedule
 from fuseopt.verify import check_graph, check_schedule
 
@@ -230,18 +231,9 @@ class GraphBuilder:
         self.current[b] = value = self._value(b)
         own = self.buffers[b]
         for other in self._by_storage[own.storage]:
-            if other != b and _meet(self.buffers[other], own):
+            if other != b and may_share(self.buffers[other], own):
                 self.current[other] = self._value(other)
         return value
-
-
-def _meet(a: Buffer, b: Buffer) -> bool:
-    def reach(x: Buffer) -> tuple[int, int]:
-        last = sum((n - 1) * s for n, s in zip(x.shape, x.stride, strict=True))
-        return x.offset, x.offset + last + 1
-
-    (a0, a1), (b0, b1) = reach(a), reach(b)
-    return 0 not in a.shape and 0 not in b.shape and a0 < b1 and b0 < a1
 
 
 def momentum(

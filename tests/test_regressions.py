@@ -233,3 +233,72 @@ def test_a_number_handed_back_after_no_grad_is_no_forward() -> None:
         fast()
     assert group["total"] == 2.5
     assert torch.equal(p.detach(), torch.full((4,), 1.5 * 2.0 * 2.5))
+
+
+def test_parts_of_one_tensor_written_one_after_the_other() -> None:
+    """The second part was taken for overwritten, since the whole had changed."""
+
+    def step(p: Any) -> None:
+        p[:2].mul_(2)
+        p[2:].mul_(3)
+
+    against_eager(step, lambda: [torch.ones(5)])
+
+
+def test_whole_numbers_that_float64_cannot_hold() -> None:
+    def step(i: Any, j: Any) -> None:
+        i.add_(2**53 + 1)
+        torch._foreach_add_([j, i], 2**60 + 1)
+        i.mul_(3)
+
+    against_eager(step, lambda: [torch.arange(3), torch.arange(4)])
+
+
+def test_a_view_of_what_an_extern_made() -> None:
+    """Views of temps had memory of their own."""
+
+    def step(p: Any, g: Any) -> None:
+        sums = torch.cumsum(g, 0)
+        p.add_(sums[1:])
+        sums.mul_(2)
+        p.add_(sums[1:])
+
+    against_eager(step, lambda: [torch.ones(4), torch.linspace(0, 1, 5)])
+
+
+def test_a_temp_that_a_kernel_writes_and_an_extern_changes() -> None:
+    """The kernel wrote to address 0: the temp was taken for the extern's result."""
+
+    def step(p: Any) -> None:
+        made = p * 2
+        made.cumsum_(0)
+        p.add_(made)
+
+    against_eager(step, lambda: [torch.ones(4)])
+
+
+def test_a_view_is_returned() -> None:
+    def step(p: Any) -> Any:
+        p.add_(1)
+        return p[1:], p.t()
+
+    p = torch.zeros(3, 3)
+    rows, turned = torch.compile(step, backend=backend)(p)
+    assert torch.equal(rows, p[1:])
+    assert rows.data_ptr() == p[1].data_ptr()
+    assert turned.stride() == (1, 3)
+
+
+def test_types_without_a_rule_in_one_position_of_a_list() -> None:
+    """That position runs as a call of its own; all of the step went to eager."""
+
+    def step(p: Any, i: Any, q: Any) -> None:
+        torch._foreach_add_([p, i, q], 1)
+        torch._foreach_pow_([p, i, q], 3)
+
+    def tensors() -> list[torch.Tensor]:
+        return [torch.ones(4), torch.arange(4), torch.ones(3)]
+
+    against_eager(step, tensors)
+    (report,) = fuseopt.reports()
+    assert [name for name, _ in report.externs] == ["aten._foreach_pow_.Scalar"]

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseopt.ir import Extern, Kernel, Schedule, Symbol, Variant
+from fuseopt.overlap import overlaps
 from fuseopt.scheduler import schedule
-from fuseopt.scheduler.deps import overlaps
 from fuseopt.show import show_graph, show_schedule
 
 from .build_graphs import (
@@ -447,7 +447,7 @@ def test_overlaps_of_slices() -> None:
     flat = g.tensor("flat", (8,))
     a, b = g.view(flat, "a", (4,), 0), g.view(flat, "b", (4,), 4)
     empty = g.view(flat, "empty", (0,), 2)
-    found = overlaps(g.graph())
+    found = overlaps(g.graph().buffers)
     assert sorted(found[flat]) == [a, b]
     assert found[a] == found[b] == [flat]
     assert empty not in found

@@ -19,6 +19,7 @@ HOUSE = (
     "errors",
     "config",
     "ir",
+    "overlap",
     "lowering",
     "prove",
     "verify",

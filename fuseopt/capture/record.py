@@ -9,7 +9,7 @@ becomes versions: each write makes a new value of its buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from ..ir import (
 )
 from ..lowering import RULES, STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ..lowering import Tensor as TensorOperand
+from ..overlap import may_share, self_overlaps
 from .promote import BUFFER_NAMES, DTYPE_NAMES, result_type
 from .scalars import Scalars
 
@@ -56,6 +57,8 @@ CONSTANTS = {
     "new_ones": 1.0,
 }
 EMPTY = frozenset("empty empty_like new_empty empty_strided new_empty_strided".split())
+#: Scalars reach a kernel as float64, which holds whole numbers up to here.
+EXACT = 2**53
 #: Arguments that say how a result is laid out; the meta result already shows it.
 LAYOUT = frozenset(
     "memory_format dtype layout device pin_memory non_blocking generator size".split()
@@ -141,6 +144,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._interned: dict[Any, Body] = {}
         self._keys: dict[Any, int] = {}
         self._by_storage: dict[int, list[int]] = {}
+        #: storage -> (first byte, last byte, buffer); buffer -> those it overlaps
+        self._spans: dict[int, list[tuple[int, int, int]]] = {}
+        self._near: dict[int, list[int]] = {}
+        self._written: set[int] = set()  # buffers that a call has written
+        self._folded: set[int] = set()  # buffers that may have an element twice
         self._alive: list[Any] = []  # tensors whose storage identity is a key
         self._devices: dict[int, str] = {}  # device of a storage
 
@@ -195,6 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 device,
             )
         )
+        self._meet(index)
         exists = kind != "temp" or len(siblings) > 1
         value = self._value(index) if exists else -1
         self.initial.append(value if kind != "temp" else -1)
@@ -207,15 +216,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The device that a meta tensor stands for."""
         return self._devices.get(t.untyped_storage()._cdata, "cpu")
 
+    def _meet(self, index: int) -> None:
+        """Find the buffers that a new one shares memory with."""
+        own = self.buffers[index]
+        first, last = span(own)
+        others = self._spans.setdefault(own.storage, [])
+        for low, high, other in others:
+            if low < last and first < high and may_share(self.buffers[other], own):
+                self._near.setdefault(other, []).append(index)
+                self._near.setdefault(index, []).append(other)
+        others.append((first, last, index))
+        if self_overlaps(own):
+            self._folded.add(index)
+
     def _overwritten(self, index: int) -> bool:
         """Was memory of this buffer written through another one?"""
-        own = self.buffers[index]
-        return any(
-            other != index
-            and self.current[other] != self.initial[other]
-            and _overlap(self.buffers[other], own)
-            for other in self._by_storage[own.storage]
-        )
+        return any(other in self._written for other in self._near.get(index, ()))
 
     def _value(self, buffer: int) -> int:
         self.values.append(buffer)
@@ -231,14 +247,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _write(self, buffer: int) -> int:
         value = self._value(buffer)
         self.current[buffer] = value
-        siblings = self._by_storage[self.buffers[buffer].storage]
-        if len(siblings) > 1:
-            for other in siblings:
-                if other != buffer and _overlap(
-                    self.buffers[other], self.buffers[buffer]
-                ):
-                    self.current[other] = self._value(other)
+        self._written.add(buffer)
+        for other in self._near.get(buffer, ()):
+            self.current[other] = self._value(other)
         return value
+
+    def _collides(self, target: int, values: Sequence[int]) -> bool:
+        """Does a call write memory that it reads elsewhere, or one place twice?
+
+        What that gives depends on the order of eager's loop, or is an error.
+        """
+        near = self._near.get(target)
+        if near and any(self.values[v] in near for v in values):
+            return True
+        return target in self._folded
 
     # ---------------------------------------------------------------- dispatch
 
@@ -302,8 +324,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
         elif op.name in RENAMED:
             renamed, names = RENAMED[op.name]
-            if self._emit(renamed, tuple((n, bound[n]) for n in names), out):
+            operands = tuple((n, bound[n]) for n in names)
+            if self._emit(renamed, operands, out):
                 return out
+            return self._extern(func, args, kwargs, out, self._reason(operands, out))
         elif op.name in RULES and not self._extra(op, bound):
             operands = tuple(
                 (n, bound.get(n))
@@ -314,6 +338,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             if self._emit(op.name, operands, out):
                 return out
+            return self._extern(func, args, kwargs, out, self._reason(operands, out))
         return self._extern(func, args, kwargs, out, "no rule for this op")
 
     def _extra(self, op: _Op, bound: Any) -> bool:
@@ -354,12 +379,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operands = tuple((k, column[i]) for k, column in columns)
             self._inherit(result, dict(operands))
             if not self._emit(name, operands, result):
-                raise CaptureError(
-                    f"aten._foreach_{op.name} at list index {i} mixes types that have "
-                    f"no rule: {[getattr(v, 'dtype', v) for _, v in operands]}\n"
-                    f"{self.line}"
-                )
+                alone = {k: _position(k, v, i) for k, v in bound.items()}
+                given = tuple(alone[k] for k in op.arguments[: len(args)])
+                rest = {k: alone[k] for k in kwargs}
+                made = [] if op.inplace else [result]
+                self._extern(func, given, rest, made, self._reason(operands, result))
         return out
+
+    def _reason(self, operands: Iterable[tuple[str, Any]], out: torch.Tensor) -> str:
+        """Why a call that a rule covers runs as it is."""
+        reads = [self._read(x) for _, x in operands if isinstance(x, torch.Tensor)]
+        if self._collides(self.buffer_of(out), reads):
+            return "it writes memory that it reads elsewhere, or one place twice"
+        return "no rule for these types or numbers"
 
     def scaled(
         self,
@@ -473,6 +505,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 reads.append(x)
                 operand: Operand = TensorOperand(DTYPE_NAMES[x.dtype], x.dim() == 0)
             else:
+                if isinstance(x, int) and abs(x) > EXACT:
+                    return False
                 ref, is_float = self._scalar(x)
                 scalars.append(ref)
                 value = ref.value if isinstance(ref, Literal) else None
@@ -514,6 +548,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         got = tuple([self._read(t) for t in reads])
         buffer = self.buffer_of(out)
+        if self._collides(buffer, got):
+            return False
         self.nodes.append(
             SchedulerNode(
                 body, got, tuple(scalars), (self._write(buffer),), self._call, self.line
@@ -597,6 +633,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+def _position(name: str, value: Any, i: int) -> Any:
+    """An argument of a foreach call for position i alone."""
+    if isinstance(value, (list, tuple)):
+        return [value[i]]
+    if isinstance(value, torch.Tensor) and value.dim() == 1 and name == "scalars":
+        return value[i : i + 1]
+    return value
+
+
 #: In-place ops whose meta kernel would only check shapes: the recorder skips it.
 _INPLACE_META_FREE = frozenset(
     "add sub mul div neg abs sqrt addcmul addcdiv lerp copy fill zero".split()
@@ -615,9 +660,3 @@ def tensors_in(x: Any) -> list[torch.Tensor]:
     if isinstance(x, (list, tuple)):
         return [t for y in x for t in tensors_in(y)]
     return []
-
-
-def _overlap(a: Buffer, b: Buffer) -> bool:
-    """May two buffers of one storage share an element?"""
-    (a0, a1), (b0, b1) = span(a), span(b)
-    return a0 < b1 and b0 < a1

@@ -36,7 +36,9 @@ class Captured:
     """A captured step.
 
     The tensors of a call are `pool`: first the graph's own (`statics`, by attribute
-    name), then the tensors among the arguments (`tensor_args`, by position).
+    name), then the tensors among the arguments (`tensor_args`, by position). `twins`
+    are pairs of pool positions (second, first) that were the same memory in the same
+    layout, and so are one buffer.
     `result` is the graph's output with each tensor replaced by ("buffer", index).
     """
 
@@ -46,6 +48,7 @@ class Captured:
     statics: tuple[str, ...]
     tensor_args: tuple[int, ...]
     result: Any
+    twins: tuple[tuple[int, int], ...] = ()
 
 
 def _attribute(gm: GraphModule, target: str) -> Any:
@@ -150,6 +153,7 @@ class _Interpreter:
         self.tensor_args: list[int] = []
         self.origin: dict[int, int] = {}  # id of an input's meta twin -> pool position
         self.devices: dict[int, str] = {}
+        self.twins: list[tuple[int, int]] = []
 
     def register_inputs(self) -> None:
         placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
@@ -182,7 +186,9 @@ class _Interpreter:
         twin = self.metas.make(t)
         buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
         # another's source where the same memory came in twice, as two tensor objects
-        self.origin[id(twin)] = self.recorder.buffers[buffer].source
+        first = self.origin[id(twin)] = self.recorder.buffers[buffer].source
+        if first != index:
+            self.twins.append((index, first))
         self.devices[id(twin)] = t.device.type
         return twin
 
@@ -427,4 +433,5 @@ def capture(
         tuple(interpreter.statics),
         tuple(interpreter.tensor_args),
         result,
+        tuple(interpreter.twins),
     )

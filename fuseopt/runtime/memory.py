@@ -8,7 +8,7 @@ allocated, or are what an extern returned. `Layout` is what a plan knows beforeh
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,39 @@ def layout(
         own[0] for own in members.values() if len(own) == 1 and own[0] not in tabled
     )
     return Layout(buffers, base, members, given, loose)
+
+
+@dataclass(frozen=True)
+class SharedInputs:
+    """What a plan knows of inputs that share an allocation with something.
+
+    `strides`: pool position and strides by which memory was proven apart, or by which
+    views were made. `distances`: (position, other position, bytes between them).
+    """
+
+    strides: list[tuple[int, tuple[int, ...]]]
+    distances: list[tuple[int, int, int]]
+
+
+def shared_inputs(buffers: Sequence[Buffer], written: Set[int]) -> SharedInputs:
+    """The SharedInputs of a graph; `written`: the storages that the step changes."""
+    members: dict[int, list[Buffer]] = {}
+    for buffer in buffers:
+        members.setdefault(buffer.storage, []).append(buffer)
+    found = SharedInputs([], [])
+    for storage, own in members.items():
+        inputs = [x for x in own if x.kind in ("static", "arg")]
+        if len(own) < 2 or not inputs:
+            continue
+        if storage in written or len(inputs) < len(own):
+            found.strides.extend((x.source, x.stride) for x in inputs)
+        if storage in written:
+            full = [x for x in inputs if 0 not in x.shape]
+            found.distances.extend(
+                (x.source, full[0].source, first_byte(x) - first_byte(full[0]))
+                for x in full[1:]
+            )
+    return found
 
 
 def _seen_as(t: torch.Tensor, first: int, buffer: Buffer) -> torch.Tensor:

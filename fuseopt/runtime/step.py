@@ -25,7 +25,7 @@ from .. import compat
 from ..capture.trace import Captured, check_tensor, static_tensors
 from ..errors import AliasError
 from ..ir import DTYPE_BYTES, Kernel, Schedule
-from .memory import Memory, extent, layout
+from .memory import Memory, extent, layout, shared_inputs
 from .probe import CHANGED, Probe
 from .table import KernelTable, TableFactory, TensorLayout
 
@@ -80,13 +80,6 @@ class Plan:
             for b in extra
             if buffers[b].kind == "view"
         ]
-        # a view of a tensor is planned for its strides, a kernel for any
-        seen = {buffers[b].storage for b in extra if buffers[b].kind == "view"}
-        self.rigid = [
-            (x.source, x.stride)
-            for x in buffers
-            if x.kind in ("static", "arg") and x.storage in seen
-        ]
         self.temps = schedule.temps
         self.memory = layout(buffers, captured.calls, schedule)
         storages = {
@@ -100,6 +93,8 @@ class Plan:
             for buffer in buffers
             if buffer.kind in ("static", "arg") and buffer.storage in storages
         )
+        #: what of the inputs' places the plan rests on
+        self.rests = shared_inputs(buffers, storages)
         self.metadata: list[Any] = []
         self.ptrs: list[int] = []
         self.probe: Probe | None = None
@@ -145,11 +140,17 @@ class Plan:
         self._layouts = layouts
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Are the strides that views and externs were captured with still the same?"""
-        return all(tensors[i].stride() == stride for i, stride in self.rigid)
+        """Do the strides allow what was planned? Of most tensors any do."""
+        strides = [(i, tensors[i].stride()) for i, _ in self.rests.strides]
+        return strides == self.rests.strides and all(
+            tensors[i].stride() == tensors[k].stride() for i, k in self.captured.twins
+        )
 
     def move(self, ptrs: list[int]) -> None:
         """Take new addresses. Raises AliasError if tensors now share memory."""
+        together = all(ptrs[i] - ptrs[k] == d for i, k, d in self.rests.distances)
+        if not together or any(ptrs[i] != ptrs[k] for i, k in self.captured.twins):
+            raise AliasError("tensors that shared memory do so in another way")
         statics = len(self.captured.statics)
         moved = not self.ptrs or self.ptrs[:statics] != ptrs[:statics]
         if moved or any(i >= statics for i in self.mutated):

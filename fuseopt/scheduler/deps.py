@@ -7,11 +7,11 @@ illegal one, or one through an extern, makes the consumer wait for the next kern
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..ir import Extern, Graph, Refusal, SchedulerNode, span
+from ..ir import Extern, Graph, Refusal, SchedulerNode
+from ..overlap import overlaps
 from .legality import Pair, why_not
 
 
@@ -38,34 +38,9 @@ class Stages:
     refusals: tuple[Refusal, ...]
 
 
-def overlaps(graph: Graph) -> dict[int, list[int]]:
-    """For each buffer, the other buffers that may share memory with it.
-
-    Linear where storages hold one buffer or disjoint ones, which is nearly always.
-    """
-    by_storage: dict[int, list[int]] = defaultdict(list)
-    for index, buffer in enumerate(graph.buffers):
-        by_storage[buffer.storage].append(index)
-    found: dict[int, list[int]] = {}
-    for members in by_storage.values():
-        if len(members) < 2:
-            continue
-        spans = sorted((*span(graph.buffers[m]), m) for m in members)
-        active: list[tuple[int, int]] = []  # (end, buffer) that may reach further
-        for start, end, member in spans:
-            active = [(e, m) for e, m in active if e > start]
-            if start == end:
-                continue
-            for _, other in active:
-                found.setdefault(other, []).append(member)
-                found.setdefault(member, []).append(other)
-            active.append((end, member))
-    return found
-
-
 def edges(graph: Graph) -> Iterator[Edge]:
     """All dependencies, by consumer in program order."""
-    near = overlaps(graph)
+    near = overlaps(graph.buffers)
     producer: dict[int, int] = {}
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..ir import Extern, ForeachSchedulerNode, Graph, ScalarRef, SchedulerNode
-from .deps import Edge, overlaps
+from ..overlap import overlaps
+from .deps import Edge
 
 
 class UnionFind:
@@ -66,7 +67,7 @@ def _clones(graph: Graph, number: list[bool]) -> frozenset[int]:
     storages: dict[int, int] = {}
     for x in graph.buffers:
         storages[x.storage] = storages.get(x.storage, 0) + 1
-    near = overlaps(graph)
+    near = overlaps(graph.buffers)
 
     def changed(b: int) -> bool:
         return b in written or any(other in written for other in near.get(b, ()))
