@@ -302,3 +302,12 @@ def test_types_without_a_rule_in_one_position_of_a_list() -> None:
     against_eager(step, tensors)
     (report,) = fuseopt.reports()
     assert [name for name, _ in report.externs] == ["aten._foreach_pow_.Scalar"]
+
+
+def test_an_out_argument_is_a_write() -> None:
+    """A graph whose only write is by `out=` was taken for one that writes nothing."""
+
+    def step(p: Any, g: Any) -> None:
+        torch.mul(p, g, out=p)
+
+    against_eager(step, lambda: [torch.ones(5), torch.full((5,), 0.3)])
