@@ -89,6 +89,8 @@ def first_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
     """Where the bits of two tensors differ (NaN equals NaN), in words; or None."""
     if got.dtype != want.dtype or got.shape != want.shape:
         return f"{got.dtype} {list(got.shape)} for {want.dtype} {list(want.shape)}"
+    if got.is_complex():
+        got, want = torch.view_as_real(got), torch.view_as_real(want)
     same = (got == want) & (torch.signbit(got) == torch.signbit(want))
     same |= torch.isnan(got) & torch.isnan(want)
     if bool(same.all()):

@@ -109,7 +109,9 @@ ROUND_NUMBERS = frozenset(
     ).split()
 )
 #: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
-WIDE_ZERO_DIM = frozenset({("mul", 1), ("div", 1), ("lerp", 2)})
+WIDE_ZERO_DIM = frozenset(
+    {("mul", 1), ("div", 1), ("lerp", 2), ("addcmul", 3), ("addcdiv", 3)}
+)
 
 
 def _add(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
@@ -132,6 +134,17 @@ def _sub(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
 
 def _rsub(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
     return _sub(b, y, x, alpha)
+
+
+def _add_parts(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
+    """Eager multiplies complex numbers first, and then adds: two roundings."""
+    return b.op("add", x, y if alpha is None else b.op("mul", y, alpha))
+
+
+def _sub_parts(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
+    if alpha is None:
+        return b.op("sub", x, y)
+    return _add_parts(b, x, y, b.op("neg", alpha))
 
 
 def _addcmul(b: Builder, x: int, s: int, t: int, value: int | None = None) -> int:
@@ -275,6 +288,9 @@ RULES: dict[str, Rule] = {
     "mul": _plain("mul"),
     # in-place aten._foreach_mul_ by a number, which eager rounds to the tensor's type
     "mul_rounded": _plain("mul"),
+    # of the parts of complex numbers
+    "add_parts": _add_parts,
+    "sub_parts": _sub_parts,
     "div": _plain("div"),
     "neg": _plain("neg"),
     "abs": _plain("abs"),

@@ -140,6 +140,8 @@ def same_bits(got: Tensor, want: Tensor) -> bool:
     """Equal to the bit, the sign of zero included; NaN equals NaN."""
     if got.dtype != want.dtype or got.shape != want.shape:
         return False
+    if got.is_complex():
+        got, want = torch.view_as_real(got), torch.view_as_real(want)
     equal = (got == want) & (torch.signbit(got) == torch.signbit(want))
     return bool((equal | (got.isnan() & want.isnan())).all())
 

@@ -17,7 +17,16 @@ from torch import Tensor
 
 import fuseopt
 from fuseopt.lowering import RULES
-from tests.steps import DTYPES, ELEVEN, compiled, has, make, make_params, name_of
+from tests.steps import (
+    DTYPES,
+    ELEVEN,
+    compiled,
+    has,
+    make,
+    make_params,
+    name_of,
+    same_bits,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "numerics.md"
 STEPS = 10
@@ -193,7 +202,7 @@ OPS: dict[str, Op] = {
 }
 #: Rules that need no entry: copies, and those whose op OPS reaches under another name.
 UNNAMED = set(
-    "mul_rounded fma copy fill lt le gt ge eq ne isnan "
+    "add_parts sub_parts mul_rounded fma copy fill lt le gt ge eq ne isnan "
     "logical_and logical_or logical_xor logical_not".split()
 )
 
@@ -250,6 +259,46 @@ def test_the_function_addcdiv_is_left_apart(dtype: torch.dtype) -> None:
     apart = ((got.double() - want.double()).abs() / unit).max().item()
     print(dtype, apart)
     assert apart <= 2
+
+
+def scale_and_add(x: Tensor, y: Tensor, lr: Tensor) -> list[Tensor]:
+    """All that is computed part by part, once out of place and once as lists."""
+    lists = [torch._foreach_mul([x], 0.3)[0], torch._foreach_neg([x])[0]]
+    lists += torch._foreach_add([x], [y], alpha=0.3)
+    lists += torch._foreach_sub([x], [y], alpha=0.3)
+    return [x + y, x - y, -x, x * 0.3, 0.7 * x, x * lr, x.add(y, alpha=0.3), *lists]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=name_of)
+def test_complex_sums_and_products_with_a_number(dtype: torch.dtype) -> None:
+    real = torch.float32 if dtype is torch.complex64 else torch.float64
+    x, y = (torch.complex(numbers(real, i), numbers(real, i + 2)) for i in range(2))
+    lr = torch.tensor(0.37)
+    want = scale_and_add(x, y, lr)
+    got = [torch.empty_like(x) for _ in want]
+
+    def update(outs: list[Tensor], x: Tensor, y: Tensor, lr: Tensor) -> None:
+        for out, result in zip(outs, scale_and_add(x, y, lr), strict=True):
+            out.copy_(result)
+
+    torch.compile(update, backend="fuseopt")(got, x, y, lr)
+    (report,) = fuseopt.reports()
+    assert (report.launches, report.externs, report.fallback) == (1, [], "")
+    for a, b in zip(got, want, strict=True):
+        assert same_bits(a, b)
+
+
+def test_a_complex_zero_and_infinity_by_a_number() -> None:
+    """What the page says: the parts that eager's full product makes otherwise."""
+    inf = float("inf")
+    x = torch.tensor([complex(-0.0, -1.0), complex(inf, 1.0), complex(2.0, 3.0)])
+    got, want = x.clone(), x * 0.5
+    torch.compile(lambda t: t.mul_(0.5), backend="fuseopt")(got)
+    assert torch.equal(got[2], want[2])
+    parts, full = torch.view_as_real(got), torch.view_as_real(want)
+    assert torch.equal(parts[0], full[0])  # but for the sign of the zero
+    assert parts[1].tolist() == [inf, 0.5]
+    assert math.isnan(full[1, 1])
 
 
 def test_subnormal_quotients_half_way_between_two_numbers() -> None:

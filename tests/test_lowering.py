@@ -16,6 +16,7 @@ COMPARE = {"lt", "le", "gt", "ge", "eq", "ne"}
 THREE = {"addcmul", "addcdiv", "lerp", "fma", "where"}
 TWO = COMPARE | {"add", "sub", "rsub", "mul", "mul_rounded", "div", "pow", "maximum"}
 TWO |= {"minimum", "clamp_min", "clamp_max", "logical_and", "logical_or", "logical_xor"}
+TWO |= {"add_parts", "sub_parts"}
 
 
 def operands(op: str, dtype: str) -> tuple[Operand, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -35,6 +36,47 @@ OPAQUE_NAMES = {
 #: The name of every dtype that a buffer may have.
 BUFFER_NAMES = {**DTYPE_NAMES, **OPAQUE_NAMES}
 NAMED_DTYPES = {name: dtype for dtype, name in BUFFER_NAMES.items()}
+
+#: The dtype of the parts of a complex number. The IR knows real memory only: a complex
+#: tensor is the buffer of its real view, which has a dimension of 2 more.
+PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a tensor's memory: of its parts, where it is complex."""
+    return PARTS.get(dtype, dtype)
+
+
+def real_layout(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Shape, stride and offset of a tensor, or of its real view where it is complex."""
+    shape, stride, offset = tuple(t.shape), t.stride(), int(t.storage_offset())
+    if t.dtype not in PARTS:
+        return shape, stride, offset
+    return (*shape, 2), (*(2 * s for s in stride), 1), 2 * offset
+
+
+def by_parts(
+    name: str, operands: Sequence[tuple[str, Any]], out: torch.dtype
+) -> str | None:
+    """The rule that gives a complex result part by part; None where none does.
+
+    Sums of complex tensors, and products with a real number, never mix the parts.
+    """
+    tensors = [x for _, x in operands if isinstance(x, torch.Tensor)]
+    others = [x for _, x in operands if not isinstance(x, torch.Tensor)]
+    whole = [x for x in tensors if x.dtype in PARTS]
+    if out not in PARTS or any(isinstance(x, complex) for x in others):
+        return None
+    if name in ("copy", "neg") and len(whole) == 1:
+        return name
+    if name == "fill" and not tensors and others == [0]:
+        return name
+    if name in ("add", "sub") and len(whole) == 2 and len(operands) <= 3:
+        return f"{name}_parts"
+    if name in ("mul", "mul_rounded") and len(whole) == 1 and len(operands) == 2:
+        if all(x.dim() == 0 for x in tensors if x.dtype not in PARTS):
+            return "mul"
+    return None
 
 
 def _merge(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:

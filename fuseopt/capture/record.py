@@ -30,8 +30,17 @@ from ..ir import (
 from ..lowering import RULES, STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ..lowering import Tensor as TensorOperand
 from ..overlap import may_share, self_overlaps
-from .promote import BUFFER_NAMES, DTYPE_NAMES, result_type
+from .promote import (
+    BUFFER_NAMES,
+    DTYPE_NAMES,
+    PARTS,
+    by_parts,
+    real_dtype,
+    real_layout,
+    result_type,
+)
 from .scalars import Scalars
+from .stacks import CHAINS, Stack, Stacks, pieces_of
 
 #: Arguments that scale a term and take no part in type promotion.
 UNPROMOTING = frozenset({"alpha", "value", "weight"})
@@ -84,6 +93,7 @@ class TensorRef(NamedTuple):
     buffer: int
     conj: bool = False
     neg: bool = False
+    complex: bool = False  # the buffer is its real view
 
 
 class _Op(NamedTuple):
@@ -137,6 +147,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.literals: frozenset[Any] | None = None
         #: storages of 0-d tensors that stand for Python numbers of eager
         self.host_numbers: set[int] = set()
+        self._complex_given: set[int] = set()  # storages of externs' complex results
+        self.stacks = Stacks(self._read)
         self._literals: dict[tuple[float, float], Literal] = {}
         self._call = 0
         self._ops: dict[Any, _Op] = {}
@@ -170,13 +182,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> int:
         """The buffer of a tensor, made where there is none yet."""
         storage = t.untyped_storage()._cdata
-        offset: Any = t.storage_offset()
-        shape, stride = tuple(t.shape), t.stride()
-        key = (storage, offset, shape, stride, t.dtype)
+        shape, stride, offset = real_layout(t)
+        dtype = real_dtype(t.dtype)
+        key = (storage, offset, shape, stride, dtype)
         found = self._keys.get(key)
         if found is not None:
             return found
-        if t.dtype not in BUFFER_NAMES:
+        if dtype not in BUFFER_NAMES:
             raise CaptureError(f"dtype {t.dtype} of {name or 'a result'} has no name")
         siblings = self._by_storage.setdefault(storage, [])
         if siblings and kind == "temp":
@@ -193,7 +205,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.buffers.append(
             Buffer(
                 name or f"t{index}",
-                BUFFER_NAMES[t.dtype],
+                BUFFER_NAMES[dtype],
                 shape,
                 tuple(stride),
                 offset,
@@ -314,11 +326,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inherit(out, bound)
         if op.name in EMPTY:
             return out
-        if op.name == "stack" and self._stack(bound, out):
+        stack = pieces_of(op.name, bound)
+        if stack is not None and self._stack(stack, out):
             return out
-        if not func._schema.is_mutable and self._is_view(out, bound):
-            self._read(out)
+        pieces = self.stacks.reduced(op.name, bound)
+        if pieces is not None and self._chain(CHAINS[op.name], pieces, out):
             return out
+        if self._is_view(out, bound):
+            if not func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
+                self._read(out)
+                return out
         if op.name in CONSTANTS:
             if self._emit("fill", (("value", CONSTANTS[op.name]),), out):
                 return out
@@ -357,8 +374,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lists = [v for v in bound.values() if isinstance(v, (list, tuple))]
         own = bound.get("self")
         n = len(own) if isinstance(own, (list, tuple)) else len(lists[0])
-        covered = (name in RULES or name == "zero") and not self._extra_foreach(bound)
-        if not covered:
+        if name not in RULES and name != "zero":
             out = func(*args, **kwargs)
             return self._extern(func, args, kwargs, out, "no rule for this op")
         if op.inplace:
@@ -431,14 +447,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return x.untyped_storage()._cdata in self.host_numbers
         return isinstance(x, (int, float))
 
-    @staticmethod
-    def _extra_foreach(bound: Any) -> bool:
-        return any(
-            isinstance(t, torch.Tensor) and t.dtype not in DTYPE_NAMES
-            for v in bound.values()
-            if isinstance(v, (list, tuple))
-            for t in v
-        )
+    def _by_parts(self, name: str, operands: Any, out: torch.dtype) -> str | None:
+        """The rule for the parts of complex numbers, if their strides are known.
+
+        The shape rules of FFTs give other strides than the calls do, and the bits of
+        the next FFT depend on them: what an extern gave stays with the externs.
+        """
+        tensors = [x for _, x in operands if _is_complex(x)]
+        given = {t.untyped_storage()._cdata for t in tensors} & self._complex_given
+        return None if given else by_parts(name, operands, out)
 
     @staticmethod
     def _column(name: str, value: Any, n: int) -> list[Any]:
@@ -472,16 +489,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for v in bound.values()
         )
 
-    def _stack(self, bound: Any, out: torch.Tensor) -> bool:
-        """A stack of 0-d tensors is N copies into the elements of the result."""
-        tensors = bound["tensors"]
-        if any(t.dim() or t.dtype != out.dtype or t.is_neg() for t in tensors):
+    def _stack(self, stack: Stack, out: torch.Tensor) -> bool:
+        """Copies into the parts of the result."""
+        if out.dtype not in DTYPE_NAMES or any(t.is_neg() for t in stack.pieces):
             return False
-        if out.dtype not in DTYPE_NAMES:
-            return False
-        for i, t in enumerate(tensors):
-            self._emit("copy", (("src", t),), out[i])
+        for i, t in enumerate(stack.pieces):
+            self._emit("copy", (("src", t),), out.select(stack.dim, i))
+        self.stacks.add(stack, out)
         return True
+
+    def _chain(self, name: str, tensors: list[torch.Tensor], out: torch.Tensor) -> bool:
+        """`name(name(t0, t1), t2) ...`"""
+        made = tensors[0]
+        for i, t in enumerate(tensors[1:], 2):
+            into = out if i == len(tensors) else torch.empty_like(out)
+            self._inherit(into, {"self": made})
+            if not self._emit(name, (("self", made), ("other", t)), into):
+                return False
+            made = into
+        return len(tensors) > 1
 
     # ---------------------------------------------------------------- nodes
 
@@ -493,17 +519,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reads: list[torch.Tensor] = []
         scalars: list[ScalarRef] = []
         promoting: list[Any] = []
-        key: list[Any] = [name, out.dtype, out.dim() == 0]
+        made = real_dtype(out.dtype)
+        if made is not out.dtype or any(_is_complex(x) for _, x in operands):
+            rule = self._by_parts(name, operands, out.dtype)
+            if rule is None:
+                return False
+            name = rule
+        key: list[Any] = [name, made, out.dim() == 0]
         for argument, x in operands:
             if x is None:
                 described.append(None)
                 key.append(None)
                 continue
             if isinstance(x, torch.Tensor):
-                if x.dtype not in DTYPE_NAMES or x.is_neg():
+                dtype = real_dtype(x.dtype)
+                if dtype not in DTYPE_NAMES or x.is_neg() or x.is_conj():
                     return False
                 reads.append(x)
-                operand: Operand = TensorOperand(DTYPE_NAMES[x.dtype], x.dim() == 0)
+                alone = x.dim() == 0 and dtype is x.dtype
+                operand: Operand = TensorOperand(DTYPE_NAMES[dtype], alone)
             else:
                 if isinstance(x, int) and abs(x) > EXACT:
                     return False
@@ -518,21 +552,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 name == "where" and x is operands[0][1]
             ):
                 promoting.append(x)
-        if out.dtype not in DTYPE_NAMES or out.is_neg():
+        if made not in DTYPE_NAMES or out.is_neg() or out.is_conj():
             return False
         cached = tuple(key)
         if cached not in self._bodies:
-            common = out.dtype
+            common = made
             if name not in ("copy", "fill"):
-                common = result_type(promoting)
-                if not common.is_floating_point and out.dtype.is_floating_point:
-                    common = out.dtype  # true division and the like
+                common = real_dtype(result_type(promoting))
+                if not common.is_floating_point and made.is_floating_point:
+                    common = made  # true division and the like
             found = (
                 lower(
                     name,
                     tuple(described),
                     DTYPE_NAMES[common],
-                    DTYPE_NAMES[out.dtype],
+                    DTYPE_NAMES[made],
                     self.vector_library,
                 )
                 if common in DTYPE_NAMES
@@ -590,7 +624,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 index = self.buffer_of(x)
                 if writes:
                     mutated.append(index)
-                return TensorRef(index, x.is_conj(), x.is_neg())
+                whole = x.dtype in PARTS
+                return TensorRef(index, x.is_conj(), x.is_neg(), whole)
             if isinstance(x, (list, tuple)):
                 return [refer(y, writes) for y in x]
             if isinstance(x, (int, float)) and not isinstance(x, bool):
@@ -616,6 +651,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if t.is_conj() or t.is_neg():
                 raise CaptureError(f"{func} returns a conjugated view\n{self.line}")
             outputs.append(self.buffer_of(t))
+            if _is_complex(t) and outputs[-1] not in mutated:
+                self._complex_given.add(t.untyped_storage()._cdata)
         fresh = [
             b for b in dict.fromkeys(outputs) if self.buffers[b].storage not in known
         ]
@@ -651,6 +688,10 @@ _INPLACE_META_FREE = frozenset(
 def _ordered(func: Any) -> bool:
     """Does a call depend on more than its arguments: the state of a generator?"""
     return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _is_complex(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype in PARTS
 
 
 def tensors_in(x: Any) -> list[torch.Tensor]:

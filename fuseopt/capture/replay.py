@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from .host import OPTIM, reads_host_number
 from .polyfills import find_lerps, find_products, find_scaled_adds
-from .trace import OPTIM, reads_host_number, source_line, static_tensors
+from .trace import source_line, static_tensors
 
 
 def _clone(t: torch.Tensor) -> torch.Tensor:

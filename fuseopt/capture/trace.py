@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.fx import GraphModule, Node
 from ..compat import MAKE_TENSOR
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..ir import Graph
+from .host import OPTIM, reads_host_number
 from .polyfills import (
     Lerp,
     Product,
@@ -27,6 +27,7 @@ from .polyfills import (
     find_products,
     find_scaled_adds,
 )
+from .promote import PARTS
 from .record import Call, Recorder
 from .scalars import Arg, Item, Scalars, Sym
 
@@ -38,8 +39,10 @@ class Captured:
     The tensors of a call are `pool`: first the graph's own (`statics`, by attribute
     name), then the tensors among the arguments (`tensor_args`, by position). `twins`
     are pairs of pool positions (second, first) that were the same memory in the same
-    layout, and so are one buffer.
-    `result` is the graph's output with each tensor replaced by ("buffer", index).
+    layout, and so are one buffer. `complexes`: positions in the pool of tensors whose
+    buffers are their real views.
+    `result` is the graph's output with each tensor replaced by ("buffer", index), or by
+    ("complex", index) where the buffer is its real view.
     """
 
     graph: Graph
@@ -47,6 +50,7 @@ class Captured:
     calls: tuple[Call, ...]
     statics: tuple[str, ...]
     tensor_args: tuple[int, ...]
+    complexes: tuple[int, ...]
     result: Any
     twins: tuple[tuple[int, int], ...] = ()
 
@@ -76,18 +80,6 @@ def source_line(node: Node) -> str:
     where = lines[0].replace('File "', "").replace('", line ', ":").strip('"')
     code = lines[1].strip() if len(lines) > 1 else ""
     return f"{where.split(', in ')[0]}: {code}"
-
-
-#: Where torch.optim reads a step counter as a Python number in eager; its tracing
-#: branch hands on the tensor itself, and so computes in float32 what eager computes in
-#: float64.
-HOST_READ = "_get_value("
-OPTIM = str(Path(torch.optim.__file__).parent)
-
-
-def reads_host_number(line: str) -> bool:
-    """Does eager take the 0-d tensors of this source line as Python numbers?"""
-    return line.startswith(OPTIM) and HOST_READ in line
 
 
 def check_tensor(name: str, t: torch.Tensor) -> None:
@@ -151,6 +143,7 @@ class _Interpreter:
         self.metas = _MetaInputs()
         self.statics: list[str] = []
         self.tensor_args: list[int] = []
+        self.complexes: list[int] = []
         self.origin: dict[int, int] = {}  # id of an input's meta twin -> pool position
         self.devices: dict[int, str] = {}
         self.twins: list[tuple[int, int]] = []
@@ -190,6 +183,8 @@ class _Interpreter:
         if first != index:
             self.twins.append((index, first))
         self.devices[id(twin)] = t.device.type
+        if t.dtype in PARTS:
+            self.complexes.append(index)
         return twin
 
     # ---------------------------------------------------------------- nodes
@@ -263,7 +258,7 @@ class _Interpreter:
             literals = frozenset(x for x in flat if isinstance(x, (int, float)))
             args, kwargs = self._stand_in(args), self._stand_in(kwargs)
         self.recorder.literals = literals
-        if reads_host_number(self.recorder.line):
+        if reads_host_number(self.recorder.line) or self._on_numbers(args):
             return self._host_arithmetic(node, args, kwargs)
         if node.target in MAKE_TENSOR:
             return self._constant(args, kwargs)
@@ -328,6 +323,14 @@ class _Interpreter:
             )
         return self.scalars.make(Item(position), t.is_floating_point())
 
+    def _on_numbers(self, args: Any) -> bool:
+        """Are all tensors among the arguments numbers of eager's Python?"""
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        known = self.recorder.host_numbers
+        return bool(tensors) and all(
+            x.untyped_storage()._cdata in known for x in tensors
+        )
+
     def _host_arithmetic(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Arithmetic that eager does on Python numbers, on 0-d float64 tensors.
 
@@ -339,6 +342,9 @@ class _Interpreter:
         others = [x.dtype for x in tensors if not any(x is n for n in numbers)]
         dtype = others[0] if others else torch.float64
         args = tuple(x.to(dtype) if any(x is n for n in numbers) else x for x in args)
+        if node.target is operator.truediv and isinstance(args[0], (int, float)):
+            # a tensor would take the reciprocal first, which rounds once more
+            args = (torch.full((), args[0], dtype=dtype, device="meta"), *args[1:])
         if node.op == "call_method":
             made = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
@@ -403,7 +409,7 @@ def capture(
                 raise CaptureError("the step returns a conjugated or negated view")
             buffer = recorder.buffer_of(x)
             outputs.append(buffer)
-            return ("buffer", buffer)
+            return ("complex" if x.dtype in PARTS else "buffer", buffer)
         if isinstance(x, (list, tuple)):
             return type(x)(describe(y) for y in x)
         return ("sym", x) if isinstance(x, Sym) else ("value", x)
@@ -432,6 +438,7 @@ def capture(
         tuple(recorder.calls),
         tuple(interpreter.statics),
         tuple(interpreter.tensor_args),
+        tuple(interpreter.complexes),
         result,
         tuple(interpreter.twins),
     )

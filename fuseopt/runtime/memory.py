@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..capture.promote import NAMED_DTYPES
+from ..capture.promote import NAMED_DTYPES, PARTS
 from ..capture.record import Call, TensorRef, tensors_in
 from ..capture.scalars import Sym
 from ..errors import LaunchError
@@ -107,6 +107,11 @@ def shared_inputs(buffers: Sequence[Buffer], written: Set[int]) -> SharedInputs:
     return found
 
 
+def seen_real(t: torch.Tensor) -> torch.Tensor:
+    """A tensor as the graph knows it: a complex one is seen through its parts."""
+    return torch.view_as_real(t) if t.dtype in PARTS else t
+
+
 def _seen_as(t: torch.Tensor, first: int, buffer: Buffer) -> torch.Tensor:
     """The memory of `t`, whose buffer begins at byte `first` of its storage, as
     another buffer of that storage sees it.
@@ -182,6 +187,7 @@ class Memory:
         buffer = self.layout.buffers[b]
         if t.is_conj() or t.is_neg():
             t = t.resolve_conj().resolve_neg()
+        t = seen_real(t)
         if tuple(t.shape) != buffer.shape or t.dtype != NAMED_DTYPES[buffer.dtype]:
             raise LaunchError(
                 f"{name} returned {t.dtype} of shape {list(t.shape)}; its shape rule "
@@ -212,6 +218,7 @@ class Memory:
     def _argument(self, x: Any) -> Any:
         if isinstance(x, TensorRef):
             t = self.tensor(x.buffer)
+            t = torch.view_as_complex(t) if x.complex else t
             t = t.conj() if x.conj else t
             return torch._neg_view(t) if x.neg else t
         if isinstance(x, Sym):

@@ -25,7 +25,7 @@ from .. import compat
 from ..capture.trace import Captured, check_tensor, static_tensors
 from ..errors import AliasError
 from ..ir import DTYPE_BYTES, Kernel, Schedule
-from .memory import Memory, extent, layout, shared_inputs
+from .memory import Memory, extent, layout, seen_real, shared_inputs
 from .probe import CHANGED, Probe
 from .table import KernelTable, TableFactory, TensorLayout
 
@@ -241,9 +241,13 @@ class CompiledStep:
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         gm = self.gm
-        positions = self.plan.captured.tensor_args
+        captured = self.plan.captured
+        positions = captured.tensor_args
         given = args if len(positions) == len(args) else [args[i] for i in positions]
-        return [*gm._buffers.values(), *gm._parameters.values(), *given]
+        tensors = [*gm._buffers.values(), *gm._parameters.values(), *given]
+        for i in captured.complexes:
+            tensors[i] = seen_real(tensors[i])
+        return tensors
 
     def __call__(self, *args: Any) -> Any:
         if self.verify is not None:
@@ -298,8 +302,9 @@ class CompiledStep:
 
     def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Plan:
         """Strides, dtypes or shapes changed: bind a known plan again or make one."""
-        for t in tensors:
+        for i, t in enumerate(tensors):
             check_tensor("a tensor of the step", t)
+            tensors[i] = seen_real(t)
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         known = [p for p in self.plans if p.metadata == metadata and p.fits(tensors)]
         if known:
@@ -357,6 +362,8 @@ class CompiledStep:
                     return tensors[buffer.source]
                 assert memory is not None
                 return memory.tensor(x[1])
+            if isinstance(x, tuple) and len(x) == 2 and x[0] == "complex":
+                return torch.view_as_complex(build(("buffer", x[1])))
             if isinstance(x, tuple) and len(x) == 2 and x[0] == "sym":
                 assert plan.numbers is not None
                 return plan.numbers[x[1].index]

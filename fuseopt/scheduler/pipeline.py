@@ -39,8 +39,13 @@ def _kept_values(
     producer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
     kept = {v for v in graph.final if v >= 0}
     several: dict[int, int] = {}
-    for b in graph.buffers:
+    looked_at: set[int] = set()  # storages that somebody sees: the caller, or a node
+    for b, v in zip(graph.buffers, graph.final, strict=True):
         several[b.storage] = several.get(b.storage, 0) + 1
+        if b.kind != "temp" or v >= 0:
+            looked_at.add(b.storage)
+    for node in graph.nodes:
+        looked_at.update(graph.buffers[graph.values[v]].storage for v in node.reads)
     for i, node in enumerate(graph.nodes):
         for v in node.reads:
             p = producer.get(v)
@@ -49,7 +54,8 @@ def _kept_values(
             if isinstance(node, Extern) or lane_of.get(p) != lane_of.get(i):
                 kept.add(v)
         for v in node.writes:
-            if several[graph.buffers[graph.values[v]].storage] > 1:
+            storage = graph.buffers[graph.values[v]].storage
+            if several[storage] > 1 and storage in looked_at:
                 kept.add(v)
     return frozenset(kept)
 

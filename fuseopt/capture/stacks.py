@@ -1,0 +1,73 @@
+"""Tensors laid side by side along a dimension of their own, and what is asked of them.
+
+`pieces_of(name, arguments)` names the tensors of a `stack`, or of a `cat` along a
+dimension that is 1 in all of them; recorded as one copy each, they stay pointwise.
+`Stacks` remembers what was laid where, so that the largest or least of the pieces at
+each place is pointwise too, and no reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+#: Reductions that a chain of these gives to the bit, in any order.
+CHAINS = {"amax": "maximum", "amin": "minimum"}
+
+
+class Stack(NamedTuple):
+    """`pieces[i]` lies at index i of dimension `dim`."""
+
+    dim: int
+    pieces: tuple[Tensor, ...]
+
+
+def pieces_of(name: str, arguments: Mapping[str, Any]) -> Stack | None:
+    """What a stack or cat of tensors of one dtype and shape lays side by side."""
+    tensors = arguments.get("tensors")
+    if name not in ("stack", "cat") or not tensors:
+        return None
+    first = tensors[0]
+    dim = int(arguments.get("dim", 0))
+    dims = first.dim() + (name == "stack")
+    dim += dims if dim < 0 else 0
+    if any(t.dtype != first.dtype or t.shape != first.shape for t in tensors):
+        return None
+    if name == "stack":
+        return Stack(dim, tuple(tensors))
+    if not dims or first.shape[dim] != 1:
+        return None
+    return Stack(dim, tuple(t.select(dim, 0) for t in tensors))
+
+
+class Stacks:
+    """The stacks made so far. `version(t)` changes when memory of t is written."""
+
+    def __init__(self, version: Callable[[Tensor], int]) -> None:
+        self.version = version
+        self._made: dict[int, tuple[Stack, Tensor, list[int]]] = {}
+
+    def add(self, stack: Stack, out: Tensor) -> None:
+        """Remember what `out` holds, now that it was written."""
+        versions = [self.version(t) for t in (out, *stack.pieces)]
+        self._made[out.untyped_storage()._cdata] = (stack, out, versions)
+
+    def reduced(self, name: str, arguments: Mapping[str, Any]) -> list[Tensor] | None:
+        """The tensors whose chain of CHAINS[name] is this reduction, if any."""
+        if name not in CHAINS or arguments.get("keepdim"):
+            return None
+        t = arguments["self"]
+        known = self._made.get(t.untyped_storage()._cdata)
+        if known is None:
+            return None
+        stack, out, versions = known
+        dims = arguments.get("dim", ())
+        dims = [dims] if isinstance(dims, int) else list(dims)
+        whole = (t.shape, t.stride()) == (out.shape, out.stride())
+        if not whole or [d % t.dim() for d in dims] != [stack.dim]:
+            return None
+        if versions != [self.version(x) for x in (out, *stack.pieces)]:
+            return None
+        return list(stack.pieces)

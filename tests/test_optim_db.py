@@ -1,0 +1,89 @@
+"""Every optimizer of torch, every input of optim_db, every form and dtype, in eager's
+bits.
+
+One optimizer holds parameters of all dtypes, so a case is one compilation. `make test`
+runs one input of each optimizer in each form, the slow test all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.testing._internal.common_optimizers import optim_db
+
+import fuseopt
+from fuseopt.backend import fuseopt as backend
+from fuseopt.errors import UnsupportedInput
+from tests.optim_cases import CASES, DISABLED, FEW, Case, run
+from tests.steps import make_params
+
+#: Every optimizer whose step is elementwise, with the number of its cases. The list of
+#: another version of torch may be longer: then this test says so.
+COUNTS = {
+    "ASGD": 36,
+    "Adadelta": 27,
+    "Adagrad": 21,
+    "Adam": 30,
+    "AdamW": 30,
+    "Adamax": 30,
+    "NAdam": 33,
+    "RAdam": 30,
+    "RMSprop": 33,
+    "Rprop": 21,
+    "SGD": 27,
+}
+#: Those with reductions or matrix products.
+REDUCING = {"Adafactor": 12, "Muon": 7}
+ELEMENTWISE = [case for case in CASES if case.name in COUNTS]
+
+
+def picked() -> list[Case]:
+    """One input for each optimizer and form, not the same for each."""
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case in ELEMENTWISE:
+        groups.setdefault((case.name, case.form), []).append(case)
+    return [
+        group[(5 * i + len(group) // 2) % len(group)]
+        for i, group in enumerate(groups.values())
+    ]
+
+
+def one_launch(case: Case, shapes: tuple[tuple[int, ...], ...]) -> None:
+    for report in run(case, shapes):
+        assert report.launches == 1, str(report)
+        assert not report.externs, str(report)
+        assert not report.fallback, str(report)
+
+
+def test_no_case_is_missing() -> None:
+    assert Counter(case.name for case in CASES) == {**COUNTS, **REDUCING}
+    names = {info.optim_cls.__name__ for info in optim_db}
+    assert names == {*COUNTS, *REDUCING, *DISABLED}
+    forms = {case.form for case in ELEMENTWISE}
+    assert forms == {"foreach", "for-loop", "differentiable"}
+
+
+@pytest.mark.parametrize("case", picked(), ids=repr)
+def test_one_input_of_each_form_in_every_dtype(case: Case) -> None:
+    one_launch(case, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ELEMENTWISE, ids=repr)
+def test_every_input_of_every_form_in_every_dtype(case: Case) -> None:
+    one_launch(case, ((), (3,), (17, 5), (0, 3), (40,), (181, 193)))
+
+
+@pytest.mark.parametrize("name", DISABLED)
+def test_a_step_that_dynamo_never_traces_says_so(name: str) -> None:
+    params = make_params([(3, 4)])
+    params[0].grad = torch.ones(3, 4).to_sparse()
+    optimizer = getattr(torch.optim, name)(params)
+    said = f"{name}.step is disabled under Dynamo, so no backend is ever called"
+    with pytest.raises(Exception, match=said) as error:
+        torch.compile(optimizer.step, backend=backend)(lambda: params[0].sum())
+    assert "\n\n" not in str(error.value).strip()
+    with pytest.raises(UnsupportedInput, match=said):
+        fuseopt.explain(optimizer.step)
