@@ -64,25 +64,38 @@ class LibraryStruct(ctypes.Structure):
         ("sqrt_f32", ctypes.c_void_p),
         ("sqrt_f64", ctypes.c_void_p),
         ("newton", ctypes.c_int64),
+        ("functions", ctypes.c_void_p),
+        ("vector", ctypes.c_int64),
     ]
 
 
 @functools.cache
-def vector_library() -> LibraryStruct:
-    """The vector functions that eager's CPU kernels call.
-
-    Relies on libtorch_cpu exporting MKL's names; where it does not (a build without
-    MKL), eager uses correctly rounded roots, and so does generated code.
-    """
-    struct = LibraryStruct(None, None, 0)
+def _library_functions(symbols: tuple[str, ...]) -> Any:
+    """Addresses of functions that libtorch_cpu exports; 0 for those it does not."""
+    functions = (ctypes.c_void_p * max(1, len(symbols)))()
     try:
         path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
         library = ctypes.CDLL(str(path))
-        struct.sqrt_f32 = ctypes.cast(library.vmsSqrt, ctypes.c_void_p).value
-        struct.sqrt_f64 = ctypes.cast(library.vmdSqrt, ctypes.c_void_p).value
-    except (StopIteration, OSError, AttributeError):
-        pass
-    return struct
+    except (StopIteration, OSError):
+        return functions
+    for k, symbol in enumerate(symbols):
+        found = getattr(library, symbol, None)
+        if found is not None:
+            functions[k] = ctypes.cast(found, ctypes.c_void_p).value
+    return functions
+
+
+@functools.cache
+def vector_library(symbols: tuple[str, ...] = ()) -> LibraryStruct:
+    """The vector functions that eager's CPU kernels call, in the order of `symbols`.
+
+    Relies on libtorch_cpu exporting the names of MKL and Sleef; where it does not,
+    generated code calls the functions of the C library, and correctly rounded roots.
+    """
+    roots = _library_functions(("vmsSqrt", "vmdSqrt"))
+    vector = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
+    functions = ctypes.addressof(_library_functions(symbols))
+    return LibraryStruct(roots[0], roots[1], 0, functions, vector)
 
 
 def first_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:

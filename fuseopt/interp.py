@@ -23,6 +23,7 @@ import torch
 from .errors import GraphError
 from .ir import (
     DTYPE_BYTES,
+    VECTOR,
     Buffer,
     Extern,
     Graph,
@@ -238,6 +239,8 @@ def evaluate(
             value = torch.tensor(tail)
         elif instr.op == "cast":
             value = made[instr.args[0]].to(dtype)
+        elif instr.op == "bitcast":
+            value = made[instr.args[0]].view(dtype)
         else:
             value = _apply(instr.op, [made[a] for a in instr.args])
         if value.dtype != dtype:
@@ -255,6 +258,8 @@ def _apply(op: str, args: list[torch.Tensor]) -> torch.Tensor:
         return PLAIN[op](*args)
     narrow = result in (torch.bfloat16, torch.float16)
     args = [a.float() if a.dtype == result and narrow else a for a in args]
+    if op == "div" and not result.is_floating_point:
+        return torch.div(*args, rounding_mode="trunc")
     if op in ARITHMETIC:
         return ARITHMETIC[op](*args).to(result)
     if op == "fma":
@@ -298,6 +303,9 @@ PLAIN: dict[str, Function] = {
     "min": _smaller,
     "neg": torch.neg,
     "abs": torch.abs,
+    "shl": torch.bitwise_left_shift,
+    "shr": torch.bitwise_right_shift,
+    "nextafter": torch.nextafter,
 }
 #: Ops that IEEE arithmetic rounds correctly (vsqrt: as torch's vector library does).
 ARITHMETIC: dict[str, Function] = {
@@ -328,13 +336,30 @@ _MATH: dict[str, tuple[Callable[..., float], Function]] = {
     "sqrt": (math.sqrt, torch.sqrt),  # a double root is exact enough to round again
     "pow": (math.pow, torch.pow),
     "exp": (math.exp, torch.exp),
+    "exp2": (lambda x: 2.0**x, torch.exp2),
     "expm1": (math.expm1, torch.expm1),
     "log": (math.log, torch.log),
+    "log2": (math.log2, torch.log2),
+    "log10": (math.log10, torch.log10),
     "log1p": (math.log1p, torch.log1p),
-    "tanh": (math.tanh, torch.tanh),
-    "erf": (math.erf, torch.erf),
     "sin": (math.sin, torch.sin),
     "cos": (math.cos, torch.cos),
+    "tan": (math.tan, torch.tan),
+    "asin": (math.asin, torch.asin),
+    "acos": (math.acos, torch.acos),
+    "atan": (math.atan, torch.atan),
+    "sinh": (math.sinh, torch.sinh),
+    "cosh": (math.cosh, torch.cosh),
+    "tanh": (math.tanh, torch.tanh),
+    "asinh": (math.asinh, torch.asinh),
+    "acosh": (math.acosh, torch.acosh),
+    "atanh": (math.atanh, torch.atanh),
+    "erf": (math.erf, torch.erf),
+    "erfc": (math.erfc, torch.erfc),
+    "lgamma": (math.lgamma, torch.lgamma),
+    "atan2": (math.atan2, torch.atan2),
+    "hypot": (math.hypot, torch.hypot),
+    "fmod": (math.fmod, torch.fmod),
 }
 
 
@@ -351,6 +376,8 @@ def _total(pair: tuple[Callable[..., float], Function]) -> Callable[..., float]:
 
 
 FUNCTIONS = {name: _total(pair) for name, pair in _MATH.items()}
+#: Which library gives a function changes its last bits, not its meaning.
+FUNCTIONS.update({name: FUNCTIONS[plain] for name, plain in VECTOR.items()})
 
 
 def _one_by_one(function: Callable[..., float], *args: torch.Tensor) -> torch.Tensor:

@@ -64,15 +64,6 @@ ARITY = {
     "abs": 1,
     "sqrt": 1,  # rounded correctly
     "vsqrt": 1,  # as eager's vector library rounds it
-    "pow": 2,
-    "exp": 1,
-    "log": 1,
-    "tanh": 1,
-    "erf": 1,
-    "sin": 1,
-    "cos": 1,
-    "expm1": 1,
-    "log1p": 1,
     "floor": 1,
     "ceil": 1,
     "trunc": 1,
@@ -84,15 +75,44 @@ ARITY = {
     "le": 2,
     "eq": 2,
     "ne": 2,
+    "bitcast": 1,  # the same bits as another type of the same size
+    "shl": 2,  # of integers; by no more digits than there are
+    "shr": 2,  # copies the sign
     "and": 2,
     "or": 2,
     "xor": 2,
     "not": 1,
     "where": 3,
     # is this element in the part that eager's vector loop leaves over? attr: 1 if asked
-    # of elements, 0 if of a single number, which always is
+    # of elements, 0 if of a single number, which always is; 4 or 8 if the loop takes
+    # two vectors of elements of so many bytes at a time, else it takes 32 elements
     "tail": 0,
 }
+#: Functions, by number of arguments, as C's library gives them.
+FUNCTIONS = {
+    **dict.fromkeys(
+        (
+            "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
+            "tanh asinh acosh atanh erf erfc lgamma"
+        ).split(),
+        1,
+    ),
+    **dict.fromkeys("pow atan2 hypot fmod nextafter".split(), 2),
+}
+#: Those that the library of the processor's vendor has.
+VENDOR = tuple("exp log log2 log10 sin cos tan tanh asin acos atan erf erfc".split())
+#: The same functions in the bits of libraries that eager calls for many elements at
+#: once, on a CPU: "v" those of the processor's vendor, "sleef_" those of Sleef.
+VECTOR = {
+    **{f"v{name}": name for name in VENDOR},
+    **{
+        f"sleef_{name}": name
+        for name in FUNCTIONS
+        if name not in ("asinh", "acosh", "fmod", "nextafter")
+    },
+}
+ARITY.update(FUNCTIONS)
+ARITY.update({name: FUNCTIONS[plain] for name, plain in VECTOR.items()})
 
 
 class Instr(NamedTuple):

@@ -6,18 +6,16 @@ rule receives its operands already in the type eager computes in (bf16 and f16 c
 in f32) and returns the unrounded result; the store rounds it, as eager does after every
 call.
 
-The formulas were found by comparing bits with eager over random data (torch 2.13, AVX2
-and AVX-512): where eager's compiler contracted a product and a sum, the rule says
-`fma`; where it did not, it says `mul` and `add`. docs/numerics.md lists what is not
-exact.
+docs/ops.md shows the table, docs/numerics.md what is not exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from .ir import FLOATS, Body, Instr
+from . import formulas as f
+from .formulas import Builder, Rule
+from .ir import FLOATS, VENDOR, Body, Instr
 
 
 class Tensor(NamedTuple):
@@ -39,6 +37,8 @@ Operand = Tensor | Number
 #: Scalars whose value decides the form of a body, for any op; others only for `pow`.
 STRUCTURAL = (0, 1)
 STRUCTURAL_OPS = frozenset({"pow"})
+#: Operands (op, position) that choose, and take no part in the arithmetic.
+MASKS = frozenset({("where", 0), ("masked_fill", 1)})
 
 
 def opmath(dtype: str) -> str:
@@ -46,66 +46,15 @@ def opmath(dtype: str) -> str:
     return "f32" if dtype in ("bf16", "f16") else dtype
 
 
-class Builder:
-    """Collects the instructions of one body, reusing those that are equal."""
-
-    def __init__(self, common: str, compute: str, vector_library: bool) -> None:
-        self.common = common
-        self.compute = compute
-        self.vector_library = vector_library
-        self.instrs: list[Instr] = []
-        self.known: dict[Instr, int] = {}
-        self.numbers: dict[int, float | None] = {}
-
-    def emit(self, instr: Instr) -> int:
-        if instr not in self.known:
-            self.known[instr] = len(self.instrs)
-            self.instrs.append(instr)
-        return self.known[instr]
-
-    def op(self, op: str, *args: int, dtype: str | None = None) -> int:
-        return self.emit(Instr(op, args, dtype or self.compute))
-
-    def const(self, value: float) -> int:
-        return self.emit(Instr("const", (), self.compute, value))
-
-    def zero(self) -> int:
-        """The number 0, as an operand that stood in the call."""
-        x = self.const(0.0)
-        self.numbers[x] = 0.0
-        return x
-
-    def cast(self, x: int, dtype: str) -> int:
-        return x if self.instrs[x].dtype == dtype else self.op("cast", x, dtype=dtype)
-
-    def is_number(self, x: int, value: float) -> bool:
-        """Was operand x written in the graph as exactly this number?"""
-        return self.numbers.get(x) == value
-
-    def rounded(self, x: int) -> int:
-        """x as a tensor of the common dtype would hold it."""
-        return self.cast(self.cast(x, self.common), self.compute)
-
-    def tail(self, tail: int, body: int) -> int:
-        """`tail` where eager's vectorized loop has ended, `body` inside it."""
-        return (
-            body
-            if tail == body
-            else self.op("where", self.emit(Instr("tail", (), "b8")), tail, body)
-        )
-
-    def compare(self, op: str, x: int, y: int) -> int:
-        return self.op(op, x, y, dtype="b8")
-
-
-Rule = Callable[..., int]
-
+#: Ops that take their operand as it is stored.
+UNCHANGED = frozenset({"copy", "fill", "bitcast"})
 #: Ops whose bf16 and f16 kernels round a number to the tensor's type before they use
 #: it; the others keep it in float32.
 ROUND_NUMBERS = frozenset(
     (
         "add sub rsub mul_rounded pow clamp clamp_min clamp_max maximum minimum "
-        "lt le gt ge eq ne"
+        "hardtanh lt le gt ge eq ne copysign heaviside xlogy fmod remainder div_floor "
+        "div_trunc masked_fill nan_to_num atan2 hypot"
     ).split()
 )
 #: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
@@ -113,231 +62,94 @@ WIDE_ZERO_DIM = frozenset(
     {("mul", 1), ("div", 1), ("lerp", 2), ("addcmul", 3), ("addcdiv", 3)}
 )
 
-
-def _add(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
-    if alpha is None or b.is_number(alpha, 1):
-        return b.op("add", x, y)
-    if b.compute in FLOATS:
-        # for bf16 and f16 the vector loop rounds once, what it leaves over rounds twice
-        leftover = b.op("add", x, b.rounded(b.op("mul", y, alpha)))
-        body = b.op("fma", y, alpha, x)
-        return b.tail(leftover, body) if b.common != b.compute else body
-    return b.op("add", x, b.op("mul", y, alpha))
-
-
-def _sub(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
-    if alpha is None or b.is_number(alpha, 1):
-        return b.op("sub", x, y)
-    # eager calls add with -alpha
-    return _add(b, x, y, b.op("neg", alpha))
-
-
-def _rsub(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
-    return _sub(b, y, x, alpha)
-
-
-def _add_parts(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
-    """Eager multiplies complex numbers first, and then adds: two roundings."""
-    return b.op("add", x, y if alpha is None else b.op("mul", y, alpha))
-
-
-def _sub_parts(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
-    if alpha is None:
-        return b.op("sub", x, y)
-    return _add_parts(b, x, y, b.op("neg", alpha))
-
-
-def _addcmul(b: Builder, x: int, s: int, t: int, value: int | None = None) -> int:
-    if value is not None and not b.is_number(value, 1):
-        s = b.op("mul", value, s)
-    return b.op("fma", s, t, x)
-
-
-def _addcdiv(b: Builder, x: int, s: int, t: int, value: int | None = None) -> int:
-    if value is not None and not b.is_number(value, 1):
-        s = b.op("mul", value, s)
-    return b.op("add", x, b.op("div", s, t))
-
-
-def _lerp(b: Builder, start: int, end: int, weight: int) -> int:
-    """`|w| < 0.5 ? fma(w, end - start, start) : fma(w - 1, end - start, end)`."""
-    one = b.const(1.0)
-    low = b.compare("lt", b.op("abs", weight), b.const(0.5))
-    factor = b.op("where", low, weight, b.op("sub", weight, one))
-    base = b.op("where", low, start, end)
-    return b.op("fma", factor, b.op("sub", end, start), base)
-
-
-def _pow(b: Builder, x: int, y: int) -> int:
-    exponent = b.numbers.get(y)
-    if exponent is not None and b.compute in FLOATS and x not in b.numbers:
-        if exponent == 2:
-            return b.op("mul", x, x)
-        if exponent == 3:
-            square = b.op("mul", x, x)
-            return b.op("mul", b.rounded(square) if b.common == "bf16" else square, x)
-        if exponent == 0.5:
-            return _sqrt(b, x)
-        if exponent == 1:
-            return x
-        if exponent == -1:
-            return b.op("div", b.const(1.0), x)
-        if exponent == -2:
-            square = b.op("mul", x, x)
-            square = b.rounded(square) if b.common == "bf16" else square
-            return b.op("div", b.const(1.0), square)
-        if exponent == -0.5:
-            return _rsqrt(b, x) if b.common != "f16" else _inverse_sqrt(b, x)
-        if b.common == "f32":
-            # eager takes the power in double, the exponent being one
-            wide = b.cast(x, "f64"), b.emit(b.instrs[y]._replace(dtype="f64"))
-            return b.cast(b.op("pow", *wide, dtype="f64"), "f32")
-    return b.op("pow", x, y)
-
-
-def _sign(b: Builder, x: int) -> int:
-    zero, one = b.const(0.0), b.const(1.0)
-    below = b.op("where", b.compare("lt", x, zero), b.op("neg", one), zero)
-    return b.op("where", b.compare("lt", zero, x), one, below)
-
-
-def _clamp(b: Builder, x: int, low: int | None = None, high: int | None = None) -> int:
-    """A NaN, or an x equal to the bound, stays x; tensor bounds spread their NaN."""
-    if low is not None:
-        number = low in b.numbers
-        x = (
-            b.op("where", b.compare("lt", x, low), low, x)
-            if number
-            else b.op("max", x, low)
-        )
-    if high is not None:
-        number = high in b.numbers
-        x = (
-            b.op("where", b.compare("lt", high, x), high, x)
-            if number
-            else b.op("min", x, high)
-        )
-    return x
-
-
-def _clamp_max(b: Builder, x: int, high: int) -> int:
-    return _clamp(b, x, None, high)
-
-
-def _sqrt(b: Builder, x: int) -> int:
-    """Eager takes the roots of f32 and f64 from a vector library, on a CPU."""
-    return b.op(
-        "vsqrt" if b.vector_library and b.common in ("f32", "f64") else "sqrt", x
-    )
-
-
-def _reciprocal(b: Builder, x: int) -> int:
-    return b.op("div", b.const(1.0), x)
-
-
-def _inverse_sqrt(b: Builder, x: int) -> int:
-    return b.op("div", b.const(1.0), b.op("sqrt", x))
-
-
-def _rsqrt(b: Builder, x: int) -> int:
-    leftover = b.op("div", b.const(1.0), b.rounded(b.op("sqrt", x)))
-    return b.tail(leftover, _inverse_sqrt(b, x))
-
-
-def _sigmoid(b: Builder, x: int) -> int:
-    one = b.const(1.0)
-    return b.op("div", one, b.op("add", one, b.op("exp", b.op("neg", x))))
-
-
-def _where(b: Builder, mask: int, x: int, y: int) -> int:
-    return b.op("where", mask, x, y)
-
-
-def _plain(op: str) -> Rule:
-    return lambda b, *args: b.op(op, *args)
-
-
-def _comparison(op: str, swap: bool = False) -> Rule:
-    def rule(b: Builder, x: int, y: int) -> int:
-        return b.compare(op, y, x) if swap else b.compare(op, x, y)
-
-    return rule
-
-
-def _logical(op: str) -> Rule:
-    """Operands count as true where they are not zero."""
-
-    def rule(b: Builder, *args: int) -> int:
-        zero = b.const(0.0)
-        masks = [
-            a if b.instrs[a].dtype == "b8" else b.compare("ne", a, zero) for a in args
-        ]
-        return b.op(op, *masks, dtype="b8")
-
-    return rule
-
-
-def _identity(b: Builder, x: int) -> int:
-    return x
-
-
 RULES: dict[str, Rule] = {
-    "add": _add,
-    "sub": _sub,
-    "rsub": _rsub,
-    "mul": _plain("mul"),
+    "add": f.add,
+    "sub": f.sub,
+    "rsub": f.rsub,
+    "mul": f.mul,
     # in-place aten._foreach_mul_ by a number, which eager rounds to the tensor's type
-    "mul_rounded": _plain("mul"),
+    "mul_rounded": f.mul,
     # of the parts of complex numbers
-    "add_parts": _add_parts,
-    "sub_parts": _sub_parts,
-    "div": _plain("div"),
-    "neg": _plain("neg"),
-    "abs": _plain("abs"),
-    "sqrt": _sqrt,
-    "rsqrt": _rsqrt,
-    "reciprocal": _reciprocal,
+    "add_parts": f.add_parts,
+    "sub_parts": f.sub_parts,
+    "div": f.plain("div"),
+    "neg": f.plain("neg"),
+    "abs": f.plain("abs"),
+    "sqrt": f.sqrt,
+    "rsqrt": f.rsqrt,
+    "reciprocal": f.reciprocal,
     "square": lambda b, x: b.op("mul", x, x),
-    "addcmul": _addcmul,
-    "addcdiv": _addcdiv,
-    "lerp": _lerp,
-    "fma": _plain("fma"),
-    "pow": _pow,
-    "maximum": _clamp,
-    "minimum": _clamp_max,
-    "clamp": _clamp,
-    "clamp_min": _clamp,
-    "clamp_max": _clamp_max,
-    "relu": lambda b, x: _clamp(b, x, b.zero()),
-    "sign": _sign,
-    "exp": _plain("exp"),
-    "expm1": _plain("expm1"),
-    "log": _plain("log"),
-    "log1p": _plain("log1p"),
-    "tanh": _plain("tanh"),
-    "erf": _plain("erf"),
-    "sin": _plain("sin"),
-    "cos": _plain("cos"),
-    "sigmoid": _sigmoid,
-    "floor": _plain("floor"),
-    "ceil": _plain("ceil"),
-    "trunc": _plain("trunc"),
-    "round": _plain("round"),
-    "lt": _comparison("lt"),
-    "le": _comparison("le"),
-    "gt": _comparison("lt", swap=True),
-    "ge": _comparison("le", swap=True),
-    "eq": _comparison("eq"),
-    "ne": _comparison("ne"),
-    "logical_and": _logical("and"),
-    "logical_or": _logical("or"),
-    "logical_xor": _logical("xor"),
-    "logical_not": _logical("not"),
+    "addcmul": f.addcmul,
+    "addcdiv": f.addcdiv,
+    "lerp": f.lerp,
+    "fma": f.plain("fma"),
+    "pow": f.pow,
+    "maximum": f.clamp,
+    "minimum": f.clamp_max,
+    "clamp": f.clamp,
+    "clamp_min": f.clamp,
+    "clamp_max": f.clamp_max,
+    "relu": lambda b, x: f.clamp(b, x, b.zero()),
+    "sign": f.sign,
+    "sigmoid": f.sigmoid,
+    "floor": f.whole("floor"),
+    "ceil": f.whole("ceil"),
+    "trunc": f.whole("trunc"),
+    "round": f.whole("round"),
+    "lt": f.comparison("lt"),
+    "le": f.comparison("le"),
+    "gt": f.comparison("lt", swap=True),
+    "ge": f.comparison("le", swap=True),
+    "eq": f.comparison("eq"),
+    "ne": f.comparison("ne"),
+    "logical_and": f.logical("and"),
+    "logical_or": f.logical("or"),
+    "logical_xor": f.logical("xor"),
+    "logical_not": f.logical("not"),
     "isnan": lambda b, x: b.compare("ne", x, x),
-    "where": _where,
-    "copy": _identity,
-    "fill": _identity,
+    "where": f.where,
+    "copy": f.identity,
+    "fill": f.identity,
+    "isinf": f.is_infinite,
+    "hardtanh": f.clamp,
+    "masked_fill": f.masked_fill,
+    "threshold": f.threshold,
+    "leaky_relu": f.leaky_relu,
+    "softplus": f.softplus,
+    "silu": f.silu,
+    "heaviside": f.heaviside,
+    "nan_to_num": f.nan_to_num,
+    "xlogy": f.xlogy,
+    "sgn": f.sign,
+    "signbit": f.sign_bit,
+    "copysign": f.copysign,
+    "frac": f.frac,
+    "fmod": f.fmod,
+    "remainder": f.remainder,
+    "floor_divide": f.div_floor,
+    # aten.div with a rounding_mode
+    "div_floor": f.div_floor,
+    "div_trunc": f.div_trunc,
+    "bitwise_and": f.bitwise("and"),
+    "bitwise_or": f.bitwise("or"),
+    "bitwise_xor": f.bitwise("xor"),
+    "bitwise_not": f.bitwise("not"),
+    "bitwise_left_shift": f.shift("shl"),
+    "bitwise_right_shift": f.shift("shr"),
+    "__lshift__": f.shift("shl"),
+    "__rshift__": f.shift("shr"),
+    # a tensor seen as another type of the same size
+    "bitcast": lambda b, x: b.op("bitcast", x, dtype=b.common),
+    **{op: f.library(op) for op in VENDOR},
+    **{op: f.mapped(op) for op in f.MAPPED},
+    **{op: f.loop(op) for op in f.LOOPS},
+    **{op: f.plain(op) for op in ("asinh", "acosh")},
+    "nextafter": f.nextafter,
 }
+#: Ops without a meaning on integers, which eager makes floats of first.
+FLOAT_ONLY = frozenset(
+    (*VENDOR, *f.MAPPED, *f.LOOPS, "asinh", "acosh", "nextafter")
+) | frozenset("sqrt rsqrt reciprocal sigmoid silu softplus copysign xlogy".split())
 
 
 def lower(
@@ -358,10 +170,7 @@ def lower(
     if rule is None:
         return None
     compute = opmath(common)
-    if (
-        op in ("pow", "exp", "log", "tanh", "erf", "sin", "cos")
-        and compute not in FLOATS
-    ):
+    if op in FLOAT_ONLY and compute not in FLOATS:
         return None
     b = Builder(common, compute, vector_library)
     args: list[int | None] = []
@@ -374,8 +183,7 @@ def lower(
         if isinstance(operand, Tensor):
             x = b.emit(Instr("load", (), operand.dtype, len(reads)))
             reads.append(operand.dtype)
-            mask = op == "where" and position == 0
-            if op in ("copy", "fill") or mask:
+            if op in UNCHANGED or (op, position) in MASKS:
                 args.append(x)
             else:
                 # eager casts to the common type, then widens to compute; the first
@@ -389,6 +197,8 @@ def lower(
             x = b.rounded(x)
         b.numbers[x] = operand.value
         args.append(x)
-    result = rule(b, *args)
-    result = b.cast(result, out)
+    made = rule(b, *args)
+    if made is None:
+        return None
+    result = b.cast(made, out)
     return Body(op, tuple(reads), n_scalars, tuple(b.instrs), ((result, out),))

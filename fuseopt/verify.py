@@ -15,6 +15,8 @@ from .ir import (
     ARITY,
     DTYPE_BYTES,
     FLOATS,
+    FUNCTIONS,
+    VECTOR,
     Body,
     Extern,
     Graph,
@@ -30,7 +32,9 @@ from .prove import difference
 
 KINDS = ("static", "arg", "temp", "view")
 COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan"})
-LOGIC = frozenset({"and", "or", "xor", "not"})
+LOGIC = frozenset({"and", "or", "xor", "not", "shl", "shr"})
+#: What only floats have.
+FLOAT_OPS = frozenset((*FUNCTIONS, *VECTOR, "sqrt", "vsqrt"))
 
 
 def check_graph(graph: Graph) -> None:
@@ -197,7 +201,9 @@ def _check_instrs(
         elif instr.op == "const":
             _require(isinstance(instr.attr, (int, float)), f"{here}: no number")
         elif instr.op == "tail":
-            _require(instr.attr in (None, 0, 1), f"{here}: attribute {instr.attr}")
+            _require(
+                instr.attr in (None, 0, 1, 4, 8), f"{here}: attribute {instr.attr}"
+            )
         else:
             _require(instr.attr is None, f"{here}: has attribute {instr.attr}")
         _check_dtypes(here, instr, [instrs[a].dtype for a in instr.args])
@@ -220,15 +226,15 @@ def _check_dtypes(here: str, instr: Instr, args: list[str]) -> None:
         _require(instr.dtype == "b8" and len(set(args)) == 1, said)
     elif instr.op == "where":
         _require(args == ["b8", instr.dtype, instr.dtype], said)
+    elif instr.op == "bitcast":
+        _require(DTYPE_BYTES[args[0]] == DTYPE_BYTES[instr.dtype], said)
     else:
         _require(set(args) == {instr.dtype}, said)
         _require(
             instr.dtype not in ("bf16", "f16"),
             f"{said}: 16-bit floats are stored, never computed in",
         )
-        _require(
-            instr.op not in ("vsqrt", "sqrt", "div") or instr.dtype in FLOATS, said
-        )
+        _require(instr.op not in FLOAT_OPS or instr.dtype in FLOATS, said)
         _require(
             instr.op not in LOGIC or instr.dtype not in FLOATS,
             f"{said}: logic on floats",

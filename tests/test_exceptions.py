@@ -7,7 +7,7 @@ was measured; a bound is at most twice that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 import fuseopt
 from fuseopt.lowering import RULES
+from tests.op_cases import OPS
 from tests.steps import (
     DTYPES,
     ELEVEN,
@@ -136,74 +137,13 @@ def numbers(dtype: torch.dtype, seed: int) -> Tensor:
     return 3 * torch.randn(N, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-#: Every op of the table of rules, as something to do with three tensors of numbers.
-Op = Callable[[Tensor, Tensor, Tensor], Tensor]
-OPS: dict[str, Op] = {
-    "add": lambda x, y, z: torch.add(x, y, alpha=0.3),
-    "add a number": lambda x, y, z: x + 0.3,
-    "sub": lambda x, y, z: torch.sub(x, y, alpha=0.3),
-    "rsub": lambda x, y, z: 0.3 - x,
-    "mul": lambda x, y, z: x * y,
-    "mul a number": lambda x, y, z: x * 0.3,
-    "div": lambda x, y, z: x / y,
-    "div a number": lambda x, y, z: x / 0.3,
-    "neg": lambda x, y, z: -x,
-    "abs": lambda x, y, z: x.abs(),
-    "sqrt": lambda x, y, z: x.abs().sqrt(),
-    "rsqrt": lambda x, y, z: x.abs().rsqrt(),
-    "reciprocal": lambda x, y, z: x.reciprocal(),
-    "square": lambda x, y, z: x.square(),
-    "addcmul": lambda x, y, z: torch.addcmul(x, y, z, value=0.3),
-    "addcdiv": lambda x, y, z: torch.addcdiv(x, y, z),
-    "foreach addcdiv": lambda x, y, z: torch._foreach_addcdiv([x], [y], [z], 0.3)[0],
-    "lerp": lambda x, y, z: torch.lerp(x, y, 0.3),
-    "lerp above one half": lambda x, y, z: torch.lerp(x, y, 0.9),
-    "pow by 2": lambda x, y, z: x**2,
-    "pow by 3": lambda x, y, z: x**3,
-    "pow by 0.5": lambda x, y, z: x.abs() ** 0.5,
-    "pow by -0.5": lambda x, y, z: x.abs() ** -0.5,
-    "pow by -1": lambda x, y, z: x**-1,
-    "pow by -2": lambda x, y, z: x**-2,
-    "pow by a number": lambda x, y, z: x.abs() ** 1.7,
-    "pow of a number": lambda x, y, z: 1.7**x,
-    "pow by a tensor": lambda x, y, z: x.abs() ** y,
-    "maximum": lambda x, y, z: torch.maximum(x, y),
-    "minimum": lambda x, y, z: torch.minimum(x, y),
-    "clamp": lambda x, y, z: x.clamp(-0.3, 0.7),
-    "clamp_min": lambda x, y, z: x.clamp_min(0.3),
-    "clamp_max": lambda x, y, z: x.clamp_max(0.3),
-    "relu": lambda x, y, z: x.relu(),
-    "sign": lambda x, y, z: x.sign(),
-    "exp": lambda x, y, z: x.exp(),
-    "expm1": lambda x, y, z: x.expm1(),
-    "log": lambda x, y, z: x.abs().log(),
-    "log1p": lambda x, y, z: x.abs().log1p(),
-    "tanh": lambda x, y, z: x.tanh(),
-    "erf": lambda x, y, z: x.erf(),
-    "sin": lambda x, y, z: x.sin(),
-    "cos": lambda x, y, z: x.cos(),
-    "sigmoid": lambda x, y, z: x.sigmoid(),
-    "floor": lambda x, y, z: x.floor(),
-    "ceil": lambda x, y, z: x.ceil(),
-    "trunc": lambda x, y, z: x.trunc(),
-    "round": lambda x, y, z: x.round(),
-    "where": lambda x, y, z: torch.where(x < y, x, z),
-    "comparisons": lambda x, y, z: (
-        (x < y) * 1.0 + (x <= 0.5) * 2.0 + (x > z) * 4.0 + (x >= 0.5) * 8.0
-    ).to(x.dtype),
-    "equalities": lambda x, y, z: ((x == 0.5) * 1.0 + (x != y) * 2.0).to(x.dtype),
-    "masks": lambda x, y, z: torch.where(
-        ((x < y).logical_and(x < z))
-        .logical_xor((x > 0).logical_or((y > 0).logical_not()))
-        .logical_xor(x.isnan()),
-        x,
-        y,
-    ),
-}
 #: Rules that need no entry: copies, and those whose op OPS reaches under another name.
 UNNAMED = set(
-    "add_parts sub_parts mul_rounded fma copy fill lt le gt ge eq ne isnan "
-    "logical_and logical_or logical_xor logical_not".split()
+    "mul_rounded fma copy fill lt le gt ge eq ne isnan "
+    "logical_and logical_or logical_xor logical_not "
+    # on bits and integers: test_ops.py
+    "bitcast nextafter bitwise_and bitwise_or bitwise_xor bitwise_not "
+    "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__".split()
 )
 
 

@@ -111,6 +111,10 @@ def test_every_opcode_has_a_meaning(op: str, dtype: str) -> None:
     x = torch.tensor([0.25, 0.5, 2.0], dtype=DTYPES[dtype])
     load = Instr("load", (), dtype, 0)
     mask = Instr("lt", (0, 0), "b8")
+    if op in ("shl", "shr", "bitcast"):
+        load = load._replace(dtype="i64")
+        x, dtype = torch.tensor([1, 2, 3]), "i64"
+        mask = Instr("lt", (0, 0), "b8")
     logic, comparison = (
         op in ("and", "or", "xor", "not"),
         op in ("lt", "le", "eq", "ne"),

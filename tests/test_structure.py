@@ -20,6 +20,7 @@ HOUSE = (
     "config",
     "ir",
     "overlap",
+    "formulas",
     "lowering",
     "prove",
     "verify",

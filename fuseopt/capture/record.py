@@ -43,7 +43,9 @@ from .scalars import Scalars
 from .stacks import CHAINS, Stack, Stacks, pieces_of
 
 #: Arguments that scale a term and take no part in type promotion.
-UNPROMOTING = frozenset({"alpha", "value", "weight"})
+UNPROMOTING = frozenset(
+    "alpha value weight mask nan posinf neginf threshold negative_slope beta".split()
+)
 #: ATen names whose arithmetic is another op's: name -> (op, arguments that matter).
 RENAMED = {
     "clone": ("copy", ("self",)),
@@ -64,6 +66,11 @@ CONSTANTS = {
     "ones": 1.0,
     "ones_like": 1.0,
     "new_ones": 1.0,
+}
+#: Strings that choose a rule: (ATen name, argument, string) -> op.
+MODES = {
+    ("div", "rounding_mode", "floor"): "div_floor",
+    ("div", "rounding_mode", "trunc"): "div_trunc",
 }
 EMPTY = frozenset("empty empty_like new_empty empty_strided new_empty_strided".split())
 #: Scalars reach a kernel as float64, which holds whole numbers up to here.
@@ -345,26 +352,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._emit(renamed, operands, out):
                 return out
             return self._extern(func, args, kwargs, out, self._reason(operands, out))
-        elif op.name in RULES and not self._extra(op, bound):
+        elif (name := self._rule(op, bound)) is not None:
             operands = tuple(
                 (n, bound.get(n))
                 for n, t in zip(op.arguments, op.types, strict=True)
-                if n not in LAYOUT
-                and n != "out"
-                and ("Tensor" in t or "number" in t or "Scalar" in t or t == "float")
+                if n not in LAYOUT and n != "out" and _arithmetic(t)
             )
-            if self._emit(op.name, operands, out):
+            if self._emit(name, operands, out):
                 return out
             return self._extern(func, args, kwargs, out, self._reason(operands, out))
         return self._extern(func, args, kwargs, out, "no rule for this op")
 
+    def _rule(self, op: _Op, bound: Any) -> str | None:
+        """The rule for a call; None if no rule understands all of its arguments."""
+        for (name, argument, value), rule in MODES.items():
+            if op.name == name and bound.get(argument) == value:
+                return rule
+        return op.name if op.name in RULES and not self._extra(op, bound) else None
+
     def _extra(self, op: _Op, bound: Any) -> bool:
-        """Is an argument given that no rule understands (a rounding mode)?"""
+        """Is an argument given that no rule understands (a number of decimals)?"""
         for name, kind, default in zip(
             op.arguments, op.types, op.defaults, strict=True
         ):
-            understood = "Tensor" in kind or "number" in kind or kind == "float"
-            if not understood and name not in LAYOUT:
+            if not _arithmetic(kind) and name not in LAYOUT:
                 if bound.get(name, default) != default:
                     return True
         return False
@@ -683,6 +694,11 @@ def _position(name: str, value: Any, i: int) -> Any:
 _INPLACE_META_FREE = frozenset(
     "add sub mul div neg abs sqrt addcmul addcdiv lerp copy fill zero".split()
 )
+
+
+def _arithmetic(kind: str) -> bool:
+    """Is an argument of this type an operand?"""
+    return "Tensor" in kind or "number" in kind or "Scalar" in kind or "float" in kind
 
 
 def _ordered(func: Any) -> bool:

@@ -8,7 +8,7 @@ code has a flat loop, for lanes whose tensors share one dense layout, and a stri
 
 from __future__ import annotations
 
-from ..ir import Kernel, Variant
+from ..ir import VECTOR, Kernel, Variant
 from . import forms
 from .forms import CPP_STORAGE as STORAGE
 from .forms import CPP_TYPES as REGISTER
@@ -28,6 +28,8 @@ struct Library {
   void (*sqrt_f32)(int, const float*, float*, long long);
   void (*sqrt_f64)(int, const double*, double*, long long);
   int64_t newton;  // newton_sqrt_f32 was found to give the bits of sqrt_f32
+  void* const* functions;  // others, by number; null where there is none
+  int64_t vector;  // bytes of a vector of eager's loops
 };
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
@@ -121,6 +123,68 @@ template <class T> static inline T smaller(T a, T b) {
 }
 """
 
+#: Calls of other functions of vector libraries, for kernels that have some.
+FUNCTIONS = """\
+// A function of the vendor's library over n elements; else that of the C library.
+template <class T>
+static inline void vendor(const Library* l, int k, T (*plain)(T), int64_t n, const T* x,
+                          T* y) {
+  auto function = (void (*)(int, const T*, T*, long long))(l ? l->functions[k] : 0);
+  if (function) return function((int)n, x, y, LIBRARY_MODE);
+  for (int64_t i = 0; i < n; ++i) y[i] = plain(x[i]);
+}
+// Functions of Sleef take and return whole vectors.
+template <class T>
+static inline void sleef(const Library* l, int k, T (*plain)(T), int64_t n, const T* x,
+                         T* y) {
+#ifdef __AVX__
+  typedef T Vector __attribute__((vector_size(32)));
+  const int64_t width = 32 / sizeof(T);
+  if (auto function = (Vector (*)(Vector))(l ? l->functions[k] : 0)) {
+    for (int64_t i = 0; i < n; i += width) {
+      const int64_t count = i + width <= n ? width : n - i;
+      Vector v = {0};
+      __builtin_memcpy(&v, x + i, count * sizeof(T));
+      v = function(v);
+      __builtin_memcpy(y + i, &v, count * sizeof(T));
+    }
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < n; ++i) y[i] = plain(x[i]);
+}
+// Of two arguments; a step of 0 is one number for all elements.
+template <class T>
+static inline void sleef(const Library* l, int k, T (*plain)(T, T), int64_t n,
+                         const T* x, int64_t step_x, const T* z, int64_t step_z, T* y) {
+#ifdef __AVX__
+  typedef T Vector __attribute__((vector_size(32)));
+  const int64_t width = 32 / sizeof(T);
+  if (auto function = (Vector (*)(Vector, Vector))(l ? l->functions[k] : 0)) {
+    for (int64_t i = 0; i < n; i += width) {
+      const int64_t count = i + width <= n ? width : n - i;
+      Vector v = {0}, w = {0};
+      for (int64_t j = 0; j < count; ++j)
+        v[j] = x[(i + j) * step_x], w[j] = z[(i + j) * step_z];
+      v = function(v, w);
+      __builtin_memcpy(y + i, &v, count * sizeof(T));
+    }
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < n; ++i) y[i] = plain(x[i * step_x], z[i * step_z]);
+}
+"""
+#: For kernels that see the bits of numbers.
+BITS = """\
+template <class To, class From> static inline To bits(From x) {
+  To y;
+  static_assert(sizeof x == sizeof y, "of one size");
+  __builtin_memcpy(&y, &x, sizeof y);
+  return y;
+}
+"""
+
 DRIVER = """\
 // Elements per chunk: small enough to balance, large enough to amortise its start.
 static const int64_t CHUNK = 16384;
@@ -173,12 +237,18 @@ class _Function:
         self.elements = frozenset(variant.code)
         self.n_elements = sum(s.domain == "element" for s in variant.slots)
         self.inverse = frozenset(self.reciprocals())
+        #: the kinds of vector loops whose rest is asked for, see `ir.ARITY`
+        self.tails = sorted(
+            {i.attr for i in variant.instrs if i.op == "tail" and i.attr}
+        )
         self.phases = phases(variant, frozenset(op for op, _ in LIBRARY))
 
     def name(self, i: int) -> str:
         instr = self.v.instrs[i]
         if instr.op == "tail":
-            return "TAIL"
+            if len(self.tails) < 2 or not instr.attr:
+                return "TAIL"
+            return f"(TAIL >> {self.tails.index(instr.attr)} & 1)"
         if instr.op == "const":
             return forms.cpp_literal(float(instr.attr or 0.0), instr.dtype)
         return f"x{i}"
@@ -246,10 +316,17 @@ class _Function:
             elif instr.op == "scalar":
                 body.append(self.scalar(i))
             elif (instr.op, instr.dtype) in LIBRARY:
-                function = LIBRARY[instr.op, instr.dtype]
                 kind = REGISTER[instr.dtype]
-                body.append(f"{kind} a{i} = {self.name(instr.args[0])}, x{i};")
-                body.append(f"{function}(t.library, 1, &a{i}, &x{i});")
+                names = [f"a{i}", f"b{i}"][: len(instr.args)]
+                given = [
+                    f"{a} = {self.name(x)}, "
+                    for a, x in zip(names, instr.args, strict=True)
+                ]
+                body.append(f"{kind} {''.join(given)}x{i};")
+                args = [(f"&{a}", 1) for a in names]
+                body.append(
+                    forms.library_call(instr.op, instr.dtype, "1", args, f"&x{i}")
+                )
             elif instr.op not in ("const", "tail"):
                 body.append(self.compute(i))
         for i, s in v.stores:
@@ -264,7 +341,7 @@ class _Function:
         v, n = self.v, self.number
         slots = [s for s, slot in enumerate(v.slots) if slot.domain == "element"]
         lines = [
-            "template <bool TAIL>",
+            f"template <{'int' if len(self.tails) > 1 else 'bool'} TAIL>",
             f"static void run{n}(const Table& t, int64_t lane, int64_t begin, "
             "int64_t end) {",
         ]
@@ -295,33 +372,58 @@ class _Function:
             f"static void span{n}(const Table& t, int64_t lane, int64_t begin, "
             "int64_t end) {"
         ]
-        if not any(i.op == "tail" for i in self.v.instrs):
+        if not self.tails:
             return [*lines, f"  run{n}<false>(t, lane, begin, end);", "}"]
-        return [
-            *lines,
+        every = f"{(1 << len(self.tails)) - 1}" if len(self.tails) > 1 else "true"
+        lines += [
             "  if (t.strided[lane] >= 0) {",
             "    // eager vectorizes one row, also where an operand is one number",
             "    const int64_t* g = t.geometry + t.strided[lane];",
             "    bool row = g[0] == 1;",
             f"    for (int64_t k = 0; k < {self.n_elements}; ++k)",
             "      row = row && (g[2 + k] == 1 || g[2 + k] == 0);",
-            f"    if (!row) return run{n}<true>(t, lane, begin, end);",
+            f"    if (!row) return run{n}<{every}>(t, lane, begin, end);",
             "  }",
             "  const int64_t count = t.start[lane + 1] - t.start[lane];",
             "  const int64_t part = eager_part(count, t.threads);",
             "  while (begin < end) {",
             "    const int64_t first = begin / part * part;",
             "    const int64_t size = part < count - first ? part : count - first;",
-            "    const int64_t leftover = first + size - size % 32;",
-            "    const bool tail = begin >= leftover;",
-            "    int64_t stop = tail ? first + size : leftover;",
-            "    stop = stop < end ? stop : end;",
-            f"    if (tail) run{n}<true>(t, lane, begin, stop);",
-            f"    else run{n}<false>(t, lane, begin, stop);",
-            "    begin = stop;",
-            "  }",
-            "}",
         ]
+        if len(self.tails) == 1:
+            lines += [
+                f"    const int64_t leftover = first + size - size % {self.group(0)};",
+                "    const bool tail = begin >= leftover;",
+                "    int64_t stop = tail ? first + size : leftover;",
+            ]
+        else:
+            lines += ["    int tail = 0;", "    int64_t stop = first + size;"]
+            for k in range(len(self.tails)):
+                rest = (
+                    f"    const int64_t l{k} = first + size - size % {self.group(k)};"
+                )
+                lines += [
+                    rest,
+                    f"    if (begin >= l{k}) tail |= {1 << k};",
+                    f"    else if (l{k} < stop) stop = l{k};",
+                ]
+        lines.append("    stop = stop < end ? stop : end;")
+        if len(self.tails) == 1:
+            lines += [
+                f"    if (tail) run{n}<true>(t, lane, begin, stop);",
+                f"    else run{n}<false>(t, lane, begin, stop);",
+            ]
+        else:
+            lines += [
+                f"    if (tail == {k}) run{n}<{k}>(t, lane, begin, stop);"
+                for k in range(1 << len(self.tails))
+            ]
+        return [*lines, "    begin = stop;", "  }", "}"]
+
+    def group(self, k: int) -> str:
+        """Elements that eager's loop takes at a time."""
+        kind = self.tails[k]
+        return "32" if kind == 1 else f"(2 * t.library->vector / {kind})"
 
     def strided(self, slots: list[int]) -> list[str]:
         """The loop for lanes whose tensors differ in layout: an odometer of offsets."""
@@ -376,8 +478,18 @@ class _Function:
         for k in range(plan.count):
             for x in plan.calls.get(k, ()):
                 instr = self.v.instrs[x]
-                function = LIBRARY[instr.op, instr.dtype]
-                lines.append(f"  {function}(t.library, n, s{instr.args[0]}, s{x});")
+                args = [
+                    (f"s{a}", 1) if a in self.elements else (f"&one{x}_{a}", 0)
+                    for a in instr.args
+                ]
+                kind = REGISTER[instr.dtype]
+                lines += [
+                    f"  const {kind} one{x}_{a} = {self.name(a)};"
+                    for a in dict.fromkeys(instr.args)
+                    if a not in self.elements
+                ]
+                call = forms.library_call(instr.op, instr.dtype, "n", args, f"s{x}")
+                lines.append(f"  {call}")
             lines += [f"  {line}" for line in self.phase(k, place, vector)]
         return [*lines, "}"]
 
@@ -457,6 +569,11 @@ class CppTarget(Target):
 
     def render(self, kernel: Kernel) -> Source:
         parts = [PRELUDE]
+        ops = {i.op for v in kernel.variants for i in v.instrs}
+        if ops & VECTOR.keys():
+            parts.append(FUNCTIONS)
+        if "bitcast" in ops:
+            parts.append(BITS)
         for number, variant in enumerate(kernel.variants):
             writer = _Function(number, variant)
             parts.append("\n".join([*writer.lane(), "", *writer.element(), ""]))

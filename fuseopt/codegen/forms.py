@@ -11,7 +11,7 @@ import math
 import re
 from typing import NamedTuple
 
-from ..ir import FLOATS, Instr
+from ..ir import FLOATS, FUNCTIONS, VECTOR, Instr
 
 
 class Form(NamedTuple):
@@ -94,19 +94,70 @@ FORMS: dict[str, Form] = {
     "ceil": Form("__builtin_ceil{f}({0})", "tl.ceil({0})", "{0}", "{0}"),
     "trunc": Form("__builtin_trunc{f}({0})", "libdevice.trunc({0})", "{0}", "{0}"),
     "round": Form("__builtin_rint{f}({0})", "libdevice.rint({0})", "{0}", "{0}"),
-    "pow": _function("pow", arity=2),
-    "exp": _function("exp"),
-    "expm1": _function("expm1"),
-    "log": _function("log"),
-    "log1p": _function("log1p"),
-    "tanh": _function("tanh"),
-    "erf": _function("erf"),
-    "sin": _function("sin"),
-    "cos": _function("cos"),
+    "shl": _same("{0} << {1}"),
+    "shr": _same("{0} >> {1}"),
+    **{name: _function(name, arity=arity) for name, arity in FUNCTIONS.items()},
 }
 
+for _name, _plain in VECTOR.items():
+    FORMS[_name] = Form("", FORMS[_plain].triton)
+
+
+class Vector(NamedTuple):
+    """A function of a vector library: its name there, and that of C's library."""
+
+    symbol: str
+    plain: str
+    arity: int
+
+
+#: Names that the vendor's library has for functions.
+_VENDOR = {"log": "Ln"}
+#: Accuracies of Sleef's functions where eager takes not those within 1.0 ulp.
+_SLEEF = {"erfc": "u15", "hypot": "u05"}
+
+
+def _vector(name: str, dtype: str) -> Vector:
+    function, single = VECTOR[name], dtype == "f32"
+    plain = f"{function}f" if single else function
+    if name.startswith("sleef_"):
+        lanes, accuracy = "f8" if single else "d4", _SLEEF.get(function, "u10")
+        symbol = f"Sleef_{function}{lanes}_{accuracy}"
+    else:
+        own = _VENDOR.get(function, function.capitalize())
+        symbol = f"vm{'s' if single else 'd'}{own}"
+    return Vector(symbol, plain, FUNCTIONS[function])
+
+
 #: C++ functions that eager takes from a vector library; called on blocks of elements.
-LIBRARY = {("vsqrt", "f32"): "library_sqrt_f32", ("vsqrt", "f64"): "library_sqrt_f64"}
+LIBRARY = {
+    (name, dtype): _vector(name, dtype) for name in VECTOR for dtype in ("f32", "f64")
+}
+#: Their order in `Library.functions`, which the text knows them by.
+SYMBOLS = tuple(v.symbol for v in LIBRARY.values())
+LIBRARY["vsqrt", "f32"] = Vector("", "sqrtf", 1)
+LIBRARY["vsqrt", "f64"] = Vector("", "sqrt", 1)
+
+
+def library_call(
+    op: str, dtype: str, n: str, args: list[tuple[str, int]], out: str
+) -> str:
+    """The C++ statement that calls a library on n elements.
+
+    `args` are pointers and their steps: 1, or 0 for one number.
+    """
+    if op == "vsqrt":
+        return f"library_sqrt_{dtype}(t.library, {n}, {args[0][0]}, {out});"
+    own = LIBRARY[op, dtype]
+    kind = "sleef" if op.startswith("sleef_") else "vendor"
+    if own.arity == 1:
+        places = args[0][0]
+    else:
+        places = ", ".join(f"{x}, {step}" for x, step in args)
+    number = SYMBOLS.index(own.symbol)
+    return f"{kind}(t.library, {number}, {own.plain}, {n}, {places}, {out});"
+
+
 #: Functions of the device's math library that Triton's text may call, by arity.
 DEVICE_FUNCTIONS = {
     name: form.triton.count("{")
@@ -147,6 +198,8 @@ NARROW = frozenset({"bf16", "f16"})
 
 def cpp(instr: Instr, args: list[str], dtypes: list[str]) -> str:
     """The C++ expression of one arithmetic instruction on operands `args`."""
+    if instr.op == "bitcast":
+        return _cpp_bitcast(args[0], dtypes[0], instr.dtype)
     if instr.op == "cast":
         return cpp_cast(args[0], dtypes[0], instr.dtype)
     form = FORMS[instr.op]
@@ -164,6 +217,15 @@ def cpp_cast(x: str, source: str, dtype: str) -> str:
     if dtype == "b8":
         return f"{x} != 0"
     return f"({CPP_TYPES[dtype]}){x}"
+
+
+def _cpp_bitcast(x: str, source: str, dtype: str) -> str:
+    if source == "bf16":
+        x = f"to_bf16({x})"
+    elif source == "f16":
+        x = f"(_Float16){x}"
+    x = f"bits<{CPP_STORAGE[dtype]}>({x})"
+    return f"from_bf16({x})" if dtype == "bf16" else x
 
 
 def cpp_literal(value: float, dtype: str) -> str:
@@ -185,6 +247,8 @@ def triton(instr: Instr, args: list[str], dtypes: list[str]) -> str:
     f32 and rounded back, save where nothing is computed.
     """
     op = instr.op
+    if op == "bitcast":
+        return f"{args[0]}.to({TRITON_TYPES[instr.dtype]}, bitcast=True)"
     if op == "cast":
         return triton_cast(args[0], dtypes[0], instr.dtype)
     form = FORMS[op]

@@ -86,7 +86,7 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
         if instrs[i].op in library:
             calls.setdefault(phase[i], []).append(i)
             spilled.add(i)
-            spilled.update(a for a in instrs[i].args)
+            spilled.update(a for a in instrs[i].args if a in elements)
             continue
         code[phase[i]].append(i)
         for a in instrs[i].args:

@@ -42,6 +42,7 @@ COMMON_FLAGS = (
     "-shared",
     "-fopenmp",
     "-fno-math-errno",
+    "-fwrapv",  # integers overflow as they do in eager
     "-fno-trapping-math",
     "-w",
     # memory is the limit, and wide registers keep more of it under way

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 
+from ..codegen.forms import SYMBOLS
 from ..compat import LibraryStruct, vector_library
 
 #: `LIBRARY_MODE` of the generated source.
@@ -67,7 +68,7 @@ class Vectors:
     def address(self, kernel: ctypes.CDLL) -> int:
         """Address of the `struct Library` to launch with."""
         if self._struct is None:
-            struct = LibraryStruct.from_buffer_copy(vector_library())
+            struct = LibraryStruct.from_buffer_copy(vector_library(SYMBOLS))
             struct.newton = int(agrees(kernel, struct))
             self._struct = struct
         return ctypes.addressof(self._struct)

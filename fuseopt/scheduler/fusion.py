@@ -49,7 +49,8 @@ def fuse(graph: Graph, lanes: list[LaneTable]) -> Variant:
                     ].shape
                     for x in lanes
                 )
-                local.append(emit(Instr("tail", (), "b8", int(asked))))
+                kind = (instr.attr or 1) if asked else 0
+                local.append(emit(Instr("tail", (), "b8", kind)))
             else:
                 args = tuple([local[a] for a in instr.args])
                 if instr.op == "cast" and instrs[args[0]].dtype == instr.dtype:

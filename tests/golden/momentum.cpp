@@ -9,6 +9,8 @@ struct Library {
   void (*sqrt_f32)(int, const float*, float*, long long);
   void (*sqrt_f64)(int, const double*, double*, long long);
   int64_t newton;  // newton_sqrt_f32 was found to give the bits of sqrt_f32
+  void* const* functions;  // others, by number; null where there is none
+  int64_t vector;  // bytes of a vector of eager's loops
 };
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
