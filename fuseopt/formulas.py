@@ -30,9 +30,15 @@ LOOPS = ("exp2", "sinh", "cosh", "atanh", "atan2", "hypot")
 
 
 class Builder:
-    """Collects the instructions of one body, reusing those that are equal."""
+    """Collects the instructions of one body, reusing those that are equal.
 
-    def __init__(self, common: str, compute: str, vector_library: bool) -> None:
+    `single`: the operands are numbers without dimensions, which no vector holds.
+    """
+
+    def __init__(
+        self, common: str, compute: str, vector_library: bool, single: bool = False
+    ) -> None:
+        self.single = single
         self.common = common
         self.compute = compute
         self.vector_library = vector_library
@@ -75,8 +81,8 @@ class Builder:
         `size`: bytes of an element, where the loop takes two vectors of the processor
         at a time; None where it takes 32 elements.
         """
-        if tail == body:
-            return body
+        if tail == body or self.single:
+            return tail
         return self.op("where", self.emit(Instr("tail", (), "b8", size)), tail, body)
 
     def narrow(self) -> bool:
@@ -266,7 +272,7 @@ def in_vectors(b: Builder, plain: int, function: str, *args: int) -> int:
 
     Of 16-bit floats too few numbers differ to tell the two apart.
     """
-    if not b.vector_library:
+    if not b.vector_library or b.single:
         return plain
     vector = b.op(f"sleef_{function}", *args)
     return vector if b.narrow() else b.tail(plain, vector, DTYPE_BYTES[b.compute])

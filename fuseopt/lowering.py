@@ -172,7 +172,9 @@ def lower(
     compute = opmath(common)
     if op in FLOAT_ONLY and compute not in FLOATS:
         return None
-    b = Builder(common, compute, vector_library)
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    single = bool(tensors) and all(x.zero_dim for x in tensors)
+    b = Builder(common, compute, vector_library, single)
     args: list[int | None] = []
     reads: list[str] = []
     n_scalars = 0
