@@ -51,6 +51,7 @@ RANDOM = (
 ).split()
 #: Calls that go backward through what the graph recorded.
 BACKWARD = frozenset({"grad", "backward"})
+DETACHING = frozenset({"detach", "_get_data_attr"})
 SWITCH = torch._C._set_grad_enabled
 
 
@@ -118,6 +119,18 @@ def written(node: Node) -> list[Node]:
     return found
 
 
+def _is_detached(node: Node) -> bool:
+    """Is a node a tensor's `.data`, or changed from it, which has no record of it?"""
+    while node.op.startswith("call"):
+        if _name(node) in DETACHING:
+            return True
+        sources = _nodes(node.args[0] if node.args else None)
+        if len(sources) != 1:
+            return False
+        node = sources[0]
+    return False
+
+
 def _values(node: Node) -> list[torch.Tensor] | None:
     """What tracing saw a node make; None where it did not say."""
     made = node.meta.get("example_value", node.meta.get("val"))
@@ -128,8 +141,11 @@ def _values(node: Node) -> list[torch.Tensor] | None:
 
 
 def _storages(node: Node) -> set[int]:
-    values = _values(node) or []
-    return {t.untyped_storage()._cdata for t in values if t.layout == torch.strided}
+    """The memory of what a node makes; nothing where that is not known."""
+    try:
+        return {t.untyped_storage()._cdata for t in _values(node) or ()}
+    except NotImplementedError:  # sparse, or a wrapper of functorch
+        return set()
 
 
 def _is_compute(node: Node) -> bool:
@@ -150,6 +166,7 @@ class _Facts:
         tensors = [*gm.parameters(), *(a for a in args if isinstance(a, torch.Tensor))]
         grads = any(t.requires_grad for t in tensors)
         inputs: set[int] = set()
+        self.tensors = any(t.dim() for t in tensors)
         self.parameters: set[int] = set()  # storages of inputs that require gradients
         for n in self.nodes:
             if n.op in ("placeholder", "get_attr"):
@@ -184,7 +201,12 @@ class _Facts:
 
     def _forget_unused_records(self) -> None:
         """A record counts only where somebody can call backward through it."""
-        used = [n for n in self.recorded if n in self.writes or _name(n) in BACKWARD]
+        used = [
+            n
+            for n in self.recorded
+            if (n in self.writes and not all(map(_is_detached, written(n))))
+            or _name(n) in BACKWARD
+        ]
         used += [n for n in _nodes(list(self.nodes[-1].args)) if n in self.recorded]
         self.recorded &= self.reach(used)
 
@@ -274,7 +296,11 @@ def decide(gm: GraphModule, args: Sequence[Any]) -> Decision:
             return Decision("update", "")  # a step that makes its state
         made = "autograd records this graph" if facts.recorded else ""
         what = "the graph changes no tensor that existed before it"
-        return Decision("fallback", f"{made or what}, so it is no optimizer step")
+        why = f"{made or what}, so it is no optimizer step"
+        if not facts.recorded and not facts.tensors:
+            # a schedule's numbers: eager's bits, and nothing that compiling could gain
+            return Decision("eager", f"{why}, and computes only numbers")
+        return Decision("fallback", why)
     if any(n in facts.recorded for n in facts.writes):
         why = "autograd records what this graph writes, so it must run as it is"
         return Decision("eager", why)

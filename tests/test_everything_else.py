@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -146,3 +148,165 @@ def test_backward_through_the_recorded_part() -> None:
     forward_and_update(models[1], x).sum().backward()
     for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
+
+
+# ---------------------------------------------------------------- whole graphs
+
+
+def test_a_forward_that_counts_its_batches_goes_to_inductor() -> None:
+    """Batch norm writes buffers; that alone makes no update of a graph."""
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        norm = torch.nn.BatchNorm1d(4)
+        models.append(torch.nn.Sequential(torch.nn.Linear(4, 4), norm, torch.nn.ReLU()))
+    step = compiled(models[0])
+    x = torch.randn(6, 4)
+    got, want = step(x), models[1](x)
+    torch.testing.assert_close(got, want)
+    got.sum().backward()
+    want.sum().backward()
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    for (name, a), b in zip(
+        models[0].state_dict().items(), models[1].state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(a, b, msg=name)
+    (report,) = fuseopt.reports()
+    assert "It runs in inductor: autograd records this graph" in report.fallback
+
+
+def test_in_place_activations_without_recording_are_no_update() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(inplace=True))
+    step = compiled(model, fallback="eager")
+    with torch.no_grad():
+        x = torch.randn(6, 4)
+        assert same_bits(step(x), model(x))
+    (report,) = fuseopt.reports()
+    assert "changes no tensor that existed before it" in report.fallback
+
+
+def test_a_recorded_write_runs_as_it_is() -> None:
+    """An update that is differentiated itself: eager, with its gradients."""
+
+    def step(w: Tensor, p: Tensor, lr: Tensor) -> Tensor:
+        p.sub_(lr * w)
+        return p
+
+    results = []
+    for function in (compiled(step), step):
+        w, lr = torch.ones(3), torch.tensor(0.1, requires_grad=True)
+        out = function(w, torch.zeros(3), lr)
+        out.sum().backward()
+        results.append((out.detach(), lr.grad))
+    assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
+    (report,) = fuseopt.reports()
+    assert "autograd records what this graph writes" in report.fallback
+
+
+def test_a_record_that_nobody_can_go_back_through_is_no_forward() -> None:
+    """A step without no_grad, on `.data`, that reads a norm of the parameter."""
+
+    def step(params: list[Any]) -> None:
+        for p in params:
+            p.data.mul_(1 - 0.1 * 0.5).sub_(p.grad / p.abs().max())
+
+    runs = []
+    for function in (compiled(step), step):
+        params = [torch.nn.Parameter(torch.linspace(1, 2, 5)) for _ in range(3)]
+        for p in params:
+            p.grad = torch.linspace(-1, 1, 5)
+        function(params)
+        runs.append(params)
+    assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+    (report,) = fuseopt.reports()
+    assert not report.fallback
+
+
+@pytest.mark.parametrize(
+    "name", ["random on both sides", "a change of what another part made", "between"]
+)
+def test_what_cannot_be_split_stays_whole(name: str) -> None:
+    """Splitting would draw random numbers in another order, or reorder writes."""
+
+    def drawn(w: Tensor, p: Tensor) -> Tensor:
+        loss = (w @ torch.rand(4, 4)).sum()
+        p.add_(torch.rand(4, 4))
+        return loss
+
+    def shared(w: Tensor, p: Tensor) -> Tensor:
+        out = w @ w
+        p.add_(out * 0.5)
+        out.mul_(2.0)
+        return out
+
+    def between(w: Tensor, p: Tensor) -> Tensor:
+        p.add_(w)
+        out = p @ w
+        p.add_(w)
+        return out
+
+    function = {"r": drawn, "a": shared, "b": between}[name[0]]
+    runs = []
+    for step in (compiled(function), function):
+        torch.manual_seed(1)
+        w, p = torch.full((4, 4), 0.3), torch.zeros(4, 4)
+        with torch.no_grad():
+            runs.append([step(w, p), step(w, p), p])
+    assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+    (report,) = fuseopt.reports()
+    assert report.launches >= 1
+    if name[0] == "r":
+        (part,) = report.parts
+        assert "draw random numbers in turn" in part.why
+
+
+# ---------------------------------------------------------------- NumPy
+
+
+def numpy_cosine(optimizer: Any, t: int) -> None:
+    """A schedule in NumPy inside the compiled function."""
+    lr = 0.1 * 0.5 * (1 + np.cos(np.pi * t / 10))
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def numpy_then_step(optimizer: Any, t: int) -> None:
+    """The same with a step that Dynamo gives a graph of its own."""
+    lr = 0.1 * 0.5 * (1 + np.cos(np.pi * np.float64(t) / 10))
+    for group in optimizer.param_groups:
+        group["lr"] = float(lr)
+    optimizer.step()
+
+
+def numpy_layerwise(optimizer: Any, t: int) -> None:
+    """An array of rates, one per parameter, and a constant tensor."""
+    params = optimizer.param_groups[0]["params"]
+    rates = np.linspace(0.1, 0.01, len(params)) * 0.5 * (1 + np.cos(np.pi * t / 10))
+    rates = torch.from_numpy(rates)
+    decay = torch.tensor([0.9, 0.8, 0.7])
+    with torch.no_grad():
+        for i, p in enumerate(params):
+            p.mul_(decay[i]).sub_(p.grad * rates[i])
+
+
+@pytest.mark.parametrize("function", [numpy_cosine, numpy_then_step, numpy_layerwise])
+def test_a_schedule_in_numpy(function: Callable[..., None]) -> None:
+    runs = []
+    for step in (compiled(function), function):
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(s)) for s in ((4, 3), (5,), (2, 2))]
+        optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True)
+        for t in range(5):
+            for p in params:
+                p.grad = torch.randn(p.shape)
+            step(optimizer, t)
+        runs.append(params)
+    assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+    updates = [r for r in fuseopt.reports() if not r.fallback]
+    assert updates
+    assert all(r.launches <= 2 for r in updates)
+    for report in fuseopt.reports():
+        assert not report.fallback or "computes only numbers" in report.fallback

@@ -104,6 +104,10 @@ CALLS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "uint16": (lambda g: (g * 100).to(torch.int32).to(torch.uint16).float() * 2, 2),
     "float8": (lambda g: (g * 2).to(torch.float8_e4m3fn).float() * 3, 2),
     "a factory": (lambda g: g * torch.arange(6.0) + torch.zeros(6, device="cpu"), 2),
+    "a list of numbers": (lambda g: g * torch.tensor([1.0, 2.0, 3.0] * 2), 2),
+    "known arithmetic": (lambda g: g * (torch.tensor([0.5]) + 1).exp(), 2),
+    "a known number": (lambda g: g * torch.tensor([0.5, 0.25]).sum(), 2),
+    "numbers of 64 bits": (lambda g: (g.long() + torch.tensor([2**60 + 1])) % 7 * g, 4),
     "bit view": (lambda g: ((g * 2).view(torch.int32) >> 16 << 16).view(g.dtype), 2),
 }
 
@@ -131,3 +135,22 @@ def test_a_move_to_the_own_device_is_no_copy() -> None:
         m.to(torch.float64).mul_(3.0)
 
     assert check(update).launches == 1
+
+
+def test_a_tensor_of_the_closure_is_read_at_each_call() -> None:
+    """It is no constant: what it holds may change between calls."""
+    weight = torch.tensor([2.0, 3.0])
+
+    def update(p: Tensor, g: Tensor, m: Tensor) -> None:
+        p.sub_(g * weight)
+
+    def step(p: Tensor, g: Tensor) -> None:
+        update(p, g, g)
+
+    compiled = torch.compile(step, backend=backend)
+    p, q, g = torch.ones(2), torch.ones(2), torch.ones(2)
+    for _ in range(3):
+        compiled(p, g)
+        step(q, g)
+        weight.mul_(2.0)
+        assert same_bits(p, q)

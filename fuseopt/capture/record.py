@@ -30,6 +30,7 @@ from ..ir import (
 from ..lowering import RULES, STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ..lowering import Tensor as TensorOperand
 from ..overlap import may_share, self_overlaps
+from .constants import Constant, as_number, swap
 from .promote import (
     BUFFER_NAMES,
     DTYPE_NAMES,
@@ -149,6 +150,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.initial: list[int] = []
         self.calls: list[Call] = []
         self.line = ""
+        self._constants: dict[int, torch.Tensor] = {}  # by id of the real tensor
         self._wanted = ""  # the device that the call being recorded asks for
         #: numbers that stand literally in the FX node being run; None allows any
         self.literals: frozenset[Any] | None = None
@@ -257,6 +259,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return len(self.values) - 1
 
     def _read(self, t: torch.Tensor) -> int:
+        if not t.is_meta:
+            raise CaptureError(f"a tensor without a known origin is read\n{self.line}")
         index = self.buffer_of(t)
         if self.current[index] < 0:
             # memory nobody wrote: torch.empty; its bits are whatever they are
@@ -294,11 +298,50 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bound = dict(zip(op.arguments, args, strict=False))
         bound.update(kwargs)
         self._wanted = ""
+        tensors = [t for x in bound.values() for t in tensors_in(x)]
+        if not all(t.is_meta for t in tensors):
+            self._check_constants(func, bound)
+            known = self.literals is None and not _ordered(func)
+            if known and not any(t.is_meta for t in tensors):
+                return func(*args, **kwargs)
+            args = swap(args, self.constant)
+            kwargs = {k: swap(v, self.constant) for k, v in kwargs.items()}
+            bound = {k: swap(v, self.constant) for k, v in bound.items()}
         if "device" in op.arguments:
             kwargs = self._on_meta(bound, kwargs)
         if op.foreach:
             return self._foreach(func, op, bound, args, kwargs)
         return self._single(func, op, bound, args, kwargs)
+
+    def _check_constants(self, func: Any, bound: dict[str, Any]) -> None:
+        """What is known at capture must not be changed by the step."""
+        for a in func._schema.arguments:
+            if a.alias_info is not None and a.alias_info.is_write:
+                if not all(t.is_meta for t in tensors_in(bound.get(a.name))):
+                    raise CaptureError(
+                        f"{func} changes a tensor that is not the step's\n{self.line}"
+                    )
+
+    def constant(self, t: torch.Tensor) -> torch.Tensor:
+        """The meta twin of a real tensor; a node gives it its contents."""
+        if id(t) in self._constants:
+            return self._constants[id(t)]
+        twin = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+        self._constants[id(t)] = twin
+        self._alive += [t, twin]
+        self._devices[twin.untyped_storage()._cdata] = str(t.device)
+        number = as_number(t)
+        if number is None or not self._emit("fill", (("value", number),), twin):
+            buffer = self.buffer_of(twin)
+            call = Call(Constant(t), (), {}, (buffer,), frozenset({buffer}))
+            written = (self._write(buffer),)
+            reason = "a tensor that the step brings along"
+            payload = len(self.calls)
+            self.calls.append(call)
+            self.nodes.append(
+                Extern("constant", (), written, payload, reason, self.line)
+            )
+        return twin
 
     def _on_meta(self, bound: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Keywords that let a call make its result on meta; keeps the device asked for.
@@ -432,6 +475,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         ATen's own signature takes a number there, read from the tensor by a sync.
         """
+        factors = [swap(t, self.constant) for t in factors]
+        scale = swap(scale, self.constant)
         names = ("other",) if len(factors) == 1 else ("tensor1", "tensor2")
         operands = (
             ("self", target),

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from ..compat import MAKE_TENSOR
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..ir import Graph
+from .constants import swap
 from .host import OPTIM, reads_host_number
 from .polyfills import (
     Lerp,
@@ -257,6 +258,9 @@ class _Interpreter:
         if has_sym:
             literals = frozenset(x for x in flat if isinstance(x, (int, float)))
             args, kwargs = self._stand_in(args), self._stand_in(kwargs)
+            self.recorder.literals = None
+            args = swap(args, self.recorder.constant)
+            kwargs = {k: swap(v, self.recorder.constant) for k, v in kwargs.items()}
         self.recorder.literals = literals
         if reads_host_number(self.recorder.line) or self._on_numbers(args):
             return self._host_arithmetic(node, args, kwargs)
@@ -314,7 +318,9 @@ class _Interpreter:
         keywords = {product.keyword: self._stand_in(scale)}
         return getattr(target, product.name)(*factors, **keywords)  # type: ignore[no-any-return]
 
-    def _item(self, t: torch.Tensor) -> Sym:
+    def _item(self, t: torch.Tensor) -> Sym | int | float | bool:
+        if not t.is_meta:
+            return t.item()
         position = self.origin.get(id(t))
         if position is None or self.devices.get(id(t)) != "cpu":
             raise CaptureError(
@@ -356,6 +362,11 @@ class _Interpreter:
     def _constant(self, args: Any, kwargs: Any) -> torch.Tensor:
         """`torch.tensor(number)` becomes memory that a fill writes."""
         data = args[0]
+        if isinstance(data, (list, tuple)) and not any(
+            isinstance(x, Sym) for x in _flatten(data)
+        ):
+            given = {k: v for k, v in kwargs.items() if k != "requires_grad"}
+            return torch.tensor(data, **given)
         if not isinstance(data, (int, float)):
             raise CaptureError(
                 f"torch.tensor of a {type(data).__name__} inside the step"
@@ -407,7 +418,7 @@ def capture(
         if isinstance(x, torch.Tensor):
             if x.is_conj() or x.is_neg():
                 raise CaptureError("the step returns a conjugated or negated view")
-            buffer = recorder.buffer_of(x)
+            buffer = recorder.buffer_of(swap(x, recorder.constant))
             outputs.append(buffer)
             return ("complex" if x.dtype in PARTS else "buffer", buffer)
         if isinstance(x, (list, tuple)):
