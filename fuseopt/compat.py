@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 
+#: Targets of FX nodes: `torch.cond` and its like, and the switch of `torch.no_grad`.
+HIGHER_ORDER = HigherOrderOperator
+GRAD_SWITCH = torch._C._set_grad_enabled
+#: A view of a tensor's memory that reads it negated, as `x.conj().imag` does.
+negated_view = torch._neg_view
 #: `torch.tensor` in a graph of Dynamo's: of a constant, and of a number that changes.
 MAKE_TENSOR = (
     torch.tensor,

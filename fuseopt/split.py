@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Node
+
+from .compat import GRAD_SWITCH, HIGHER_ORDER
 
 Side = Literal["before", "update", "after"]
 
@@ -52,7 +53,6 @@ RANDOM = (
 #: Calls that go backward through what the graph recorded.
 BACKWARD = frozenset({"grad", "backward"})
 DETACHING = frozenset({"detach", "_get_data_attr"})
-SWITCH = torch._C._set_grad_enabled
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ def written(node: Node) -> list[Node]:
         return found
     name = _name(node)
     inplace = name in INPLACE_OPERATORS or (name.endswith("_") and name[-2:] != "__")
-    if (inplace and node.target is not SWITCH) or node.kwargs.get("inplace") is True:
+    if (inplace and node.target is not GRAD_SWITCH) or node.kwargs.get(
+        "inplace"
+    ) is True:
         found += _nodes(node.args[0] if node.args else node.kwargs.get("self"))
     return found
 
@@ -149,7 +151,7 @@ def _storages(node: Node) -> set[int]:
 
 
 def _is_compute(node: Node) -> bool:
-    heavy = isinstance(node.target, HigherOrderOperator) or node.op == "call_module"
+    heavy = isinstance(node.target, HIGHER_ORDER) or node.op == "call_module"
     return heavy or _name(node).partition(".")[0] in COMPUTE
 
 
@@ -180,7 +182,7 @@ class _Facts:
         self.local: set[int] = set()  # storages made and changed by the graph itself
         self.entry = mode = torch.is_grad_enabled()
         for n in self.nodes:
-            if n.target is SWITCH:
+            if n.target is GRAD_SWITCH:
                 mode = bool(n.args[0])
                 continue
             self.recording[n] = mode
@@ -301,6 +303,10 @@ def decide(gm: GraphModule, args: Sequence[Any]) -> Decision:
             # a schedule's numbers: eager's bits, and nothing that compiling could gain
             return Decision("eager", f"{why}, and computes only numbers")
         return Decision("fallback", why)
+    if any(_name(n).endswith("_increment_nesting") for n in facts.calls):
+        # levels that are entered and left: no part of them can run alone
+        why = "the step is written with a transform (torch.func.grad, torch.vmap)"
+        return Decision("eager", why)
     if any(n in facts.recorded for n in facts.writes):
         why = "autograd records what this graph writes, so it must run as it is"
         return Decision("eager", why)
@@ -402,10 +408,10 @@ def _cut(
     for n in calls:
         if facts.recording[n] != mode:
             mode = facts.recording[n]
-            graph.call_function(SWITCH, (mode,))
+            graph.call_function(GRAD_SWITCH, (mode,))
         take(n)
     if mode != facts.entry:
-        graph.call_function(SWITCH, (facts.entry,))
+        graph.call_function(GRAD_SWITCH, (facts.entry,))
     graph.output(tuple(copies[n] for n in outputs))
     return GraphModule(gm, graph)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
-from tests.steps import same_bits
+from fuseopt.backend import session
+from tests.steps import capturable_on_cpu, same_bits
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -310,3 +311,323 @@ def test_a_schedule_in_numpy(function: Callable[..., None]) -> None:
     assert all(r.launches <= 2 for r in updates)
     for report in fuseopt.reports():
         assert not report.fallback or "computes only numbers" in report.fallback
+
+
+# ---------------------------------------------------------------- higher-order ops
+
+
+def test_an_update_that_needs_a_branch_runs_in_eager() -> None:
+    def step(p: Tensor, g: Tensor) -> None:
+        p.sub_(torch.cond(g.sum() > 0, lambda g: g * 2, lambda g: g * 3, (g,)))
+
+    runs = []
+    for function in (compiled(step), step):
+        p, g = torch.zeros(4), torch.linspace(-1, 2, 4)
+        with torch.no_grad():
+            function(p, g)
+            function(p, -g)
+        runs.append(p)
+    assert same_bits(*runs)
+    (report,) = fuseopt.reports()
+    assert "a higher-order op (cond)" in report.fallback
+
+
+def test_a_branch_that_the_update_does_not_need_is_a_part() -> None:
+    def step(p: Tensor, g: Tensor) -> Tensor:
+        p.sub_(g * 2)
+        return torch.cond(g.sum() > 0, torch.sin, torch.cos, (g,))
+
+    runs = []
+    for function in (compiled(step, fallback="eager"), step):
+        p, g = torch.zeros(4), torch.linspace(-1, 2, 4)
+        with torch.no_grad():
+            runs.append([function(p, g), function(p, -g), p])
+    assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+    assert places() == [("update", "fuseopt"), ("after", "eager")]
+
+
+def test_a_checkpointed_forward_beside_an_update() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def step(model: Any, average: Tensor, x: Tensor) -> Tensor:
+        out = checkpoint(lambda x: model(x).tanh(), x, use_reentrant=False)
+        with torch.no_grad():
+            average.lerp_(model.weight, 0.1)
+        return out
+
+    runs = []
+    for function in (compiled(step, fallback="eager"), step):
+        model, average = linear(), torch.zeros(4, 4)
+        out = function(model, average, torch.ones(2, 4))
+        out.sum().backward()
+        runs.append([out.detach(), average, model.weight.grad])
+    assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+    assert places() == [("before", "eager"), ("update", "fuseopt")]
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap"])
+def test_transforms_run_in_eager(transform: str) -> None:
+    """Their levels are global state: a graph with them is not begun and left."""
+
+    def by_grad(p: Tensor, g: Tensor) -> None:
+        p.sub_(torch.func.grad(lambda w: (g @ w).square().sum())(p))
+
+    def by_vmap(p: Tensor, g: Tensor) -> None:
+        p.sub_(torch.vmap(lambda row: row / row.norm())(g))
+
+    step = by_grad if transform == "grad" else by_vmap
+    runs = []
+    for function in (compiled(step), step):
+        p, g = torch.ones(3, 3), torch.linspace(1, 2, 9).view(3, 3)
+        with torch.no_grad():
+            function(p, g)
+        runs.append(p)
+    assert same_bits(*runs)
+    (report,) = fuseopt.reports()
+    assert "written with a transform" in report.fallback
+
+
+def test_a_graph_that_calls_a_module() -> None:
+    """Made by hand: Dynamo inlines modules. The update beside the call is compiled."""
+
+    class Root(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = linear()
+
+    graph = torch.fx.Graph()
+    p, x = graph.placeholder("p"), graph.placeholder("x")
+    p.meta["example_value"], x.meta["example_value"] = torch.ones(4), torch.ones(2, 4)
+    out = graph.call_module("layer", (x,))
+    out.meta["example_value"] = torch.ones(2, 4)
+    graph.call_method("mul_", (p, 0.5)).meta["example_value"] = p.meta["example_value"]
+    graph.output((out,))
+    gm = torch.fx.GraphModule(Root(), graph)
+    with torch.no_grad():
+        run = backend(
+            gm, [torch.ones(4), torch.ones(2, 4)], options={"fallback": "eager"}
+        )
+        mine, x_now = torch.ones(4), torch.randn(2, 4)
+        (got,) = run(mine, x_now)
+        assert same_bits(got, gm.layer(x_now))
+    assert same_bits(mine, torch.full((4,), 0.5))
+    assert places() == [("before", "eager"), ("update", "fuseopt")]
+
+
+# ---------------------------------------------------------------- training
+
+
+class Attention(torch.nn.Module):
+    """One head of attention, a norm and a projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24)
+        self.norm = torch.nn.LayerNorm(8)
+        self.out = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.out(mixed)
+
+
+class Cube(torch.autograd.Function):
+    """x**3, with a gradient that is not its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * 2.0 * x
+
+
+class Custom(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Cube.apply(self.layer(x))
+
+
+def train(make: Callable[[], Any], where: str | None, steps: int = 3) -> Any:
+    """Train a model; with `where` the model and the step are both compiled."""
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    forward, step = model, optimizer.step
+    if where is not None:
+        forward, step = compiled(model, fallback=where), compiled(step, fallback=where)
+    else:
+        for group in optimizer.param_groups:
+            group["capturable"] = True
+    losses = []
+    for i in range(steps):
+        x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(i))
+        loss = forward(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        with capturable_on_cpu():
+            step()
+        losses.append(loss.detach())
+    return model, losses
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (Attention, "eager"),
+        (Custom, "eager"),
+        (Custom, "inductor"),
+        pytest.param(Attention, "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_and_its_step_are_trained(make: Callable[[], Any], where: str) -> None:
+    """Attention, a function with a gradient of its own: the model elsewhere, the
+    update here."""
+    model, losses = train(make, where)
+    reference, expected = train(make, None)
+    if where == "eager":
+        assert_same(model, reference)
+    torch.testing.assert_close(losses, expected)
+    forwards = [r for r in fuseopt.reports() if r.fallback]
+    assert len(forwards) == 1
+    assert f"It runs in {where}: autograd records this graph" in forwards[0].fallback
+    updates = [r for r in fuseopt.reports() if not r.fallback]
+    assert updates
+    assert all(r.launches == 1 and not r.externs for r in updates)
+
+
+def test_a_whole_train_step_in_one_function() -> None:
+    """Forward, backward and step: Dynamo makes graphs of it, each goes where it can."""
+
+    def step(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    runs = []
+    for function in (compiled(step, fallback="eager"), step):
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, foreach=True)
+        for i in range(4):
+            x = torch.randn(3, 4, generator=torch.Generator().manual_seed(i))
+            loss = function(model, optimizer, x)
+        runs.append([loss.detach(), *model.state_dict().values()])
+    assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+    kinds = [r.launches if not r.fallback else 0 for r in fuseopt.reports()]
+    assert 0 in kinds
+    assert 1 in kinds
+
+
+def clip_step_average(optimizer: Any, params: list[Any], average: list[Tensor]) -> None:
+    """Clip, step and a moving average: one graph, since nothing breaks it."""
+    with torch.no_grad():
+        torch.nn.utils.clip_grad_norm_(params, 0.5)
+        inspect.unwrap(type(optimizer).step)(optimizer)
+        torch._foreach_lerp_(average, params, 0.1)
+
+
+@pytest.mark.parametrize("where", ["inductor", "eager", "error"])
+def test_clip_step_and_average_in_one_graph(where: str) -> None:
+    """All of it is update, so nothing leaves it, whatever the fallback."""
+    runs = []
+    for function in (compiled(clip_step_average, fallback=where), clip_step_average):
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(s)) for s in ((4, 3), (5,), ())]
+        average = [p.detach().clone() for p in params]
+        capturable = function is clip_step_average
+        optimizer = torch.optim.AdamW(params, foreach=True, capturable=capturable)
+        for _ in range(4):
+            for p in params:
+                p.grad = torch.randn(p.shape)
+            with capturable_on_cpu():
+                function(optimizer, params, average)
+        runs.append([*params, *average, *(p.grad for p in params)])
+    assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+    assert all(not r.fallback and not r.parts for r in fuseopt.reports())
+
+
+# ---------------------------------------------------------------- dynamic shapes
+
+
+def test_a_batch_of_another_size_under_dynamic_shapes() -> None:
+    """The model's graph has symbols in its shapes, the update is built once."""
+    torch.manual_seed(0)
+    models = [Custom(), Custom()]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, foreach=True) for m in models]
+    forward = torch.compile(
+        models[0], backend=backend, dynamic=True, options={"fallback": "eager"}
+    )
+    step = torch.compile(optimizers[0].step, backend=backend, dynamic=True)
+    built = []
+    for batch in (2, 3, 7):
+        x = torch.randn(batch, 8)
+        for model, call, update in (
+            (models[0], forward, step),
+            (models[1], models[1], optimizers[1].step),
+        ):
+            model.zero_grad()
+            call(x).square().mean().backward()
+            update()
+        built.append(session.builder.builds)
+        assert_same(models[0], models[1])
+    assert built[0] == built[-1]
+
+
+def test_parameters_of_new_shapes_build_no_kernel() -> None:
+    def update(p: Tensor, g: Tensor, m: Tensor) -> None:
+        m.lerp_(g, 0.1)
+        p.mul_(0.99).addcdiv_(m, m.abs() + 1e-3, value=-0.1)
+
+    step = torch.compile(update, backend=backend, dynamic=True)
+    counts = []
+    for shape in ((3, 4), (5, 6), (1, 7), (8, 2)):
+        runs = []
+        for function in (step, update):
+            torch.manual_seed(0)
+            triple = [torch.randn(shape) for _ in range(3)]
+            with torch.no_grad():
+                function(*triple)
+            runs.append(triple)
+        assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+        counts.append(session.builder.builds)
+    assert len(set(counts)) == 1
+    assert all(r.launches == 1 and not r.fallback for r in fuseopt.reports())
+
+
+def test_a_mixed_graph_under_dynamic_shapes() -> None:
+    """What one part hands to another has a size that changes from call to call."""
+
+    def step(w: Tensor, p: Tensor, x: Tensor) -> Tensor:
+        out = (x @ w).tanh()
+        with torch.no_grad():
+            p.add_(out.detach().sum(0) * 0.5)
+        return out
+
+    runs = []
+    for function in (
+        torch.compile(
+            step, backend=backend, dynamic=True, options={"fallback": "inductor"}
+        ),
+        step,
+    ):
+        w, p = torch.eye(4, requires_grad=True), torch.zeros(4)
+        outs = []
+        for batch in (2, 3, 5):
+            x = torch.linspace(-1, 1, batch * 4).view(batch, 4)
+            outs.append(function(w, p, x))
+            outs[-1].sum().backward()
+        runs.append([*outs, w.grad, p])
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b)
+    for report in fuseopt.reports():  # one for each size that came by
+        assert [part.where for part in report.parts] == ["inductor", "fuseopt"]

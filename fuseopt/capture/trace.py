@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ..compat import MAKE_TENSOR
+from ..compat import HIGHER_ORDER, MAKE_TENSOR
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..ir import Graph
 from .constants import swap
@@ -238,6 +238,11 @@ class _Interpreter:
             return self._product(self.products[node])
         if node.op == "call_module":
             raise CaptureError(f"the graph calls a module ({node.target})")
+        if isinstance(node.target, HIGHER_ORDER):
+            raise CaptureError(
+                f"the update depends on a higher-order op ({node.target})\n"
+                f"{self.recorder.line}"
+            )
         if node.target is operator.getitem:
             picked = self._map(node.args[0])
             if isinstance(picked, (list, tuple)):

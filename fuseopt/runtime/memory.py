@@ -17,6 +17,7 @@ import torch
 from ..capture.promote import NAMED_DTYPES, PARTS
 from ..capture.record import Call, TensorRef, tensors_in
 from ..capture.scalars import Sym
+from ..compat import negated_view
 from ..errors import LaunchError
 from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule, span
 
@@ -220,7 +221,7 @@ class Memory:
             t = self.tensor(x.buffer)
             t = torch.view_as_complex(t) if x.complex else t
             t = t.conj() if x.conj else t
-            return torch._neg_view(t) if x.neg else t
+            return negated_view(t) if x.neg else t
         if isinstance(x, Sym):
             return self.numbers[x.index]
         if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
