@@ -108,7 +108,7 @@ CALLS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "known arithmetic": (lambda g: g * (torch.tensor([0.5]) + 1).exp(), 2),
     "a known number": (lambda g: g * torch.tensor([0.5, 0.25]).sum(), 2),
     "numbers of 64 bits": (lambda g: (g.long() + torch.tensor([2**60 + 1])) % 7 * g, 4),
-    "bit view": (lambda g: ((g * 2).view(torch.int32) >> 16 << 16).view(g.dtype), 2),
+    "bit view": (lambda g: ((g * 2).view(torch.int32) >> 16 << 16).view(g.dtype), 3),
 }
 
 
