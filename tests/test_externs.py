@@ -154,3 +154,195 @@ def test_a_tensor_of_the_closure_is_read_at_each_call() -> None:
         step(q, g)
         weight.mul_(2.0)
         assert same_bits(p, q)
+
+
+def in_place_on_a_view(p: Tensor, g: Tensor, m: Tensor) -> None:
+    p.mul_(0.5)
+    p[1:3].cumsum_(0)
+    p.T[0].sub_(g[0] * 2)
+    m.reshape(-1).index_add_(0, torch.tensor([3, 1]), g[0, :2])
+    m.add_(p)
+
+
+def in_place_calls(p: Tensor, g: Tensor, m: Tensor) -> None:
+    m.index_put_((torch.tensor([0, 2]),), g[0] * 2, accumulate=True)
+    m.scatter_(1, (g > 0).long(), 3.0).mul_(2.0)
+    m.masked_fill_(g > 1, 0.25).add_(g)
+    m.index_copy_(0, torch.tensor([5]), g[1:2] + m[0:1])
+    p[:, 2] = m[:, 0] * 2
+    p[g > 0] = 0.5
+    p.tril_().sub_(m, alpha=0.1)
+
+
+def given_memory(p: Tensor, g: Tensor, m: Tensor) -> None:
+    """`out=` writes a state tensor, a temporary and a part of a parameter."""
+    torch.cumsum(g * 2, 0, out=m)
+    made = torch.empty_like(g)
+    torch.matmul(m, g + 1, out=made)
+    torch.cumsum(made[0], 0, out=p[0])
+    p.sub_(made * 0.1)
+
+
+def lists(p: Tensor, g: Tensor, m: Tensor) -> None:
+    """Calls that return views in a list: of a parameter, of a call's result."""
+    for part in torch.split(p, 2):
+        part.mul_(2.0).add_(torch.cumsum(part, 0))
+    first, second = torch.cumsum(g * 2, 0).chunk(2)
+    first.mul_(3.0)
+    m[:3].sub_(first)
+    m[3:].sub_(second * first)
+    for row in p.unbind():
+        row.sub_(row.sum())
+
+
+def in_turn(p: Tensor, g: Tensor, m: Tensor) -> None:
+    """Each call reads what arithmetic before it wrote, and is read after it."""
+    for _ in range(3):
+        m.mul_(0.9).add_(torch.cumsum(p, 0), alpha=0.1)
+        p.sub_(torch.cumsum(m, 1) * 0.1)
+        g.add_(p.flip(0))
+
+
+def old_values(p: Tensor, g: Tensor, m: Tensor) -> None:
+    """A result is used after what it was made of has changed."""
+    before = torch.cumsum(p, 0)
+    view = p[1]
+    kept = view.clone()
+    p.mul_(2.0)
+    after = torch.cumsum(p, 0)
+    m.copy_(after - before).add_(view).sub_(kept)
+
+
+def results(p: Tensor, g: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+    """What is returned is a call's result, a view, a temporary and a parameter."""
+    made = torch.cumsum(g, 0)
+    p.sub_(made)
+    return made, made[1:3], p[2], made * 2, p
+
+
+def two_results(p: Tensor, g: Tensor, m: Tensor) -> None:
+    values, order = torch.sort(g * 2, dim=1)
+    m.copy_(values * 2).add_(order)
+    p.sub_(torch.linalg.qr(g.T)[1]).add_(torch.frexp(g * 3)[0])
+
+
+UPDATES: list[Update] = [
+    in_place_on_a_view,
+    in_place_calls,
+    given_memory,
+    lists,
+    in_turn,
+    old_values,
+    results,
+    two_results,
+]
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=lambda u: u.__name__)
+def test_calls_that_share_and_change_memory(update: Update) -> None:
+    def flat(*triple: Tensor) -> Tensor | None:
+        got = update(*triple)
+        return None if got is None else torch.cat([t.flatten() for t in got])
+
+    assert not check(flat).fallback
+
+
+def transposed() -> list[list[Tensor]]:
+    return [[t.T for t in triple] for triple in state((6, 6))]
+
+
+@pytest.mark.parametrize(
+    "update",
+    # Dynamo itself refuses out= that is not contiguous
+    [u for u in UPDATES if u is not given_memory],
+    ids=lambda u: u.__name__,
+)
+def test_the_same_on_transposed_tensors(update: Update) -> None:
+    def nothing(*triple: Tensor) -> None:
+        update(*triple)
+
+    assert not check(nothing, transposed).fallback
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=lambda u: u.__name__)
+def test_strides_that_change_between_calls(update: Update) -> None:
+    """Views and results of calls follow: Dynamo guards no gradient's strides."""
+
+    def step(p: Any, m: Tensor) -> None:
+        update(p.data, p.grad, m)
+
+    compiled = torch.compile(step, backend=backend)
+    pairs = [(torch.nn.Parameter(s[0]), s[2]) for s in (state(n=1) + state(n=1))]
+    for call in range(5):
+        grad = torch.randn(6, 6, generator=torch.Generator().manual_seed(call))
+        for (p, m), function in zip(pairs, (compiled, step), strict=True):
+            p.grad = grad.clone().T if call % 2 else grad.clone()
+            function(p, m)
+        (p, m), (q, n) = pairs
+        assert same_bits(p.data, q.data), call
+        assert same_bits(m, n), call
+        assert same_bits(pairs[0][0].grad, pairs[1][0].grad), call
+
+
+def test_a_call_that_raises_leaves_what_eager_leaves() -> None:
+    """The kernels before it have run, nothing after it; the next call is whole."""
+
+    def step(p: Tensor, g: Tensor, m: Tensor) -> None:
+        m.mul_(2.0)
+        factor = torch.linalg.cholesky(m)
+        p.sub_(factor @ g)
+
+    compiled = torch.compile(step, backend=backend)
+    runs = []
+    for function in (compiled, step):
+        p, g, m = torch.ones(3, 3), torch.ones(3, 3), torch.eye(3)
+        with torch.no_grad():
+            function(p, g, m)
+            m[0, 0] = -1.0
+            with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):
+                function(p, g, m)
+            after = [t.clone() for t in (p, g, m)]
+            m.copy_(torch.eye(3))
+            function(p, g, m)
+        runs.append([*after, p, g, m])
+    assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_a_shape_that_depends_on_data_ends_the_graph() -> None:
+    """Dynamo cuts there; the update on either side is compiled."""
+
+    def step(p: Tensor, g: Tensor) -> None:
+        p.mul_(0.5)
+        p.sub_(g[g > 0].sum())
+        p.add_(g)
+
+    compiled = torch.compile(step, backend=backend, options={"fallback": "eager"})
+    runs = []
+    for function in (compiled, step):
+        p = torch.ones(4, 4)
+        with torch.no_grad():
+            for seed in range(3):
+                generator = torch.Generator().manual_seed(seed)
+                function(p, torch.randn(4, 4, generator=generator))
+        runs.append(p)
+    assert same_bits(*runs)
+    assert [r.launches for r in fuseopt.reports() if not r.fallback]
+
+
+def test_a_shape_that_depends_on_data_inside_a_graph_is_named() -> None:
+    """With Dynamo told to go on, the graph runs in eager and the report says why."""
+
+    def step(p: Tensor, g: Tensor) -> None:
+        p.sub_(g[g > 0].sum())
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(step, backend=backend, fullgraph=True)
+        p, q, g = torch.ones(4), torch.ones(4), torch.linspace(-1, 2, 4)
+        with torch.no_grad():
+            compiled(p, g)
+            step(q, g)
+    assert same_bits(p, q)
+    (report,) = fuseopt.reports()
+    assert "cannot be recorded" in report.fallback
+    assert "g[g > 0]" in report.fallback
