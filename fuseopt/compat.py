@@ -10,6 +10,8 @@ import functools
 import importlib
 import inspect
 import sys
+import types
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,15 +161,19 @@ def on_trace(
 ) -> None:
     """Call `check(optimizer)` when Dynamo starts to trace a step for `backend`.
 
-    An exception from `check` reaches the caller of the step before anything ran. Relies
-    on Dynamo's compile callbacks and on local names of the frames that trace; where
-    they are others, nothing is checked.
+    An exception from `check` reaches the caller of the step before anything ran. From
+    its second trace on, a step takes the learning rate as a symbol: it may have been
+    traced again for the state that its first call made, and the rate would change next.
+    Relies on Dynamo's compile callbacks and on local names of the frames that trace;
+    where they are others, nothing is checked.
     """
     try:
         import torch._dynamo
         from torch._dynamo.callback import callback_handler
     except ImportError:
         return
+
+    traced_before: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def started(_: Any) -> None:
         frame = sys._getframe(1)
@@ -183,6 +189,9 @@ def on_trace(
             names.get("compiler_fn"), backend
         ):
             check(owner)
+            if owner in traced_before:
+                _expect_changes(getattr(names["frame"], "f_code", None), "['lr']")
+            traced_before.add(owner)
 
     # a callback may run while Dynamo is tracing: it must not trace this too
     started = torch._dynamo.disable(started)  # type: ignore[no-untyped-call]
@@ -195,6 +204,30 @@ def on_trace(
 
     callback_handler.clear = clear  # type: ignore[method-assign]
     callback_handler.register_start_callback(started)
+
+
+def _expect_changes(code: types.CodeType | None, ending: str) -> None:
+    """Let Dynamo's next compilation of `code` take floats of such names as symbols.
+
+    Relies on the record by which Dynamo knows which numbers changed; where it is
+    missing, a number becomes a symbol when it has changed, one compilation later.
+    """
+    try:
+        from torch._dynamo.pgo import auto_dynamic, get_code_state
+
+        for place, state in get_code_state().items():
+            if code is None or place.name != code.co_name:
+                continue
+            if (place.filename, place.firstlineno) != (
+                code.co_filename,
+                code.co_firstlineno,
+            ):
+                continue
+            for name, entry in state.automatic_dynamic.items():
+                if name.endswith(ending) and isinstance(entry.scalar, float):
+                    entry.scalar = auto_dynamic
+    except (ImportError, AttributeError):
+        return
 
 
 def on_recompile_limit(
