@@ -12,6 +12,7 @@ and AVX-512): where eager's compiler contracted a product and a sum, the rule sa
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import pack, unpack
 
 from .ir import DTYPE_BYTES, FLOATS, Instr
 
@@ -27,6 +28,11 @@ LARGEST = {
 MAPPED = ("expm1", "log1p", "lgamma")
 #: Those it takes from Sleef in vectorized loops, and from C's library in what is left.
 LOOPS = ("exp2", "sinh", "cosh", "atanh", "atan2", "hypot")
+
+
+def single(value: float) -> float:
+    """The float32 nearest to a number."""
+    return float(unpack("f", pack("f", value))[0])
 
 
 class Builder:
@@ -45,6 +51,8 @@ class Builder:
         self.instrs: list[Instr] = []
         self.known: dict[Instr, int] = {}
         self.numbers: dict[int, float | None] = {}
+        #: operands that are one number for all elements, written or without dimensions
+        self.shared: set[int] = set()
 
     def emit(self, instr: Instr) -> int:
         if instr not in self.known:
@@ -191,7 +199,8 @@ def pow(b: Builder, x: int, y: int) -> int | None:
             square = b.rounded(square) if b.common == "bf16" else square
             return b.op("div", b.const(1.0), square)
         if exponent == -0.5:
-            return rsqrt(b, x) if b.common != "f16" else inverse_sqrt(b, x)
+            twice = 2 if b.common == "bf16" else None
+            return rsqrt(b, x, twice) if b.common != "f16" else inverse_sqrt(b, x)
         if b.common == "f32":
             # eager takes the power in double, the exponent being one, but in its
             # vector loop
@@ -261,10 +270,10 @@ def inverse_sqrt(b: Builder, x: int) -> int:
     return b.op("div", b.const(1.0), b.op("sqrt", x))
 
 
-def rsqrt(b: Builder, x: int) -> int:
+def rsqrt(b: Builder, x: int, size: int | None = None) -> int:
     """1 / sqrt(x); of 16-bit floats, what loops leave over is rounded twice."""
     leftover = b.op("div", b.const(1.0), b.rounded(b.op("sqrt", x)))
-    return b.tail(leftover, inverse_sqrt(b, x))
+    return b.tail(leftover, inverse_sqrt(b, x), size)
 
 
 def in_vectors(b: Builder, plain: int, function: str, *args: int) -> int:
@@ -278,7 +287,7 @@ def in_vectors(b: Builder, plain: int, function: str, *args: int) -> int:
     return vector if b.narrow() else b.tail(plain, vector, DTYPE_BYTES[b.compute])
 
 
-def loop(function: str) -> Rule:
+def loop(function: str) -> Callable[..., int]:
     """A function of eager's vectorized loops."""
 
     def rule(b: Builder, *args: int) -> int:
@@ -296,7 +305,7 @@ def mapped(function: str) -> Rule:
     return rule
 
 
-def library(function: str) -> Rule:
+def library(function: str) -> Callable[..., int]:
     """A function of a vector library on f32 and f64, of Sleef on 16-bit floats."""
 
     def rule(b: Builder, x: int) -> int:
@@ -305,6 +314,21 @@ def library(function: str) -> Rule:
         return b.op(f"{'sleef_' if b.narrow() else 'v'}{function}", x)
 
     return rule
+
+
+def erf(b: Builder, x: int) -> int:
+    """As the library has it; of 16-bit floats a polynomial (Abramowitz and Stegun)."""
+    if not b.vector_library or not b.narrow():
+        return library("erf")(b, x)
+    size, one = b.op("abs", x), b.const(1.0)
+    t = b.op("div", one, b.op("fma", b.const(single(0.3275911)), size, one))
+    factors = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+    series = b.const(single(factors[0]))
+    for factor in factors[1:]:
+        series = b.op("fma", series, t, b.const(single(factor)))
+    bell = b.op("neg", b.op("sleef_exp", b.op("neg", b.op("mul", x, x))))
+    value = b.op("fma", b.op("mul", bell, t), series, one)
+    return b.op("where", sign_bit(b, x), b.op("neg", value), value)
 
 
 def over_exp(b: Builder, top: int, x: int) -> int:
@@ -398,7 +422,9 @@ def other_side(b: Builder, rest: int, y: int) -> int:
 def div_trunc(b: Builder, x: int, y: int) -> int | None:
     """x / y without its fraction."""
     if not b.is_int():
-        return b.op("trunc", b.rounded(b.op("div", x, y)))
+        quotient = b.op("div", x, y)
+        # eager computes in float32 throughout, if one number divides all
+        return b.op("trunc", quotient if y in b.shared else b.rounded(quotient))
     made = integer_quotient(b, x, y)
     return made and made[1]
 
@@ -413,15 +439,20 @@ def div_floor(b: Builder, x: int, y: int) -> int | None:
         less = b.op("sub", quotient, b.const(1))
         return b.op("where", other_side(b, rest, y), less, quotient)
     zero, one = b.const(0.0), b.const(1.0)
-    plain = b.rounded(b.op("div", x, y))
+
+    def kept(value: int) -> int:
+        # eager rounds all on the way, but where one number divides all
+        return value if y in b.shared else b.rounded(value)
+
+    plain = kept(b.op("div", x, y))
     rest = b.op("fmod", x, y)
-    quotient = b.rounded(b.op("div", b.rounded(b.op("sub", x, rest)), y))
-    less = b.rounded(b.op("sub", quotient, one))
+    quotient = kept(b.op("div", kept(b.op("sub", x, rest)), y))
+    less = kept(b.op("sub", quotient, one))
     quotient = b.op("where", other_side(b, rest, y), less, quotient)
     whole = b.op("floor", quotient)
-    over = b.rounded(b.op("sub", quotient, whole))
+    over = kept(b.op("sub", quotient, whole))
     near = b.compare("lt", b.const(0.5), over)
-    whole = b.op("where", near, b.rounded(b.op("add", whole, one)), whole)
+    whole = b.op("where", near, kept(b.op("add", whole, one)), whole)
     signed = copysign(b, zero, plain)
     whole = b.op("where", b.compare("eq", quotient, zero), signed, whole)
     return b.op("where", b.compare("eq", y, zero), plain, whole)
@@ -435,14 +466,14 @@ def remainder(b: Builder, x: int, y: int) -> int | None:
             return None
         y, _, rest = made
     else:
-        rest = b.op("fmod", x, y)
+        rest = loop("fmod")(b, x, y)
     return b.op("where", other_side(b, rest, y), b.op("add", rest, y), rest)
 
 
 def fmod(b: Builder, x: int, y: int) -> int | None:
     """With the sign of the dividend."""
     if not b.is_int():
-        return b.op("fmod", x, y)
+        return loop("fmod")(b, x, y)
     made = integer_quotient(b, x, y)
     return made and made[2]
 

@@ -84,7 +84,7 @@ ARITY = {
     "not": 1,
     "where": 3,
     # is this element in the part that eager's vector loop leaves over? attr: 1 if asked
-    # of elements, 0 if of a single number, which always is; 4 or 8 if the loop takes
+    # of elements, 0 if of a single number, which always is; 2, 4, 8 if the loop takes
     # two vectors of elements of so many bytes at a time, else it takes 32 elements
     "tail": 0,
 }
@@ -108,7 +108,7 @@ VECTOR = {
     **{
         f"sleef_{name}": name
         for name in FUNCTIONS
-        if name not in ("asinh", "acosh", "fmod", "nextafter")
+        if name not in ("asinh", "acosh", "nextafter")
     },
 }
 ARITY.update(FUNCTIONS)

@@ -53,13 +53,14 @@ UNCHANGED = frozenset({"copy", "fill", "bitcast"})
 ROUND_NUMBERS = frozenset(
     (
         "add sub rsub mul_rounded pow clamp clamp_min clamp_max maximum minimum "
-        "hardtanh lt le gt ge eq ne copysign heaviside xlogy fmod remainder div_floor "
-        "div_trunc masked_fill nan_to_num atan2 hypot"
+        "hardtanh lt le gt ge eq ne copysign heaviside xlogy fmod remainder "
+        "masked_fill nan_to_num atan2 hypot"
     ).split()
 )
 #: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
 WIDE_ZERO_DIM = frozenset(
     {("mul", 1), ("div", 1), ("lerp", 2), ("addcmul", 3), ("addcdiv", 3)}
+    | {("floor_divide", 1), ("div_floor", 1), ("div_trunc", 1)}
 )
 
 RULES: dict[str, Rule] = {
@@ -141,6 +142,7 @@ RULES: dict[str, Rule] = {
     # a tensor seen as another type of the same size
     "bitcast": lambda b, x: b.op("bitcast", x, dtype=b.common),
     **{op: f.library(op) for op in VENDOR},
+    "erf": f.erf,
     **{op: f.mapped(op) for op in f.MAPPED},
     **{op: f.loop(op) for op in f.LOOPS},
     **{op: f.plain(op) for op in ("asinh", "acosh")},
@@ -191,13 +193,17 @@ def lower(
                 # eager casts to the common type, then widens to compute; the first
                 # rounds only where a 0-d tensor is wider than what it meets
                 wide = operand.zero_dim and (op, position) in WIDE_ZERO_DIM
-                args.append(b.cast(x if wide else b.cast(x, common), compute))
+                x = b.cast(x if wide else b.cast(x, common), compute)
+                args.append(x)
+                if operand.zero_dim:
+                    b.shared.add(x)
             continue
         x = b.emit(Instr("scalar", (), compute, n_scalars))
         n_scalars += 1
         if op in ROUND_NUMBERS:
             x = b.rounded(x)
         b.numbers[x] = operand.value
+        b.shared.add(x)
         args.append(x)
     made = rule(b, *args)
     if made is None:

@@ -202,7 +202,7 @@ def _check_instrs(
             _require(isinstance(instr.attr, (int, float)), f"{here}: no number")
         elif instr.op == "tail":
             _require(
-                instr.attr in (None, 0, 1, 4, 8), f"{here}: attribute {instr.attr}"
+                instr.attr in (None, 0, 1, 2, 4, 8), f"{here}: attribute {instr.attr}"
             )
         else:
             _require(instr.attr is None, f"{here}: has attribute {instr.attr}")

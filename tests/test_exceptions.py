@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 import fuseopt
-from fuseopt.lowering import RULES
-from tests.op_cases import OPS
 from tests.steps import (
     DTYPES,
     ELEVEN,
@@ -137,52 +135,6 @@ def numbers(dtype: torch.dtype, seed: int) -> Tensor:
     return 3 * torch.randn(N, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-#: Rules that need no entry: copies, and those whose op OPS reaches under another name.
-UNNAMED = set(
-    "mul_rounded fma copy fill lt le gt ge eq ne isnan "
-    "logical_and logical_or logical_xor logical_not "
-    # on bits and integers: test_ops.py
-    "bitcast nextafter bitwise_and bitwise_or bitwise_xor bitwise_not "
-    "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__".split()
-)
-
-
-def test_every_rule_is_measured() -> None:
-    assert {name.split()[0] for name in OPS} | UNNAMED >= RULES.keys()
-
-
-@pytest.fixture(scope="module")
-def measured() -> dict[str, list[int]]:
-    """The distance of every op to eager, by dtype: all ops in one compiled function."""
-
-    def every(outs: list[Tensor], x: Tensor, y: Tensor, z: Tensor) -> None:
-        for out, op in zip(outs, OPS.values(), strict=True):
-            out.copy_(op(x, y, z))
-
-    found: dict[str, list[int]] = {name: [] for name in OPS}
-    for dtype in DTYPES:
-        torch._dynamo.reset()
-        x, y, z = (numbers(dtype, seed) for seed in range(3))
-        outs = [torch.empty_like(x) for _ in OPS]
-        torch.compile(every, backend="fuseopt", options={"fallback": "error"})(
-            outs, x, y, z
-        )
-        (report,) = fuseopt.reports()
-        assert not report.externs, report.externs
-        for (name, op), got in zip(OPS.items(), outs, strict=True):
-            found[name].append(ulps(got, op(x, y, z)))
-    for name, row in found.items():
-        print(name, *row)
-    return found
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_distance_of_an_op_to_eager(name: str, measured: dict[str, list[int]]) -> None:
-    bounds = rows("functions").get(name, [0.0] * len(DTYPES))
-    for column, x, bound in zip(COLUMNS, measured[name], bounds, strict=True):
-        assert x <= bound, f"{name} of {column}: {x} ulp, the page says {bound}"
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_the_function_addcdiv_is_left_apart(dtype: torch.dtype) -> None:
     """As the page says: at most 2 ulp of the larger term, which the sum may cancel."""
@@ -261,7 +213,3 @@ def test_methods_with_a_scale_are_put_together_again(dtype: torch.dtype) -> None
     torch.compile(update, backend="fuseopt")(got[0], y, z, got[1])
     update(want[0], y, z, want[1])
     assert [ulps(a, b) for a, b in zip(got, want, strict=True)] == [0, 0]
-
-
-def test_the_table_of_functions_names_ops_that_are_measured() -> None:
-    assert rows("functions").keys() <= OPS.keys()

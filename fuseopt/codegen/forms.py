@@ -114,15 +114,15 @@ class Vector(NamedTuple):
 #: Names that the vendor's library has for functions.
 _VENDOR = {"log": "Ln"}
 #: Accuracies of Sleef's functions where eager takes not those within 1.0 ulp.
-_SLEEF = {"erfc": "u15", "hypot": "u05"}
+_SLEEF = {"erfc": "_u15", "hypot": "_u05", "fmod": ""}
 
 
 def _vector(name: str, dtype: str) -> Vector:
     function, single = VECTOR[name], dtype == "f32"
     plain = f"{function}f" if single else function
     if name.startswith("sleef_"):
-        lanes, accuracy = "f8" if single else "d4", _SLEEF.get(function, "u10")
-        symbol = f"Sleef_{function}{lanes}_{accuracy}"
+        lanes, accuracy = "f8" if single else "d4", _SLEEF.get(function, "_u10")
+        symbol = f"Sleef_{function}{lanes}{accuracy}"
     else:
         own = _VENDOR.get(function, function.capitalize())
         symbol = f"vm{'s' if single else 'd'}{own}"
