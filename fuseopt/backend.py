@@ -340,8 +340,14 @@ def _update(
         assert made is not None
         return made
 
+    def refuse(error: CaptureError) -> None:
+        where = _elsewhere(config, str(error), eager=True)
+        told = Report(fallback=f"A call runs in {where}: {error}", parts=list(parts))
+        session.reports.append(told)
+
+    verify = _verified if config.verify else None
     try:
-        return CompiledStep(gm, plan, args, _verified if config.verify else None)
+        return CompiledStep(gm, plan, args, verify, refuse)
     except CaptureError as error:
         return _fall_back(gm, args, config, str(error), True, parts)
     except CompilerMissing as error:

@@ -228,3 +228,125 @@ def test_each_device_has_a_kernel_of_its_own() -> None:
     assert targets == ["triton", "triton", "cpp"]
     with pytest.raises(errors.ConfigError, match="cannot run on cuda:0"):
         _target(resolve(None, {"target": "cpp"}), "cuda:0")
+
+
+class Counter:
+    """Python state that Dynamo cannot see: it does not look into `count`."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+@pytest.mark.parametrize("how", ["allow_in_graph", "disable"])
+def test_python_state_that_dynamo_cannot_see(how: str) -> None:
+    """A function that Dynamo leaves whole runs at each call, as in eager.
+
+    In the graph (allow_in_graph) it would run once, at capture, on tensors without
+    memory: that graph is refused before anything is written. Outside (disable) the
+    updates around it are compiled.
+    """
+    counters = Counter(), Counter()
+    opaque = [getattr(torch._dynamo, how)(lambda x, c=c: c.scale(x)) for c in counters]
+
+    def step(p: torch.Tensor, g: torch.Tensor, scale: Any) -> None:
+        p.mul_(0.5)
+        p.sub_(scale(g) * 0.1)
+
+    # Dynamo itself runs such a function once while it traces: that is eager's too
+    compiled = torch.compile(step, backend=backend, options={"fallback": "eager"})
+    reference = torch.compile(step, backend="eager")
+    p, q = torch.ones(4), torch.ones(4)
+    with torch.no_grad():
+        for call in range(4):
+            g = torch.full((4,), float(call + 1))
+            compiled(p, g, opaque[0])
+            reference(q, g, opaque[1])
+            assert torch.equal(p, q), call
+    assert counters[0].calls == counters[1].calls
+    assert counters[0].calls == 4 + (how == "allow_in_graph")
+    told = [r.fallback for r in fuseopt.reports()]
+    if how == "allow_in_graph":
+        assert "a function that Dynamo did not look into" in told[0]
+    else:
+        assert "" in told
+
+
+def test_python_state_that_dynamo_sees_is_kept() -> None:
+    """Attributes, lists and dicts that a step changes are changed at each call."""
+    log: list[int] = []
+    state = {"step": 0, "seen": 0.0}
+
+    def step(p: torch.Tensor, g: torch.Tensor) -> None:
+        state["step"] += 1
+        state["seen"] = state["seen"] + 0.5
+        log.append(state["step"])
+        p.sub_(g * (1 / state["step"]))
+
+    compiled = torch.compile(step, backend=backend)
+    p, g, want = torch.ones(4), torch.ones(4), torch.ones(4)
+    with torch.no_grad():
+        for call in range(1, 6):
+            compiled(p, g)
+            want.sub_(g * (1 / call))
+            assert torch.equal(p, want), call
+    assert log == [1, 2, 3, 4, 5]
+    assert state == {"step": 5, "seen": 2.5}
+
+
+def test_nothing_is_written_when_capture_fails() -> None:
+    """A graph refused at its last call runs in eager once, not one and a half times."""
+
+    def step(p: torch.Tensor, g: torch.Tensor) -> None:
+        p.mul_(2.0).add_(g)
+        p.sub_(torch.cond(p.sum() > 0, torch.sin, torch.cos, (g,)))
+
+    for fallback in ("eager", "error"):
+        p, q, g = torch.ones(4), torch.ones(4), torch.ones(4)
+        torch._dynamo.reset()
+        options = {"fallback": fallback}
+        compiled = torch.compile(step, backend=backend, options=options)
+        with torch.no_grad():
+            if fallback == "error":
+                with pytest.raises(Exception, match=r"CaptureError.*higher-order op"):
+                    compiled(p, g)
+                assert torch.equal(p, torch.ones(4))
+            else:
+                compiled(p, g)
+                step(q, g)
+                assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("fallback", ["inductor", "error"])
+def test_capture_that_fails_at_a_later_call(
+    fallback: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tensors than the step was compiled for, which it cannot be: eager."""
+    from fuseopt import backend as pipeline
+
+    params, others = make_params([(4,)]), make_params([(4,)])
+    set_grads(params, others, 0)
+    step = compiled(make("SGD", params, lr=0.1), fallback=fallback)
+    reference = make("SGD", others, lr=0.1)
+    step()
+    reference.step()
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise errors.CaptureError("no plan for these")
+
+    monkeypatch.setattr(pipeline, "_plan", refused)
+    for p in (*params, *others):
+        p.data, p.grad = torch.ones(3, 2), torch.full((3, 2), 0.5)
+    if fallback == "error":
+        with pytest.raises(errors.CaptureError, match="no plan for these"):
+            step()
+        assert torch.equal(params[0], torch.ones(3, 2))
+        return
+    step()
+    reference.step()
+    assert torch.equal(params[0], others[0])
+    assert "A call runs in eager: no plan" in fuseopt.reports()[-1].fallback

@@ -32,6 +32,9 @@ from .promote import PARTS
 from .record import Call, Recorder
 from .scalars import Arg, Item, Scalars, Sym
 
+#: Packages whose functions act on their arguments only.
+PURE = frozenset({"torch", "_operator", "operator", "math", "builtins", "numpy"})
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -238,6 +241,12 @@ class _Interpreter:
             return self._product(self.products[node])
         if node.op == "call_module":
             raise CaptureError(f"the graph calls a module ({node.target})")
+        if node.op == "call_function" and not _is_known(node.target):
+            raise CaptureError(
+                f"the graph calls {node.target}, a function that Dynamo did not look "
+                "into (allow_in_graph): what it does to Python's state would happen "
+                f"once, when it is compiled\n{self.recorder.line}"
+            )
         if isinstance(node.target, HIGHER_ORDER):
             raise CaptureError(
                 f"the update depends on a higher-order op ({node.target})\n"
@@ -391,6 +400,12 @@ class _Interpreter:
         if isinstance(x, dict):
             return {k: self._stand_in(v) for k, v in x.items()}
         return x
+
+
+def _is_known(target: Any) -> bool:
+    """Is a function torch's or Python's own, so that it changes nothing but tensors?"""
+    home = getattr(target, "__module__", None) or type(target).__module__
+    return home.partition(".")[0] in PURE
 
 
 def _flatten(x: Any) -> list[Any]:

@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 
 from .. import compat
 from ..capture.trace import Captured, check_tensor, static_tensors
-from ..errors import AliasError
+from ..errors import AliasError, CaptureError
 from ..ir import DTYPE_BYTES, Kernel, Schedule
 from .memory import Memory, extent, layout, seen_real, shared_inputs
 from .probe import CHANGED, Probe
@@ -218,7 +218,11 @@ class Plan:
 
 
 class CompiledStep:
-    """Callable in place of Dynamo's graph. `make_plan(gm, args)` compiles it anew."""
+    """Callable in place of Dynamo's graph. `make_plan(gm, args)` compiles it anew.
+
+    Where it cannot for the tensors of a later call, `refuse(error)` is told, which may
+    raise; otherwise eager runs that call.
+    """
 
     def __init__(
         self,
@@ -226,8 +230,10 @@ class CompiledStep:
         make_plan: Callable[[GraphModule, Sequence[Any]], Plan],
         args: Sequence[Any],
         verify: Callable[[Any, Sequence[Any], Callable[[], Any]], Any] | None = None,
+        refuse: Callable[[CaptureError], None] = lambda error: None,
     ) -> None:
         self.gm = gm
+        self.refuse = refuse
         self.make_plan = make_plan
         self.lock = threading.Lock()
         self.verify = verify
@@ -286,7 +292,12 @@ class CompiledStep:
         plan = self.plan
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         if found & CHANGED or metadata != plan.metadata:
-            plan = self._refit(tensors, args)
+            try:
+                plan = self._refit(tensors, args)
+            except CaptureError as error:
+                # tensors of other kinds than those it was compiled for
+                self.refuse(error)
+                return None
         ptrs = list(map(torch.Tensor.data_ptr, tensors))
         try:
             plan.move(ptrs)
