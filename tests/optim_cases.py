@@ -130,5 +130,5 @@ def run(
         eager_step(reference)
         step()
         found = differences(theirs, reference, mine, optimizer)
-        assert found == [], f"step {number}"
+        assert found == [], f"step {number}: {found}"
     return fuseopt.reports()

@@ -311,3 +311,82 @@ def test_an_out_argument_is_a_write() -> None:
         torch.mul(p, g, out=p)
 
     against_eager(step, lambda: [torch.ones(5), torch.full((5,), 0.3)])
+
+
+def test_a_counter_is_a_number_beside_a_parameter_without_dimensions() -> None:
+    """As a float64 tensor without dimensions it widened the product to float64."""
+    for foreach in (True, False):
+        torch._dynamo.reset()
+        twins = Twins("Adagrad", [()] * 8, torch.bfloat16, lr=0.1, foreach=foreach)
+        for _ in range(6):
+            assert twins.step() == []
+
+
+def test_a_number_by_a_counter_is_one_division() -> None:
+    """A tensor as divisor took its reciprocal first, which rounds once more."""
+    twins = Twins("Adagrad", [(40,)], torch.float64, lr=0.1, lr_decay=0.5)
+    for _ in range(5):
+        assert twins.step() == []
+
+
+def test_a_name_that_holds_a_counter_is_a_number() -> None:
+    """`step = _get_value(step_t)` on one line, float64 arithmetic on the next."""
+    twins = Twins("Adagrad", [(40,)], torch.float64, lr_decay=0.3, foreach=False)
+    for _ in range(3):
+        assert twins.step() == []
+
+
+def test_the_scale_of_a_method_is_not_rounded_to_the_tensors_type() -> None:
+    """A tensor as lr, in a for-loop: addcdiv_ takes its value as a float32."""
+    twins = Twins(
+        "Adagrad", [(67, 41)], torch.bfloat16, lr=torch.tensor(0.003), foreach=False
+    )
+    assert twins.step() == []
+
+
+def test_the_larger_of_two_tensors_laid_side_by_side_is_no_reduction() -> None:
+    def step(p: Any, q: Any) -> None:
+        both = torch.cat([p.mul_(0.9).unsqueeze(0), q.abs().add_(1e-3).unsqueeze_(0)])
+        p.copy_(torch.amax(both, 0))
+        q.copy_(torch.amin(torch.stack([p, q, p * 2], 1), 1))
+
+    def tensors() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(5)
+        return [torch.randn(7, 5, generator=generator) for _ in range(2)]
+
+    against_eager(step, tensors)
+    for report in fuseopt.reports():
+        assert (report.launches, report.externs) == (1, [])
+
+
+def test_a_stack_that_was_written_is_reduced_as_it_is() -> None:
+    def step(p: Any, q: Any) -> None:
+        both = torch.stack([p, q])
+        both.add_(p)
+        p.copy_(torch.amax(both, 0))
+        other = torch.stack([p, q])
+        q.mul_(-2)
+        q.copy_(torch.amax(other, 0))
+
+    against_eager(step, lambda: [torch.linspace(0.1, 3, 7), torch.ones(7)])
+
+
+def test_complex_tensors_between_calls_and_kernels() -> None:
+    """Sums by part, a product that mixes the parts, a view of each, a result."""
+
+    def step(z: Any, x: Any) -> Any:
+        z.mul_(0.5).add_(z, alpha=0.25)
+        z.mul_(torch.view_as_complex(x))
+        x.copy_(torch.view_as_real(z) * 2)
+        z[1:].sub_(z[:-1] * 0.5)
+        return z * 3
+
+    def tensors() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(5)
+        x = torch.randn(6, 4, 2, generator=generator)
+        return [torch.view_as_complex(x.flip(0)), x]
+
+    against_eager(step, tensors)
+    z, x = tensors()
+    got = torch.compile(step, backend=backend)(z, x)
+    assert same_bits(got, z * 3)

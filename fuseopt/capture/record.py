@@ -401,10 +401,41 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for n, t in zip(op.arguments, op.types, strict=True)
                 if n not in LAYOUT and n != "out" and _arithmetic(t)
             )
+            if not func._schema.is_mutable:
+                typed = self._as_with_numbers(operands, out)
+                if typed is not out and self._emit(name, operands, typed):
+                    return typed
             if self._emit(name, operands, out):
                 return out
             return self._extern(func, args, kwargs, out, self._reason(operands, out))
         return self._extern(func, args, kwargs, out, "no rule for this op")
+
+    def _promoting(self, operands: Iterable[tuple[str, Any]]) -> list[Any]:
+        """Operands as eager's promotion sees them: a counter it read is a number."""
+        seen = [x for _, x in operands if x is not None]
+        tensors = [x for x in seen if isinstance(x, torch.Tensor)]
+        numbers = [x for x in tensors if self._is_number(x)]
+        if len(numbers) in (0, len(tensors)):
+            return seen
+        return [1.0 if any(x is n for n in numbers) else x for x in seen]
+
+    def _as_with_numbers(
+        self, operands: Iterable[tuple[str, Any]], out: torch.Tensor
+    ) -> torch.Tensor:
+        """A result in eager's dtype: beside a tensor without dimensions, a tensor that
+        stands for a number would widen it.
+        """
+        if not self.host_numbers or not out.is_floating_point():
+            return out
+        dtype = result_type(
+            self._promoting((n, x) for n, x in operands if n not in UNPROMOTING)
+        )
+        if dtype is out.dtype or not dtype.is_floating_point or dtype.is_complex:
+            return out
+        made = torch.empty_like(out, dtype=dtype)
+        self._devices[made.untyped_storage()._cdata] = self.device_of(out)
+        self._alive.append(made)
+        return made
 
     def _rule(self, op: _Op, bound: Any) -> str | None:
         """The rule for a call; None if no rule understands all of its arguments."""
@@ -445,8 +476,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             columns = [(k, self._column(k, v, n)) for k, v in bound.items()]
         if name == "mul" and op.inplace and self._is_number(columns[1][1][0]):
             name = "mul_rounded"  # the one foreach op that rounds its number
-        for i, result in enumerate(results):
+        for i in range(n):
             operands = tuple((k, column[i]) for k, column in columns)
+            result = results[i]
+            if not op.inplace:
+                result = results[i] = self._as_with_numbers(operands, result)
             self._inherit(result, dict(operands))
             if not self._emit(name, operands, result):
                 alone = {k: _position(k, v, i) for k, v in bound.items()}
@@ -603,18 +637,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 fixed = value in STRUCTURAL or name in STRUCTURAL_OPS
                 operand = Number(value if fixed else None, is_float)
             described.append(operand)
-            key.append((argument, operand))
+            key.append(
+                (argument, operand, isinstance(x, torch.Tensor) and self._is_number(x))
+            )
             if argument not in UNPROMOTING and not (
                 name == "where" and x is operands[0][1]
             ):
-                promoting.append(x)
+                promoting.append((argument, x))
         if made not in DTYPE_NAMES or out.is_neg() or out.is_conj():
             return False
         cached = tuple(key)
         if cached not in self._bodies:
             common = made
             if name not in ("copy", "fill"):
-                common = real_dtype(result_type(promoting))
+                common = real_dtype(result_type(self._promoting(promoting)))
                 if not common.is_floating_point and made.is_floating_point:
                     common = made  # true division and the like
             found = (
