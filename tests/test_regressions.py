@@ -292,12 +292,12 @@ def test_a_view_is_returned() -> None:
 def test_types_without_a_rule_in_one_position_of_a_list() -> None:
     """That position runs as a call of its own; all of the step went to eager."""
 
-    def step(p: Any, i: Any, q: Any) -> None:
-        torch._foreach_add_([p, i, q], 1)
-        torch._foreach_pow_([p, i, q], 3)
+    def step(p: Any, z: Any, q: Any) -> None:
+        torch._foreach_mul_([p, z, q], 2)
+        torch._foreach_pow_([p, z, q], 3)
 
     def tensors() -> list[torch.Tensor]:
-        return [torch.ones(4), torch.arange(4), torch.ones(3)]
+        return [torch.ones(4), torch.full((4,), 0.5 + 0.5j), torch.ones(3)]
 
     against_eager(step, tensors)
     (report,) = fuseopt.reports()
