@@ -20,6 +20,7 @@ from ..capture.scalars import Sym
 from ..compat import negated_view
 from ..errors import LaunchError
 from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule, span
+from .batch import Trials
 
 
 def extent(b: Buffer) -> int:
@@ -118,6 +119,8 @@ def _seen_as(t: torch.Tensor, first: int, buffer: Buffer) -> torch.Tensor:
     another buffer of that storage sees it.
     """
     start = t.storage_offset() * t.element_size() + first_byte(buffer) - first
+    if t.dtype == NAMED_DTYPES[buffer.dtype]:
+        return t.as_strided(buffer.shape, buffer.stride, start // t.element_size())
     made = torch.empty(0, dtype=NAMED_DTYPES[buffer.dtype], device=t.device)
     size = DTYPE_BYTES[buffer.dtype]
     storage = t.untyped_storage()
@@ -189,13 +192,12 @@ class Memory:
         if t.is_conj() or t.is_neg():
             t = t.resolve_conj().resolve_neg()
         t = seen_real(t)
-        if tuple(t.shape) != buffer.shape or t.dtype != NAMED_DTYPES[buffer.dtype]:
+        if t.shape != buffer.shape or t.dtype != NAMED_DTYPES[buffer.dtype]:
             raise LaunchError(
                 f"{name} returned {t.dtype} of shape {list(t.shape)}; its shape rule "
                 f"said {buffer.dtype} of {list(buffer.shape)}. Kernels that ran before "
                 "it have written their results. Run this step uncompiled"
             )
-        t = t.detach()
         if b in self.layout.loose:
             # with eager's own strides the next call has eager's bits
             self._made[b] = t
@@ -211,14 +213,19 @@ class Memory:
             # the second result of a call whose results share memory
             place = _seen_as(*known, buffer)
             if place.data_ptr() != t.data_ptr():
-                place.copy_(t)
+                t = place.copy_(t)
+        self._made[b] = t
+        self.pool[self.position[b]] = t.data_ptr()
         for member in self.layout.members[buffer.storage]:
-            self._made.pop(member, None)
-            self.tensor(member)
+            if member != b:
+                self._made.pop(member, None)
+                self.tensor(member)
 
     def _argument(self, x: Any) -> Any:
         if isinstance(x, TensorRef):
-            t = self.tensor(x.buffer)
+            t = self._made.get(x.buffer)
+            if t is None:
+                t = self.tensor(x.buffer)
             t = torch.view_as_complex(t) if x.complex else t
             t = t.conj() if x.conj else t
             return negated_view(t) if x.neg else t
@@ -229,13 +236,27 @@ class Memory:
         return x
 
     def run(self, extern: Extern, call: Call) -> None:
-        """Run an extern's ATen call on the memory as it is now."""
+        """Run an extern's ATen call on the memory as it is now, without recording."""
         args = [self._argument(a) for a in call.args]
         kwargs = {k: self._argument(v) for k, v in call.kwargs.items()}
         if str(kwargs.get("device")) == "meta":
             kwargs["device"] = self.layout.buffers[call.outputs[0]].device
-        with torch.no_grad():
-            got = tensors_in(call.func(*args, **kwargs))
+        self._take(extern, call, tensors_in(call.func(*args, **kwargs)))
+
+    def run_batch(
+        self, members: Sequence[Extern], calls: Sequence[Call], trials: Trials
+    ) -> None:
+        """Run like products of several lanes, in one call where that pays."""
+        own = [calls[m.payload] for m in members]
+        rows = [[self._argument(a) for a in call.args] for call in own]
+        kwargs = {k: self._argument(v) for k, v in own[0].kwargs.items()}
+        columns = list(zip(*rows, strict=True))
+        made = trials.run(own[0].func, columns, kwargs)
+        for extern, call, t in zip(members, own, made, strict=True):
+            self._take(extern, call, [t])
+
+    def _take(self, extern: Extern, call: Call, got: Sequence[torch.Tensor]) -> None:
+        """Make what a call returned the memory of its results."""
         if len(got) != len(call.outputs):
             raise LaunchError(
                 f"{extern.name} returned {len(got)} tensors; its shape rule said "

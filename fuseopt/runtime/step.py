@@ -25,6 +25,7 @@ from .. import compat
 from ..capture.trace import Captured, check_tensor, static_tensors
 from ..errors import AliasError, CaptureError
 from ..ir import DTYPE_BYTES, Kernel, Schedule
+from .batch import Batch, Trials, in_batches
 from .memory import Memory, extent, layout, seen_real, shared_inputs
 from .probe import CHANGED, Probe
 from .table import KernelTable, TableFactory, TensorLayout
@@ -81,6 +82,8 @@ class Plan:
             if buffers[b].kind == "view"
         ]
         self.temps = schedule.temps
+        self.order = in_batches(graph, schedule, captured.calls)
+        self.trials = Trials()
         self.memory = layout(buffers, captured.calls, schedule)
         storages = {
             buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes
@@ -354,11 +357,14 @@ class CompiledStep:
             plan.memory, tensors, plan.pool, plan.position, plan.numbers or ()
         )
         memory.allocate(plan.temps)
-        for step in plan.schedule.steps:
-            if isinstance(step, Kernel):
-                plan.tables[step.name].launch(threads)
-            else:
-                memory.run(step, plan.captured.calls[step.payload])
+        with torch.no_grad():
+            for step in plan.order:
+                if isinstance(step, Kernel):
+                    plan.tables[step.name].launch(threads)
+                elif isinstance(step, Batch):
+                    memory.run_batch(step.members, plan.captured.calls, plan.trials)
+                else:
+                    memory.run(step, plan.captured.calls[step.payload])
         return self._result(plan, tensors, memory)
 
     def _result(self, plan: Plan, tensors: list[Any], memory: Memory | None) -> Any:
