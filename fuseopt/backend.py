@@ -73,9 +73,10 @@ class Session:
         self.reports.clear()
         self.warned.clear()
 
-    def warn_once(self, message: str) -> None:
-        if message not in self.warned:
-            self.warned.add(message)
+    def warn_once(self, message: str, about: str = "") -> None:
+        """Warn, unless that was done before about the same."""
+        if (about or message) not in self.warned:
+            self.warned.add(about or message)
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
@@ -459,6 +460,29 @@ def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> No
 
 
 compat.on_recompile_limit(fuseopt, _tell_of_limit)
+
+
+def _tell_of_graph_break(
+    place: str, reason: str, optimizer: torch.optim.Optimizer
+) -> None:
+    """Warn that Dynamo cannot see a step as one graph."""
+    if hasattr(optimizer.step, COMPILED):
+        then = "What comes before and after is compiled apart; a loop around it is not."
+    else:
+        then = (
+            "Dynamo then often leaves all of the step to eager; with "
+            "fuseopt.compile(optimizer), what comes before and after is compiled, "
+            "unless the line lies in a loop."
+        )
+    session.warn_once(
+        f"fuseopt: Dynamo ends its graph of {type(optimizer).__name__}.step at {place} "
+        f"({reason}). {then} A branch on a tensor's value can be written as "
+        "torch.where; TORCH_LOGS=graph_breaks has more.",
+        place,
+    )
+
+
+compat.on_graph_break(fuseopt, _tell_of_graph_break)
 
 
 # ---------------------------------------------------------------- explain

@@ -5,6 +5,7 @@ Each function says what it relies on, and what happens where it is missing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -164,8 +165,10 @@ def on_trace(
     An exception from `check` reaches the caller of the step before anything ran. From
     its second trace on, a step takes the learning rate as a symbol: it may have been
     traced again for the state that its first call made, and the rate would change next.
+    While Dynamo traces code that holds an optimizer, `.item()` becomes part of its
+    graph, in this thread; without that it would end the graph.
     Relies on Dynamo's compile callbacks and on local names of the frames that trace;
-    where they are others, nothing is checked.
+    where they are others, nothing is checked and Dynamo keeps to its own settings.
     """
     try:
         import torch._dynamo
@@ -174,6 +177,7 @@ def on_trace(
         return
 
     traced_before: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+    patches: list[Any] = []
 
     def started(_: Any) -> None:
         frame = sys._getframe(1)
@@ -183,27 +187,96 @@ def on_trace(
                 if name in frame.f_locals:
                     names.setdefault(name, frame.f_locals[name])
             frame = frame.f_back
-        traced = getattr(names.get("frame"), "f_locals", {})
-        owner = traced.get("self")
-        if isinstance(owner, torch.optim.Optimizer) and _leads_to(
-            names.get("compiler_fn"), backend
-        ):
+        traced = names.get("frame")
+        if traced is None or not _leads_to(names.get("compiler_fn"), backend):
+            return
+        owner = traced.f_locals.get("self")
+        if isinstance(owner, torch.optim.Optimizer):
             check(owner)
             if owner in traced_before:
-                _expect_changes(getattr(names["frame"], "f_code", None), "['lr']")
+                _expect_changes(traced.f_code, "['lr']")
             traced_before.add(owner)
+        if _optimizers(traced):
+            patch = torch._dynamo.config.patch(capture_scalar_outputs=True)
+            patch.__enter__()
+            patches.append(patch)
+
+    def ended(_: Any) -> None:
+        while patches:
+            patches.pop().__exit__(None, None, None)
 
     # a callback may run while Dynamo is tracing: it must not trace this too
     started = torch._dynamo.disable(started)  # type: ignore[no-untyped-call]
+    ended = torch._dynamo.disable(ended)  # type: ignore[no-untyped-call]
     forget = callback_handler.clear
 
-    def clear() -> None:
-        """torch._dynamo.reset() drops all callbacks; this one outlives it."""
-        forget()
+    def register() -> None:
         callback_handler.register_start_callback(started)
+        callback_handler.register_end_callback(ended)
+
+    def clear() -> None:
+        """torch._dynamo.reset() drops all callbacks; these outlive it."""
+        forget()
+        register()
 
     callback_handler.clear = clear  # type: ignore[method-assign]
-    callback_handler.register_start_callback(started)
+    register()
+
+
+def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers that code sees: its locals (one level of tuples deep), what it
+    closes over, and globals that it names.
+    """
+    seen = list(frame.f_locals.values())
+    seen += [y for x in seen if type(x) is tuple for y in x]
+    for cell in getattr(frame, "closure", None) or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            seen.append(cell.cell_contents)
+    seen += [frame.f_globals.get(name) for name in frame.f_code.co_names]
+    return [x for x in seen if isinstance(x, torch.optim.Optimizer)]
+
+
+#: Ends of a graph that are meant: by torch.optim's own decorator, and by closures.
+MEANT = ("Call to `torch._dynamo.graph_break()`", "`torch.compiler.disable()`d")
+
+
+def on_graph_break(
+    backend: Callable[..., Any], tell: Callable[[str, str, torch.optim.Optimizer], None]
+) -> None:
+    """Call `tell(place, reason, optimizer)` when Dynamo ends a graph within code that
+    holds an optimizer, for `backend`, and nobody meant it to.
+
+    `place` is a source line. Relies on the method with which Dynamo logs such ends, and
+    on attributes of its tracer; where they are others, nobody is told.
+    """
+    try:
+        translator: Any = importlib.import_module(
+            "torch._dynamo.symbolic_convert"
+        ).InstructionTranslatorBase
+        log = translator.log_graph_break
+    except (ImportError, AttributeError):
+        return
+
+    @functools.wraps(log)
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = [x for x in (*args, *kwargs.values()) if isinstance(x, Exception)]
+        kind = str(getattr(found[0], "gb_type", "")) if found else ""
+        output: Any = getattr(self, "output", None)
+        if (
+            found
+            and not getattr(found[0], "logged", False)
+            and not any(meant in kind for meant in MEANT)
+            and _leads_to(getattr(output, "compiler_fn", None), backend)
+        ):
+            owners = _optimizers(output.root_tx)
+            stack = getattr(found[0], "real_stack", None)
+            if owners and stack:
+                line = stack[-1]
+                place = f"{line.filename}:{line.lineno}: {line.line}"
+                tell(place, kind or type(found[0]).__name__, owners[0])
+        return log(self, *args, **kwargs)
+
+    translator.log_graph_break = told
 
 
 def _expect_changes(code: types.CodeType | None, ending: str) -> None:
@@ -257,9 +330,7 @@ def on_recompile_limit(
         ):
             code = names["code"]
             place = f"{code.co_filename}:{code.co_firstlineno}"
-            found = getattr(names.get("frame"), "f_locals", {}).values()
-            held = [y for x in found for y in (x if type(x) is tuple else (x,))]
-            owners = [x for x in held if isinstance(x, torch.optim.Optimizer)]
+            owners = _optimizers(names["frame"]) if names.get("frame") else []
             tell(f"{code.co_name} ({place})", owners[0] if owners else None)
         return answer
 

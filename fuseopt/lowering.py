@@ -30,6 +30,7 @@ class Number(NamedTuple):
 
     value: float | None
     is_float: bool = True
+    stored: bool = False  # lies in memory, as a 0-d float64
 
 
 Operand = Tensor | Number
@@ -198,8 +199,12 @@ def lower(
                 if operand.zero_dim:
                     b.shared.add(x)
             continue
-        x = b.emit(Instr("scalar", (), compute, n_scalars))
-        n_scalars += 1
+        if operand.stored:
+            x = b.cast(b.emit(Instr("load", (), "f64", len(reads))), compute)
+            reads.append("f64")
+        else:
+            x = b.emit(Instr("scalar", (), compute, n_scalars))
+            n_scalars += 1
         if op in ROUND_NUMBERS:
             x = b.rounded(x)
         b.numbers[x] = operand.value

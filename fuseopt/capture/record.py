@@ -31,6 +31,8 @@ from ..lowering import RULES, STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ..lowering import Tensor as TensorOperand
 from ..overlap import may_share, self_overlaps
 from .constants import Constant, as_number, swap
+from .numbers import Computed, NumberRef, Numbers
+from .numbers import body as body_of_numbers
 from .promote import (
     BUFFER_NAMES,
     DTYPE_NAMES,
@@ -40,7 +42,7 @@ from .promote import (
     real_layout,
     result_type,
 )
-from .scalars import Scalars
+from .scalars import Scalars, Sym
 from .stacks import CHAINS, Stack, Stacks, pieces_of
 
 #: Arguments that scale a term and take no part in type promotion.
@@ -158,6 +160,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.host_numbers: set[int] = set()
         self._complex_given: set[int] = set()  # storages of externs' complex results
         self.stacks = Stacks(self._read)
+        self.numbers = Numbers()
         self._literals: dict[tuple[float, float], Literal] = {}
         self._call = 0
         self._ops: dict[Any, _Op] = {}
@@ -631,11 +634,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 if isinstance(x, int) and abs(x) > EXACT:
                     return False
-                ref, is_float = self._scalar(x)
-                scalars.append(ref)
-                value = ref.value if isinstance(ref, Literal) else None
-                fixed = value in STRUCTURAL or name in STRUCTURAL_OPS
-                operand = Number(value if fixed else None, is_float)
+                number = self._number(x)
+                if number is not None:
+                    reads.append(number.tensor)
+                    operand = Number(None, number.is_float, stored=True)
+                else:
+                    ref, is_float = self._scalar(x)
+                    scalars.append(ref)
+                    value = ref.value if isinstance(ref, Literal) else None
+                    fixed = value in STRUCTURAL or name in STRUCTURAL_OPS
+                    operand = Number(value if fixed else None, is_float)
             described.append(operand)
             key.append(
                 (argument, operand, isinstance(x, torch.Tensor) and self._is_number(x))
@@ -683,6 +691,55 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         return True
 
+    # ---------------------------------------------------------------- numbers
+
+    def unwritten(self, t: torch.Tensor) -> bool:
+        """Does an input hold what it held on entry?"""
+        index = self.buffer_of(t)
+        return self.current[index] == self.initial[index]
+
+    def _cell(self, device: str) -> torch.Tensor:
+        """Memory for a number, on the device of what it comes from."""
+        made = torch.empty((), dtype=torch.float64, device="meta")
+        self._devices[made.untyped_storage()._cdata] = device
+        return made
+
+    def item(self, t: torch.Tensor) -> Computed:
+        """`t.item()` for a tensor that the step computed, without a wait for it."""
+        made = self._cell(self.device_of(t))
+        source = t.reshape(()) if t.dim() else t
+        if not self._emit("copy", (("src", source),), made):
+            raise CaptureError(f"the step reads a {t.dtype} as a number\n{self.line}")
+        return Computed(made, t.is_floating_point())
+
+    def compute(self, op: str, operands: Sequence[Any], is_float: bool) -> Computed:
+        """One operation on numbers, of which one at least is a Computed."""
+        stored = tuple(isinstance(x, Computed) for x in operands)
+        found = self._bodies.get((op, stored))
+        if found is None:
+            found = self._bodies[op, stored] = body_of_numbers(op, stored)
+        tensors = [x.tensor for x in operands if isinstance(x, Computed)]
+        others = [x for x in operands if not isinstance(x, Computed)]
+        scalars = tuple(
+            Symbol(x.index) if isinstance(x, Sym) else self._literal(float(x))
+            for x in others
+        )
+        made = self._cell(self.device_of(tensors[0]))
+        got = tuple([self._read(t) for t in tensors])
+        written = (self._write(self.buffer_of(made)),)
+        self.nodes.append(
+            SchedulerNode(found, got, scalars, written, self._call, self.line)
+        )
+        return Computed(made, is_float)
+
+    def _number(self, x: Any) -> Computed | None:
+        """The number that an argument of a call stands for."""
+        found = self.numbers.find(x)
+        if found is None:
+            return None
+        number, negated = found
+        return self.compute("neg", [number], number.is_float) if negated else number
+
     def _scalar(self, x: Any) -> tuple[ScalarRef, bool]:
         sym = self.scalars.find(x)
         if sym is not None:
@@ -721,6 +778,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(x, (list, tuple)):
                 return [refer(y, writes) for y in x]
             if isinstance(x, (int, float)) and not isinstance(x, bool):
+                number = self._number(x)
+                if number is not None:
+                    reads.append(self._read(number.tensor))
+                    return NumberRef(self.buffer_of(number.tensor), number.is_float)
                 found = self.scalars.find(x)
                 return x if found is None else found
             return x

@@ -20,6 +20,7 @@ from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..ir import Graph
 from .constants import swap
 from .host import OPTIM, reads_host_number
+from .numbers import FLOAT, Computed, NumberRef, operation
 from .polyfills import (
     Lerp,
     Product,
@@ -145,6 +146,7 @@ class _Interpreter:
         self.products, unfused = find_products(gm.graph)
         self.dropped |= unscaled | unfused
         self.metas = _MetaInputs()
+        self.computes = False  # reads numbers from tensors that it computed
         self.statics: list[str] = []
         self.tensor_args: list[int] = []
         self.complexes: list[int] = []
@@ -260,11 +262,13 @@ class _Interpreter:
         args, kwargs = self._map(node.args), self._map(node.kwargs)
         if node.op == "call_method" and node.target == "item":
             return self._item(args[0])
-        known = bool(self.scalars.exprs)
+        known = self.scalars.exprs or self.computes
         flat = _flatten((args, tuple(kwargs.values()))) if known else []
-        has_sym = any(isinstance(x, Sym) for x in flat)
+        has_sym = any(isinstance(x, (Sym, Computed)) for x in flat)
         if has_sym and not any(isinstance(x, torch.Tensor) for x in flat):
             if node.target not in (*MAKE_TENSOR, torch.full, torch.scalar_tensor):
+                if any(isinstance(x, Computed) for x in flat):
+                    return self._compute(node, flat)
                 if node.op == "call_method":
                     raise CaptureError(f"method {node.target} of a number")
                 return self.scalars.apply(node.target, list(flat))  # type: ignore[arg-type]
@@ -306,7 +310,8 @@ class _Interpreter:
 
     def _lerp(self, lerp: Lerp) -> None:
         start, end, weight = (self._map(x) for x in (lerp.start, lerp.end, lerp.weight))
-        self.recorder.literals = frozenset() if isinstance(weight, Sym) else None
+        is_sym = isinstance(weight, (Sym, Computed))
+        self.recorder.literals = frozenset() if is_sym else None
         if isinstance(weight, torch.Tensor):
             for s, e in zip(start, end, strict=True):
                 s.lerp_(e, weight)
@@ -328,20 +333,41 @@ class _Interpreter:
             name = product.name.removesuffix("_")
             self.recorder.scaled(name, target, factors, product.keyword, scale)
             return target  # type: ignore[no-any-return]
-        self.recorder.literals = frozenset() if isinstance(scale, Sym) else None
+        is_sym = isinstance(scale, (Sym, Computed))
+        self.recorder.literals = frozenset() if is_sym else None
         keywords = {product.keyword: self._stand_in(scale)}
         return getattr(target, product.name)(*factors, **keywords)  # type: ignore[no-any-return]
 
-    def _item(self, t: torch.Tensor) -> Sym | int | float | bool:
+    def _item(self, t: torch.Tensor) -> Sym | Computed | int | float | bool:
+        """A number on the host where it lies there already, else one that stays where
+        it is.
+        """
         if not t.is_meta:
             return t.item()
-        position = self.origin.get(id(t))
-        if position is None or self.devices.get(id(t)) != "cpu":
+        position = self.origin.get(id(t), -1)
+        given = position >= len(self.statics) and self.devices.get(id(t)) == "cpu"
+        if given and self.recorder.unwritten(t):
+            return self.scalars.make(Item(position), t.is_floating_point())
+        self.computes = True
+        self.recorder.literals = None
+        return self.recorder.item(t)
+
+    def _compute(self, node: Node, operands: Sequence[Any]) -> Computed:
+        """Python's arithmetic on numbers that the step computed."""
+        op = operation(node.target) if callable(node.target) else None
+        if op is None or not all(
+            isinstance(x, (Computed, Sym, int, float)) for x in operands
+        ):
             raise CaptureError(
-                "the step reads a tensor with .item() that it computed or that lies on "
-                f"an accelerator, which would wait for the device\n{self.recorder.line}"
+                f"{node.target} of a number that the step reads with .item() from a "
+                f"tensor it computed has no rule\n{self.recorder.line}"
             )
-        return self.scalars.make(Item(position), t.is_floating_point())
+        floats = [
+            isinstance(x, float) or (not isinstance(x, int) and x.is_float)
+            for x in operands
+        ]
+        is_float = op != "trunc" and (op in FLOAT or any(floats))
+        return self.recorder.compute(op, operands, is_float)
 
     def _on_numbers(self, args: Any) -> bool:
         """Are all tensors among the arguments numbers of eager's Python?"""
@@ -395,6 +421,8 @@ class _Interpreter:
     def _stand_in(self, x: Any) -> Any:
         if isinstance(x, Sym):
             return self.scalars.standin(x)
+        if isinstance(x, Computed):
+            return self.recorder.numbers.standin(x)
         if isinstance(x, (list, tuple)):
             return type(x)(self._stand_in(y) for y in x)
         if isinstance(x, dict):
@@ -443,6 +471,10 @@ def capture(
             return ("complex" if x.dtype in PARTS else "buffer", buffer)
         if isinstance(x, (list, tuple)):
             return type(x)(describe(y) for y in x)
+        if isinstance(x, Computed):
+            buffer = recorder.buffer_of(x.tensor)
+            outputs.append(buffer)
+            return NumberRef(buffer, x.is_float)
         return ("sym", x) if isinstance(x, Sym) else ("value", x)
 
     result = describe(returned)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..capture.numbers import NumberRef
 from ..capture.promote import NAMED_DTYPES, PARTS
 from ..capture.record import Call, TensorRef, tensors_in
 from ..capture.scalars import Sym
@@ -221,6 +222,11 @@ class Memory:
                 self._made.pop(member, None)
                 self.tensor(member)
 
+    def number(self, x: NumberRef) -> float | int:
+        """A number that the step computed, as Python has it; waits for the device."""
+        read = self.tensor(x.buffer).item()
+        return read if x.is_float else int(read)
+
     def _argument(self, x: Any) -> Any:
         if isinstance(x, TensorRef):
             t = self._made.get(x.buffer)
@@ -229,6 +235,8 @@ class Memory:
             t = torch.view_as_complex(t) if x.complex else t
             t = t.conj() if x.conj else t
             return negated_view(t) if x.neg else t
+        if isinstance(x, NumberRef):
+            return self.number(x)
         if isinstance(x, Sym):
             return self.numbers[x.index]
         if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):

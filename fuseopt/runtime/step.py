@@ -22,6 +22,7 @@ import torch
 from torch.fx import GraphModule
 
 from .. import compat
+from ..capture.numbers import NumberRef
 from ..capture.trace import Captured, check_tensor, static_tensors
 from ..errors import AliasError, CaptureError
 from ..ir import DTYPE_BYTES, Kernel, Schedule
@@ -384,6 +385,9 @@ class CompiledStep:
             if isinstance(x, tuple) and len(x) == 2 and x[0] == "sym":
                 assert plan.numbers is not None
                 return plan.numbers[x[1].index]
+            if isinstance(x, NumberRef):
+                assert memory is not None
+                return memory.number(x)
             if isinstance(x, tuple) and len(x) == 2 and x[0] == "value":
                 return x[1]
             return type(x)(build(y) for y in x)
