@@ -246,7 +246,8 @@ def on_graph_break(
     """Call `tell(place, reason, optimizer)` when Dynamo ends a graph within code that
     holds an optimizer, for `backend`, and nobody meant it to.
 
-    `place` is a source line. Relies on the method with which Dynamo logs such ends, and
+    `place` is a source line. What runs while gradients are recorded does not count: it
+    is a closure, not the update. Relies on the method with which Dynamo logs such ends, and
     on attributes of its tracer; where they are others, nobody is told.
     """
     try:
@@ -264,6 +265,7 @@ def on_graph_break(
         output: Any = getattr(self, "output", None)
         if (
             found
+            and not torch.is_grad_enabled()  # else it is in the closure of a step
             and not getattr(found[0], "logged", False)
             and not any(meant in kind for meant in MEANT)
             and _leads_to(getattr(output, "compiler_fn", None), backend)

@@ -41,12 +41,15 @@ CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "weight": lambda p, q, x: p.lerp_(q, x),
     "bounds": lambda p, q, x: p.clamp_(min=-x, max=x),
     "list of numbers": lambda p, q, x: torch._foreach_mul_([p, q], [x, 2 * x]),
-    "exponent": lambda p, q, x: p.copy_(q.abs() ** (x * 0 + 2)),
+    "no rule for an exponent": lambda p, q, x: p.copy_(q.abs() ** (x * 0 + 2)),
+    "base": lambda p, q, x: p.copy_(x**q),
     "fill": lambda p, q, x: p.fill_(x),
     "a tensor": lambda p, q, x: p.mul_(torch.tensor(x)),
     "where": lambda p, q, x: p.copy_(torch.where(q > x, p, q)),
-    "no rule": lambda p, q, x: p.addr_(q[:, 0], q[0], alpha=x),
+    "no rule for a product": lambda p, q, x: p.addr_(q[:, 0], q[0], alpha=x),
 }
+
+TWICE = ("list of numbers", "no rule for an exponent", "no rule for a product")
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
@@ -95,9 +98,10 @@ def test_calls_take_a_number_as_eager_rounds_it(name: str, dtype: torch.dtype) -
         call(p, q, t.item() / 9)
 
     report = compare(step, dtype)
-    assert len(report.externs) == (name == "no rule")
-    # the number that two lanes share is one that a third one changes
-    assert report.launches == 1 + (name == "list of numbers")
+    assert len(report.externs) == name.startswith("no rule")
+    # what runs between kernels parts them, and so does a number that two lanes share
+    # and a third one changes
+    assert report.launches <= 2 if name in TWICE else report.launches == 1
 
 
 def test_max_and_min_of_nan_keep_to_pythons_order() -> None:
