@@ -247,8 +247,8 @@ def on_graph_break(
     holds an optimizer, for `backend`, and nobody meant it to.
 
     `place` is a source line. What runs while gradients are recorded does not count: it
-    is a closure, not the update. Relies on the method with which Dynamo logs such ends, and
-    on attributes of its tracer; where they are others, nobody is told.
+    is a closure, not the update. Relies on the method with which Dynamo logs such ends,
+    and on attributes of its tracer; where they are others, nobody is told.
     """
     try:
         translator: Any = importlib.import_module(
