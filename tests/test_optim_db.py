@@ -16,7 +16,7 @@ from torch.testing._internal.common_optimizers import optim_db
 import fuseopt
 from fuseopt.backend import fuseopt as backend
 from fuseopt.errors import UnsupportedInput
-from tests.optim_cases import CASES, DISABLED, FEW, Case, run
+from tests.optim_cases import CASES, DISABLED, FEW, REAL, Case, run
 from tests.steps import make_params
 
 #: Every optimizer whose step is elementwise, with the number of its cases. The list of
@@ -35,8 +35,16 @@ COUNTS = {
     "SGD": 27,
 }
 #: Those with reductions or matrix products.
-REDUCING = {"Adafactor": 12, "Muon": 7}
+REDUCING = {"Adafactor": 10, "Muon": 7}
+#: What they run as calls, and with how many launches between.
+CALLS = {
+    "Adafactor": {"linalg_vector_norm", "mean", "mm"},
+    "Muon": {"linalg_vector_norm", "mm", "addmm"},
+}
+LAUNCHES = {"Adafactor": 6, "Muon": 3}
 ELEMENTWISE = [case for case in CASES if case.name in COUNTS]
+OTHERS = [case for case in CASES if case.name in REDUCING]
+MATRICES = ((17, 5), (5, 17), (40, 40), (3, 1))
 
 
 def picked() -> list[Case]:
@@ -74,6 +82,25 @@ def test_one_input_of_each_form_in_every_dtype(case: Case) -> None:
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=repr)
 def test_every_input_of_every_form_in_every_dtype(case: Case) -> None:
     one_launch(case, ((), (3,), (17, 5), (0, 3), (40,), (181, 193)))
+
+
+def in_one_graph(case: Case) -> None:
+    """Nothing in eager but named calls between kernels; no graph for the next lr."""
+    (report,) = run(case, MATRICES, REAL, steps=3)
+    assert not report.fallback
+    assert 1 <= report.launches <= LAUNCHES[case.name], str(report)
+    assert {name.split(".")[1] for name, _ in report.externs} <= CALLS[case.name]
+
+
+@pytest.mark.parametrize("case", OTHERS[:1] + OTHERS[8:9] + OTHERS[-1:], ids=repr)
+def test_one_input_of_those_that_reduce_or_multiply(case: Case) -> None:
+    in_one_graph(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OTHERS, ids=repr)
+def test_every_input_of_those_that_reduce_or_multiply(case: Case) -> None:
+    in_one_graph(case)
 
 
 @pytest.mark.parametrize("name", DISABLED)

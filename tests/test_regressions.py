@@ -390,3 +390,30 @@ def test_complex_tensors_between_calls_and_kernels() -> None:
     z, x = tensors()
     got = torch.compile(step, backend=backend)(z, x)
     assert same_bits(got, z * 3)
+
+
+def test_a_number_that_the_step_computed_and_read() -> None:
+    """`.item()` of what the step had written gave the value of before the step; of what
+    it computed, all of the step went to eager.
+    """
+
+    def step(p: Any, q: Any, t: Any) -> None:
+        t += 1
+        n = t.item()
+        norm = q.norm(2).item() / 3.0
+        p.mul_(max(0.5, n**-0.8))
+        p.add_(q, alpha=-min(norm, 1 / n**0.5) / max(1.0, norm * 7))
+        q.lerp_(p, n**-1.5)
+
+    def tensors() -> list[torch.Tensor]:
+        x = torch.linspace(-1, 3, 40)
+        return [x.clone(), x.flip(0), torch.tensor(1.0)]
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        against_eager(step, tensors)
+    for report in fuseopt.reports():
+        assert not report.fallback
+        assert [name for name, _ in report.externs] in (
+            [],
+            ["aten.linalg_vector_norm.default"],
+        )
