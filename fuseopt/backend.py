@@ -564,7 +564,7 @@ def explain(
 
         return leave
 
-    with contextlib.suppress(Planned):
+    with contextlib.suppress(Planned), compat.scalar_outputs():
         torch.compile(step, backend=planner)(*args)
     if not found:
         raise UnsupportedInput(

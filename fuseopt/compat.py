@@ -197,9 +197,8 @@ def on_trace(
                 _expect_changes(traced.f_code, "['lr']")
             traced_before.add(owner)
         if _optimizers(traced):
-            patch = torch._dynamo.config.patch(capture_scalar_outputs=True)
-            patch.__enter__()
-            patches.append(patch)
+            patches.append(scalar_outputs())
+            patches[-1].__enter__()
 
     def ended(_: Any) -> None:
         while patches:
@@ -221,6 +220,13 @@ def on_trace(
 
     callback_handler.clear = clear  # type: ignore[method-assign]
     register()
+
+
+def scalar_outputs() -> Any:
+    """A context in which Dynamo takes `.item()` into its graphs, in this thread."""
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(capture_scalar_outputs=True)
 
 
 def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:

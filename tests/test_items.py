@@ -193,6 +193,20 @@ def test_adafactor_is_one_graph(way: Any, foreach: bool, dtype: torch.dtype) -> 
     assert torch._dynamo.config.capture_scalar_outputs is False
 
 
+def test_adafactor_is_verified_and_explained() -> None:
+    params = make_params([(4, 3), (5,)])
+    opt = torch.optim.Adafactor(params)
+    set_grads(params, params, 1)
+    report = fuseopt.explain(opt.step)
+    assert 0 < report.launches <= 6
+    assert report.fallback == ""
+    step = fuseopt.compile(opt, verify=True).step
+    for seed in range(3):
+        set_grads(params, params, seed)
+        step()
+    assert [r.fallback for r in fuseopt.reports()] == [""]
+
+
 def test_a_scheduled_adafactor_compiles_twice() -> None:
     theirs, mine = make_params([(4, 3), (5,)]), make_params([(4, 3), (5,)])
     plain = torch.optim.Adafactor(theirs, weight_decay=0.1)
