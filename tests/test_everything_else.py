@@ -631,3 +631,56 @@ def test_a_mixed_graph_under_dynamic_shapes() -> None:
         torch.testing.assert_close(a, b)
     for report in fuseopt.reports():  # one for each size that came by
         assert [part.where for part in report.parts] == ["inductor", "fuseopt"]
+
+
+# ---------------------------------------------------------------- beside it
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_mixed_graph_is_verified_dumped_and_explained(
+    name: str, tmp_path: Any
+) -> None:
+    function, sides = MIXED[name]
+    runs(function, fallback="eager", verify=True, dump_dir=str(tmp_path))
+    assert (tmp_path / "step0" / "report.txt").exists()
+    model = linear()
+    model.register_buffer("average", torch.zeros(4, 4))
+    report = fuseopt.explain(
+        function, model, torch.ones(5, 4), options={"fallback": "eager"}
+    )
+    assert report.launches == 1
+    assert [part.what for part in report.parts] == sides
+    assert torch.equal(model.average, torch.zeros(4, 4))
+
+
+def test_a_part_is_recompiled_with_its_graph() -> None:
+    """Another learning rate, another shape: the parts follow, nothing is stale."""
+
+    def step(w: Tensor, p: Tensor, x: Tensor, rate: float) -> Tensor:
+        loss = (x @ w).square().sum()
+        p.mul_(1 - rate)
+        return loss
+
+    pairs = []
+    for function in (compiled(step, fallback="eager"), step):
+        w, p, losses = torch.eye(3), torch.ones(5), []
+        with torch.no_grad():
+            for call, rate in enumerate((0.1, 0.2, 0.3, 0.3)):
+                losses.append(function(w * call, p, torch.ones(call + 1, 3), rate))
+        pairs.append([p, *losses])
+    assert all(same_bits(a, b) for a, b in zip(*pairs, strict=True))
+
+
+def test_tensors_of_the_graph_die_with_their_owner() -> None:
+    """The parts hold no parameter: Dynamo drops it when the model goes."""
+    import gc
+    import weakref
+
+    model = linear()
+    model.register_buffer("average", torch.zeros(4, 4))
+    step = compiled(forward_and_update, fallback="eager")
+    step(model, torch.ones(2, 4))
+    seen = weakref.ref(model.average)
+    del model
+    gc.collect()
+    assert seen() is None
