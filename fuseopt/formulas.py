@@ -415,8 +415,8 @@ def integer_quotient(b: Builder, x: int, y: int) -> tuple[int, int, int] | None:
 def other_side(b: Builder, rest: int, y: int) -> int:
     """Is a rest not zero, and of the other sign than the divisor?"""
     zero = b.const(0)
-    signs = b.compare("lt", y, zero), b.compare("lt", rest, zero)
-    return b.both(b.compare("ne", rest, zero), b.op("xor", *signs, dtype="b8"))
+    above, below = b.compare("lt", zero, rest), b.compare("lt", rest, zero)
+    return b.op("where", b.compare("lt", y, zero), above, below, dtype="b8")
 
 
 def div_trunc(b: Builder, x: int, y: int) -> int | None:

@@ -195,3 +195,73 @@ def test_copies_between_all_types() -> None:
     got = compiled(ops, *sources)
     for name, op in ops.items():
         assert same_bits(got[name], op(*sources)), name
+
+
+# ---------------------------------------------------------------- bits of memory
+
+
+def round_by_bits(p: Tensor, g: Tensor, noise: Tensor) -> None:
+    """A step rounded at random, as mixed-precision optimizers write it."""
+    new = p.float() - 0.1 * g.float()
+    bits = (new.view(torch.int32) + noise) & -65536
+    p.copy_(bits.view(torch.float32))
+
+
+def round_in_place(p: Tensor, g: Tensor, noise: Tensor) -> None:
+    noise = noise.clone()
+    noise.add_((p.float() - 0.1 * g.float()).view(torch.int32)).bitwise_and_(-65536)
+    p.copy_(noise.view(torch.float32))
+
+
+def next_number(p: Tensor, g: Tensor, noise: Tensor) -> None:
+    whole = torch.int16 if p.element_size() == 2 else torch.int32
+    p.copy_((p.view(whole) + 1).view(p.dtype))
+    p.add_(g)
+
+
+def through_a_view(p: Tensor, g: Tensor, noise: Tensor) -> None:
+    """Writes through both views of one memory, and reads each after the other."""
+    whole = torch.int16 if p.element_size() == 2 else torch.int32
+    bits = p.view(whole)
+    p.add_(g * (bits < 0))
+    bits.bitwise_xor_(1)
+    p.mul_(2)
+    g.copy_((bits & 7).to(g.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
+@pytest.mark.parametrize(
+    ("body", "launches"),
+    [(round_by_bits, 1), (round_in_place, 1), (next_number, 1), (through_a_view, None)],
+)
+def test_views_as_another_dtype(
+    body: Callable[..., None], launches: int | None, dtype: torch.dtype
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    shapes = ((5, 7), (33,), (), (129,))
+    own = [
+        (
+            torch.randn(s, generator=g).to(dtype),
+            torch.randn(s, generator=g).to(dtype),
+            torch.randint(0, 1 << 16, s, generator=g, dtype=torch.int32),
+        )
+        for s in shapes
+    ]
+    others = [tuple(t.clone() for t in lane) for lane in own]
+
+    def step(lanes: Any) -> None:
+        for lane in lanes:
+            body(*lane)
+
+    compiled_step = torch.compile(
+        step, backend="fuseopt", options={"fallback": "error"}
+    )
+    for _ in range(2):
+        step(others)
+        compiled_step(own)
+    (report,) = fuseopt.reports()
+    assert report.externs == []
+    assert report.launches == (launches or report.launches)
+    for lane, other in zip(own, others, strict=True):
+        for got, want in zip(lane, other, strict=True):
+            assert same_bits(got, want)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import CaptureError
 from ..ir import (
+    DTYPE_BYTES,
     Body,
     Buffer,
     Extern,
@@ -36,6 +37,7 @@ from .numbers import body as body_of_numbers
 from .promote import (
     BUFFER_NAMES,
     DTYPE_NAMES,
+    NAMED_DTYPES,
     PARTS,
     by_parts,
     real_dtype,
@@ -162,6 +164,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stacks = Stacks(self._read)
         self.numbers = Numbers()
         self._literals: dict[tuple[float, float], Literal] = {}
+        #: by buffer the one through which its memory was last written, and what with
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._bits: dict[tuple[int, str], int] = {}  # (value, dtype) -> its bits
         self._call = 0
         self._ops: dict[Any, _Op] = {}
         self._bodies: dict[Any, Body | None] = {}
@@ -228,6 +233,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         )
         self._meet(index)
+        self._look_through(index)
         exists = kind != "temp" or len(siblings) > 1
         value = self._value(index) if exists else -1
         self.initial.append(value if kind != "temp" else -1)
@@ -274,9 +280,51 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = self._value(buffer)
         self.current[buffer] = value
         self._written.add(buffer)
+        self._seen.pop(buffer, None)
         for other in self._near.get(buffer, ()):
             self.current[other] = self._value(other)
+            self._seen[other] = (buffer, value)
         return value
+
+    def _look_through(self, index: int) -> None:
+        """A new view of another dtype holds the bits of what is there already."""
+        for other in self._near.get(index, ()):
+            if _same_place(self.buffers[other], self.buffers[index]):
+                seen = self._seen.get(other, (other, self.current[other]))
+                if seen[1] >= 0:
+                    self._seen[index] = seen
+
+    def _operand(self, t: torch.Tensor) -> int:
+        """The value that arithmetic reads for a tensor.
+
+        Memory last written as another dtype of the same size is read as that value's
+        bits, which need not pass through memory.
+        """
+        index, value = self.buffer_of(t), self._read(t)
+        if index not in self._seen:
+            return value
+        source, written = self._seen[index]
+        own, other = self.buffers[index], self.buffers[source]
+        if not _same_place(own, other):
+            return value
+        key = (written, own.dtype)
+        if key not in self._bits:
+            known = (TensorOperand(other.dtype, other.shape == ()),)
+            body = lower("bitcast", known, own.dtype, own.dtype, self.vector_library)
+            if body is None:
+                return value
+            body = self._interned.setdefault(
+                (body.name, body.reads, body.instrs, body.writes), body
+            )
+            made = torch.empty_strided(
+                own.shape, own.stride, dtype=NAMED_DTYPES[own.dtype], device="meta"
+            )
+            self._devices[made.untyped_storage()._cdata] = own.device
+            target = self._write(self.buffer_of(made))
+            node = SchedulerNode(body, (written,), (), (target,), self._call, self.line)
+            self.nodes.append(node)
+            self._bits[key] = target
+        return self._bits[key]
 
     def _collides(self, target: int, values: Sequence[int]) -> bool:
         """Does a call write memory that it reads elsewhere, or one place twice?
@@ -680,7 +728,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         body = self._bodies[cached]
         if body is None:
             return False
-        got = tuple([self._read(t) for t in reads])
+        got = tuple([self._operand(t) for t in reads])
         buffer = self.buffer_of(out)
         if self._collides(buffer, got):
             return False
@@ -836,6 +884,17 @@ def _position(name: str, value: Any, i: int) -> Any:
 _INPLACE_META_FREE = frozenset(
     "add sub mul div neg abs sqrt addcmul addcdiv lerp copy fill zero".split()
 )
+
+
+def _same_place(a: Buffer, b: Buffer) -> bool:
+    """Are two buffers the same elements of the same memory, as two dtypes?"""
+    return (
+        a.dtype != b.dtype
+        and {a.dtype, b.dtype} < set(DTYPE_NAMES.values()) - {"b8"}
+        and DTYPE_BYTES[a.dtype] == DTYPE_BYTES[b.dtype]
+        and (a.storage, a.offset, a.shape, a.stride)
+        == (b.storage, b.offset, b.shape, b.stride)
+    )
 
 
 def _arithmetic(kind: str) -> bool:

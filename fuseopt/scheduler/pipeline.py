@@ -40,8 +40,11 @@ def _kept_values(
     kept = {v for v in graph.final if v >= 0}
     several: dict[int, int] = {}
     looked_at: set[int] = set()  # storages that somebody sees: the caller, or a node
-    for b, v in zip(graph.buffers, graph.final, strict=True):
-        several[b.storage] = several.get(b.storage, 0) + 1
+    touched = {graph.values[v] for n in graph.nodes for v in (*n.reads, *n.writes)}
+    for k, (b, v) in enumerate(zip(graph.buffers, graph.final, strict=True)):
+        # a view that nobody looks through is no second buffer
+        if k in touched or b.kind != "temp" or v >= 0:
+            several[b.storage] = several.get(b.storage, 0) + 1
         if b.kind != "temp" or v >= 0:
             looked_at.add(b.storage)
     for node in graph.nodes:
