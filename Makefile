@@ -9,14 +9,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Flags for one's own runs, as in `make test TEST_FLAGS="-x -k adamw"`.
 TEST_FLAGS ?= -n auto
 BENCH_FLAGS ?=
+FUZZ_FLAGS ?=
 DEMO_FLAGS ?=
 
-.PHONY: help demo test test-all bench lint format clean
+.PHONY: help demo test test-all fuzz bench lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
 	@echo "make test      the tests"
 	@echo "make test-all  the tests, the slow ones too"
+	@echo "make fuzz      2,000 random programs against eager, other ones each time"
 	@echo "make bench     the benchmarks"
 	@echo "make lint      formatter, linter and types: only looks"
 	@echo "make format    formatter and linter: mends what they can"
@@ -29,6 +31,11 @@ test: $(VENV)/stamp-test
 
 test-all: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests -m "not gpu" $(TEST_FLAGS)
+
+# The same ones again: make fuzz FUZZ_FLAGS="--hypothesis-seed=<as it printed>".
+fuzz: $(VENV)/stamp-test
+	$(BIN)/python -m pytest tests/test_fuzz.py --hypothesis-profile=fuzz \
+		--hypothesis-show-statistics -n auto --timeout 3600 $(FUZZ_FLAGS)
 
 bench: $(VENV)/stamp-test $(VENV)/stamp-bench
 	mkdir -p bench/out

@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+#: `make fuzz`: see tests/test_fuzz.py
+settings.register_profile("fuzz", print_blob=True)
 
 GOLDEN = Path(__file__).parent / "golden"
 

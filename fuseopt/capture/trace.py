@@ -312,6 +312,14 @@ class _Interpreter:
         start, end, weight = (self._map(x) for x in (lerp.start, lerp.end, lerp.weight))
         is_sym = isinstance(weight, (Sym, Computed))
         self.recorder.literals = frozenset() if is_sym else None
+        for s, e in zip(start, end, strict=True):
+            if s.dtype != e.dtype:
+                # what tracing wrote in its place does not mind
+                raise UnsupportedInput(
+                    f"lerp expected dtype {s.dtype} for `end` but got {e.dtype}, as in "
+                    f"eager: give the gradient the dtype of its state\n"
+                    f"{self.recorder.line}"
+                )
         if isinstance(weight, torch.Tensor):
             for s, e in zip(start, end, strict=True):
                 s.lerp_(e, weight)

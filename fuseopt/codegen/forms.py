@@ -60,8 +60,9 @@ FORMS: dict[str, Form] = {
         cpp_int="{0} * {1} + {2}",
         triton_int="{0} * {1} + {2}",
     ),
+    # GCC makes -(a * b + c) one instruction, which gives 0.0 for -0.0: see `negated`.
     # Triton's own minus subtracts from 0, which turns 0.0 into 0.0 and not into -0.0
-    "neg": Form("-{0}", "{0} * -1"),
+    "neg": Form("negated({0})", "{0} * -1", cpp_int="-{0}"),
     "abs": Form(
         "__builtin_fabs{f}({0})", "tl.abs({0})", cpp_int="{0} < 0 ? -{0} : {0}"
     ),

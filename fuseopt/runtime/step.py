@@ -65,10 +65,11 @@ class Plan:
                 self.position[b] = self.n_tensors + len(extra)
                 extra.append(b)
         self.pool = array("Q", [0] * (self.n_tensors + len(extra)))
+        # an empty tensor has no address, whatever storage it is a part of
         base = {
             buffer.storage: b
             for b, buffer in enumerate(buffers)
-            if buffer.kind in ("static", "arg")
+            if buffer.kind in ("static", "arg") and 0 not in buffer.shape
         }
         # (pool position, base's position, distance in bytes)
         self.views = [
@@ -80,7 +81,7 @@ class Plan:
                 * DTYPE_BYTES[buffers[base[buffers[b].storage]].dtype],
             )
             for b in extra
-            if buffers[b].kind == "view"
+            if buffers[b].kind == "view" and buffers[b].storage in base
         ]
         self.temps = schedule.temps
         self.order = in_batches(graph, schedule, captured.calls)

@@ -69,6 +69,18 @@ struct Table {
   const Library* library;
 };
 
+// By the bits: a compiler joins a minus to a fused product and sum, and loses the sign
+// of a sum that is zero.
+static inline float negated(float x) {
+  union { float f; uint32_t i; } u = {x};
+  u.i ^= 0x80000000u;
+  return u.f;
+}
+static inline double negated(double x) {
+  union { double f; uint64_t i; } u = {x};
+  u.i ^= 0x8000000000000000u;
+  return u.f;
+}
 static inline float from_bf16(uint16_t x) {
   union { uint32_t i; float f; } u = {(uint32_t)x << 16};
   return u.f;
