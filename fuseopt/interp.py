@@ -23,6 +23,7 @@ import torch
 from .errors import GraphError
 from .ir import (
     DTYPE_BYTES,
+    REDUCTIONS,
     VECTOR,
     Buffer,
     Extern,
@@ -33,6 +34,7 @@ from .ir import (
     Schedule,
     Symbol,
     Variant,
+    kept,
 )
 
 DTYPES = {
@@ -81,7 +83,7 @@ def run_graph(
             continue
         loads = [memory.load(graph.values[v]) for v in node.reads]
         numbers = [_number(ref, scalars) for ref in node.scalars]
-        made = evaluate(node.body.instrs, loads, numbers, tail)
+        made = evaluate(node.body.instrs, loads, numbers, tail, node.dims)
         for v, (x, _) in zip(node.writes, node.body.writes, strict=True):
             memory.store(graph.values[v], made[x])
     return tuple(memory.tensor(b) for b in graph.outputs)
@@ -129,8 +131,17 @@ def _run_lane(
         memory.load(column[lane]) if slot.read else None
         for slot, column in zip(v.slots, v.columns, strict=True)
     ]
+    dims = v.reduced[lane] if v.reduced else ()
+    if dims:
+        left = kept(v.shapes[lane], dims)
+        for s, slot in enumerate(v.slots):
+            own = loads[s]
+            if slot.domain == "output" and own is not None:
+                loads[s] = own.reshape(left if own.numel() > 1 else ())
+            elif slot.domain == "element" and own is not None:
+                loads[s] = own.expand(v.shapes[lane])
     numbers = [_number(column[lane], scalars) for column in v.scalars]
-    made = evaluate(v.instrs, loads, numbers, tail)
+    made = evaluate(v.instrs, loads, numbers, tail, dims)
     for x, s in v.stores:
         memory.store(v.columns[s][lane], made[x])
 
@@ -175,7 +186,9 @@ class Memory:
         if value.dtype != place.dtype:
             name = self.graph.buffers[b].name
             raise GraphError(f"{value.dtype} is stored to {name}, a {place.dtype}")
-        place.copy_(value)
+        # a result of a reduction, with or without the dimensions that went
+        alike = value.numel() == place.numel()
+        place.copy_(value.reshape(place.shape) if alike else value)
 
     def _view(self, buffer: Buffer) -> torch.Tensor:
         base, first = self._bases.get(buffer.storage) or self._allocate(buffer.storage)
@@ -220,8 +233,12 @@ def evaluate(
     loads: Sequence[torch.Tensor | None],
     numbers: Sequence[float],
     tail: bool = False,
+    dims: tuple[int, ...] = (),
 ) -> list[torch.Tensor]:
-    """The value of every instruction. Numbers are 0-d and broadcast where they meet."""
+    """The value of every instruction. Numbers are 0-d and broadcast where they meet.
+
+    `dims`: what reductions take away.
+    """
     made: list[torch.Tensor] = []
     for x, instr in enumerate(instrs):
         dtype = DTYPES[instr.dtype]
@@ -241,6 +258,8 @@ def evaluate(
             value = made[instr.args[0]].to(dtype)
         elif instr.op == "bitcast":
             value = made[instr.args[0]].view(dtype)
+        elif instr.op in REDUCTIONS:
+            value = FOLDS[instr.op](made[instr.args[0]], list(dims))
         else:
             value = _apply(instr.op, [made[a] for a in instr.args])
         if value.dtype != dtype:
@@ -286,6 +305,15 @@ def _smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 Function = Callable[..., torch.Tensor]
+
+#: Reductions: the order of their sums is torch's, which is not what they mean.
+FOLDS: dict[str, Callable[[torch.Tensor, list[int]], torch.Tensor]] = {
+    "sum": lambda x, dims: torch.sum(x, dims),
+    "sumsq": lambda x, dims: torch.sum(x * x, dims),
+    "fold": lambda x, dims: torch.sum(x, dims),
+    "largest": lambda x, dims: torch.amax(x, dims),
+    "least": lambda x, dims: torch.amin(x, dims),
+}
 
 #: Ops that round nothing: they compare, choose, or work on bits.
 PLAIN: dict[str, Function] = {

@@ -87,6 +87,13 @@ ARITY = {
     # of elements, 0 if of a single number, which always is; 2, 4, 8 if the loop takes
     # two vectors of elements of so many bytes at a time, else it takes 32 elements
     "tail": 0,
+    # over the elements of a lane, or of a row or column of it; attr: NATIVE, FROM_BF16
+    # or FROM_F16
+    "sum": 1,
+    "sumsq": 1,  # of squares, as eager takes a 2-norm
+    "fold": 1,  # a sum from the first element to the last
+    "largest": 1,  # NaN anywhere gives NaN
+    "least": 1,
 }
 #: Functions, by number of arguments, as C's library gives them.
 FUNCTIONS = {
@@ -113,6 +120,12 @@ VECTOR = {
 }
 ARITY.update(FUNCTIONS)
 ARITY.update({name: FUNCTIONS[plain] for name, plain in VECTOR.items()})
+#: Instructions that make one number of many elements; what reads them runs when the
+#: elements are done.
+REDUCTIONS = frozenset({"sum", "sumsq", "fold", "largest", "least"})
+#: Which numbers eager's loops load when they fold: those that are folded, or numbers
+#: of 16 bits that they widen themselves.
+NATIVE, FROM_BF16, FROM_F16 = 0, 1, 2
 
 
 class Instr(NamedTuple):
@@ -133,7 +146,9 @@ class Body:
     """Arithmetic of one recorded call: loads, scalars, results to store.
 
     `reads`: storage dtype of each operand. `writes`: for each result the instruction
-    that makes it and the storage dtype. Compared by identity: capture interns bodies.
+    that makes it and the storage dtype. `reduction`: "" for a pointwise body; "full" if
+    it makes one number of a tensor, "dims" if one for each row or column. Compared by
+    identity: capture interns bodies.
     """
 
     name: str
@@ -141,6 +156,7 @@ class Body:
     n_scalars: int
     instrs: tuple[Instr, ...]
     writes: tuple[tuple[int, str], ...]
+    reduction: str = ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -192,6 +208,11 @@ class Buffer(NamedTuple):
         return n
 
 
+def kept(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that is left when `dims` are reduced away."""
+    return tuple([n for d, n in enumerate(shape) if d not in dims])
+
+
 def span(b: Buffer) -> tuple[int, int]:
     """The range of bytes of its storage that a buffer may touch."""
     if 0 in b.shape:
@@ -202,7 +223,10 @@ def span(b: Buffer) -> tuple[int, int]:
 
 
 class SchedulerNode(NamedTuple):
-    """One position of one recorded call. `reads` and `writes` are value numbers."""
+    """One position of one recorded call. `reads` and `writes` are value numbers.
+
+    `dims`: the dimensions of its operand that a reduction takes away.
+    """
 
     body: Body
     reads: tuple[int, ...]
@@ -210,6 +234,7 @@ class SchedulerNode(NamedTuple):
     writes: tuple[int, ...]
     call: int  # number of the recorded call, shared by all positions of its lists
     line: str  # source line of the step, for messages
+    dims: tuple[int, ...] = ()
 
 
 class Extern(NamedTuple):
@@ -255,7 +280,8 @@ class Graph:
 class Slot(NamedTuple):
     """A column of a kernel's pointer table: one buffer per lane.
 
-    `domain` is "lane" (one number per lane) or "element".
+    `domain` is "lane" (one number per lane), "element", or "output" (one number for
+    each result of the lane's reductions).
     """
 
     dtype: str
@@ -297,10 +323,14 @@ class ForeachSchedulerNode:
 class Variant:
     """A fused body and the table of its lanes.
 
-    `lane_code` runs once per lane, `code` once per element; both index into the one
-    numbering `instrs`. `stores` are (instruction, slot) pairs. `columns[s][i]` is the
-    buffer of slot s in lane i, `scalars[k][i]` scalar k of lane i, `shapes[i]` the
-    index space of lane i.
+    `lane_code` runs once per lane, `code` once per element, `output_code` once per
+    result of the reductions; all index into the one numbering `instrs`. `stores` are
+    (instruction, slot) pairs. `columns[s][i]` is the buffer of slot s in lane i,
+    `scalars[k][i]` scalar k of lane i, `shapes[i]` the index space of lane i.
+
+    `reduction` is that of its bodies ("" if none reduces); `reduced[i]` are the
+    dimensions taken away in lane i, and `operands[i]` is the buffer whose layout gives
+    the order in which eager would add.
     """
 
     instrs: tuple[Instr, ...]
@@ -312,6 +342,10 @@ class Variant:
     scalars: tuple[tuple[ScalarRef, ...], ...]
     shapes: tuple[tuple[int, ...], ...]
     nodes: tuple[str, ...] = ()
+    output_code: tuple[int, ...] = ()
+    reduction: str = ""
+    reduced: tuple[tuple[int, ...], ...] = ()
+    operands: tuple[int, ...] = ()
 
     @property
     def lanes(self) -> int:

@@ -78,6 +78,7 @@ RULES: dict[str, Rule] = {
     "neg": f.plain("neg"),
     "abs": f.plain("abs"),
     "sqrt": f.sqrt,
+    "root": f.plain("sqrt"),  # the end of a norm, which no vector library takes
     "rsqrt": f.rsqrt,
     "reciprocal": f.reciprocal,
     "square": lambda b, x: b.op("mul", x, x),

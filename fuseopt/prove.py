@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .ir import Extern, Graph, Instr, Kernel, ScalarRef, Schedule
+from .ir import (
+    REDUCTIONS,
+    Extern,
+    Graph,
+    Instr,
+    Kernel,
+    ScalarRef,
+    Schedule,
+    kept,
+)
 
 Key = tuple[object, ...]
 
@@ -64,8 +73,11 @@ def _instr_terms(
     loads: Sequence[int],
     scalars: Sequence[ScalarRef],
     one: Iterable[bool],
+    dims: tuple[int, ...],
 ) -> list[int]:
-    """The term of each instruction. `one[x]`: does %x see a single element?"""
+    """The term of each instruction. `one[x]`: does %x see a single element? `dims`:
+    what reductions take away.
+    """
     made: list[int] = []
     for instr, single in zip(instrs, one, strict=True):
         if instr.op == "load":
@@ -84,7 +96,8 @@ def _instr_terms(
                 terms.make("tail", single) if instrs[a].op == "tail" else made[a]
                 for a in instr.args
             )
-            made.append(terms.make(instr.op, instr.dtype, args))
+            how = (dims, instr.attr) if instr.op in REDUCTIONS else ()
+            made.append(terms.make(instr.op, instr.dtype, args, *how))
     return made
 
 
@@ -124,7 +137,9 @@ def difference(
         single = graph.buffers[graph.values[node.writes[0]]].shape == ()
         loads = [expected.read(graph.values[v]) for v in node.reads]
         instrs = node.body.instrs
-        made = _instr_terms(terms, instrs, loads, node.scalars, [single] * len(instrs))
+        made = _instr_terms(
+            terms, instrs, loads, node.scalars, [single] * len(instrs), node.dims
+        )
         for v, (x, _) in zip(node.writes, node.body.writes, strict=True):
             expected.write(graph.values[v], made[x])
     got = _Memory(terms, len(graph.buffers), near)
@@ -153,9 +168,15 @@ def _run_kernel(memory: _Memory, kernel: Kernel) -> None:
                 memory.read(column[lane]) if slot.read else -1
                 for slot, column in zip(v.slots, v.columns, strict=True)
             ]
-            single = [x in in_lane or space == () for x in range(len(v.instrs))]
+            dims = v.reduced[lane] if v.reduced else ()
+            left = kept(space, dims) if dims else space
+            late = set(v.output_code)
+            single = [
+                x in in_lane or (left if x in late else space) == ()
+                for x in range(len(v.instrs))
+            ]
             refs = [column[lane] for column in v.scalars]
-            made = _instr_terms(memory.terms, v.instrs, loads, refs, single)
+            made = _instr_terms(memory.terms, v.instrs, loads, refs, single, dims)
             results += [(v.columns[s][lane], made[x]) for x, s in v.stores]
     for b, term in results:
         memory.write(b, term)

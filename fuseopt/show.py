@@ -187,7 +187,8 @@ def _call(
         assert isinstance(node, SchedulerNode)
         args = [*(names[v] for v in node.reads), *map(_scalar, node.scalars)]
         made = ", ".join(names[v] for v in node.writes)
-        yield f"  {made} = {bodies[id(node.body)]}({', '.join(args)})"
+        over = f" over {_shape(node.dims)}" if node.dims else ""
+        yield f"  {made} = {bodies[id(node.body)]}({', '.join(args)}){over}"
     if len(group) > first:
         yield f"  … {len(group) - first} more"
 
@@ -213,10 +214,14 @@ def _variant(graph: Graph, number: int, v: Variant, first: int) -> Iterable[str]
     for k, refs in enumerate(v.scalars):
         distinct = list(dict.fromkeys(map(_scalar, refs)))
         yield f"  scalar k{k}: {_few(distinct, first)}"
-    stored: dict[str, list[str]] = {"lane": [], "element": []}
+    stored: dict[str, list[str]] = {"lane": [], "element": [], "output": []}
     for x, s in v.stores:
         stored[v.slots[s].domain].append(f"    s{s} <- %{x}")
-    for title, code in (("lane", v.lane_code), ("element", v.code)):
+    if v.reduction:
+        dims = _few([_shape(d) for d in v.reduced], first)
+        yield f"  reduces {v.reduction}: {dims}"
+    codes = (("lane", v.lane_code), ("element", v.code), ("output", v.output_code))
+    for title, code in codes:
         if code or stored[title]:
             yield f"  once per {title}:"
             yield from (f"    {_instr(x, v.instrs[x], 's')}" for x in code)

@@ -16,6 +16,7 @@ from .ir import (
     DTYPE_BYTES,
     FLOATS,
     FUNCTIONS,
+    REDUCTIONS,
     VECTOR,
     Body,
     Extern,
@@ -26,6 +27,7 @@ from .ir import (
     Schedule,
     SchedulerNode,
     Variant,
+    kept,
 )
 from .overlap import overlaps
 from .prove import difference
@@ -171,6 +173,15 @@ def _check_body(where: str, body: Body) -> None:
         _require(dtype in ARITHMETIC, f"{where}: reads unknown dtype {dtype!r}")
     _require(bool(body.writes), f"{where}: the body writes nothing")
     _check_instrs(where, body.instrs, body.reads, body.n_scalars)
+    folds = [x for x, i in enumerate(body.instrs) if i.op in REDUCTIONS]
+    last = [len(body.instrs) - 1]
+    _require(
+        folds == (last if body.reduction else []),
+        f"{where}: a reduction is the last instruction of its body, and only there",
+    )
+    _require(
+        body.reduction in ("", "full", "dims"), f"{where}: reduces {body.reduction!r}"
+    )
     for x, dtype in body.writes:
         _require(0 <= x < len(body.instrs), f"{where}: writes missing %{x}")
         made = body.instrs[x].dtype
@@ -204,6 +215,8 @@ def _check_instrs(
             _require(
                 instr.attr in (None, 0, 1, 2, 4, 8), f"{here}: attribute {instr.attr}"
             )
+        elif instr.op in REDUCTIONS:
+            _require(instr.attr in (0, 1, 2), f"{here}: attribute {instr.attr}")
         else:
             _require(instr.attr is None, f"{here}: has attribute {instr.attr}")
         _check_dtypes(here, instr, [instrs[a].dtype for a in instr.args])
@@ -259,6 +272,16 @@ def _check_operands(graph: Graph, i: int, node: SchedulerNode) -> None:
             raise broken(f"no value {v}")
     first = buffers[values[node.writes[0]]]
     shape, device = first.shape, first.device
+    if body.reduction:
+        operand = buffers[values[node.reads[0]]].shape
+        left = kept(operand, node.dims)
+        bare = tuple([n for n in shape if n != 1])
+        if bare != tuple([n for n in left if n != 1]):
+            raise broken(f"{list(operand)} without {list(node.dims)} is {list(left)}")
+        if body.reduction == "full" and len(node.dims) != len(operand):
+            raise broken("a full reduction leaves a dimension")
+    elif node.dims:
+        raise broken("dimensions to reduce, but a pointwise body")
     for v, (_, dtype) in zip(node.writes, body.writes, strict=True):
         b = buffers[values[v]]
         if b.dtype != dtype:
@@ -269,9 +292,10 @@ def _check_operands(graph: Graph, i: int, node: SchedulerNode) -> None:
         b = buffers[values[v]]
         if b.dtype != dtype:
             raise broken(f"reads {dtype} from {b.name}, a {b.dtype}")
-        if b.shape != shape and not _broadcasts(b.shape, shape):
+        space = operand if body.reduction else shape
+        if b.shape != space and not _broadcasts(b.shape, space):
             raise broken(
-                f"{b.name} of shape {list(b.shape)} does not fit {list(shape)}"
+                f"{b.name} of shape {list(b.shape)} does not fit {list(space)}"
             )
         if b.device != device and b.shape != ():
             raise broken(f"{b.name} is on {b.device}, the result on {device}")
@@ -348,27 +372,44 @@ def _check_versions(graph: Graph) -> None:
 def _check_variant(graph: Graph, where: str, v: Variant) -> None:
     dtypes = [s.dtype for s in v.slots]
     _check_instrs(where, v.instrs, dtypes, len(v.scalars))
-    lane = set(v.lane_code)
-    both = sorted((*v.lane_code, *v.code))
+    lane, late = set(v.lane_code), set(v.output_code)
+    every = sorted((*v.lane_code, *v.code, *v.output_code))
     _require(
-        both == list(range(len(v.instrs))),
-        f"{where}: lane code and element code do not part the {len(v.instrs)} "
-        f"instructions: {both}",
+        every == list(range(len(v.instrs))),
+        f"{where}: lane code, element code and output code do not part the "
+        f"{len(v.instrs)} instructions: {every}",
     )
+    for code in (v.lane_code, v.code, v.output_code):
+        _require(code == tuple(sorted(code)), f"{where}: code is out of order")
+    folds = {x for x, i in enumerate(v.instrs) if i.op in REDUCTIONS}
+    _require(folds <= late, f"{where}: a reduction is no output code")
     _require(
-        v.lane_code == tuple(sorted(v.lane_code)) and v.code == tuple(sorted(v.code)),
-        f"{where}: code is out of order",
+        bool(folds) == bool(v.reduction) == bool(late)
+        and len(v.reduced) == len(v.operands) == (v.lanes if folds else 0),
+        f"{where}: the tables of its reductions do not fit",
     )
     for x, instr in enumerate(v.instrs):
         if instr.op == "load":
             domain = v.slots[int(instr.attr or 0)].domain
             _require(
-                (domain == "lane") == (x in lane),
+                domain
+                == ("lane" if x in lane else "output" if x in late else "element"),
                 f"{where}: %{x} loads a slot of domain {domain} in the other code",
             )
         if x in lane:
             for a in instr.args:
                 _require(a in lane, f"{where}: %{x} is lane code, but its %{a} is not")
+        elif x in late and x not in folds:
+            for a in instr.args:
+                _require(
+                    a in lane or a in late,
+                    f"{where}: %{x} is output code, but its %{a} is element code",
+                )
+        else:
+            for a in instr.args:
+                _require(
+                    a not in late, f"{where}: %{x} sees %{a} before elements are done"
+                )
     used = {a for instr in v.instrs for a in instr.args} | {x for x, _ in v.stores}
     for x, instr in enumerate(v.instrs):
         _require(x in used, f"{where}: nobody uses %{x} = {instr.op}")
@@ -388,12 +429,17 @@ def _check_slots(where: str, v: Variant, lane: set[int]) -> None:
         _require(slot.write, f"{where}: slot {s} is stored, but not writable")
         _require(made == slot.dtype, f"{where}: slot {s} is {slot.dtype}, %{x} {made}")
         _require(
-            slot.domain == "element" or x in lane,
+            slot.domain == "output" or x not in set(v.output_code),
+            f"{where}: slot {s} is stored by output code, but is of {slot.domain}",
+        )
+        _require(
+            slot.domain != "lane" or x in lane,
             f"{where}: slot {s} is a number per lane, but %{x} one per element",
         )
     for s, slot in enumerate(v.slots):
         _require(
-            slot.domain in ("lane", "element"), f"{where}: slot {s}: {slot.domain}"
+            slot.domain in ("lane", "element", "output"),
+            f"{where}: slot {s}: {slot.domain}",
         )
         _require(
             (slot.read, slot.write) == (s in loaded, s in stored),
@@ -422,6 +468,13 @@ def _check_columns(graph: Graph, where: str, v: Variant) -> None:
             _require(b.dtype == slot.dtype, f"{here}, {b.dtype} among {slot.dtype}")
             if slot.domain == "lane":
                 _require(b.shape == (), f"{here}, shape {list(b.shape)} as one number")
+            elif slot.domain == "output":
+                left = kept(space, v.reduced[lane])
+                count = b._replace(shape=left).numel
+                _require(
+                    b.numel in (count, 1),
+                    f"{here}, shape {list(b.shape)} as results {list(left)}",
+                )
             elif slot.write:
                 _require(
                     b.shape == space,

@@ -22,6 +22,7 @@ HOUSE = (
     "overlap",
     "formulas",
     "lowering",
+    "reductions",
     "prove",
     "verify",
     "show",

@@ -34,6 +34,7 @@ from ..overlap import may_share, self_overlaps
 from .constants import Constant, as_number, swap
 from .numbers import Computed, NumberRef, Numbers
 from .numbers import body as body_of_numbers
+from .folds import recognise, record
 from .promote import (
     BUFFER_NAMES,
     DTYPE_NAMES,
@@ -84,6 +85,9 @@ EXACT = 2**53
 LAYOUT = frozenset(
     "memory_format dtype layout device pin_memory non_blocking generator size".split()
 )
+
+
+FOREACH_REDUCTIONS = frozenset({"norm", "max"})
 
 
 class Call(NamedTuple):
@@ -382,7 +386,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive += [t, twin]
         self._devices[twin.untyped_storage()._cdata] = str(t.device)
         number = as_number(t)
-        if number is None or not self._emit("fill", (("value", number),), twin):
+        if number is None or not self.emit("fill", (("value", number),), twin):
             buffer = self.buffer_of(twin)
             call = Call(Constant(t), (), {}, (buffer,), frozenset({buffer}))
             written = (self._write(buffer),)
@@ -437,13 +441,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
                 self._read(out)
                 return out
+        reduction = recognise(op.name, bound)
+        if reduction is not None and record(self, reduction, out):
+            return out
         if op.name in CONSTANTS:
-            if self._emit("fill", (("value", CONSTANTS[op.name]),), out):
+            if self.emit("fill", (("value", CONSTANTS[op.name]),), out):
                 return out
         elif op.name in RENAMED:
             renamed, names = RENAMED[op.name]
             operands = tuple((n, bound[n]) for n in names)
-            if self._emit(renamed, operands, out):
+            if self.emit(renamed, operands, out):
                 return out
             return self._extern(func, args, kwargs, out, self._reason(operands, out))
         elif (name := self._rule(op, bound)) is not None:
@@ -454,9 +461,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             if not func._schema.is_mutable:
                 typed = self._as_with_numbers(operands, out)
-                if typed is not out and self._emit(name, operands, typed):
+                if typed is not out and self.emit(name, operands, typed):
                     return typed
-            if self._emit(name, operands, out):
+            if self.emit(name, operands, out):
                 return out
             return self._extern(func, args, kwargs, out, self._reason(operands, out))
         return self._extern(func, args, kwargs, out, "no rule for this op")
@@ -510,6 +517,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lists = [v for v in bound.values() if isinstance(v, (list, tuple))]
         own = bound.get("self")
         n = len(own) if isinstance(own, (list, tuple)) else len(lists[0])
+        if name in FOREACH_REDUCTIONS:
+            reduced = self._foreach_reductions(func, name, bound, args, kwargs)
+            if reduced is not None:
+                return reduced
         if name not in RULES and name != "zero":
             out = func(*args, **kwargs)
             return self._extern(func, args, kwargs, out, "no rule for this op")
@@ -533,7 +544,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not op.inplace:
                 result = results[i] = self._as_with_numbers(operands, result)
             self._inherit(result, dict(operands))
-            if not self._emit(name, operands, result):
+            if not self.emit(name, operands, result):
                 alone = {k: _position(k, v, i) for k, v in bound.items()}
                 given = tuple(alone[k] for k in op.arguments[: len(args)])
                 rest = {k: alone[k] for k in kwargs}
@@ -547,6 +558,42 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._collides(self.buffer_of(out), reads):
             return "it writes memory that it reads elsewhere, or one place twice"
         return "no rule for these types or numbers"
+
+    def _foreach_reductions(
+        self, func: Any, name: str, bound: Any, args: Any, kwargs: Any
+    ) -> list[torch.Tensor] | None:
+        found = [recognise(name, {**bound, "self": t}) for t in bound["self"]]
+        empty = any(t.numel() == 0 for t in bound["self"])
+        if empty or any(f is None for f in found):
+            return None
+        results = list(func(*args, **kwargs))
+        for out, f in zip(results, found, strict=True):
+            assert f is not None
+            self._inherit(out, {"self": f.operands[0]})
+            record(self, f, out)
+        return results
+
+    def temp_like(self, out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Memory inside the step, of the shape and device of `out`."""
+        made = torch.empty_like(out, dtype=dtype)
+        self._inherit(made, {"self": out})
+        return made
+
+    def reduce(
+        self,
+        body: Body,
+        operands: Sequence[torch.Tensor],
+        dims: tuple[int, ...],
+        out: torch.Tensor,
+    ) -> None:
+        """Add the node that folds `operands` over `dims` into `out`."""
+        content = (body.name, body.reads, body.instrs, body.writes, body.reduction)
+        body = self._interned.setdefault(content, body)
+        reads = tuple([self._read(t) for t in operands])
+        write = self._write(self.buffer_of(out))
+        self.nodes.append(
+            SchedulerNode(body, reads, (), (write,), self._call, self.line, dims)
+        )
 
     def scaled(
         self,
@@ -568,7 +615,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             *zip(names, factors, strict=True),
             (keyword, scale),
         )
-        if not self._emit(name, operands, target):
+        if not self.emit(name, operands, target):
             raise CaptureError(
                 f"no rule for {name} of {[t.dtype for t in factors]} to {target.dtype}"
             )
@@ -635,7 +682,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if out.dtype not in DTYPE_NAMES or any(t.is_neg() for t in stack.pieces):
             return False
         for i, t in enumerate(stack.pieces):
-            self._emit("copy", (("src", t),), out.select(stack.dim, i))
+            self.emit("copy", (("src", t),), out.select(stack.dim, i))
         self.stacks.add(stack, out)
         return True
 
@@ -645,14 +692,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for i, t in enumerate(tensors[1:], 2):
             into = out if i == len(tensors) else torch.empty_like(out)
             self._inherit(into, {"self": made})
-            if not self._emit(name, (("self", made), ("other", t)), into):
+            if not self.emit(name, (("self", made), ("other", t)), into):
                 return False
             made = into
         return len(tensors) > 1
 
     # ---------------------------------------------------------------- nodes
 
-    def _emit(
+    def emit(
         self, name: str, operands: tuple[tuple[str, Any], ...], out: torch.Tensor
     ) -> bool:
         """Add the SchedulerNode of one pointwise result; False if no rule covers it."""
@@ -756,7 +803,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """`t.item()` for a tensor that the step computed, without a wait for it."""
         made = self._cell(self.device_of(t))
         source = t.reshape(()) if t.dim() else t
-        if not self._emit("copy", (("src", source),), made):
+        if not self.emit("copy", (("src", source),), made):
             raise CaptureError(f"the step reads a {t.dtype} as a number\n{self.line}")
         return Computed(made, t.is_floating_point())
 

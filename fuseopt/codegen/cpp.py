@@ -8,8 +8,10 @@ code has a flat loop, for lanes whose tensors share one dense layout, and a stri
 
 from __future__ import annotations
 
-from ..ir import VECTOR, Kernel, Variant
+from ..ir import REDUCTIONS, VECTOR, Kernel, Variant
 from . import forms
+from .cpp_folds import FOLDS
+from .cpp_reduce import PIECES, ReduceWriter
 from .forms import CPP_STORAGE as STORAGE
 from .forms import CPP_TYPES as REGISTER
 from .forms import LIBRARY
@@ -86,6 +88,7 @@ struct Table {
   int64_t lanes;
   int64_t threads;          // eager's number of threads
   const Library* library;
+  uint64_t* partials;       // [lane][thread][fold]: what parts of a lane were folded to
 };
 
 // By the bits: a compiler joins a minus to a fused product and sum, and loses the sign
@@ -197,6 +200,21 @@ template <class To, class From> static inline To bits(From x) {
 }
 """
 
+#: Shares of what is to be folded: parts of a lane, or items of it.
+FOLDING = """\
+static inline int64_t shares(const Table& t) { return t.lanes * t.threads; }
+template <void fold(const Table&, int64_t, int64_t)>
+static inline void fold_part(const Table& t, int64_t k) {
+  fold(t, k / t.threads, k % t.threads);
+}
+template <void fold(const Table&, int64_t, int64_t)>
+static inline void fold_items(const Table& t, int64_t k) {
+  const int64_t lane = k / t.threads, share = k % t.threads;
+  const int64_t items = Rows(t.geometry + t.strided[lane], 0, 0).items();
+  for (int64_t i = share * items / t.threads; i < (share + 1) * items / t.threads; ++i)
+    fold(t, lane, i);
+}
+"""
 DRIVER = """\
 // Elements per chunk: small enough to balance, large enough to amortise its start.
 static const int64_t CHUNK = 16384;
@@ -208,6 +226,10 @@ static inline int64_t lane_at(const Table& t, int64_t element) {
     if (t.start[middle] <= element) low = middle; else high = middle;
   }
   return low;
+}
+
+static inline int64_t chunks_of(const Table& t) {
+  return (t.start[t.lanes] + CHUNK - 1) / CHUNK;
 }
 
 template <void run(const Table&, int64_t, int64_t, int64_t)>
@@ -238,7 +260,7 @@ def _store(dtype: str, place: str, value: str) -> str:
     return f"{place} = ({STORAGE[dtype]}){value};"
 
 
-class _Function:
+class Function:
     """Writes the functions of one variant."""
 
     def __init__(self, number: int, variant: Variant) -> None:
@@ -322,31 +344,66 @@ class _Function:
         for i in v.lane_code:
             instr = v.instrs[i]
             if instr.op == "load":
-                s = int(instr.attr or 0)
-                kind = REGISTER[instr.dtype]
-                body.append(f"const {kind} x{i} = {_load(instr.dtype, f'p{s}[0]')};")
+                body.append(self.load(i, f"p{instr.attr}[0]"))
             elif instr.op == "scalar":
                 body.append(self.scalar(i))
             elif (instr.op, instr.dtype) in LIBRARY:
-                kind = REGISTER[instr.dtype]
-                names = [f"a{i}", f"b{i}"][: len(instr.args)]
-                given = [
-                    f"{a} = {self.name(x)}, "
-                    for a, x in zip(names, instr.args, strict=True)
-                ]
-                body.append(f"{kind} {''.join(given)}x{i};")
-                args = [(f"&{a}", 1) for a in names]
-                body.append(
-                    forms.library_call(instr.op, instr.dtype, "1", args, f"&x{i}")
-                )
+                body += self.call_once(i)
             elif instr.op not in ("const", "tail"):
                 body.append(self.compute(i))
         for i, s in v.stores:
             if v.slots[s].domain == "lane":
-                body.append(_store(v.slots[s].dtype, f"p{s}[0]", self.name(i)))
+                body.append(self.store(s, f"p{s}[0]", self.name(i)))
         for i, k in self.handed.items():
             body.append(f"t.values[lane * {len(self.handed)} + {k}] = (double)x{i};")
         return [*lines, *(f"  {line}" for line in body), "}"]
+
+    def load(self, i: int, place: str) -> str:
+        instr = self.v.instrs[i]
+        return f"const {REGISTER[instr.dtype]} x{i} = {_load(instr.dtype, place)};"
+
+    def store(self, s: int, place: str, value: str) -> str:
+        return _store(self.v.slots[s].dtype, place, value)
+
+    def call_once(self, i: int) -> list[str]:
+        """A function of a vector library, of one number."""
+        instr = self.v.instrs[i]
+        kind = REGISTER[instr.dtype]
+        names = [f"a{i}", f"b{i}"][: len(instr.args)]
+        given = [
+            f"{a} = {self.name(x)}, " for a, x in zip(names, instr.args, strict=True)
+        ]
+        args = [(f"&{a}", 1) for a in names]
+        call = forms.library_call(instr.op, instr.dtype, "1", args, f"&x{i}")
+        return [f"{kind} {''.join(given)}x{i};", call]
+
+    def lane_numbers(self, code: tuple[int, ...], domain: str) -> list[str]:
+        """What code and the stores of a domain take from lane code."""
+        v = self.v
+        taken = {a for i in code for a in v.instrs[i].args}
+        taken.update(i for i, s in v.stores if v.slots[s].domain == domain)
+        if domain == "element":
+            taken.update(
+                v.instrs[i].args[0]
+                for i in v.output_code
+                if v.instrs[i].op in REDUCTIONS
+            )
+        lines = []
+        for i in sorted(taken & set(v.lane_code)):
+            instr = v.instrs[i]
+            if instr.op == "scalar":
+                lines.append(self.scalar(i))
+            elif i in self.handed:
+                kind = REGISTER[instr.dtype]
+                place = f"t.values[lane * {len(self.handed)} + {self.handed[i]}]"
+                lines.append(f"const {kind} x{i} = ({kind}){place};")
+        return lines
+
+    def inverses(self) -> list[str]:
+        return [
+            f"const double r{i} = 1.0 / (double){self.name(i)};"
+            for i in sorted(self.inverse)
+        ]
 
     def element(self) -> list[str]:
         """Element code: elements [begin, end) of one lane."""
@@ -358,18 +415,8 @@ class _Function:
             "int64_t end) {",
         ]
         body = self.prologue(slots)
-        outer = {a for i in v.code for a in v.instrs[i].args}
-        outer.update(i for i, s in v.stores if v.slots[s].domain == "element")
-        for i in sorted(outer & set(v.lane_code)):
-            instr = v.instrs[i]
-            if instr.op == "scalar":
-                body.append(self.scalar(i))
-            elif i in self.handed:
-                kind = REGISTER[instr.dtype]
-                place = f"t.values[lane * {len(self.handed)} + {self.handed[i]}]"
-                body.append(f"const {kind} x{i} = ({kind}){place};")
-        for i in sorted(self.inverse):
-            body.append(f"const double r{i} = 1.0 / (double){self.name(i)};")
+        body += self.lane_numbers(v.code, "element")
+        body += self.inverses()
         body.append("if (t.strided[lane] < 0) {")
         flat = self.blocks("begin", "end", {s: f"p{s}[i + j]" for s in slots}, True)
         body += [f"  {x}" for x in flat]
@@ -529,7 +576,10 @@ class _Function:
             if x in plan.spilled:
                 lines.append(f"s{x}[j] = x{x};")
         for x, s in plan.stores[k]:
-            lines.append(_store(v.slots[s].dtype, place[s], self.name(x)))
+            if s < self.n_slots:
+                lines.append(self.store(s, place[s], self.name(x)))
+            else:
+                lines.append(f"y{s - self.n_slots}[i + j] = {self.name(x)};")
         pragma = ["#pragma GCC ivdep"] if vector else []
         return [
             *pragma,
@@ -539,16 +589,24 @@ class _Function:
         ]
 
 
-def _main(n: int) -> list[str]:
-    """The entry: lane phase, then all chunks of all variants."""
+def _main(kernel: Kernel) -> list[str]:
+    """The entry: lane phase, then all chunks of all variants, then what was folded."""
+    variants = kernel.variants
+    n = len(variants)
+    plain = [v for v in range(n) if not variants[v].reduction]
+    folding = [v for v in range(n) if variants[v].reduction]
     lines = [
         'extern "C" void fuseopt_step(const Table* tables, int64_t threads) {',
-        f"  int64_t chunks[{n + 1}] = {{0}}, lanes = 0, elements = 0;",
+        f"  int64_t chunks[{len(plain) + 1}] = {{0}}, lanes = 0, elements = 0;",
+    ]
+    for k, v in enumerate(plain):
+        lines += [
+            f"  chunks[{k + 1}] = chunks[{k}] + chunks_of(tables[{v}]);",
+        ]
+    lines += [
         f"  for (int v = 0; v < {n}; ++v) {{",
-        "    const int64_t count = tables[v].start[tables[v].lanes];",
-        "    chunks[v + 1] = chunks[v] + (count + CHUNK - 1) / CHUNK;",
         "    lanes += tables[v].lanes;",
-        "    elements += count;",
+        "    elements += tables[v].start[tables[v].lanes];",
         "  }",
         "  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;",
         "  #pragma omp parallel num_threads(threads) if (threads > 1)",
@@ -560,17 +618,35 @@ def _main(n: int) -> list[str]:
             f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
             f"      lane{v}(tables[{v}], lane);",
         ]
-    lines += [
-        "    #pragma omp barrier",
-        "    #pragma omp for schedule(guided)",
-        f"    for (int64_t c = 0; c < chunks[{n}]; ++c) {{",
-    ]
-    for v in range(n):
-        lines.append(
-            f"      {'if' if v == 0 else 'else if'} (c < chunks[{v + 1}]) "
-            f"run_chunk<span{v}>(tables[{v}], c - chunks[{v}]);"
-        )
-    return [*lines, "    }", "  }", "}"]
+    lines.append("    #pragma omp barrier")
+    for v in folding:
+        full = variants[v].reduction == "full"
+        lines += [
+            "    #pragma omp for schedule(dynamic, 1) nowait",
+            f"    for (int64_t k = 0; k < shares(tables[{v}]); ++k)",
+            f"      fold_{'part' if full else 'items'}<fold{v}>(tables[{v}], k);",
+        ]
+    if plain:
+        lines += [
+            "    #pragma omp for schedule(guided) nowait",
+            f"    for (int64_t c = 0; c < chunks[{len(plain)}]; ++c) {{",
+        ]
+        for k, v in enumerate(plain):
+            lines.append(
+                f"      {'if' if k == 0 else 'else if'} (c < chunks[{k + 1}]) "
+                f"run_chunk<span{v}>(tables[{v}], c - chunks[{k}]);"
+            )
+        lines.append("    }")
+    if folding:
+        lines.append("    #pragma omp barrier")
+    for v in folding:
+        if variants[v].reduction == "full":
+            lines += [
+                "    #pragma omp for schedule(static) nowait",
+                f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
+                f"      finish{v}(tables[{v}], lane);",
+            ]
+    return [*lines, "  }", "}"]
 
 
 class CppTarget(Target):
@@ -586,11 +662,18 @@ class CppTarget(Target):
             parts.append(FUNCTIONS)
         if "bitcast" in ops:
             parts.append(BITS)
+        if any(v.reduction for v in kernel.variants):
+            parts += [FOLDS, PIECES, FOLDING]
         for number, variant in enumerate(kernel.variants):
-            writer = _Function(number, variant)
-            parts.append("\n".join([*writer.lane(), "", *writer.element(), ""]))
+            writer = Function(number, variant)
+            element = (
+                ReduceWriter(number, variant, writer).write()
+                if variant.reduction
+                else writer.element()
+            )
+            parts.append("\n".join([*writer.lane(), "", *element, ""]))
         parts.append(DRIVER)
-        parts.append("\n".join([*_main(len(kernel.variants)), ""]))
+        parts.append("\n".join([*_main(kernel), ""]))
         text = "\n".join(parts)
         return Source(
             self.name, text, "fuseopt_step", tuple(map(layout, kernel.variants))

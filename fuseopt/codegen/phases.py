@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir import Variant
+from ..ir import REDUCTIONS, Variant
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Phases:
 
     `code[k]`: computed in phase k. `reads[k]`: made in an earlier phase and used in k;
     those in `reloaded[k]` are loaded again, others come from an array. `calls[k]`:
-    library calls made before phase k. `stores[k]`: (instruction, slot).
+    library calls made before phase k. `stores[k]`: (instruction, slot); slots past the
+    last are the arrays of what the variant's reductions fold, in their order.
     """
 
     count: int
@@ -39,6 +40,10 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
         args = [level[a] for a in instrs[i].args if a in elements]
         level[i] = max(args, default=0) + (instrs[i].op in library)
     stores = [(x, s) for x, s in variant.stores if variant.slots[s].domain == "element"]
+    folded = [
+        instrs[i].args[0] for i in variant.output_code if instrs[i].op in REDUCTIONS
+    ]
+    stores += [(x, len(variant.slots) + k) for k, x in enumerate(folded)]
     count = max(level.values(), default=0) + 1
     # a library call happens between level - 1, which must make its argument, and level
     wanted: dict[int, int] = {}

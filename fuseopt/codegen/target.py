@@ -45,18 +45,16 @@ class Target(ABC):
 
 
 def lane_values(variant: Variant) -> tuple[int, ...]:
-    """Lane instructions whose results element code needs, by number.
+    """Lane instructions whose results element or output code needs, by number.
 
     Scalars and constants are left out: element code reads them where it needs them.
     """
     lane = set(variant.lane_code)
     needed: set[int] = set()
-    for i in variant.code:
+    for i in (*variant.code, *variant.output_code):
         needed.update(a for a in variant.instrs[i].args if a in lane)
     needed.update(
-        i
-        for i, s in variant.stores
-        if i in lane and variant.slots[s].domain == "element"
+        i for i, s in variant.stores if i in lane and variant.slots[s].domain != "lane"
     )
     free = ("scalar", "const", "tail")
     return tuple(i for i in sorted(needed) if variant.instrs[i].op not in free)

@@ -3,13 +3,14 @@
 What comes in is a `Kernel`; what goes out is the text of a Python module that imports
 nothing but triton. Its entry runs once per *chunk*, BLOCK elements of one lane. Which
 chunk that is, where the lane's tensors lie and what its hyperparameters are stands in
-five tables, which `runtime.triton_table` makes:
+six tables, which `runtime.triton_table` makes:
 
     chunks    int32[chunk][4]   variant, place in lanes, ordinal in lane, ticket
     lanes     int64[...]        by lane: layout, numel, scalars, chunks, addresses
     rows      float64[...]      hyperparameters
     geometry  int64[...]        dims, sizes, strides of lanes that no flat index serves
     tickets   int32[lane]       chunks of a lane that have read its numbers
+    partials  int64[...]        what the chunks of a lane were folded to
 
 A chunk runs its lane's scalar code in registers, then its elements on a main path of
 16-byte accesses. What that path cannot take (a lane whose tensors differ in layout, one
@@ -18,10 +19,11 @@ that is not aligned, the last few elements of a lane) goes through a general pat
 
 from __future__ import annotations
 
-from ..ir import DTYPE_BYTES, Kernel, Variant
+from ..ir import DTYPE_BYTES, REDUCTIONS, Kernel, Variant
 from . import forms
 from .forms import TRITON_TYPES as TYPES
 from .target import Source, Target, layout
+from .triton_reduce import HELPERS, ReduceWriter
 
 #: Fields of a lane's record before its addresses, and what `layout` holds for lanes
 #: without geometry. The runtime's tables follow these.
@@ -77,7 +79,7 @@ def _call(head: str, args: list[str], close: str) -> list[str]:
     return [head, *(f"    {a}," for a in args), close]
 
 
-class _Function:
+class Function:
     """Writes the functions of one variant."""
 
     def __init__(self, number: int, variant: Variant) -> None:
@@ -93,6 +95,8 @@ class _Function:
         self.loads = [i for i in variant.code if variant.instrs[i].op == "load"]
         used = {a for i in variant.code for a in variant.instrs[i].args}
         used.update(i for i, _ in self.element_stores)
+        folds = [i for i in variant.output_code if variant.instrs[i].op in REDUCTIONS]
+        used.update(variant.instrs[i].args[0] for i in folds)
         #: what element code takes from lane code, and the constants it names
         lane = used & set(variant.lane_code)
         self.handed = sorted(i for i in lane if not self.is_const(i))
@@ -187,8 +191,27 @@ class _Function:
             "    tl.store(ticket, 0)  # for the next launch",
         ]
 
+    @staticmethod
+    def call(head: str, args: list[str], close: str) -> list[str]:
+        return _call(head, args, close)
+
     def variant(self) -> list[str]:
         """One chunk: lane code, then elements on the main path, then on the general."""
+        lines = self.ticket()
+        if self.element_stores:
+            place = {s: f"a{s}" for s in self.element_slots}
+            lines += ["", *self.apply(place, ", mask=mask"), "begin = grouped"]
+            call = _call(f"general{self.number}(", [*self.rest, "REST"], ")")
+            lines += ["if begin < count:", *_indent(call)]
+        return self.shell(lines, [], self.main_loads() if self.element_slots else [])
+
+    def shell(
+        self, body: list[str], results: list[int], early: list[str] | None = None
+    ) -> list[str]:
+        """A variant's function: addresses and lane code, then `body`.
+
+        `results`: slots of results. `early`: what is begun before lane code.
+        """
         v = self.v
         lines = [
             "layout = tl.load(lane)",
@@ -196,9 +219,9 @@ class _Function:
         ]
         if v.scalars:
             lines.append("scalars = rows + tl.load(lane + 2)")
-        if self.lane_stores:
+        if self.lane_stores or v.reduction == "full":
             lines.append("chunks = tl.load(lane + 3)")
-        for s in (*self.lane_slots, *self.element_slots):
+        for s in (*self.lane_slots, *self.element_slots, *results):
             lines.append(f"p{s} = {self.address(s)}")
         first = [i for i in v.lane_code if v.instrs[i].op in ("load", "scalar")]
         for i in first:
@@ -207,30 +230,29 @@ class _Function:
             lines.append(
                 self.load(i, f"p{instr.attr}", "") if is_load else self.assign(i)
             )
-        if self.element_slots:
-            lines += self.main_loads()
+        lines += early or []
         done = set(first)
         lane = [i for i in v.lane_code if i not in done]
         # a constant that element code alone uses is named there
-        needed = {a for i in lane for a in v.instrs[i].args}
-        needed.update(i for i, _ in self.lane_stores)
+        needed = {a for i in (*lane, *v.output_code) for a in v.instrs[i].args}
+        needed.update(i for i, s in v.stores if v.slots[s].domain != "element")
         lane = [i for i in lane if i in needed or not self.is_const(i)]
         lines += ["", *(self.assign(i) for i in lane)]
-        lines += self.ticket()
-        if self.element_stores:
-            place = {s: f"a{s}" for s in self.element_slots}
-            lines += ["", *self.apply(place, ", mask=mask"), "begin = grouped"]
-            call = _call(f"general{self.number}(", [*self.rest, "REST"], ")")
-            lines += ["if begin < count:", *_indent(call)]
+        lines += body
         head = _call(
             f"def variant{self.number}(",
-            ["lane", "ordinal", "rows", "geometry", "ticket", *SIZES],
+            ["lane", "ordinal", "rows", "geometry", "ticket", "partials", *SIZES],
             "):",
         )
         return ["@triton.jit", *head, *_indent(lines)]
 
     def main_loads(self) -> list[str]:
         """Loads of the main path, begun before lane code, which hides their wait."""
+        place = {s: f"a{s}" for s in self.element_slots}
+        return [*self.chunk_places(), *self.element_loads(place, ", mask=mask")]
+
+    def chunk_places(self) -> list[str]:
+        """The elements of a chunk that the main path takes, and where they lie."""
         lines = [
             "",
             "start = ordinal.to(tl.int64) * BLOCK",
@@ -242,8 +264,7 @@ class _Function:
         ]
         for s in self.element_slots:
             lines.append(f"a{s} = tl.multiple_of(p{s}, 16) + start + block")
-        place = {s: f"a{s}" for s in self.element_slots}
-        return [*lines, *self.element_loads(place, ", mask=mask")]
+        return lines
 
     def general(self) -> list[str]:
         """The general path: any strides, any alignment, and what groups leave over."""
@@ -290,14 +311,14 @@ def _entry(n: int) -> list[str]:
         "ordinal = tl.load(chunk + 2)",
         "ticket = tickets + tl.load(chunk + 3)",
     ]
-    call = "variant{}(lane, ordinal, rows, geometry, ticket, BLOCK, REST)"
+    call = "variant{}(lane, ordinal, rows, geometry, ticket, partials, BLOCK, REST)"
     if n == 1:
         lines.append(call.format(0))
     else:
         lines.append("variant = tl.load(chunk)")
         for v in range(n):
             lines += [f"if variant == {v}:", "    " + call.format(v)]
-    tables = ["chunks", "lanes", "rows", "geometry", "tickets"]
+    tables = ["chunks", "lanes", "rows", "geometry", "tickets", "partials"]
     return [
         "@triton.jit",
         *_call("def fuseopt_step(", [*tables, *SIZES], "):"),
@@ -327,7 +348,7 @@ def functions(kernel: Kernel) -> tuple[int, ...]:
     return tuple(
         known.setdefault(
             # as text: 0.0 and -0.0 are equal, but not the same constant
-            repr((v.instrs, v.lane_code, v.code, v.stores, v.slots)),
+            repr((v.reduction, v.instrs, v.lane_code, v.code, v.stores, v.slots)),
             len(known),
         )
         for v in kernel.variants
@@ -354,12 +375,17 @@ class TritonTarget(Target):
         numbers = functions(kernel)
         for number in range(len(set(numbers))):
             variant = kernel.variants[numbers.index(number)]
-            writer = _Function(number, variant)
+            writer = Function(number, variant)
+            if variant.reduction:
+                parts += ReduceWriter(number, variant, writer).functions()
+                continue
             if writer.element_stores:
                 parts += [writer.element(), writer.general()]
             parts.append(writer.variant())
         parts.append(_entry(len(set(numbers))))
         code = "\n\n\n".join("\n".join(p) for p in parts)
+        if any(v.reduction for v in kernel.variants):
+            code = f"{HELPERS}\n\n{code}"
         library = "from triton.language.extra import libdevice\n"
         head = PRELUDE + (library if "libdevice." in code else "")
         block, warps = _launch(kernel)

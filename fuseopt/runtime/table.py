@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..codegen.target import lane_values
-from ..ir import Kernel, ScalarRef, Symbol, Variant
+from ..ir import DTYPE_BYTES, REDUCTIONS, Kernel, ScalarRef, Symbol, Variant
+from .rows import longest_run, result_strides, rows
 
 
 class TensorLayout(NamedTuple):
@@ -60,6 +61,7 @@ class TableStruct(ctypes.Structure):
         ("lanes", ctypes.c_int64),
         ("threads", ctypes.c_int64),
         ("library", ctypes.c_void_p),
+        ("partials", ctypes.c_void_p),
     ]
 
 
@@ -139,8 +141,10 @@ class VariantTable:
         variant: Variant,
         position: Mapping[int, int],
         layouts: Mapping[int, TensorLayout],
+        fold_geometry: Callable[..., list[int]] = rows,
     ) -> None:
         columns, lanes = variant.columns, variant.lanes
+        self.fold_geometry = fold_geometry
         self.position = array(
             "i", [position[b] for lane in zip(*columns, strict=True) for b in lane]
         )
@@ -165,21 +169,63 @@ class VariantTable:
             total += count if elements else 0
             self.start.append(total)
             own = [layouts[columns[s][lane]] for s in leading]
+            if variant.reduction:
+                # eager folds in the order of memory of what it reduces
+                own.insert(0, layouts[variant.operands[lane]])
             found = geometry(space, own) if elements else None
+            if variant.reduction == "dims":
+                self.strided.append(len(self.geometry))
+                folded = self._rows(variant, lane, layouts, elements, found is None)
+                self.geometry.extend(folded)
+                continue
             if found is None:
                 self.strided.append(-1)
                 continue
             self.strided.append(len(self.geometry))
             dims = found[0]
             head, strides = found[: 1 + dims], found[1 + dims :]
+            if variant.reduction:
+                strides = strides[dims:]
             by_slot = {
                 s: strides[k * dims : (k + 1) * dims] for k, s in enumerate(leading)
             }
             self.geometry.extend(head)
             for s in elements:
                 self.geometry.extend(by_slot[s])
+            if variant.reduction:
+                self.geometry.extend(longest_run(layouts[variant.operands[lane]]))
         self.values = array("d", [0.0] * max(1, lanes * len(lane_values(variant))))
         self.elements = total
+
+    def _rows(
+        self,
+        variant: Variant,
+        lane: int,
+        layouts: Mapping[int, TensorLayout],
+        elements: list[int],
+        flat: bool,
+    ) -> list[int]:
+        space, dims = variant.shapes[lane], variant.reduced[lane]
+        fold = next(
+            variant.instrs[i]
+            for i in variant.output_code
+            if variant.instrs[i].op in REDUCTIONS
+        )
+        results = []
+        for s, slot in enumerate(variant.slots):
+            if slot.domain == "output":
+                shape, stride = layouts[variant.columns[s][lane]]
+                results.append(result_strides(shape, stride, space, dims))
+        return self.fold_geometry(
+            space,
+            dims,
+            _expanded(layouts[variant.operands[lane]], space),
+            [_expanded(layouts[variant.columns[s][lane]], space) for s in elements],
+            results,
+            DTYPE_BYTES[fold.dtype],
+            int(fold.attr or 0),
+            flat,
+        )
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write the scalar rows; `numbers` are the values of the step's symbols."""
@@ -219,6 +265,12 @@ class CppTable:
         self.threads = 0
         self.tables = [VariantTable(v, position, layouts) for v in kernel.variants]
         self.symbolic = any(t.symbolic for t in self.tables)
+        #: reductions of each variant, whose parts wait in memory
+        self.folds = [
+            sum(v.instrs[i].op in REDUCTIONS for i in v.output_code)
+            for v in kernel.variants
+        ]
+        self.partials: list[array[int]] = []
         self.structs = (TableStruct * len(self.tables))()
         for struct, t in zip(self.structs, self.tables, strict=True):
             struct.pool = _address(pool)
@@ -239,6 +291,11 @@ class CppTable:
     def launch(self, threads: int) -> None:
         if threads != self.threads:
             self.threads = threads
-            for struct in self.structs:
+            self.partials = []
+            for struct, folds in zip(self.structs, self.folds, strict=True):
                 struct.threads = threads
+                if folds:
+                    memory = array("Q", bytes(8 * struct.lanes * threads * folds))
+                    self.partials.append(memory)
+                    struct.partials = _address(memory)
         self.entry(self.structs, threads)

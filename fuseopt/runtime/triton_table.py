@@ -35,9 +35,11 @@ from ..codegen.triton import (
     RECORD,
     functions,
 )
+from ..codegen.triton_reduce import OUTS
 from ..errors import BuildError, ConfigError, LaunchError
-from ..ir import Kernel
+from ..ir import REDUCTIONS, Kernel
 from .build import default_cache_dir
+from .rows import tiles
 from .table import TableFactory, TensorLayout, VariantTable
 from .triton_interpreter import interpreting
 
@@ -50,6 +52,7 @@ TABLES = {
     "rows": "*fp64",
     "geometry": "*i64",
     "tickets": "*i32",
+    "partials": "*i64",
 }
 SIZES = ("BLOCK", "REST")
 
@@ -229,10 +232,15 @@ class TritonTable:
         self.name = kernel.name
         self.pool = pool
         self._check()
-        self.tables = [VariantTable(v, position, layouts) for v in kernel.variants]
+        self.tables = [
+            VariantTable(v, position, layouts, tiles) for v in kernel.variants
+        ]
         self.symbolic = any(t.symbolic for t in self.tables)
         block = module.sizes["BLOCK"]
-        widths = [RECORD + len(v.slots) for v in kernel.variants]
+        # what a lane's chunks fold to lies where the word after its addresses says
+        widths = [
+            RECORD + len(v.slots) + (v.reduction == "full") for v in kernel.variants
+        ]
         words = sum(w * v.lanes for w, v in zip(widths, kernel.variants, strict=True))
         lanes = torch.zeros(max(1, words), dtype=torch.int64)
         geometry = [0]
@@ -240,7 +248,7 @@ class TritonTable:
         chunks = []
         #: by variant: its records, positions in the pool, element slots, geometry
         self.views: list[tuple[torch.Tensor, ...]] = []
-        base = tickets = 0
+        base = tickets = partials = 0
         for number, width, variant, table in zip(
             functions(kernel), widths, kernel.variants, self.tables, strict=True
         ):
@@ -249,9 +257,20 @@ class TritonTable:
             start = torch.tensor(table.start, dtype=torch.int64)
             numel = start[1:] - start[:-1]
             writes = any(s.domain == "lane" and s.write for s in slots)
-            counts = (numel + block - 1) // block
+            if variant.reduction == "dims":
+                numel = torch.tensor([table.geometry[k + 1] for k in table.strided])
+                counts = (numel + OUTS - 1) // OUTS
+            else:
+                counts = (numel + block - 1) // block
             # a lane without elements still has numbers to store
             counts = counts.clamp(min=1) if writes else counts
+            if variant.reduction == "full":
+                folds = sum(
+                    variant.instrs[i].op in REDUCTIONS for i in variant.output_code
+                )
+                ends = partials + torch.cumsum(counts * folds, 0)
+                records[:, -1] = ends - counts * folds
+                partials = int(ends[-1])
             row = torch.tensor(table.row, dtype=torch.int64)
             records[:, 1] = numel
             records[:, 2] = row * len(variant.scalars) + rows[-1]
@@ -286,6 +305,7 @@ class TritonTable:
             self.rows.device,
             torch.tensor(geometry, dtype=torch.int64).to(place),
             torch.zeros(max(1, tickets), dtype=torch.int32).to(place),
+            torch.zeros(max(1, partials), dtype=torch.int64).to(place),
         )
         self.known: array[int] | None = None
         self.new_rows = True
@@ -320,7 +340,7 @@ class TritonTable:
             pool = torch.frombuffer(self.pool, dtype=torch.int64)
             for records, position, elements, strided in self.views:
                 addresses = pool[position]
-                records[:, RECORD:] = addresses
+                records[:, RECORD : RECORD + addresses.shape[1]] = addresses
                 aligned = ((addresses & 15 == 0) | ~elements).all(1)
                 flat = torch.where(aligned, ALIGNED, FLAT)
                 records[:, 0] = torch.where(strided >= 0, strided, flat)

@@ -1,8 +1,7 @@
-"""Dependencies between nodes, and the stage in which each can run at the earliest.
+"""Dependencies between nodes.
 
 Edges are read-after-write, write-after-read and write-after-write on one buffer, or on
-buffers that overlap. A legal edge (legality.py) lets both nodes share a kernel; an
-illegal one, or one through an extern, makes the consumer wait for the next kernel.
+buffers that overlap.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 from ..ir import Extern, Graph, Refusal, SchedulerNode
 from ..overlap import overlaps
-from .legality import Pair, why_not
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,14 @@ class Edge:
 class Stages:
     """`stage[i]` of each node; kernel s runs before the externs of stage s.
 
-    `fused` are the edges whose two ends may share a kernel.
+    `fused` are the edges whose two ends may share a kernel. `late`: pointwise nodes
+    that run on the results of their lane's reductions.
     """
 
     stage: tuple[int, ...]
     fused: tuple[Edge, ...]
     refusals: tuple[Refusal, ...]
+    late: frozenset[int] = frozenset()
 
 
 def edges(graph: Graph) -> Iterator[Edge]:
@@ -84,52 +84,11 @@ def edges(graph: Graph) -> Iterator[Edge]:
 
 
 def space(graph: Graph, node: SchedulerNode) -> tuple[int, ...]:
-    """The index space of a node: the shape of its result."""
-    return graph.buffers[graph.values[node.writes[0]]].shape
+    """The index space of a node: the shape of its result, or of what it reduces."""
+    v = node.reads[0] if node.body.reduction else node.writes[0]
+    return graph.buffers[graph.values[v]].shape
 
 
 def device(graph: Graph, node: SchedulerNode) -> str:
     """Where a node runs: the device of its result."""
     return graph.buffers[graph.values[node.writes[0]]].device
-
-
-def stages(graph: Graph, all_edges: list[Edge], shared: frozenset[int]) -> Stages:
-    """Give each node its stage. `shared`: nodes that make a number for many lanes."""
-    nodes = graph.nodes
-    stage = [-1 if isinstance(n, Extern) else 0 for n in nodes]
-    fused: list[Edge] = []
-    refusals: dict[tuple[str, str, str], Refusal] = {}
-    spaces = [() if isinstance(n, Extern) else space(graph, n) for n in nodes]
-    devices = ["" if isinstance(n, Extern) else device(graph, n) for n in nodes]
-    for e in all_edges:
-        a, b = nodes[e.producer], nodes[e.consumer]
-        if isinstance(b, Extern):
-            stage[e.consumer] = max(stage[e.consumer], stage[e.producer])
-            continue
-        if isinstance(a, Extern):
-            stage[e.consumer] = max(stage[e.consumer], stage[e.producer] + 1)
-            key = (a.name, b.body.name, "extern")
-            refusals.setdefault(key, Refusal(a.name, b.body.name, "extern", a.reason))
-            continue
-        crosses = (e.producer in shared) != (e.consumer in shared)
-        pair = Pair(
-            graph.buffers[e.buffer],
-            spaces[e.producer],
-            spaces[e.consumer],
-            devices[e.producer],
-            devices[e.consumer],
-            e.kind,
-            e.exact,
-            crosses,
-        )
-        why = why_not(pair)
-        if why is None:
-            stage[e.consumer] = max(stage[e.consumer], stage[e.producer])
-            fused.append(e)
-            continue
-        stage[e.consumer] = max(stage[e.consumer], stage[e.producer] + 1)
-        code, detail = why
-        key = (a.body.name, b.body.name, code)
-        refusals.setdefault(key, Refusal(a.body.name, b.body.name, code, detail))
-    together = tuple(e for e in fused if stage[e.producer] == stage[e.consumer])
-    return Stages(tuple(stage), together, tuple(refusals.values()))

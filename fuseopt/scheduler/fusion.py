@@ -2,21 +2,27 @@
 
 The bodies of a lane's nodes are joined where one reads what another wrote; what is
 equal is computed once; what nobody reads is dropped. Then everything that depends only
-on scalars and 0-d tensors becomes lane code, which runs once per lane.
+on scalars and 0-d tensors becomes lane code, which runs once per lane, and all that
+depends on a reduction becomes output code, which runs once per result.
 """
 
 from __future__ import annotations
 
-from ..ir import Graph, Instr, SchedulerNode, Slot, Variant
+from ..ir import REDUCTIONS, Graph, Instr, SchedulerNode, Slot, Variant
 from .grouping import LaneTable
 
 
-def fuse(graph: Graph, lanes: list[LaneTable]) -> Variant:
-    """The Variant of a group of equal lanes; the first one gives the body."""
+def fuse(
+    graph: Graph, lanes: list[LaneTable], late: frozenset[int] = frozenset()
+) -> Variant:
+    """The Variant of a group of equal lanes; the first one gives the body.
+
+    `late`: nodes that run on the results of reductions.
+    """
     first = lanes[0]
     instrs: list[Instr] = []
     known: dict[Instr, int] = {}
-    slot_of = {b: s for s, b in enumerate(first.slots)}
+    slot_of = {place: s for s, place in enumerate(first.slots)}
 
     def emit(instr: Instr) -> int:
         if instr not in known:
@@ -36,7 +42,9 @@ def fuse(graph: Graph, lanes: list[LaneTable]) -> Variant:
                 if v in own:
                     local.append(own[v])
                 else:
-                    slot = slot_of[graph.values[v]]
+                    b = graph.values[v]
+                    slot = slot_of.get((b, i in late), -1)
+                    slot = slot_of[b, False] if slot < 0 else slot
                     local.append(emit(Instr("load", (), instr.dtype, slot)))
             elif instr.op == "scalar":
                 k = scalar + int(instr.attr or 0)
@@ -61,10 +69,11 @@ def fuse(graph: Graph, lanes: list[LaneTable]) -> Variant:
         for v, (result, _) in zip(node.writes, node.body.writes, strict=True):
             own[v] = local[result]
     stores = [(own[v], slot) for v, slot in first.stores]
-    columns = tuple(zip(*(lane.slots for lane in lanes), strict=True))
+    columns = tuple(zip(*([b for b, _ in lane.slots] for lane in lanes), strict=True))
+    per_result = {s for s, (_, late_) in enumerate(first.slots) if late_}
     scalars = tuple(zip(*(lane.scalars for lane in lanes), strict=True))
     names = tuple(graph.nodes[i].body.name for i in first.nodes)  # type: ignore[union-attr]
-    return _split(graph, instrs, stores, columns, scalars, lanes, names)
+    return _split(graph, instrs, stores, columns, scalars, lanes, names, per_result)
 
 
 def _split(
@@ -75,6 +84,7 @@ def _split(
     scalars: tuple[tuple[object, ...], ...],
     lanes: list[LaneTable],
     names: tuple[str, ...],
+    per_result: set[int],
 ) -> Variant:
     """Drop dead code, renumber, and give each instruction its domain."""
     live: set[int] = set()
@@ -93,12 +103,13 @@ def _split(
     numbers = {old: new for new, old in enumerate(used_scalars)}
     written = {slot for _, slot in stores}
 
-    domains = {
-        s: "lane"
-        if all(graph.buffers[b].shape == () for b in columns[s])
-        else "element"
-        for s in slots
-    }
+    def slot_domain(s: int) -> str:
+        if s in per_result:
+            return "output"
+        numbers = all(graph.buffers[b].shape == () for b in columns[s])
+        return "lane" if numbers else "element"
+
+    domains = {s: slot_domain(s) for s in slots}
     renumber: dict[int, int] = {}
     kept: list[Instr] = []
     domain: list[str] = []
@@ -117,6 +128,8 @@ def _split(
         args = tuple([renumber[a] for a in instr.args])
         if any(domain[a] == "element" for a in args):
             where = "element"
+        if instr.op in REDUCTIONS or any(domain[a] == "output" for a in args):
+            where = "output"
         renumber[x] = len(kept)
         kept.append(Instr(instr.op, args, instr.dtype, attr))
         domain.append(where)
@@ -139,4 +152,8 @@ def _split(
         tuple(scalars[k] for k in used_scalars),  # type: ignore[misc]
         tuple(lane.space for lane in lanes),
         names,
+        tuple(i for i, d in enumerate(domain) if d == "output"),
+        lanes[0].reduction,
+        tuple(lane.reduced for lane in lanes if lane.reduction),
+        tuple(lane.operand for lane in lanes if lane.reduction),
     )

@@ -17,6 +17,10 @@ from ..ir import Extern, ForeachSchedulerNode, Graph, ScalarRef, SchedulerNode
 from ..overlap import overlaps
 from .deps import Edge
 
+#: Tensors whose reductions may be finished together in one lane. Were there no limit, a
+#: loop that adds up the norms of all parameters would make one lane of them all.
+FEEDERS = 4
+
 
 class UnionFind:
     """Sets of positions that grow together; the least position names its set."""
@@ -43,17 +47,19 @@ class SharedNumbers:
 
     `clones` depend on nothing that the step changes (a tensor lr, `1 - beta`): every
     user computes them again. `shared` change memory and have several lanes as users, so
-    that they run once, in a stage before them.
+    that they run once, in a stage before them. `fed`: those of them that come from the
+    reductions of a few tensors, whose lane finishes them.
     """
 
     clones: frozenset[int]
     shared: frozenset[int]
+    fed: frozenset[int] = frozenset()
 
 
 def _is_number(graph: Graph, node: SchedulerNode | Extern) -> bool:
-    return not isinstance(node, Extern) and all(
-        graph.buffers[graph.values[v]].shape == () for v in node.writes
-    )
+    if isinstance(node, Extern) or node.body.reduction:
+        return False
+    return all(graph.buffers[graph.values[v]].shape == () for v in node.writes)
 
 
 def _clones(graph: Graph, number: list[bool]) -> frozenset[int]:
@@ -102,6 +108,7 @@ def shared_numbers(graph: Graph, all_edges: list[Edge]) -> SharedNumbers:
     elements = UnionFind(len(nodes))
     numbers = UnionFind(len(nodes))
     bridges: list[tuple[int, int]] = []
+    results: list[tuple[int, int]] = []  # of a reduction, into a number
     for e in all_edges:
         a, b = e.producer, e.consumer
         if a in clones or b in clones or not e.exact:
@@ -112,6 +119,8 @@ def shared_numbers(graph: Graph, all_edges: list[Edge]) -> SharedNumbers:
             numbers.join(a, b)
         elif number[a] or number[b]:
             bridges.append((a, b) if number[a] else (b, a))
+            if e.kind == "raw" and nodes[a].body.reduction:  # type: ignore[union-attr]
+                results.append((b, a))
         else:
             elements.join(a, b)
     users: dict[int, set[int]] = {}
@@ -123,7 +132,12 @@ def shared_numbers(graph: Graph, all_edges: list[Edge]) -> SharedNumbers:
         for i in range(len(nodes))
         if many and number[i] and i not in clones and numbers.find(i) in many
     }
-    return SharedNumbers(clones, frozenset(shared))
+    feeders: dict[int, set[int]] = {}
+    for number_, reduction in results:
+        root = numbers.find(number_)
+        feeders.setdefault(root, set()).add(elements.find(reduction))
+    fed = {i for i in shared if 0 < len(feeders.get(numbers.find(i), ())) <= FEEDERS}
+    return SharedNumbers(clones, frozenset(shared), frozenset(fed))
 
 
 @dataclass(frozen=True)
@@ -131,15 +145,20 @@ class LaneTable:
     """One lane: its nodes in order, its buffers by slot, its scalars by column.
 
     `form` is equal for lanes that do the same. It encodes for every node its body, and
-    for every operand whether it is an earlier result of the lane or a slot.
+    for every operand whether it is an earlier result of the lane or a slot. A slot is a
+    buffer and whether it is seen per result of a reduction. `operand` and `reduced`:
+    what the lane's first reduction reads and takes away.
     """
 
     form: tuple[object, ...]
     nodes: tuple[int, ...]
-    slots: tuple[int, ...]
+    slots: tuple[tuple[int, bool], ...]
     scalars: tuple[ScalarRef, ...]
     stores: tuple[tuple[int, int], ...]  # (value, slot)
     space: tuple[int, ...]
+    operand: int = -1
+    reduced: tuple[int, ...] = ()
+    reduction: str = ""
 
 
 def lanes_of_stage(
@@ -164,10 +183,12 @@ def describe_lane(
     producer: dict[int, int],
     kept: frozenset[int],
     clones: frozenset[int],
+    late: frozenset[int] = frozenset(),
 ) -> LaneTable:
     """Number a lane's operands so that equal lanes give equal forms.
 
-    `kept`: the values that memory must hold after the kernel.
+    `kept`: the values that memory must hold after the kernel. `late`: nodes that run on
+    results of reductions.
     """
     values, nodes = graph.values, graph.nodes
     ordered: list[int] = []
@@ -188,35 +209,47 @@ def describe_lane(
         visit(i)
     ordered.sort()  # a clone stands where the program had it
     own: dict[int, int] = {}
-    slot_of: dict[int, int] = {}
+    slot_of: dict[tuple[int, bool], int] = {}
     scalars: list[ScalarRef] = []
     form: list[object] = []
-    last: dict[int, int] = {}
+    last: dict[int, tuple[int, bool]] = {}
     shape: tuple[int, ...] = ()
+    operand, reduction = -1, ""
+    reduced: tuple[int, ...] = ()
     for i in ordered:
         node = nodes[i]
         assert isinstance(node, SchedulerNode)
-        form.append(id(node.body))
+        per_result = i in late
+        form.append(-id(node.body) if per_result else id(node.body))
+        own_space = graph.buffers[values[node.writes[0]]].shape
         for v in node.reads:
             if v in own:
                 form.append(own[v])
                 continue
             b = values[v]
-            slot = slot_of.get(b)
+            number = graph.buffers[b].shape == () and own_space != ()
+            place = (b, per_result and not number)
+            slot = slot_of.get(place)
             if slot is None:
-                slot = slot_of[b] = len(slot_of)
+                slot = slot_of[place] = len(slot_of)
             form.append(-1 - slot)
         scalars.extend(node.scalars)
+        if node.body.reduction and operand < 0:
+            operand, reduced = values[node.reads[0]], node.dims
+            reduction = node.body.reduction
         for v in node.writes:
             own[v] = len(own)
-            last[values[v]] = v
-            shape = graph.buffers[values[v]].shape or shape
+            last[values[v]] = v, per_result or bool(node.body.reduction)
+            if operand < 0:
+                shape = graph.buffers[values[v]].shape or shape
+    if operand >= 0:
+        shape = graph.buffers[operand].shape
     stores: list[tuple[int, int]] = []
-    for b, v in last.items():
+    for b, (v, per_result) in last.items():
         if v in kept:
-            slot = slot_of.get(b)
+            slot = slot_of.get((b, per_result))
             if slot is None:
-                slot = slot_of[b] = len(slot_of)
+                slot = slot_of[b, per_result] = len(slot_of)
             stores.append((v, slot))
             form.append((own[v], slot))
     return LaneTable(
@@ -226,6 +259,9 @@ def describe_lane(
         tuple(scalars),
         tuple(stores),
         shape,
+        operand,
+        reduced,
+        reduction,
     )
 
 

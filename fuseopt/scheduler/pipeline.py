@@ -18,7 +18,7 @@ from ..ir import (
     SchedulerNode,
     Variant,
 )
-from .deps import device, edges, stages
+from .deps import device, edges
 from .fusion import fuse
 from .grouping import (
     LaneTable,
@@ -27,6 +27,7 @@ from .grouping import (
     lanes_of_stage,
     shared_numbers,
 )
+from .stages import stages
 
 
 def _kept_values(
@@ -73,7 +74,7 @@ def schedule(graph: Graph) -> Schedule:
         for e in every_edge
         if e.producer not in numbers.clones and e.consumer not in numbers.clones
     ]
-    plan = stages(graph, all_edges, numbers.shared)
+    plan = stages(graph, all_edges, numbers)
     producer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
 
     by_stage: dict[int, list[int]] = {}
@@ -96,7 +97,9 @@ def schedule(graph: Graph) -> Schedule:
     for s in range(-1, last + 1):
         groups: dict[tuple[str, tuple[object, ...]], list[LaneTable]] = {}
         for lane in lanes.get(s, ()):
-            table = describe_lane(graph, lane, producer, kept, numbers.clones)
+            table = describe_lane(
+                graph, lane, producer, kept, numbers.clones, plan.late
+            )
             if not table.stores:
                 continue
             node = graph.nodes[lane[0]]
@@ -104,11 +107,11 @@ def schedule(graph: Graph) -> Schedule:
             groups.setdefault((device(graph, node), table.form), []).append(table)
         by_device: dict[str, list[Variant]] = {}
         for (where, _), group in groups.items():
-            by_device.setdefault(where, []).append(fuse(graph, group))
+            by_device.setdefault(where, []).append(fuse(graph, group, plan.late))
             foreach.extend(foreach_nodes(graph, group))
         for variants in by_device.values():
             # an order that does not depend on which parameter came first
-            variants.sort(key=lambda v: (v.instrs, v.stores, v.slots))
+            variants.sort(key=lambda v: (v.reduction, v.instrs, v.stores, v.slots))
             name = f"kernel{sum(isinstance(x, Kernel) for x in steps)}"
             steps.append(Kernel(name, tuple(variants)))
         for i in externs.get(s, ()):

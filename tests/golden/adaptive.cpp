@@ -67,6 +67,7 @@ struct Table {
   int64_t lanes;
   int64_t threads;          // eager's number of threads
   const Library* library;
+  uint64_t* partials;       // [lane][thread][fold]: what parts of a lane were folded to
 };
 
 // By the bits: a compiler joins a minus to a fused product and sum, and loses the sign
@@ -437,6 +438,10 @@ static inline int64_t lane_at(const Table& t, int64_t element) {
   return low;
 }
 
+static inline int64_t chunks_of(const Table& t) {
+  return (t.start[t.lanes] + CHUNK - 1) / CHUNK;
+}
+
 template <void run(const Table&, int64_t, int64_t, int64_t)>
 static inline void run_chunk(const Table& t, int64_t chunk) {
   int64_t begin = chunk * CHUNK, total = t.start[t.lanes];
@@ -451,11 +456,11 @@ static inline void run_chunk(const Table& t, int64_t chunk) {
 
 extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
   int64_t chunks[3] = {0}, lanes = 0, elements = 0;
+  chunks[1] = chunks[0] + chunks_of(tables[0]);
+  chunks[2] = chunks[1] + chunks_of(tables[1]);
   for (int v = 0; v < 2; ++v) {
-    const int64_t count = tables[v].start[tables[v].lanes];
-    chunks[v + 1] = chunks[v] + (count + CHUNK - 1) / CHUNK;
     lanes += tables[v].lanes;
-    elements += count;
+    elements += tables[v].start[tables[v].lanes];
   }
   if (elements < 2 * CHUNK && lanes < 4096) threads = 1;
   #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -467,7 +472,7 @@ extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
     for (int64_t lane = 0; lane < tables[1].lanes; ++lane)
       lane1(tables[1], lane);
     #pragma omp barrier
-    #pragma omp for schedule(guided)
+    #pragma omp for schedule(guided) nowait
     for (int64_t c = 0; c < chunks[2]; ++c) {
       if (c < chunks[1]) run_chunk<span0>(tables[0], c - chunks[0]);
       else if (c < chunks[2]) run_chunk<span1>(tables[1], c - chunks[1]);

@@ -1,0 +1,278 @@
+"""The C++ text of folds: sums in the order in which eager's CPU kernels add.
+
+A fold is fed the numbers of one result in their order in memory, a piece at a time, and
+gives it at the end. The sums of float numbers follow the published algorithms of ATen
+(cascade summation in four levels; a 2-norm in one vector register), which decide the
+bits: how many numbers a register holds, what is left over, where threads part the work.
+
+There are two families. `*Run` takes a run of neighbouring elements that belong to one
+result; `*Columns` takes rows of COLUMNS elements, each of which belongs to another one.
+"""
+
+from __future__ import annotations
+
+#: What a kernel with reductions has in front.
+FOLDS = """\
+// Bytes of a vector register in eager's reductions, on any x86 processor.
+static const int64_t REGISTER = 32;
+// Results folded side by side where the reduced dimension is not the innermost.
+static const int64_t COLUMNS = 32;
+enum { NATIVE, FROM_BF16, FROM_F16 };
+
+static inline int64_t shorter(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline float fused(float a, float b, float c) {
+  return __builtin_fmaf(a, b, c);
+}
+static inline double fused(double a, double b, double c) {
+  return __builtin_fma(a, b, c);
+}
+
+// Adds a sequence of vectors of V numbers. ROWS sums take turns, each in four levels: a
+// level is added to the next after so many vectors that numbers of like size meet.
+template <class T, int ROWS, int V> struct Cascade {
+  T level[4][ROWS][V];
+  int64_t seen, whole, power;
+  bool open;
+  void begin(int64_t size) {
+    seen = 0, whole = size / ROWS * ROWS, open = true;
+    int64_t bits = 0;
+    while ((int64_t(1) << bits) < size / ROWS) ++bits;
+    power = bits / 4 > 4 ? bits / 4 : 4;
+    __builtin_memset(level, 0, sizeof level);
+  }
+  void close() {
+    open = false;
+    for (int k = 1; k < 4; ++k)
+      for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < V; ++v) level[0][r][v] += level[k][r][v];
+  }
+  void add(const T* x) {
+    if (seen == whole && open) close();
+    T* sums = level[0][seen < whole ? seen % ROWS : 0];
+    for (int v = 0; v < V; ++v) sums[v] += x[v];
+    if (++seen > whole || seen % ROWS) return;
+    const int64_t turn = seen / ROWS, mask = (int64_t(1) << power) - 1;
+    if (turn & mask) return;
+    for (int k = 1; k < 4; ++k) {
+      for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < V; ++v) {
+          level[k][r][v] += level[k - 1][r][v];
+          level[k - 1][r][v] = 0;
+        }
+      if (turn & (mask << (k * power))) break;
+    }
+  }
+  const T* result() {
+    if (open) close();
+    for (int r = 1; r < ROWS; ++r)
+      for (int v = 0; v < V; ++v) level[0][0][v] += level[0][r][v];
+    return level[0][0];
+  }
+};
+
+template <class T, int FROM> struct SumRun {
+  static const int W = REGISTER / sizeof(T);
+  static const int E = FROM == NATIVE ? W : 2 * W;  // numbers in one load
+  Cascade<T, 4, W> vectors;
+  Cascade<T, 4, 1> singles;
+  T held[E], total;
+  int count;
+  bool wide, started;
+  void open() { total = 0, started = false; }
+  // n numbers follow; `dense`: they are neighbours in eager's operand
+  void next(int64_t n, bool dense) {
+    if (started) total += part();
+    started = true, count = 0, wide = dense && n >= E;
+    if (wide) vectors.begin(n / E);
+    else singles.begin(n);
+  }
+  void load(const T* x) {
+    T v[W];
+    for (int k = 0; k < W; ++k) v[k] = FROM == NATIVE ? x[k] : x[k] + x[W + k];
+    vectors.add(v);
+  }
+  void feed(const T* x, int64_t n) {
+    if (!wide) {
+      for (int64_t i = 0; i < n; ++i) singles.add(x + i);
+      return;
+    }
+    for (; n > 0 && count; --n) {
+      held[count++] = *x++;
+      if (count == E) load(held), count = 0;
+    }
+    for (; n >= E; x += E, n -= E) load(x);
+    for (; n > 0; --n) held[count++] = *x++;
+  }
+  T part() {
+    if (!wide) return *singles.result();
+    T sum = 0;
+    for (int k = 0; k < count; ++k) sum += held[k];
+    const T* lanes = vectors.result();
+    for (int k = 0; k < W; ++k) sum += lanes[k];
+    return sum;
+  }
+  T close() { return total + part(); }
+};
+
+template <class T, int FROM> struct SquaresRun {
+  static const int W = REGISTER / sizeof(T);
+  static const int E = FROM == FROM_BF16 ? 2 * W : W;
+  T lanes[W], held[E], total;
+  int count;
+  bool wide, started;
+  void open() { total = 0, count = 0, started = false; }
+  void next(int64_t, bool dense) {
+    if (started) return;
+    started = true, wide = dense && FROM != FROM_F16;
+    for (int k = 0; k < W; ++k) lanes[k] = 0;
+  }
+  void load(const T* x) {
+    for (int e = 0; e < E; e += W)
+      for (int k = 0; k < W; ++k) lanes[k] += x[e + k] * x[e + k];
+  }
+  void feed(const T* x, int64_t n) {
+    if (!wide) {
+      for (int64_t i = 0; i < n; ++i) total += x[i] * x[i];
+      return;
+    }
+    for (; n > 0 && count; --n) {
+      held[count++] = *x++;
+      if (count == E) load(held), count = 0;
+    }
+    for (; n >= E; x += E, n -= E) load(x);
+    for (; n > 0; --n) held[count++] = *x++;
+  }
+  T close() {
+    if (!wide) return total;
+    T sum = lanes[0];
+    for (int k = 1; k < W; ++k) sum += lanes[k];
+    // eager's compiler took what is left over by four, and contracted the rest
+    for (int k = 0; k < count; ++k)
+      sum = k < count / 4 * 4 ? sum + held[k] * held[k] : fused(held[k], held[k], sum);
+    return sum;
+  }
+};
+
+template <class T> struct InOrderRun {
+  T total;
+  void open() { total = 0; }
+  void next(int64_t, bool) {}
+  void feed(const T* x, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) total += x[i];
+  }
+  T close() { return total; }
+};
+
+template <class T, bool LARGEST> struct ExtremeRun {
+  T best[8];
+  bool any;
+  void open() { any = false; }
+  void next(int64_t, bool) {}
+  static T choose(T a, T b) { return LARGEST ? larger(a, b) : smaller(a, b); }
+  void feed(const T* x, int64_t n) {
+    if (!any) {
+      for (int k = 0; k < 8; ++k) best[k] = x[0];
+      any = true;
+    }
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+      for (int k = 0; k < 8; ++k) best[k] = choose(best[k], x[i + k]);
+    for (; i < n; ++i) best[0] = choose(best[0], x[i]);
+  }
+  T close() {
+    for (int k = 1; k < 8; ++k) best[0] = choose(best[0], best[k]);
+    return best[0];
+  }
+};
+
+template <class T> struct SumColumns {
+  Cascade<T, 1, COLUMNS> plain;
+  Cascade<T, 4, COLUMNS> turns;
+  T total[COLUMNS];
+  bool grouped, started;
+  void open(bool whole_group) {
+    grouped = whole_group, started = false;
+    for (int v = 0; v < COLUMNS; ++v) total[v] = 0;
+  }
+  void next(int64_t n) {
+    if (started) flush();
+    started = true;
+    if (grouped) plain.begin(n);
+    else turns.begin(n);
+  }
+  void feed(const T* x) {
+    if (grouped) plain.add(x);
+    else turns.add(x);
+  }
+  void flush() {
+    const T* x = grouped ? plain.result() : turns.result();
+    for (int v = 0; v < COLUMNS; ++v) total[v] += x[v];
+  }
+  const T* close() { flush(); return total; }
+};
+template <class T> struct SquaresColumns {
+  T total[COLUMNS];
+  void open(bool) { for (int v = 0; v < COLUMNS; ++v) total[v] = 0; }
+  void next(int64_t) {}
+  void feed(const T* x) {
+    for (int v = 0; v < COLUMNS; ++v) total[v] += x[v] * x[v];
+  }
+  const T* close() { return total; }
+};
+template <class T> struct InOrderColumns {
+  T total[COLUMNS];
+  void open(bool) { for (int v = 0; v < COLUMNS; ++v) total[v] = 0; }
+  void next(int64_t) {}
+  void feed(const T* x) { for (int v = 0; v < COLUMNS; ++v) total[v] += x[v]; }
+  const T* close() { return total; }
+};
+template <class T, bool LARGEST> struct ExtremeColumns {
+  T best[COLUMNS];
+  bool any;
+  void open(bool) { any = false; }
+  void next(int64_t) {}
+  void feed(const T* x) {
+    for (int v = 0; v < COLUMNS; ++v)
+      best[v] = any ? LARGEST ? larger(best[v], x[v]) : smaller(best[v], x[v]) : x[v];
+    any = true;
+  }
+  const T* close() { return best; }
+};
+
+// The number of parts in which eager's threads fold n numbers to one.
+static inline int64_t eager_parts(int64_t n, int64_t threads) {
+  const int64_t part = eager_part(n, threads);
+  return n > part ? (n + part - 1) / part : 1;
+}
+"""
+
+#: Fold opcode -> (name of its structs, does it know what was loaded?).
+STRUCTS = {
+    "sum": ("Sum", True),
+    "sumsq": ("Squares", True),
+    "fold": ("InOrder", False),
+    "largest": ("Extreme", False),
+    "least": ("Extreme", False),
+}
+LOADED = ("NATIVE", "FROM_BF16", "FROM_F16")
+
+
+def run_type(op: str, kind: str, loaded: int) -> str:
+    """The struct that folds a run of neighbouring elements."""
+    name, knows = STRUCTS[op]
+    if name == "Extreme":
+        return f"ExtremeRun<{kind}, {'true' if op == 'largest' else 'false'}>"
+    return f"{name}Run<{kind}, {LOADED[loaded]}>" if knows else f"{name}Run<{kind}>"
+
+
+def columns_type(op: str, kind: str) -> str:
+    """The struct that folds rows, an element of each to another result."""
+    name, _ = STRUCTS[op]
+    if name == "Extreme":
+        return f"ExtremeColumns<{kind}, {'true' if op == 'largest' else 'false'}>"
+    return f"{name}Columns<{kind}>"
+
+
+def serial(op: str, loaded: int) -> bool:
+    """Does eager fold a whole tensor in one thread?"""
+    return op == "sumsq" and loaded != 2

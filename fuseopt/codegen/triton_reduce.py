@@ -1,0 +1,401 @@
+"""The Triton of a variant with reductions: elements are folded as they are computed.
+
+"full" variants fold a lane to one number. Each chunk folds its own elements, writes the
+result to a table and takes a ticket; the chunk that takes the last one folds what all
+have written, in their order, and runs output code. "dims" variants fold rows or
+columns: a program takes OUTS results and folds all that belongs to them.
+
+Nothing is added in an order that depends on which program comes first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..ir import REDUCTIONS, Variant
+from .forms import TRITON_TYPES as TYPES
+
+if TYPE_CHECKING:
+    from .triton import Function
+
+#: Results of a program where rows or columns are folded, and results of chunks that the
+#: last one folds at a time.
+OUTS = 32
+PARTS = 64
+
+HELPERS = """\
+@triton.jit
+def plus(a, b):
+    return a + b
+
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+"""
+COMBINE = {"largest": "larger", "least": "smaller"}
+INTEGER_LIMITS = {"i64": 63, "i32": 31, "i16": 15, "i8": 7}
+
+
+def _indent(lines: list[str], levels: int = 1) -> list[str]:
+    return [f"{'    ' * levels}{line}" if line else line for line in lines]
+
+
+class ReduceWriter:
+    """Writes the functions of one variant with reductions."""
+
+    def __init__(self, number: int, variant: Variant, writer: Function) -> None:
+        self.n = number
+        self.v = variant
+        self.w = writer
+        instrs = variant.instrs
+        self.folds = [i for i in variant.output_code if instrs[i].op in REDUCTIONS]
+        self.slots = writer.element_slots
+        self.results = [s for s, x in enumerate(variant.slots) if x.domain == "output"]
+        self.stores = [
+            x for x in variant.stores if variant.slots[x[1]].domain == "output"
+        ]
+        #: the word of a lane's record that says where its parts lie
+        self.parts_word = len(variant.slots)
+
+    # ------------------------------------------------------------ folds
+
+    def combine(self, i: int) -> str:
+        return COMBINE.get(self.v.instrs[i].op, "plus")
+
+    def kind(self, i: int) -> str:
+        return TYPES[self.v.instrs[i].dtype]
+
+    def identity(self, i: int) -> str:
+        op, dtype = self.v.instrs[i].op, self.v.instrs[i].dtype
+        if op not in COMBINE:
+            return "0"
+        if dtype in INTEGER_LIMITS:
+            limit = 1 << INTEGER_LIMITS[dtype]
+            return str(-limit if op == "largest" else limit - 1)
+        if dtype == "u8":
+            return "0" if op == "largest" else "255"
+        return 'float("-inf")' if op == "largest" else 'float("inf")'
+
+    def folded(self, i: int) -> str:
+        """What fold i takes of an element, named f<i>."""
+        operand = f"f{i}"
+        squared = self.v.instrs[i].op == "sumsq"
+        return f"{operand} * {operand}" if squared else operand
+
+    def start(self, shape: str) -> list[str]:
+        return [
+            f"v{i} = tl.full({shape}, {self.identity(i)}, {self.kind(i)})"
+            for i in self.folds
+        ]
+
+    def gather(self) -> list[str]:
+        """Fold a block of elements into the accumulators, element by element."""
+        return [
+            f"v{i} = {self.combine(i)}(v{i}, tl.where(mask, {self.folded(i)}, "
+            f"{self.identity(i)}))"
+            for i in self.folds
+        ]
+
+    def reduce(self, axis: int, prefix: str = "v") -> list[str]:
+        return [
+            f"{prefix}{i} = tl.reduce({prefix}{i}, {axis}, {self.combine(i)})"
+            for i in self.folds
+        ]
+
+    def names(self, prefix: str = "v") -> str:
+        return ", ".join(f"{prefix}{i}" for i in self.folds)
+
+    # ------------------------------------------------------------ pieces of text
+
+    def element(self) -> list[str]:
+        """Arithmetic of an element: results to store, then what is folded."""
+        w = self.w
+        args = [w.name(i) for i in (*w.loads, *w.handed)]
+        code = [i for i in self.v.code if self.v.instrs[i].op != "load"]
+        body = [w.assign(i) for i in w.consts if i not in code]
+        body += [w.assign(i) for i in code]
+        made = [w.name(i) for i, _ in w.element_stores]
+        made += [w.name(self.v.instrs[i].args[0]) for i in self.folds]
+        return [
+            "@triton.jit",
+            *w.call(f"def element{self.n}(", args, "):"),
+            *_indent([*body, f"return {', '.join(made)}"]),
+        ]
+
+    def apply(self, place: dict[int, str]) -> list[str]:
+        """Loads, element code, stores; what is folded is then named f<i>."""
+        w = self.w
+        args = [w.name(i) for i in (*w.loads, *w.handed)]
+        made = [*(f"y{s}" for _, s in w.element_stores), *(f"f{i}" for i in self.folds)]
+        return [
+            *w.element_loads(place, ", mask=mask"),
+            *w.call(f"{', '.join(made)} = element{self.n}(", args, ")"),
+            *(
+                w.store(i, s, place[s], f"y{s}", ", mask=mask")
+                for i, s in w.element_stores
+            ),
+        ]
+
+    def output(self, place: dict[int, str], mask: str) -> list[str]:
+        """Output code: what becomes of the results."""
+        lines = []
+        for i in self.v.output_code:
+            instr = self.v.instrs[i]
+            if instr.op in REDUCTIONS:
+                lines.append(f"x{i} = v{i}")
+            elif instr.op == "load":
+                lines.append(self.w.load(i, place[int(instr.attr or 0)], mask))
+            else:
+                lines.append(self.w.assign(i))
+        lines += [self.w.store(i, s, place[s], f"x{i}", mask) for i, s in self.stores]
+        return lines
+
+    def functions(self) -> list[list[str]]:
+        body = self.full() if self.v.reduction == "full" else self.dims()
+        return [self.element(), *body]
+
+    # ------------------------------------------------------------ one number a lane
+
+    def walk(self) -> list[str]:
+        """One dimension of an odometer: offsets of all element slots."""
+        return [
+            "size = tl.load(shape + dims - d)",
+            "index = rest % size",
+            "rest = rest // size",
+            *(
+                f"o{s} += index * tl.load(shape + {k + 2} * dims - d)"
+                for k, s in enumerate(self.slots)
+            ),
+        ]
+
+    def full(self) -> list[list[str]]:
+        place = {s: f"p{s} + o{s}" for s in self.slots}
+        pointers = [f"p{s}" for s in self.slots]
+        numbers = [self.w.name(i) for i in self.w.handed]
+        args = ["layout", "geometry", "start", "begin", "count", *pointers, *numbers]
+        loop = [
+            "inside = at + tl.arange(0, REST)",
+            "mask = inside < count",
+            "rest = start + inside",
+            *(f"o{s} = tl.where(strided, 0, rest)" for s in self.slots),
+            "for d in range(dims):",
+            *_indent(self.walk()),
+            *self.apply(place),
+            *self.gather(),
+        ]
+        general = [
+            "@triton.jit",
+            *self.w.call(f"def general{self.n}(", [*args, "REST: tl.constexpr"], "):"),
+            *_indent(
+                [
+                    "strided = layout >= 0",
+                    "shape = geometry + tl.where(strided, layout, 0)",
+                    "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
+                    *self.start("(REST,)"),
+                    "for at in range(begin, count, REST):",
+                    *_indent(loop),
+                    *self.reduce(0),
+                    f"return {self.names()}",
+                ]
+            ),
+        ]
+        main = {s: f"a{s}" for s in self.slots}
+        body = [
+            *self.w.chunk_places(),
+            *self.apply(main),
+            *self.start("(BLOCK,)"),
+            *self.gather(),
+            *self.reduce(0),
+            "begin = grouped",
+            "if begin < count:",
+            *_indent(
+                [
+                    *self.w.call(
+                        f"{self.names('w')} = general{self.n}(", [*args, "REST"], ")"
+                    ),
+                    *(f"v{i} = {self.combine(i)}(v{i}, w{i})" for i in self.folds),
+                ]
+            ),
+            *self.write_parts(),
+            *self.last_chunk(),
+        ]
+        return [general, self.w.shell(body, self.results)]
+
+    def write_parts(self) -> list[str]:
+        count = len(self.folds)
+        lines = [
+            f"parts = partials + tl.load(lane + {4 + self.parts_word})",
+            f"own = parts + ordinal * {count}",
+        ]
+        for k, i in enumerate(self.folds):
+            lines.append(f"tl.store(own + {k}, {self.packed(i)})")
+        return lines
+
+    def packed(self, i: int) -> str:
+        dtype = self.v.instrs[i].dtype
+        if dtype in ("f64", "f32"):
+            return f"v{i}.to(tl.float64).to(tl.int64, bitcast=True)"
+        return f"v{i}.to(tl.int64)"
+
+    def unpacked(self, i: int, k: int) -> str:
+        load = f"tl.load(parts + each * {len(self.folds)} + {k}, mask=mask, other=0)"
+        dtype = self.v.instrs[i].dtype
+        if dtype in ("f64", "f32"):
+            load += ".to(tl.float64, bitcast=True)"
+        return f"{load}.to({self.kind(i)})"
+
+    def last_chunk(self) -> list[str]:
+        loop = [
+            f"each = at + tl.arange(0, {PARTS})",
+            "mask = each < chunks",
+            *(f"f{i} = {self.unpacked(i, k)}" for k, i in enumerate(self.folds)),
+            *(
+                f"v{i} = {self.combine(i)}(v{i}, tl.where(mask, f{i}, "
+                f"{self.identity(i)}))"
+                for i in self.folds
+            ),
+        ]
+        stores = [
+            self.w.store(i, s, f"p{s}", f"x{i}", "") for i, s in self.w.lane_stores
+        ]
+        return [
+            "# The chunk that takes the last ticket finishes the lane: what the others",
+            "# wrote before they took theirs, it sees.",
+            "tl.debug_barrier()",
+            'taken = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")',
+            "if taken == chunks - 1:",
+            *_indent(
+                [
+                    *self.start(f"({PARTS},)"),
+                    f"for at in range(0, chunks, {PARTS}):",
+                    *_indent(loop),
+                    *self.reduce(0),
+                    *self.output({s: f"p{s}" for s in self.results}, ""),
+                    *stores,
+                    "tl.store(ticket, 0)  # for the next launch",
+                ]
+            ),
+        ]
+
+    # ------------------------------------------------------------ rows and columns
+
+    def dims(self) -> list[list[str]]:
+        """geometry of a lane: columns?, results, elements of one, dims of results, of
+        what is folded; their sizes; strides of each element slot over both, of each
+        output slot over the first.
+        """
+        pointers = [f"p{s}" for s in self.slots]
+        numbers = [self.w.name(i) for i in self.w.handed]
+        args = ["shape", "o", *pointers, *numbers]
+        both = "(outer + folded)"
+        steps = "shape + 5 + outer + folded"
+        place = {s: f"p{s} + (b{s} + r{s})" for s in self.slots}
+        by_result = [
+            "size = tl.load(shape + 4 + outer - d)",
+            "index = rest % size",
+            "rest = rest // size",
+            *(
+                f"b{s} += index * tl.load({steps} + {k} * {both} + outer - 1 - d)"
+                for k, s in enumerate(self.slots)
+            ),
+        ]
+        by_folded = [
+            f"size = tl.load(shape + 4 + {both} - d)",
+            "index = rest % size",
+            "rest = rest // size",
+            *(
+                f"r{s} += index * tl.load({steps} + {k + 1} * {both} - 1 - d)"
+                for k, s in enumerate(self.slots)
+            ),
+        ]
+        loop = [
+            "r = at + tl.arange(0, REDS).to(tl.int64)",
+            "rest = r[:, None] if COLUMNS else r[None, :]",
+            "mask = (rest < count) & (wide < results)",
+            *(f"r{s} = rest * 0" for s in self.slots),
+            "for d in range(folded):",
+            *_indent(by_folded),
+            *self.apply(place),
+            *self.gather(),
+        ]
+        shape = f"(REDS, {OUTS}) if COLUMNS else ({OUTS}, REDS)"
+        fold = [
+            "@triton.jit",
+            *self.w.call(
+                f"def fold{self.n}(",
+                [*args, "REDS: tl.constexpr", "COLUMNS: tl.constexpr"],
+                "):",
+            ),
+            *_indent(
+                [
+                    "results = tl.load(shape + 1)",
+                    "count = tl.load(shape + 2)",
+                    "outer = tl.load(shape + 3).to(tl.int32)",
+                    "folded = tl.load(shape + 4).to(tl.int32)",
+                    "wide = o[None, :] if COLUMNS else o[:, None]",
+                    "rest = wide",
+                    *(f"b{s} = rest * 0" for s in self.slots),
+                    "for d in range(outer):",
+                    *_indent(by_result),
+                    f"SHAPE: tl.constexpr = {shape}",
+                    *self.start("SHAPE"),
+                    "for at in range(0, count, REDS):",
+                    *_indent(loop),
+                    *[
+                        f"v{i} = tl.reduce(v{i}, 0 if COLUMNS else 1, "
+                        f"{self.combine(i)})"
+                        for i in self.folds
+                    ],
+                    f"return {self.names()}",
+                ]
+            ),
+        ]
+        given = ["shape", "o", *pointers, *numbers]
+        steps_of_results = [
+            f"o{s} += index * tl.load(to + {k} * outer + outer - 1 - d)"
+            for k, s in enumerate(self.results)
+        ]
+        body = [
+            "shape = geometry + layout",
+            f"o = ordinal.to(tl.int64) * {OUTS} + tl.arange(0, {OUTS})",
+            "outer = tl.load(shape + 3).to(tl.int32)",
+            "folded = tl.load(shape + 4).to(tl.int32)",
+            "if tl.load(shape) != 0:",
+            *_indent(
+                self.w.call(
+                    f"{self.names()} = fold{self.n}(",
+                    [*given, f"BLOCK // {OUTS}", "True"],
+                    ")",
+                )
+            ),
+            "else:",
+            *_indent(
+                self.w.call(
+                    f"{self.names()} = fold{self.n}(",
+                    [*given, f"BLOCK // {OUTS}", "False"],
+                    ")",
+                )
+            ),
+            f"to = shape + 5 + (1 + {len(self.slots)}) * (outer + folded)",
+            "rest = o",
+            *(f"o{s} = o * 0" for s in self.results),
+            "for d in range(outer):",
+            *_indent(
+                [
+                    "size = tl.load(shape + 4 + outer - d)",
+                    "index = rest % size",
+                    "rest = rest // size",
+                    *steps_of_results,
+                ]
+            ),
+            "mask = o < numel",
+            *self.output({s: f"p{s} + o{s}" for s in self.results}, ", mask=mask"),
+            *self.w.ticket(),
+        ]
+        return [fold, self.w.shell(body, self.results)]

@@ -1,0 +1,195 @@
+"""The stage in which each node can run at the earliest.
+
+A legal edge lets both nodes share a kernel; an illegal one, or one through an extern,
+makes the consumer wait for the next kernel. A reduction ends a stage for all that needs
+its result element by element; what is done to the results themselves (a root, a
+quotient, a running mean of rows) is *late*: it runs in the same kernel, when the
+elements are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from ..ir import Extern, Graph, Refusal, SchedulerNode, kept
+from .deps import Edge, Stages, device, space
+from .grouping import SharedNumbers, UnionFind
+from .legality import Pair, why_not
+
+#: The dimensions that a lane's reductions take away, and the shape they take it from.
+Geometry = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class _Stager:
+    """Goes through the nodes in program order and gives each its stage."""
+
+    def __init__(self, graph: Graph, numbers: SharedNumbers) -> None:
+        self.graph = graph
+        self.nodes = graph.nodes
+        self.numbers = numbers
+        self.stage = [-1 if isinstance(n, Extern) else 0 for n in graph.nodes]
+        self.late: set[int] = set()
+        self.fused: list[Edge] = []
+        self.refusals: dict[tuple[str, str, str], Refusal] = {}
+        self.lanes = UnionFind(len(graph.nodes))
+        self.geometry: dict[int, Geometry] = {}  # of a lane, by its root
+        self.reduces = [
+            isinstance(n, SchedulerNode) and bool(n.body.reduction) for n in graph.nodes
+        ]
+        self.any_reduction = any(self.reduces)
+        self.spaces = [
+            () if isinstance(n, Extern) else space(graph, n) for n in graph.nodes
+        ]
+        self.devices = [
+            "" if isinstance(n, Extern) else device(graph, n) for n in graph.nodes
+        ]
+
+    # ------------------------------------------------------------ one node
+
+    def place(self, i: int, incoming: list[Edge]) -> None:
+        """Give node i its stage, from the edges into it."""
+        node = self.nodes[i]
+        if isinstance(node, Extern):
+            for e in incoming:
+                self.stage[i] = max(self.stage[i], self.stage[e.producer])
+            return
+        legal: list[Edge] = []
+        for e in incoming:
+            if self._legal(e):
+                legal.append(e)
+                self.stage[i] = max(self.stage[i], self.stage[e.producer])
+            else:
+                self.stage[i] = max(self.stage[i], self.stage[e.producer] + 1)
+        if not self.any_reduction:
+            self.fused.extend(legal)
+            return
+        while True:
+            beside = [e for e in legal if self.stage[e.producer] == self.stage[i]]
+            why = self._conflict(i, beside)
+            if why is None:
+                break
+            a, b = self.nodes[beside[0].producer], node
+            assert isinstance(a, SchedulerNode)
+            key = (a.body.name, b.body.name, "reduction")
+            self.refusals.setdefault(key, Refusal(*key, why))
+            self.late.discard(i)
+            self.stage[i] += 1
+        self._join(i, beside)
+        self.fused.extend(legal)
+
+    def _legal(self, e: Edge) -> bool:
+        a, b = self.nodes[e.producer], self.nodes[e.consumer]
+        assert isinstance(b, SchedulerNode)
+        if isinstance(a, Extern):
+            key = (a.name, b.body.name, "extern")
+            self.refusals.setdefault(key, Refusal(*key, a.reason))
+            return False
+        shared = self.numbers.shared
+        crosses = (e.producer in shared) != (e.consumer in shared)
+        if crosses and self.reduces[e.producer]:
+            # the one lane that gives these numbers may finish them
+            crosses = e.consumer not in self.numbers.fed
+        buffer = self.graph.buffers[e.buffer]
+        result = self.reduces[e.producer] and e.kind != "war"
+        pair = Pair(
+            buffer,
+            buffer.shape if result else self.spaces[e.producer],
+            self.spaces[e.consumer],
+            self.devices[e.producer],
+            self.devices[e.consumer],
+            e.kind,
+            e.exact,
+            crosses,
+        )
+        why = why_not(pair)
+        if why is None:
+            return True
+        code, detail = why
+        key = (a.body.name, b.body.name, code)
+        self.refusals.setdefault(key, Refusal(*key, detail))
+        return False
+
+    # ------------------------------------------------------------ reductions
+
+    def _after(self, e: Edge) -> bool:
+        """Is the producer's side of an edge there only when the elements are done?"""
+        made = self.reduces[e.producer] and e.kind != "war"
+        return made or e.producer in self.late
+
+    def _conflict(self, i: int, beside: list[Edge]) -> str | None:
+        """Why node i cannot run in the lane of its producers; None if it can."""
+        found: set[Geometry] = {
+            self.geometry[root]
+            for root in {self.lanes.find(e.producer) for e in beside}
+            if root in self.geometry
+        }
+        own = self._geometry(i) if self.reduces[i] else None
+        if len(found | ({own} if own else set())) > 1:
+            return "two reductions of other dimensions or shapes"
+        after = [e for e in beside if self._after(e)]
+        if not after:
+            return None
+        if own:
+            return "it reduces what a reduction gave"
+        (geometry,) = found
+        if not self._fits(i, geometry):
+            return "it runs over other elements than the results"
+        for e in beside:
+            element = e.kind == "raw" and not self._after(e)
+            if element and self.graph.buffers[e.buffer].shape != ():
+                return "it needs elements beside a result"
+        self.late.add(i)
+        return None
+
+    def _geometry(self, i: int) -> Geometry:
+        node = self.nodes[i]
+        assert isinstance(node, SchedulerNode)
+        return node.dims, self.spaces[i]
+
+    def _fits(self, i: int, geometry: Geometry) -> bool:
+        """Does a pointwise node run over the results of its lane's reductions?"""
+        dims, whole = geometry
+        count = 1
+        for n in kept(whole, dims):
+            count *= n
+        node = self.nodes[i]
+        for v in (*node.reads, *node.writes):
+            numel = self.graph.buffers[self.graph.values[v]].numel
+            if numel != count and not (numel == 1 and v in node.reads):
+                return False
+        return True
+
+    def _join(self, i: int, beside: list[Edge]) -> None:
+        geometry = self._geometry(i) if self.reduces[i] else None
+        for e in beside:
+            geometry = geometry or self.geometry.get(self.lanes.find(e.producer))
+        for e in beside:
+            self.lanes.join(e.producer, i)
+        if geometry is not None:
+            self.geometry[self.lanes.find(i)] = geometry
+
+
+def _by_consumer(all_edges: list[Edge]) -> Iterator[tuple[int, list[Edge]]]:
+    for i, group in groupby(all_edges, lambda e: e.consumer):
+        yield i, list(group)
+
+
+def stages(graph: Graph, all_edges: list[Edge], numbers: SharedNumbers) -> Stages:
+    """Give each node its stage. `all_edges` come by consumer, in program order."""
+    stager = _Stager(graph, numbers)
+    incoming = dict(_by_consumer(all_edges))
+    for i in range(len(graph.nodes)):
+        edges = incoming.get(i)
+        if edges is not None:
+            stager.place(i, edges)
+        elif stager.reduces[i]:
+            stager.place(i, [])
+    stage = stager.stage
+    together = tuple(e for e in stager.fused if stage[e.producer] == stage[e.consumer])
+    return Stages(
+        tuple(stage),
+        together,
+        tuple(stager.refusals.values()),
+        frozenset(stager.late),
+    )
