@@ -31,10 +31,10 @@ from ..ir import (
 from ..lowering import RULES, STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ..lowering import Tensor as TensorOperand
 from ..overlap import may_share, self_overlaps
+from . import folds, outer
 from .constants import Constant, as_number, swap
 from .numbers import Computed, NumberRef, Numbers
 from .numbers import body as body_of_numbers
-from .folds import recognise, record
 from .promote import (
     BUFFER_NAMES,
     DTYPE_NAMES,
@@ -441,8 +441,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
                 self._read(out)
                 return out
-        reduction = recognise(op.name, bound)
-        if reduction is not None and record(self, reduction, out):
+        reduction = folds.recognise(op.name, bound)
+        if reduction is not None and folds.record(self, reduction, out):
+            return out
+        if outer.record(self, op.name, bound, out):
             return out
         if op.name in CONSTANTS:
             if self.emit("fill", (("value", CONSTANTS[op.name]),), out):
@@ -562,7 +564,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _foreach_reductions(
         self, func: Any, name: str, bound: Any, args: Any, kwargs: Any
     ) -> list[torch.Tensor] | None:
-        found = [recognise(name, {**bound, "self": t}) for t in bound["self"]]
+        found = [folds.recognise(name, {**bound, "self": t}) for t in bound["self"]]
         empty = any(t.numel() == 0 for t in bound["self"])
         if empty or any(f is None for f in found):
             return None
@@ -570,7 +572,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for out, f in zip(results, found, strict=True):
             assert f is not None
             self._inherit(out, {"self": f.operands[0]})
-            record(self, f, out)
+            folds.record(self, f, out)
         return results
 
     def temp_like(self, out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
