@@ -88,9 +88,9 @@ class ReduceWriter:
         squared = self.v.instrs[i].op == "sumsq"
         return f"{operand} * {operand}" if squared else operand
 
-    def start(self, shape: str) -> list[str]:
+    def start(self, shape: str, prefix: str = "v") -> list[str]:
         return [
-            f"v{i} = tl.full({shape}, {self.identity(i)}, {self.kind(i)})"
+            f"{prefix}{i} = tl.full({shape}, {self.identity(i)}, {self.kind(i)})"
             for i in self.folds
         ]
 
@@ -102,9 +102,9 @@ class ReduceWriter:
             for i in self.folds
         ]
 
-    def reduce(self, axis: int, prefix: str = "v") -> list[str]:
+    def reduce(self, made: str, blocks: str = "v", axis: str = "0") -> list[str]:
         return [
-            f"{prefix}{i} = tl.reduce({prefix}{i}, {axis}, {self.combine(i)})"
+            f"{made}{i} = tl.reduce({blocks}{i}, {axis}, {self.combine(i)})"
             for i in self.folds
         ]
 
@@ -142,13 +142,13 @@ class ReduceWriter:
             ),
         ]
 
-    def output(self, place: dict[int, str], mask: str) -> list[str]:
-        """Output code: what becomes of the results."""
+    def output(self, place: dict[int, str], mask: str, results: str) -> list[str]:
+        """Output code: what becomes of the results, named <results><i>."""
         lines = []
         for i in self.v.output_code:
             instr = self.v.instrs[i]
             if instr.op in REDUCTIONS:
-                lines.append(f"x{i} = v{i}")
+                lines.append(f"x{i} = {results}{i}")
             elif instr.op == "load":
                 lines.append(self.w.load(i, place[int(instr.attr or 0)], mask))
             else:
@@ -200,8 +200,8 @@ class ReduceWriter:
                     *self.start("(REST,)"),
                     "for at in range(begin, count, REST):",
                     *_indent(loop),
-                    *self.reduce(0),
-                    f"return {self.names()}",
+                    *self.reduce("z"),
+                    f"return {self.names('z')}",
                 ]
             ),
         ]
@@ -211,7 +211,7 @@ class ReduceWriter:
             *self.apply(main),
             *self.start("(BLOCK,)"),
             *self.gather(),
-            *self.reduce(0),
+            *self.reduce("z"),
             "begin = grouped",
             "if begin < count:",
             *_indent(
@@ -219,7 +219,7 @@ class ReduceWriter:
                     *self.w.call(
                         f"{self.names('w')} = general{self.n}(", [*args, "REST"], ")"
                     ),
-                    *(f"v{i} = {self.combine(i)}(v{i}, w{i})" for i in self.folds),
+                    *(f"z{i} = {self.combine(i)}(z{i}, w{i})" for i in self.folds),
                 ]
             ),
             *self.write_parts(),
@@ -240,11 +240,12 @@ class ReduceWriter:
     def packed(self, i: int) -> str:
         dtype = self.v.instrs[i].dtype
         if dtype in ("f64", "f32"):
-            return f"v{i}.to(tl.float64).to(tl.int64, bitcast=True)"
-        return f"v{i}.to(tl.int64)"
+            return f"z{i}.to(tl.float64).to(tl.int64, bitcast=True)"
+        return f"z{i}.to(tl.int64)"
 
     def unpacked(self, i: int, k: int) -> str:
-        load = f"tl.load(parts + each * {len(self.folds)} + {k}, mask=mask, other=0)"
+        place = f"parts + each * {len(self.folds)} + {k}"
+        load = f"tl.load({place}, mask=taken_part, other=0)"
         dtype = self.v.instrs[i].dtype
         if dtype in ("f64", "f32"):
             load += ".to(tl.float64, bitcast=True)"
@@ -253,10 +254,10 @@ class ReduceWriter:
     def last_chunk(self) -> list[str]:
         loop = [
             f"each = at + tl.arange(0, {PARTS})",
-            "mask = each < chunks",
-            *(f"f{i} = {self.unpacked(i, k)}" for k, i in enumerate(self.folds)),
+            "taken_part = each < chunks",
+            *(f"u{i} = {self.unpacked(i, k)}" for k, i in enumerate(self.folds)),
             *(
-                f"v{i} = {self.combine(i)}(v{i}, tl.where(mask, f{i}, "
+                f"t{i} = {self.combine(i)}(t{i}, tl.where(taken_part, u{i}, "
                 f"{self.identity(i)}))"
                 for i in self.folds
             ),
@@ -272,11 +273,11 @@ class ReduceWriter:
             "if taken == chunks - 1:",
             *_indent(
                 [
-                    *self.start(f"({PARTS},)"),
+                    *self.start(f"({PARTS},)", "t"),
                     f"for at in range(0, chunks, {PARTS}):",
                     *_indent(loop),
-                    *self.reduce(0),
-                    *self.output({s: f"p{s}" for s in self.results}, ""),
+                    *self.reduce("total", "t"),
+                    *self.output({s: f"p{s}" for s in self.results}, "", "total"),
                     *stores,
                     "tl.store(ticket, 0)  # for the next launch",
                 ]
@@ -307,18 +308,18 @@ class ReduceWriter:
         ]
         by_folded = [
             f"size = tl.load(shape + 4 + {both} - d)",
-            "index = rest % size",
-            "rest = rest // size",
+            "turn = left % size",
+            "left = left // size",
             *(
-                f"r{s} += index * tl.load({steps} + {k + 1} * {both} - 1 - d)"
+                f"r{s} += turn * tl.load({steps} + {k + 1} * {both} - 1 - d)"
                 for k, s in enumerate(self.slots)
             ),
         ]
         loop = [
             "r = at + tl.arange(0, REDS).to(tl.int64)",
-            "rest = r[:, None] if COLUMNS else r[None, :]",
-            "mask = (rest < count) & (wide < results)",
-            *(f"r{s} = rest * 0" for s in self.slots),
+            "left = r[:, None] if COLUMNS else r[None, :]",
+            "mask = (left < count) & (wide < results)",
+            *(f"r{s} = left * 0" for s in self.slots),
             "for d in range(folded):",
             *_indent(by_folded),
             *self.apply(place),
@@ -347,12 +348,8 @@ class ReduceWriter:
                     *self.start("SHAPE"),
                     "for at in range(0, count, REDS):",
                     *_indent(loop),
-                    *[
-                        f"v{i} = tl.reduce(v{i}, 0 if COLUMNS else 1, "
-                        f"{self.combine(i)})"
-                        for i in self.folds
-                    ],
-                    f"return {self.names()}",
+                    *self.reduce("z", "v", "0 if COLUMNS else 1"),
+                    f"return {self.names('z')}",
                 ]
             ),
         ]
@@ -395,7 +392,7 @@ class ReduceWriter:
                 ]
             ),
             "mask = o < numel",
-            *self.output({s: f"p{s} + o{s}" for s in self.results}, ", mask=mask"),
+            *self.output({s: f"p{s} + o{s}" for s in self.results}, ", mask=mask", "v"),
             *self.w.ticket(),
         ]
         return [fold, self.w.shell(body, self.results)]
