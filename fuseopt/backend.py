@@ -438,6 +438,7 @@ def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
 
 
 compat.on_trace(fuseopt, _refuse_untraceable)
+compat.trace_power(fuseopt)
 
 
 def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt.backend import fuseopt as backend
 
 from .steps import make_params, same_bits, set_grads
 
@@ -66,7 +65,7 @@ class Pair:
     ) -> None:
         self.make = make
         self.second = second or {}
-        self.backend_options = options or None
+        self.backend_options = options
         self.eager_params = make_params(shapes, dtype)
         self.params = make_params(shapes, dtype)
         self.eager = self._build(self.eager_params)
@@ -84,9 +83,8 @@ class Pair:
 
     def _compile(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.run = torch.compile(
-            optimizer.step, backend=backend, options=self.backend_options
-        )
+        # apart from others of its class: Dynamo compiles one function only so often
+        self.run = fuseopt.compile(optimizer, **self.backend_options).step
 
     def step(self, n: int = 1) -> None:
         """Do n steps on both, with fresh gradients and the same random numbers."""
@@ -97,6 +95,11 @@ class Pair:
             self.eager.step()
             torch.manual_seed(self.steps)
             self.run()
+
+    def step_eager(self) -> None:
+        """One step of the eager one alone: does it take these parameters at all?"""
+        set_grads(self.eager_params, self.params, 0)
+        self.eager.step()
 
     def scale_lr(self, factor: float) -> None:
         """Change every group's learning rate by hand, as a schedule would."""

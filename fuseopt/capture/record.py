@@ -725,7 +725,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 dtype = real_dtype(x.dtype)
                 if dtype not in DTYPE_NAMES or x.is_neg() or x.is_conj():
                     return False
-                reads.append(x)
+                reads.append(_as_number(x))
                 alone = x.dim() == 0 and dtype is x.dtype
                 operand: Operand = TensorOperand(DTYPE_NAMES[dtype], alone)
             else:
@@ -778,7 +778,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if body is None:
             return False
         got = tuple([self._operand(t) for t in reads])
-        buffer = self.buffer_of(out)
+        buffer = self.buffer_of(_as_number(out))
         if self._collides(buffer, got):
             return False
         self.nodes.append(
@@ -918,6 +918,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         )
         return out
+
+
+def _as_number(t: torch.Tensor) -> torch.Tensor:
+    """A tensor of one element as the number that it is: without dimensions.
+
+    So it belongs to a lane as a counter does, whatever shape the lane has. Not so an
+    integer: a lane's numbers are doubles, which do not hold all of 64 bits.
+    """
+    if t.dim() == 0 or t.numel() != 1 or not t.is_floating_point():
+        return t
+    return t.as_strided((), (), t.storage_offset())
 
 
 def _position(name: str, value: Any, i: int) -> Any:

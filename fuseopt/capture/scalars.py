@@ -39,12 +39,42 @@ class Arg:
     position: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Apply:
-    """`function(*args)`, where args are numbers or Syms of lower index."""
+    """`function(*args, **kwargs)`, where numbers in args may be Syms of lower index.
+
+    Compared by identity: arguments that are equal numbers may be other numbers (1 and
+    1.0, 0.0 and -0.0).
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def _exactly(x: Any) -> Any:
+    """A key that tells numbers apart that Python takes for equal."""
+    if isinstance(x, (list, tuple)):
+        return (type(x), *map(_exactly, x))
+    if isinstance(x, dict):
+        return tuple((k, _exactly(v)) for k, v in x.items())
+    return x if isinstance(x, Sym) else (type(x), repr(x))
+
+
+def _numbers(x: Any) -> list[Any]:
+    """The numbers of arguments, in lists or not."""
+    if isinstance(x, (list, tuple)):
+        return [z for y in x for z in _numbers(y)]
+    return [x]
+
+
+def _known_values(x: Any, values: Sequence[Any]) -> Any:
+    """Arguments with the value of each Sym in its place."""
+    if isinstance(x, Sym):
+        return values[x.index]
+    if isinstance(x, (list, tuple)):
+        return type(x)([_known_values(y, values) for y in x])
+    return x
 
 
 class Scalars:
@@ -55,30 +85,42 @@ class Scalars:
         self._known: dict[Any, Sym] = {}
         self._standins: dict[float, Sym] = {}
 
-    def make(self, expr: Item | Arg | Apply, is_float: bool) -> Sym:
-        known = self._known.get(expr)
+    def make(self, expr: Item | Arg | Apply, is_float: bool, key: Any = None) -> Sym:
+        """The Sym of an expression; `key` is equal for those that are the same."""
+        key = expr if key is None else key
+        known = self._known.get(key)
         if known is None:
             known = Sym(len(self.exprs), is_float)
             self.exprs.append(expr)
-            self._known[expr] = known
+            self._known[key] = known
         return known
 
-    def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> Sym:
-        """Record `function(*args)`; the result's type follows Python's arithmetic."""
+    def apply(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None = None,
+    ) -> Sym:
+        """Record a call; its result's type follows Python's arithmetic."""
+        args, kwargs = tuple(args), kwargs or {}
         name = getattr(function, "__name__", str(function))
+        numbers = _numbers([args, list(kwargs.values())])
+        negative = isinstance(numbers[-1], int) and numbers[-1] < 0
         is_float = (
             any(
                 isinstance(a, float) or (isinstance(a, Sym) and a.is_float)
-                for a in args
+                for a in numbers
             )
             or "truediv" in name
             or "float" in name
             or "sqrt" in name
+            or ("pow" in name and negative)
             or getattr(function, "__module__", "") == "math"
         )
         if "int" in name or name in ("floor", "ceil", "trunc", "round"):
             is_float = False
-        return self.make(Apply(function, tuple(args)), is_float)
+        key = (function, _exactly(args), _exactly(kwargs))
+        return self.make(Apply(function, args, kwargs), is_float, key)
 
     def standin(self, sym: Sym) -> float | int:
         """A number that stands for `sym` in a call to torch.
@@ -108,8 +150,9 @@ class Scalars:
         values: list[Any] = []
         for expr in self.exprs:
             if isinstance(expr, Apply):
-                got = [values[a.index] if isinstance(a, Sym) else a for a in expr.args]
-                values.append(expr.function(*got))
+                args_ = _known_values(expr.args, values)
+                named = {k: _known_values(v, values) for k, v in expr.kwargs.items()}
+                values.append(expr.function(*args_, **named))
             elif isinstance(expr, Item):
                 values.append(tensors[expr.position].item())
             else:

@@ -271,7 +271,7 @@ class _Interpreter:
                     return self._compute(node, flat)
                 if node.op == "call_method":
                     raise CaptureError(f"method {node.target} of a number")
-                return self.scalars.apply(node.target, list(flat))  # type: ignore[arg-type]
+                return self.scalars.apply(node.target, args, kwargs)  # type: ignore[arg-type]
         literals: frozenset[Any] | None = None
         if has_sym:
             literals = frozenset(x for x in flat if isinstance(x, (int, float)))
@@ -408,13 +408,21 @@ class _Interpreter:
         return made
 
     def _constant(self, args: Any, kwargs: Any) -> torch.Tensor:
-        """`torch.tensor(number)` becomes memory that a fill writes."""
+        """`torch.tensor(number)` becomes memory that a fill writes.
+
+        A list of numbers becomes one fill for each, where one of them is symbolic.
+        """
         data = args[0]
-        if isinstance(data, (list, tuple)) and not any(
-            isinstance(x, Sym) for x in _flatten(data)
-        ):
+        if isinstance(data, (list, tuple)):
             given = {k: v for k, v in kwargs.items() if k != "requires_grad"}
-            return torch.tensor(data, **given)
+            numbers = _flatten(data)
+            if all(self.scalars.find(x) is None for x in numbers):
+                return torch.tensor(data, **given)
+            shape = torch.tensor(data, **given)
+            made = torch.empty(shape.shape, dtype=shape.dtype, device="meta")
+            for place, x in zip(made.view(-1).unbind(), numbers, strict=True):
+                place.fill_(x)
+            return made
         if not isinstance(data, (int, float)):
             raise CaptureError(
                 f"torch.tensor of a {type(data).__name__} inside the step"

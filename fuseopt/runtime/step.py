@@ -111,7 +111,7 @@ class Plan:
             len(schedule.steps) == 1
             and isinstance(schedule.steps[0], Kernel)
             and not self.temps
-            and not self.views
+            and not any(buffers[b].kind == "view" for b in graph.outputs)
         )
 
     # ---------------------------------------------------------------- binding
