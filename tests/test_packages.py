@@ -20,8 +20,11 @@ from .zoo import SHAPES, Pair, race
 #: One launch, all bits.
 ELEMENTWISE = {
     "pytorch_optimizer": (
-        "AccSGD AdaBelief AdaDelta AggMo BCOS EmoLynx EmoNavi FTRL Kate Lion MSVAG PID "
-        "PNM QHM SGDW SRMM ScheduleFreeSGD SignSGD Tiger"
+        "ADOPT APOLLO AccSGD AdEMAMix AdaBelief AdaBound AdaDelta AdaMax AdaMod "
+        "AdaPNM AdamC AdamWSN Adan AggMo Ano BCOS DiffGrad DualAdam EXAdam EmoLynx "
+        "EmoNavi FOCUS FTRL Fira GaLore Grams GrokFastAdamW Kate Lion MSVAG PAdam PID "
+        "PNM QHM RAdam SGDW SRMM ScheduleFreeAdamW ScheduleFreeRAdam ScheduleFreeSGD "
+        "SignSGD Tiger VSGD Yogi"
     ).split(),
     "torch_optimizer": (
         "AdaBelief AdaBound AdaMod AggMo DiffGrad PID QHAdam QHM SGDW Yogi"
