@@ -32,6 +32,13 @@ def may_share(a: Buffer, b: Buffer) -> bool:
     if _one_block(a) and _one_block(b):
         return True  # without gaps their ranges say all
     size, other = DTYPE_BYTES[a.dtype], DTYPE_BYTES[b.dtype]
+    common = math.gcd(
+        *(s * size for s, n in zip(a.stride, a.shape, strict=True) if n > 1),
+        *(s * other for s, n in zip(b.stride, b.shape, strict=True) if n > 1),
+    )
+    behind = (b.offset * other - a.offset * size) % common if common else 0
+    if size <= behind <= common - other:
+        return False  # columns of one matrix, mostly
     low: dict[int, int] = {}
     high: dict[int, int] = {}
     for n, s in zip(a.shape, a.stride, strict=True):

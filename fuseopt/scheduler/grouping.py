@@ -73,7 +73,7 @@ def _clones(graph: Graph, number: list[bool]) -> frozenset[int]:
     storages: dict[int, int] = {}
     for x in graph.buffers:
         storages[x.storage] = storages.get(x.storage, 0) + 1
-    near = overlaps(graph.buffers)
+    near = overlaps(graph.buffers) if any(number) else {}
 
     def changed(b: int) -> bool:
         return b in written or any(other in written for other in near.get(b, ()))
