@@ -165,7 +165,9 @@ class _Facts:
     def __init__(self, gm: GraphModule, args: Sequence[Any]) -> None:
         self.nodes: list[Node] = list(gm.graph.nodes)
         self.place = {n: i for i, n in enumerate(self.nodes)}
-        tensors = [*gm.parameters(), *(a for a in args if isinstance(a, torch.Tensor))]
+        # a parameter that is no leaf, as a differentiable step takes, is a buffer here
+        held = [*gm.parameters(), *gm.buffers()]
+        tensors = [*held, *(a for a in args if isinstance(a, torch.Tensor))]
         grads = any(t.requires_grad for t in tensors)
         inputs: set[int] = set()
         self.tensors = any(t.dim() for t in tensors)

@@ -15,6 +15,7 @@ from torch.testing._internal.common_optimizers import optim_db
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
+from fuseopt.backend import reports
 from fuseopt.errors import UnsupportedInput
 from tests.optim_cases import CASES, DISABLED, FEW, REAL, Case, run
 from tests.steps import make_params
@@ -114,3 +115,32 @@ def test_a_step_that_dynamo_never_traces_says_so(name: str) -> None:
     assert "\n\n" not in str(error.value).strip()
     with pytest.raises(UnsupportedInput, match=said):
         fuseopt.explain(optimizer.step)
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD", "RMSprop", "Adagrad"])
+def test_a_step_that_autograd_records_runs_in_eager_and_says_so(name: str) -> None:
+    """`differentiable=True` over results of the user's own arithmetic: the gradient
+    through two steps is eager's, but for the rounding of Dynamo's own graph.
+    """
+
+    def gradient(compiled: bool) -> torch.Tensor:
+        weight = torch.linspace(-1, 1, 20).reshape(5, 4).requires_grad_()
+        params = [weight * 2, weight[1] * 1.5]
+        for p in params:
+            p.grad = torch.full_like(p, 0.25)
+        kind = getattr(torch.optim, name)
+        optimizer = kind(params, differentiable=True, lr=0.1, weight_decay=0.5)
+        step = optimizer.step
+        if compiled:
+            step = torch.compile(step, backend=backend)
+        for _ in range(2):
+            step()
+        (made,) = torch.autograd.grad(sum((p**3).sum() for p in params), weight)
+        return made
+
+    want = gradient(compiled=False)
+    torch.testing.assert_close(gradient(compiled=True), want, rtol=1e-4, atol=1e-4)
+    assert reports()
+    for report in reports():
+        assert "autograd records" in report.fallback
+        assert "eager" in report.fallback
