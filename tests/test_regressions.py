@@ -418,6 +418,21 @@ def test_a_number_that_the_step_computed_and_read() -> None:
         )
 
 
+def test_a_mask_of_one_element() -> None:
+    def step(p: Any, mask: Any) -> None:
+        p.mul_(torch.where(mask[:1], 0.5, 2.0))
+
+    against_eager(step, lambda: [torch.ones(2, 3), torch.tensor([True, False])])
+
+
+def test_a_reduction_that_nobody_reads() -> None:
+    def step(p: Any) -> None:
+        p.amax()
+        p.mul_(2.0)
+
+    against_eager(step, lambda: [torch.ones(2, 3)])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_sign_of_a_negated_sum_of_zero(dtype: torch.dtype) -> None:
     """GCC makes -(a * b + c) one instruction, which gave 0.0 for -0.0."""

@@ -778,7 +778,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if body is None:
             return False
         got = tuple([self._operand(t) for t in reads])
-        buffer = self.buffer_of(_as_number(out))
+        # one element of whole numbers or a mask is no number, nor what it gives
+        place = out if any(x.dim() for x in reads) else _as_number(out)
+        buffer = self.buffer_of(place)
         if self._collides(buffer, got):
             return False
         self.nodes.append(

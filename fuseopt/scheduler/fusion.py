@@ -142,6 +142,8 @@ def _split(
         )
         for old, new in slots.items()
     ]
+    # a reduction that nobody reads is gone, and its tables with it
+    reduced = [x for x in lanes if x.reduction and "output" in domain]
     return Variant(
         tuple(kept),
         tuple(i for i, d in enumerate(domain) if d == "lane"),
@@ -153,7 +155,7 @@ def _split(
         tuple(lane.space for lane in lanes),
         names,
         tuple(i for i, d in enumerate(domain) if d == "output"),
-        lanes[0].reduction,
-        tuple(lane.reduced for lane in lanes if lane.reduction),
-        tuple(lane.operand for lane in lanes if lane.reduction),
+        reduced[0].reduction if reduced else "",
+        tuple(lane.reduced for lane in reduced),
+        tuple(lane.operand for lane in reduced),
     )
