@@ -319,7 +319,7 @@ def fuseopt(
     """
     config = resolve(mode, options)
     args = list(example_inputs)
-    decision = decide(gm, args)
+    decision = decide(gm, args, compat.traces_step())
     if decision.parts:
         return _split(gm, args, config, decision.parts)
     if decision.whole != "update":

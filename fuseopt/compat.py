@@ -12,6 +12,7 @@ import importlib
 import inspect
 import math
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -166,8 +167,8 @@ def on_trace(
     An exception from `check` reaches the caller of the step before anything ran. From
     its second trace on, a step takes the learning rate as a symbol: it may have been
     traced again for the state that its first call made, and the rate would change next.
-    While Dynamo traces code that holds an optimizer, `.item()` becomes part of its
-    graph, in this thread; without that it would end the graph.
+    While Dynamo traces code that holds an optimizer, or that one calls, `.item()`
+    becomes part of its graph, in this thread; without that it would end the graph.
     Relies on Dynamo's compile callbacks and on local names of the frames that trace;
     where they are others, nothing is checked and Dynamo keeps to its own settings.
     """
@@ -178,7 +179,6 @@ def on_trace(
         return
 
     traced_before: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-    patches: list[Any] = []
 
     def started(_: Any) -> None:
         frame = sys._getframe(1)
@@ -197,13 +197,13 @@ def on_trace(
             if owner in traced_before:
                 _expect_changes(traced.f_code, "['lr']")
             traced_before.add(owner)
-        if _optimizers(traced):
-            patches.append(scalar_outputs())
-            patches[-1].__enter__()
+        if _optimizers(traced) or _within_step():
+            _tracing.patches.append(scalar_outputs())
+            _tracing.patches[-1].__enter__()
 
     def ended(_: Any) -> None:
-        while patches:
-            patches.pop().__exit__(None, None, None)
+        while _tracing.patches:
+            _tracing.patches.pop().__exit__(None, None, None)
 
     # a callback may run while Dynamo is tracing: it must not trace this too
     started = torch._dynamo.disable(started)  # type: ignore[no-untyped-call]
@@ -221,6 +221,33 @@ def on_trace(
 
     callback_handler.clear = clear  # type: ignore[method-assign]
     register()
+
+
+class _Tracing(threading.local):
+    """What was set for the trace that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.patches: list[Any] = []
+
+
+_tracing = _Tracing()
+
+
+def traces_step() -> bool:
+    """Is Dynamo, in this thread, tracing code of an optimizer's step?"""
+    return bool(_tracing.patches)
+
+
+def _within_step() -> bool:
+    """Is an optimizer's method that records no gradients among the callers?"""
+    if torch.is_grad_enabled():
+        return False
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), torch.optim.Optimizer):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def scalar_outputs() -> Any:

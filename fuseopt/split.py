@@ -291,13 +291,18 @@ def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
     return ""
 
 
-def decide(gm: GraphModule, args: Sequence[Any]) -> Decision:
-    """Say where a graph goes. `args` are the arguments of the call being compiled."""
+def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decision:
+    """Say where a graph goes. `args` are the arguments of the call being compiled.
+
+    `in_step`: it is a piece of an optimizer's step, so that the update depends on it.
+    """
     facts = _Facts(gm, args)
     if not facts.writes:
         heavy = any(map(_is_compute, facts.calls))
         if facts.local and not facts.recorded and not heavy:
             return Decision("update", "")  # a step that makes its state
+        if in_step and not facts.recorded and facts.tensors:
+            return Decision("update", "")
         made = "autograd records this graph" if facts.recorded else ""
         what = "the graph changes no tensor that existed before it"
         why = f"{made or what}, so it is no optimizer step"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fuseopt
-from tests.steps import differences, make_params, name_of, set_grads
+from tests.steps import differences, make_params, name_of, same_bits, set_grads
 from tests.test_regressions import against_eager
 
 T = torch.tensor
@@ -274,3 +274,42 @@ def test_meant_ends_of_a_graph_are_not_told() -> None:
         warnings.simplefilter("error", RuntimeWarning)
         opt.step(lambda: 1.0)
         torch.compile(torch.optim.SGD(params).step, backend="fuseopt")()
+
+
+class Branching(torch.optim.Optimizer):
+    """A step that Dynamo must cut: it branches on a tensor's value."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        group = self.param_groups[0]
+        p = group["params"][0]
+        scaled = torch.exp(p.grad) @ p.grad.T
+        update = p.grad
+        if scaled.sum() > 0:
+            update = torch.tanh(scaled @ p.grad)
+        p.add_(update, alpha=-group["lr"])
+
+
+def test_the_pieces_of_a_step_keep_eagers_bits() -> None:
+    """A piece that writes nothing yet is a piece of the update all the same."""
+    generator = torch.Generator().manual_seed(1)
+    value = torch.randn(17, 9, generator=generator)
+    p, q = (torch.nn.Parameter(value.clone()) for _ in range(2))
+    eager, optimizer = Branching([q]), fuseopt.compile(Branching([p]))
+
+    def steps() -> None:
+        for _ in range(3):
+            p.grad = torch.randn(17, 9, generator=generator)
+            q.grad = p.grad.clone()
+            eager.step()
+            optimizer.step()
+            assert same_bits(p.detach(), q.detach())
+
+    with pytest.warns(RuntimeWarning, match="Data-dependent branching"):
+        steps()
+    reports = fuseopt.reports()
+    assert len(reports) >= 2
+    assert not any(r.fallback for r in reports), "\n".join(map(str, reports))
