@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fuseopt.capture import Captured, capture  # noqa: E402
-from fuseopt.capture.record import TensorRef  # noqa: E402
+from fuseopt.capture.externs import TensorRef  # noqa: E402
 from fuseopt.capture.scalars import Sym  # noqa: E402
 from fuseopt.capture.trace import static_tensors  # noqa: E402
 from fuseopt.errors import GraphError  # noqa: E402

@@ -19,6 +19,7 @@ from ..compat import HIGHER_ORDER, MAKE_TENSOR
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..ir import Graph
 from .constants import swap
+from .externs import Call
 from .host import OPTIM, reads_host_number
 from .numbers import FLOAT, Computed, NumberRef, operation
 from .polyfills import (
@@ -30,7 +31,7 @@ from .polyfills import (
     find_scaled_adds,
 )
 from .promote import PARTS
-from .record import Call, Recorder
+from .record import Recorder
 from .scalars import Arg, Item, Scalars, Sym
 
 #: Packages whose functions act on their arguments only.

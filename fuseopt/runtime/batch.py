@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..capture.record import Call, TensorRef
+from ..capture.externs import Call, TensorRef
 from ..ir import Extern, Graph, Kernel, Schedule
 
 aten = torch.ops.aten

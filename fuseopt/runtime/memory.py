@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from ..capture.externs import Call, TensorRef, tensors_in
 from ..capture.numbers import NumberRef
 from ..capture.promote import NAMED_DTYPES, PARTS
-from ..capture.record import Call, TensorRef, tensors_in
 from ..capture.scalars import Sym
 from ..compat import negated_view
 from ..errors import LaunchError

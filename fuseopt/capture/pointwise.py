@@ -1,0 +1,327 @@
+"""Calls that are arithmetic, as SchedulerNodes with interned Bodies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError
+from ..ir import Body, Literal, Node, ScalarRef, SchedulerNode, Symbol
+from ..lowering import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
+from ..lowering import Tensor as TensorOperand
+from .buffers import Buffers, same_place
+from .numbers import Computed, Numbers
+from .numbers import body as body_of_numbers
+from .promote import (
+    DTYPE_NAMES,
+    NAMED_DTYPES,
+    PARTS,
+    by_parts,
+    real_dtype,
+    result_type,
+)
+from .scalars import Scalars, Sym
+
+#: Arguments that scale a term and take no part in type promotion.
+UNPROMOTING = frozenset(
+    "alpha value weight mask nan posinf neginf threshold negative_slope beta".split()
+)
+#: Scalars reach a kernel as float64, which holds whole numbers up to here.
+EXACT = 2**53
+
+
+class Pointwise(Buffers):
+    """Buffers, and the nodes that compute what they hold.
+
+    `nodes` also holds what other rooms add: it is the step in eager's order.
+    """
+
+    def __init__(self, scalars: Scalars, vector_library: bool) -> None:
+        super().__init__()
+        self.scalars = scalars
+        self.vector_library = vector_library
+        self.nodes: list[Node] = []
+        #: numbers that stand literally in the FX node being run; None allows any
+        self.literals: frozenset[Any] | None = None
+        #: storages of 0-d tensors that stand for Python numbers of eager
+        self.host_numbers: set[int] = set()
+        self.numbers = Numbers()
+        self._complex_given: set[int] = set()  # storages of externs' complex results
+        self._literals: dict[tuple[float, float], Literal] = {}
+        self._bits: dict[tuple[int, str], int] = {}  # (value, dtype) -> its bits
+        self._call = 0
+        self._bodies: dict[Any, Body | None] = {}
+        self._interned: dict[Any, Body] = {}
+
+    def emit(
+        self, name: str, operands: tuple[tuple[str, Any], ...], out: torch.Tensor
+    ) -> bool:
+        """Add the SchedulerNode of one pointwise result; False if no rule covers it."""
+        described: list[Operand | None] = []
+        reads: list[torch.Tensor] = []
+        scalars: list[ScalarRef] = []
+        promoting: list[Any] = []
+        made = real_dtype(out.dtype)
+        if made is not out.dtype or any(is_complex(x) for _, x in operands):
+            rule = self._by_parts(name, operands, out.dtype)
+            if rule is None:
+                return False
+            name = rule
+        key: list[Any] = [name, made, out.dim() == 0]
+        for argument, x in operands:
+            if x is None:
+                described.append(None)
+                key.append(None)
+                continue
+            if isinstance(x, torch.Tensor):
+                dtype = real_dtype(x.dtype)
+                if dtype not in DTYPE_NAMES or x.is_neg() or x.is_conj():
+                    return False
+                reads.append(_as_number(x))
+                alone = x.dim() == 0 and dtype is x.dtype
+                operand: Operand = TensorOperand(DTYPE_NAMES[dtype], alone)
+            else:
+                if isinstance(x, int) and abs(x) > EXACT:
+                    return False
+                number = self._number(x)
+                if number is not None:
+                    reads.append(number.tensor)
+                    operand = Number(None, number.is_float, stored=True)
+                else:
+                    ref, is_float = self._scalar(x)
+                    scalars.append(ref)
+                    value = ref.value if isinstance(ref, Literal) else None
+                    fixed = value in STRUCTURAL or name in STRUCTURAL_OPS
+                    operand = Number(value if fixed else None, is_float)
+            described.append(operand)
+            key.append(
+                (argument, operand, isinstance(x, torch.Tensor) and self._is_number(x))
+            )
+            if argument not in UNPROMOTING and not (
+                name == "where" and x is operands[0][1]
+            ):
+                promoting.append((argument, x))
+        if made not in DTYPE_NAMES or out.is_neg() or out.is_conj():
+            return False
+        cached = tuple(key)
+        if cached not in self._bodies:
+            common = made
+            if name not in ("copy", "fill"):
+                common = real_dtype(result_type(self._promoting(promoting)))
+                if not common.is_floating_point and made.is_floating_point:
+                    common = made  # true division and the like
+            found = (
+                lower(
+                    name,
+                    tuple(described),
+                    DTYPE_NAMES[common],
+                    DTYPE_NAMES[made],
+                    self.vector_library,
+                )
+                if common in DTYPE_NAMES
+                else None
+            )
+            if found is not None:
+                # equal arithmetic is one object, whatever operands led to it
+                content = (found.name, found.reads, found.instrs, found.writes)
+                found = self._interned.setdefault(content, found)
+            self._bodies[cached] = found
+        body = self._bodies[cached]
+        if body is None:
+            return False
+        got = tuple([self._operand(t) for t in reads])
+        # one element of whole numbers or a mask is no number, nor what it gives
+        place = out if any(x.dim() for x in reads) else _as_number(out)
+        buffer = self.buffer_of(place)
+        if self._collides(buffer, got):
+            return False
+        self.nodes.append(
+            SchedulerNode(
+                body, got, tuple(scalars), (self._write(buffer),), self._call, self.line
+            )
+        )
+        return True
+
+    def reduce(
+        self,
+        body: Body,
+        operands: Sequence[torch.Tensor],
+        dims: tuple[int, ...],
+        out: torch.Tensor,
+    ) -> None:
+        """Add the node that folds `operands` over `dims` into `out`."""
+        content = (body.name, body.reads, body.instrs, body.writes, body.reduction)
+        body = self._interned.setdefault(content, body)
+        reads = tuple([self._read(t) for t in operands])
+        write = self._write(self.buffer_of(out))
+        self.nodes.append(
+            SchedulerNode(body, reads, (), (write,), self._call, self.line, dims)
+        )
+
+    def _operand(self, t: torch.Tensor) -> int:
+        """The value that arithmetic reads for a tensor.
+
+        Memory last written as another dtype of the same size is read as that value's
+        bits, which need not pass through memory.
+        """
+        index, value = self.buffer_of(t), self._read(t)
+        if index not in self._seen:
+            return value
+        source, written = self._seen[index]
+        own, other = self.buffers[index], self.buffers[source]
+        if not same_place(own, other):
+            return value
+        key = (written, own.dtype)
+        if key not in self._bits:
+            known = (TensorOperand(other.dtype, other.shape == ()),)
+            body = lower("bitcast", known, own.dtype, own.dtype, self.vector_library)
+            if body is None:
+                return value
+            body = self._interned.setdefault(
+                (body.name, body.reads, body.instrs, body.writes), body
+            )
+            made = torch.empty_strided(
+                own.shape, own.stride, dtype=NAMED_DTYPES[own.dtype], device="meta"
+            )
+            self._devices[made.untyped_storage()._cdata] = own.device
+            target = self._write(self.buffer_of(made))
+            node = SchedulerNode(body, (written,), (), (target,), self._call, self.line)
+            self.nodes.append(node)
+            self._bits[key] = target
+        return self._bits[key]
+
+    def _promoting(self, operands: Iterable[tuple[str, Any]]) -> list[Any]:
+        """Operands as eager's promotion sees them: a counter it read is a number."""
+        seen = [x for _, x in operands if x is not None]
+        tensors = [x for x in seen if isinstance(x, torch.Tensor)]
+        numbers = [x for x in tensors if self._is_number(x)]
+        if len(numbers) in (0, len(tensors)):
+            return seen
+        return [1.0 if any(x is n for n in numbers) else x for x in seen]
+
+    def _as_with_numbers(
+        self, operands: Iterable[tuple[str, Any]], out: torch.Tensor
+    ) -> torch.Tensor:
+        """A result in eager's dtype: beside a tensor without dimensions, a tensor that
+        stands for a number would widen it.
+        """
+        if not self.host_numbers or not out.is_floating_point():
+            return out
+        dtype = result_type(
+            self._promoting((n, x) for n, x in operands if n not in UNPROMOTING)
+        )
+        if dtype is out.dtype or not dtype.is_floating_point or dtype.is_complex:
+            return out
+        made = torch.empty_like(out, dtype=dtype)
+        self._devices[made.untyped_storage()._cdata] = self.device_of(out)
+        self._alive.append(made)
+        return made
+
+    def _by_parts(self, name: str, operands: Any, out: torch.dtype) -> str | None:
+        """The rule for the parts of complex numbers, if their strides are known.
+
+        The shape rules of FFTs give other strides than the calls do, and the bits of
+        the next FFT depend on them: what an extern gave stays with the externs.
+        """
+        tensors = [x for _, x in operands if is_complex(x)]
+        given = {t.untyped_storage()._cdata for t in tensors} & self._complex_given
+        return None if given else by_parts(name, operands, out)
+
+    # ---------------------------------------------------------------- numbers
+
+    def item(self, t: torch.Tensor) -> Computed:
+        """`t.item()` for a tensor that the step computed, without a wait for it."""
+        made = self._cell(self.device_of(t))
+        source = t.reshape(()) if t.dim() else t
+        if not self.emit("copy", (("src", source),), made):
+            raise CaptureError(f"the step reads a {t.dtype} as a number\n{self.line}")
+        return Computed(made, t.is_floating_point())
+
+    def compute(self, op: str, operands: Sequence[Any], is_float: bool) -> Computed:
+        """One operation on numbers, of which one at least is a Computed."""
+        stored = tuple(isinstance(x, Computed) for x in operands)
+        found = self._bodies.get((op, stored))
+        if found is None:
+            found = self._bodies[op, stored] = body_of_numbers(op, stored)
+        tensors = [x.tensor for x in operands if isinstance(x, Computed)]
+        others = [x for x in operands if not isinstance(x, Computed)]
+        scalars = tuple(
+            Symbol(x.index) if isinstance(x, Sym) else self._literal(float(x))
+            for x in others
+        )
+        made = self._cell(self.device_of(tensors[0]))
+        got = tuple([self._read(t) for t in tensors])
+        written = (self._write(self.buffer_of(made)),)
+        self.nodes.append(
+            SchedulerNode(found, got, scalars, written, self._call, self.line)
+        )
+        return Computed(made, is_float)
+
+    def is_counter(self, t: torch.Tensor) -> bool:
+        """Does eager read this as a number: 0-d state that the step changed?"""
+        if t.dim() or not t.is_floating_point():
+            return False
+        if t.untyped_storage()._cdata in self.host_numbers:
+            return True
+        index = self.buffer_of(t)
+        known = self.buffers[index].kind in ("static", "arg")
+        return known and self.current[index] != self.initial[index]
+
+    def _is_number(self, x: Any) -> bool:
+        if isinstance(x, torch.Tensor):
+            return x.untyped_storage()._cdata in self.host_numbers
+        return isinstance(x, (int, float))
+
+    def _cell(self, device: str) -> torch.Tensor:
+        """Memory for a number, on the device of what it comes from."""
+        made = torch.empty((), dtype=torch.float64, device="meta")
+        self._devices[made.untyped_storage()._cdata] = device
+        return made
+
+    def _number(self, x: Any) -> Computed | None:
+        """The number that an argument of a call stands for."""
+        found = self.numbers.find(x)
+        if found is None:
+            return None
+        number, negated = found
+        return self.compute("neg", [number], number.is_float) if negated else number
+
+    def _scalar(self, x: Any) -> tuple[ScalarRef, bool]:
+        sym = self.scalars.find(x)
+        if sym is not None:
+            return Symbol(sym.index), sym.is_float
+        if isinstance(x, (bool, int, float)):
+            if self.literals is not None and not isinstance(x, bool):
+                if x not in self.literals and x not in (0, 1, -1):
+                    raise CaptureError(
+                        f"torch computed the number {x!r} from a symbolic scalar on "
+                        f"its way to ATen, so its origin is lost\n{self.line}"
+                    )
+            return self._literal(float(x)), isinstance(x, float)
+        raise CaptureError(f"{type(x).__name__} as a scalar operand\n{self.line}")
+
+    def _literal(self, value: float) -> Literal:
+        key = (value, math.copysign(1.0, value))
+        found = self._literals.get(key)
+        if found is None:
+            found = self._literals[key] = Literal(value)
+        return found
+
+
+def _as_number(t: torch.Tensor) -> torch.Tensor:
+    """A tensor of one element as the number that it is: without dimensions.
+
+    So it belongs to a lane as a counter does, whatever shape the lane has. Not so an
+    integer: a lane's numbers are doubles, which do not hold all of 64 bits.
+    """
+    if t.dim() == 0 or t.numel() != 1 or not t.is_floating_point():
+        return t
+    return t.as_strided((), (), t.storage_offset())
+
+
+def is_complex(x: Any) -> bool:
+    """Is this a complex tensor?"""
+    return isinstance(x, torch.Tensor) and x.dtype in PARTS
