@@ -22,11 +22,11 @@ from .forms import CPP_TYPES as REGISTER
 from .forms import LIBRARY
 
 if TYPE_CHECKING:
-    from .cpp import Function
+    from .cpp_function import Function
 
 
 class ReduceWriter:
-    """Writes what cpp._Function does not: folds, pieces and output code."""
+    """Writes what cpp_function.Function does not: folds, pieces and output code."""
 
     def __init__(self, number: int, variant: Variant, writer: Function) -> None:
         self.w = writer
@@ -344,122 +344,3 @@ class ReduceWriter:
             "  }",
             "}",
         ]
-
-
-#: Helpers of both forms, in front of the first variant with reductions.
-PIECES = """\
-static inline uint64_t pack(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  return bits;
-}
-template <class T> static inline uint64_t pack(T x) {
-  uint64_t bits = 0;
-  __builtin_memcpy(&bits, &x, sizeof x);
-  return bits;
-}
-template <class T> static inline T unpack(uint64_t bits) {
-  T x;
-  __builtin_memcpy(&x, &bits, sizeof x);
-  return x;
-}
-static inline bool eager_tail(int64_t e, int64_t all, int64_t threads) {
-  const int64_t part = eager_part(all, threads), first = e / part * part;
-  const int64_t size = shorter(part, all - first);
-  return e >= first + size - size % 32;
-}
-
-// Where element e of a strided lane lies in each slot; returns the length of its row.
-static inline int64_t locate(const Table& t, int64_t lane, int64_t e, int64_t slots,
-                             int64_t* at, int64_t* step) {
-  const int64_t* g = t.geometry + t.strided[lane];
-  const int64_t dims = *g++, *size = g, inner = size[dims - 1];
-  g += dims;
-  int64_t rest = e / inner;
-  const int64_t column = e % inner;
-  for (int64_t k = 0; k < slots; ++k)
-    step[k] = g[k * dims + dims - 1], at[k] = column * step[k];
-  for (int64_t d = dims - 2; d >= 0; --d) {
-    const int64_t c = rest % size[d];
-    rest /= size[d];
-    for (int64_t k = 0; k < slots; ++k) at[k] += c * g[k * dims + d];
-  }
-  return inner - column;
-}
-
-static inline void operand_row(const Table& t, int64_t lane, int64_t slots,
-                               int64_t* run, bool* unit) {
-  const int64_t* g = t.geometry + t.strided[lane];
-  g += 1 + g[0] * (1 + slots);
-  *run = g[0], *unit = g[1];
-}
-
-// The geometry of a lane whose rows or columns are folded.
-struct Rows {
-  bool is_columns, dense, flat;
-  int64_t group, batches, folded, columns, slots, results;
-  const int64_t *sizes, *steps, *to;
-  Rows(const int64_t* g, int64_t slots_, int64_t results_)
-      : is_columns(g[0]), dense(g[1]), flat(g[3]), group(g[2]), batches(g[4]),
-        folded(g[5]), slots(slots_), results(results_) {
-    sizes = g + 6;
-    columns = sizes[batches + folded];
-    steps = sizes + batches + folded + 1;
-    to = steps + slots * (batches + folded + 1);
-  }
-  int64_t product(int64_t from, int64_t until) const {
-    int64_t n = 1;
-    for (int64_t d = from; d < until; ++d) n *= sizes[d];
-    return n;
-  }
-  int64_t batch() const { return product(0, batches); }
-  int64_t outer() const { return product(batches, batches + folded - 1); }
-  int64_t last() const { return sizes[batches + folded - 1]; }
-  int64_t per(int64_t each) const { return each < 16384 ? 16384 / each : 1; }
-  int64_t rows_per_item() const { return per(outer() * last()); }
-  int64_t tiles_per_item() const { return per(outer() * last() * COLUMNS); }
-  int64_t border() const { return group ? columns / group * group : 0; }
-  static int64_t tiles_of(int64_t n) { return (n + COLUMNS - 1) / COLUMNS; }
-  int64_t tiles() const { return tiles_of(border()) + tiles_of(columns - border()); }
-  int64_t items() const {
-    const int64_t all = is_columns ? batch() * tiles() : batch();
-    const int64_t per = is_columns ? tiles_per_item() : rows_per_item();
-    return (all + per - 1) / per;
-  }
-  // columns [c, c + m) of a tile; does eager fold them in a group?
-  bool tile(int64_t k, int64_t* c, int64_t* m) const {
-    const int64_t edge = border(), grouped = tiles_of(edge);
-    *c = k < grouped ? k * COLUMNS : edge + (k - grouped) * COLUMNS;
-    *m = shorter(COLUMNS, (k < grouped ? edge : columns) - *c);
-    return k < grouped;
-  }
-  void place(int64_t b, int64_t o, int64_t e, int64_t c, int64_t* at, int64_t* step,
-             bool run) const {
-    const int64_t dims = batches + folded + 1;
-    for (int64_t k = 0; k < slots; ++k) {
-      const int64_t* own = steps + k * dims;
-      step[k] = run ? own[dims - 2] : own[dims - 1];
-      at[k] = e * own[dims - 2] + c * own[dims - 1];
-    }
-    for (int64_t d = batches + folded - 2; d >= batches; --d) {
-      const int64_t i = o % sizes[d];
-      o /= sizes[d];
-      for (int64_t k = 0; k < slots; ++k) at[k] += i * steps[k * dims + d];
-    }
-    for (int64_t d = batches - 1; d >= 0; --d) {
-      const int64_t i = b % sizes[d];
-      b /= sizes[d];
-      for (int64_t k = 0; k < slots; ++k) at[k] += i * steps[k * dims + d];
-    }
-  }
-  void result(int64_t b, int64_t c, int64_t* at) const {
-    const int64_t dims = batches + 1;
-    for (int64_t k = 0; k < results; ++k) at[k] = c * to[k * dims + batches];
-    for (int64_t d = batches - 1; d >= 0; --d) {
-      const int64_t i = b % sizes[d];
-      b /= sizes[d];
-      for (int64_t k = 0; k < results; ++k) at[k] += i * to[k * dims + d];
-    }
-  }
-};
-"""

@@ -1,0 +1,359 @@
+"""The C++ of one variant: lane code, and element code over a range of elements.
+
+Lane code runs once per lane (step counters, bias corrections). Element code has a flat
+loop, for lanes whose tensors share one dense layout, and a strided one; between loops
+over blocks it calls the vector library.
+"""
+
+from __future__ import annotations
+
+from ..ir import REDUCTIONS, Variant
+from . import forms
+from .forms import CPP_STORAGE as STORAGE
+from .forms import CPP_TYPES as REGISTER
+from .forms import LIBRARY
+from .phases import phases
+from .target import lane_values
+
+
+def _load(dtype: str, place: str) -> str:
+    if dtype == "bf16":
+        return f"from_bf16({place})"
+    if dtype == "f16":
+        return f"(float){place}"
+    return f"{place} != 0" if dtype == "b8" else place
+
+
+def _store(dtype: str, place: str, value: str) -> str:
+    if dtype == "bf16":
+        return f"{place} = to_bf16({value});"
+    return f"{place} = ({STORAGE[dtype]}){value};"
+
+
+class Function:
+    """Writes the functions of one variant."""
+
+    def __init__(self, number: int, variant: Variant) -> None:
+        self.number = number
+        self.v = variant
+        self.handed = {x: k for k, x in enumerate(lane_values(variant))}
+        self.n_slots = len(variant.slots)
+        self.elements = frozenset(variant.code)
+        self.n_elements = sum(s.domain == "element" for s in variant.slots)
+        self.inverse = frozenset(self.reciprocals())
+        #: the kinds of vector loops whose rest is asked for, see `ir.ARITY`
+        self.tails = sorted(
+            {i.attr for i in variant.instrs if i.op == "tail" and i.attr}
+        )
+        self.phases = phases(variant, frozenset(op for op, _ in LIBRARY))
+
+    def name(self, i: int) -> str:
+        instr = self.v.instrs[i]
+        if instr.op == "tail":
+            if len(self.tails) < 2 or not instr.attr:
+                return "TAIL"
+            return f"(TAIL >> {self.tails.index(instr.attr)} & 1)"
+        if instr.op == "const":
+            return forms.cpp_literal(float(instr.attr or 0.0), instr.dtype)
+        return f"x{i}"
+
+    def reciprocals(self) -> list[int]:
+        """Lane numbers that element code divides float32 by.
+
+        `(float)((double)x * (1.0 / (double)y))` is x / y rounded once: a quotient of
+        two float32 numbers is at least 2**-49 of itself away from where rounding
+        changes, and the product is within 2**-52. It costs a third of a division.
+        """
+        v, lane = self.v, set(self.v.lane_code)
+        divisors = {
+            v.instrs[i].args[1]
+            for i in v.code
+            if v.instrs[i].op == "div" and v.instrs[i].dtype == "f32"
+        }
+        return sorted(divisors & lane)
+
+    def compute(self, i: int) -> str:
+        instr = self.v.instrs[i]
+        args = [self.name(a) for a in instr.args]
+        if i in self.elements and instr.op == "div" and instr.args[1] in self.inverse:
+            return f"const float x{i} = (float)((double){args[0]} * r{instr.args[1]});"
+        dtypes = [self.v.instrs[a].dtype for a in instr.args]
+        return f"const {REGISTER[instr.dtype]} x{i} = {forms.cpp(instr, args, dtypes)};"
+
+    def scalar(self, i: int) -> str:
+        instr = self.v.instrs[i]
+        kind = REGISTER[instr.dtype]
+        return f"const {kind} x{i} = ({kind})scalars[{instr.attr}];"
+
+    def pointer(self, s: int) -> str:
+        kind = STORAGE[self.v.slots[s].dtype]
+        return (
+            f"{kind}* __restrict__ p{s} = ({kind}*)"
+            f"t.pool[t.position[lane * {self.n_slots} + {s}]];"
+        )
+
+    def prologue(self, slots: list[int]) -> list[str]:
+        lines = [self.pointer(s) for s in slots]
+        if self.v.scalars:
+            n = len(self.v.scalars)
+            lines.append(
+                f"const double* __restrict__ scalars = t.rows + t.row[lane] * {n};"
+            )
+        return lines
+
+    def lane(self) -> list[str]:
+        """Lane code: runs once per lane, before any element."""
+        v, n = self.v, self.number
+        slots = [s for s, slot in enumerate(v.slots) if slot.domain == "lane"]
+        lines = [
+            f"static void lane{n}(const Table& t, int64_t lane) {{",
+            "  const bool TAIL = true;  // one element is never a vector",
+            "  (void)TAIL;",
+        ]
+        body = self.prologue(slots)
+        for i in v.lane_code:
+            instr = v.instrs[i]
+            if instr.op == "load":
+                body.append(self.load(i, f"p{instr.attr}[0]"))
+            elif instr.op == "scalar":
+                body.append(self.scalar(i))
+            elif (instr.op, instr.dtype) in LIBRARY:
+                body += self.call_once(i)
+            elif instr.op not in ("const", "tail"):
+                body.append(self.compute(i))
+        for i, s in v.stores:
+            if v.slots[s].domain == "lane":
+                body.append(self.store(s, f"p{s}[0]", self.name(i)))
+        for i, k in self.handed.items():
+            body.append(f"t.values[lane * {len(self.handed)} + {k}] = (double)x{i};")
+        return [*lines, *(f"  {line}" for line in body), "}"]
+
+    def load(self, i: int, place: str) -> str:
+        instr = self.v.instrs[i]
+        return f"const {REGISTER[instr.dtype]} x{i} = {_load(instr.dtype, place)};"
+
+    def store(self, s: int, place: str, value: str) -> str:
+        return _store(self.v.slots[s].dtype, place, value)
+
+    def call_once(self, i: int) -> list[str]:
+        """A function of a vector library, of one number."""
+        instr = self.v.instrs[i]
+        kind = REGISTER[instr.dtype]
+        names = [f"a{i}", f"b{i}"][: len(instr.args)]
+        given = [
+            f"{a} = {self.name(x)}, " for a, x in zip(names, instr.args, strict=True)
+        ]
+        args = [(f"&{a}", 1) for a in names]
+        call = forms.library_call(instr.op, instr.dtype, "1", args, f"&x{i}")
+        return [f"{kind} {''.join(given)}x{i};", call]
+
+    def lane_numbers(self, code: tuple[int, ...], domain: str) -> list[str]:
+        """What code and the stores of a domain take from lane code."""
+        v = self.v
+        taken = {a for i in code for a in v.instrs[i].args}
+        taken.update(i for i, s in v.stores if v.slots[s].domain == domain)
+        if domain == "element":
+            taken.update(
+                v.instrs[i].args[0]
+                for i in v.output_code
+                if v.instrs[i].op in REDUCTIONS
+            )
+        lines = []
+        for i in sorted(taken & set(v.lane_code)):
+            instr = v.instrs[i]
+            if instr.op == "scalar":
+                lines.append(self.scalar(i))
+            elif i in self.handed:
+                kind = REGISTER[instr.dtype]
+                place = f"t.values[lane * {len(self.handed)} + {self.handed[i]}]"
+                lines.append(f"const {kind} x{i} = ({kind}){place};")
+        return lines
+
+    def inverses(self) -> list[str]:
+        return [
+            f"const double r{i} = 1.0 / (double){self.name(i)};"
+            for i in sorted(self.inverse)
+        ]
+
+    def element(self) -> list[str]:
+        """Element code: elements [begin, end) of one lane."""
+        v, n = self.v, self.number
+        slots = [s for s, slot in enumerate(v.slots) if slot.domain == "element"]
+        lines = [
+            f"template <{'int' if len(self.tails) > 1 else 'bool'} TAIL>",
+            f"static void run{n}(const Table& t, int64_t lane, int64_t begin, "
+            "int64_t end) {",
+        ]
+        body = self.prologue(slots)
+        body += self.lane_numbers(v.code, "element")
+        body += self.inverses()
+        body.append("if (t.strided[lane] < 0) {")
+        flat = self.blocks("begin", "end", {s: f"p{s}[i + j]" for s in slots}, True)
+        body += [f"  {x}" for x in flat]
+        body += ["  return;", "}"]
+        body += self.strided(slots)
+        return [*lines, *(f"  {line}" for line in body), "}", "", *self.span()]
+
+    def span(self) -> list[str]:
+        """Split a range where eager's vector loop ends, if a rounding depends on it."""
+        n = self.number
+        lines = [
+            f"static void span{n}(const Table& t, int64_t lane, int64_t begin, "
+            "int64_t end) {"
+        ]
+        if not self.tails:
+            return [*lines, f"  run{n}<false>(t, lane, begin, end);", "}"]
+        every = f"{(1 << len(self.tails)) - 1}" if len(self.tails) > 1 else "true"
+        lines += [
+            "  if (t.strided[lane] >= 0) {",
+            "    // eager vectorizes one row, also where an operand is one number",
+            "    const int64_t* g = t.geometry + t.strided[lane];",
+            "    bool row = g[0] == 1;",
+            f"    for (int64_t k = 0; k < {self.n_elements}; ++k)",
+            "      row = row && (g[2 + k] == 1 || g[2 + k] == 0);",
+            f"    if (!row) return run{n}<{every}>(t, lane, begin, end);",
+            "  }",
+            "  const int64_t count = t.start[lane + 1] - t.start[lane];",
+            "  const int64_t part = eager_part(count, t.threads);",
+            "  while (begin < end) {",
+            "    const int64_t first = begin / part * part;",
+            "    const int64_t size = part < count - first ? part : count - first;",
+        ]
+        if len(self.tails) == 1:
+            lines += [
+                f"    const int64_t leftover = first + size - size % {self.group(0)};",
+                "    const bool tail = begin >= leftover;",
+                "    int64_t stop = tail ? first + size : leftover;",
+            ]
+        else:
+            lines += ["    int tail = 0;", "    int64_t stop = first + size;"]
+            for k in range(len(self.tails)):
+                rest = (
+                    f"    const int64_t l{k} = first + size - size % {self.group(k)};"
+                )
+                lines += [
+                    rest,
+                    f"    if (begin >= l{k}) tail |= {1 << k};",
+                    f"    else if (l{k} < stop) stop = l{k};",
+                ]
+        lines.append("    stop = stop < end ? stop : end;")
+        if len(self.tails) == 1:
+            lines += [
+                f"    if (tail) run{n}<true>(t, lane, begin, stop);",
+                f"    else run{n}<false>(t, lane, begin, stop);",
+            ]
+        else:
+            lines += [
+                f"    if (tail == {k}) run{n}<{k}>(t, lane, begin, stop);"
+                for k in range(1 << len(self.tails))
+            ]
+        return [*lines, "    begin = stop;", "  }", "}"]
+
+    def group(self, k: int) -> str:
+        """Elements that eager's loop takes at a time."""
+        kind = self.tails[k]
+        return "32" if kind == 1 else f"(2 * t.library->vector / {kind})"
+
+    def strided(self, slots: list[int]) -> list[str]:
+        """The loop for lanes whose tensors differ in layout: an odometer of offsets."""
+        place = {s: f"p{s}[o{s} + (i + j) * w{s}]" for s in slots}
+        inner = self.blocks("0", "run", place, False)
+        lines = [
+            "const int64_t* g = t.geometry + t.strided[lane];",
+            "const int64_t dims = *g++;",
+            "const int64_t* size = g;",
+            "g += dims;",
+            "const int64_t inner = size[dims - 1];",
+        ]
+        lines += [
+            f"const int64_t w{s} = g[{k} * dims + dims - 1];"
+            for k, s in enumerate(slots)
+        ]
+        return [
+            *lines,
+            "for (int64_t e = begin; e < end;) {",
+            "  int64_t rest = e / inner;",
+            "  const int64_t column = e % inner;",
+            "  const int64_t row = inner - column;",
+            "  const int64_t run = row < end - e ? row : end - e;",
+            *(f"  int64_t o{s} = column * w{s};" for s in slots),
+            "  for (int64_t d = dims - 2; d >= 0; --d) {",
+            "    const int64_t c = rest % size[d];",
+            "    rest /= size[d];",
+            *(f"    o{s} += c * g[{k} * dims + d];" for k, s in enumerate(slots)),
+            "  }",
+            *(f"  {x}" for x in inner),
+            "  e += run;",
+            "}",
+        ]
+
+    def blocks(
+        self, begin: str, end: str, place: dict[int, str], vector: bool
+    ) -> list[str]:
+        """Loop over [begin, end): one loop, or blocks with library calls between."""
+        plan = self.phases
+        if plan.count == 1:
+            return [
+                f"const int64_t i = {begin}, n = {end} - i;",
+                *self.phase(0, place, vector),
+            ]
+        lines = [
+            f"for (int64_t i = {begin}; i < {end}; i += BLOCK) {{",
+            f"  const int64_t n = {end} - i < BLOCK ? {end} - i : BLOCK;",
+        ]
+        for x in sorted(plan.spilled):
+            kind = REGISTER[self.v.instrs[x].dtype]
+            lines.append(f"  alignas(64) {kind} s{x}[BLOCK];")
+        for k in range(plan.count):
+            for x in plan.calls.get(k, ()):
+                instr = self.v.instrs[x]
+                args = [
+                    (f"s{a}", 1) if a in self.elements else (f"&one{x}_{a}", 0)
+                    for a in instr.args
+                ]
+                kind = REGISTER[instr.dtype]
+                lines += [
+                    f"  const {kind} one{x}_{a} = {self.name(a)};"
+                    for a in dict.fromkeys(instr.args)
+                    if a not in self.elements
+                ]
+                call = forms.library_call(instr.op, instr.dtype, "n", args, f"s{x}")
+                lines.append(f"  {call}")
+            lines += [f"  {line}" for line in self.phase(k, place, vector)]
+        return [*lines, "}"]
+
+    def phase(self, k: int, place: dict[int, str], vector: bool) -> list[str]:
+        """The loop of one phase over a block of n elements from i."""
+        v, plan = self.v, self.phases
+        lines = []
+        for x in plan.reads[k]:
+            instr = v.instrs[x]
+            kind = REGISTER[instr.dtype]
+            if instr.op == "load" and x in plan.reloaded[k]:
+                loaded = _load(instr.dtype, place[int(instr.attr or 0)])
+                lines.append(f"const {kind} x{x} = {loaded};")
+            else:
+                lines.append(f"const {kind} x{x} = s{x}[j];")
+        for x in plan.code[k]:
+            instr = v.instrs[x]
+            if instr.op == "load":
+                loaded = _load(instr.dtype, place[int(instr.attr or 0)])
+                lines.append(f"const {REGISTER[instr.dtype]} x{x} = {loaded};")
+            elif instr.op == "tail":
+                continue
+            else:
+                lines.append(self.compute(x))
+            if x in plan.spilled:
+                lines.append(f"s{x}[j] = x{x};")
+        for x, s in plan.stores[k]:
+            if s < self.n_slots:
+                lines.append(self.store(s, place[s], self.name(x)))
+            else:
+                lines.append(f"y{s - self.n_slots}[i + j] = {self.name(x)};")
+        pragma = ["#pragma GCC ivdep"] if vector else []
+        return [
+            *pragma,
+            "for (int64_t j = 0; j < n; ++j) {",
+            *(f"  {x}" for x in lines),
+            "}",
+        ]
