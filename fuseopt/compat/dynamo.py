@@ -1,12 +1,8 @@
-"""All uses of torch that are not its public API. Checked with torch 2.13.0.
-
-Each function says what it relies on, and what happens where it is missing.
-"""
+"""What of Dynamo is not torch's public API: how it traces, and when it gives up."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib
 import inspect
@@ -15,116 +11,10 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-
-#: Targets of FX nodes: `torch.cond` and its like, and the switch of `torch.no_grad`.
-HIGHER_ORDER = HigherOrderOperator
-GRAD_SWITCH = torch._C._set_grad_enabled
-#: A view of a tensor's memory that reads it negated, as `x.conj().imag` does.
-negated_view = torch._neg_view
-#: `torch.tensor` in a graph of Dynamo's: of a constant, and of a number that changes.
-MAKE_TENSOR = (
-    torch.tensor,
-    *((torch._refs.tensor,) if hasattr(torch, "_refs") else ()),
-)
-
-
-def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A fast `check(*tensors)`: dtype, device, sizes and strides as these have now.
-
-    Relies on Dynamo's TensorGuards (C++); without it, compares in Python.
-    """
-    if not tensors:
-        return lambda: True
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-
-        # torch types these as flat lists; a list for each tensor is what they take
-        sizes: list[Any] = [list(t.shape) for t in tensors]
-        strides: list[Any] = [list(t.stride()) for t in tensors]
-        guard = TensorGuards(
-            *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-        )
-        if guard.check(*tensors):
-            return guard.check
-    except (ImportError, TypeError, AttributeError):
-        pass
-    expected = [_metadata(t) for t in tensors]
-    return lambda *now: [_metadata(t) for t in now] == expected
-
-
-def _metadata(t: torch.Tensor) -> tuple[Any, ...]:
-    return (t.dtype, t.device, tuple(t.shape), t.stride())
-
-
-def bump_versions(tensors: Sequence[torch.Tensor]) -> None:
-    """Tell autograd that tensors were changed in place, as an ATen call would."""
-    if tensors:
-        torch.autograd.graph.increment_version(tensors)
-
-
-class LibraryStruct(ctypes.Structure):
-    """Mirrors `struct Library` of the generated C++."""
-
-    _fields_ = [
-        ("sqrt_f32", ctypes.c_void_p),
-        ("sqrt_f64", ctypes.c_void_p),
-        ("newton", ctypes.c_int64),
-        ("functions", ctypes.c_void_p),
-        ("vector", ctypes.c_int64),
-    ]
-
-
-@functools.cache
-def _library_functions(symbols: tuple[str, ...]) -> Any:
-    """Addresses of functions that libtorch_cpu exports; 0 for those it does not."""
-    functions = (ctypes.c_void_p * max(1, len(symbols)))()
-    try:
-        path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
-        library = ctypes.CDLL(str(path))
-    except (StopIteration, OSError):
-        return functions
-    for k, symbol in enumerate(symbols):
-        found = getattr(library, symbol, None)
-        if found is not None:
-            functions[k] = ctypes.cast(found, ctypes.c_void_p).value
-    return functions
-
-
-@functools.cache
-def vector_library(symbols: tuple[str, ...] = ()) -> LibraryStruct:
-    """The vector functions that eager's CPU kernels call, in the order of `symbols`.
-
-    Relies on libtorch_cpu exporting the names of MKL and Sleef; where it does not,
-    generated code calls the functions of the C library, and correctly rounded roots.
-    """
-    roots = _library_functions(("vmsSqrt", "vmdSqrt"))
-    vector = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
-    functions = ctypes.addressof(_library_functions(symbols))
-    return LibraryStruct(roots[0], roots[1], 0, functions, vector)
-
-
-def first_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
-    """Where the bits of two tensors differ (NaN equals NaN), in words; or None."""
-    if got.dtype != want.dtype or got.shape != want.shape:
-        return f"{got.dtype} {list(got.shape)} for {want.dtype} {list(want.shape)}"
-    if got.is_complex():
-        got, want = torch.view_as_real(got), torch.view_as_real(want)
-    same = (got == want) & (torch.signbit(got) == torch.signbit(want))
-    same |= torch.isnan(got) & torch.isnan(want)
-    if bool(same.all()):
-        return None
-    wrong = (~same).flatten()
-    i = int(wrong.nonzero()[0])
-    return (
-        f"{int(wrong.sum())} of {wrong.numel()} elements differ from eager; element "
-        f"{i} is {got.flatten()[i].item()!r}, eager has {want.flatten()[i].item()!r}"
-    )
 
 
 def never_compiled(optimizer: torch.optim.Optimizer) -> str:
@@ -257,17 +147,28 @@ def scalar_outputs() -> Any:
     return torch._dynamo.config.patch(capture_scalar_outputs=True)
 
 
-def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers that code sees: its locals (one level of tuples deep), what it
-    closes over, and globals that it names.
+def _expect_changes(code: types.CodeType | None, ending: str) -> None:
+    """Let Dynamo's next compilation of `code` take floats of such names as symbols.
+
+    Relies on the record by which Dynamo knows which numbers changed; where it is
+    missing, a number becomes a symbol when it has changed, one compilation later.
     """
-    seen = list(frame.f_locals.values())
-    seen += [y for x in seen if type(x) is tuple for y in x]
-    for cell in getattr(frame, "closure", None) or ():
-        with contextlib.suppress(ValueError):  # an empty cell
-            seen.append(cell.cell_contents)
-    seen += [frame.f_globals.get(name) for name in frame.f_code.co_names]
-    return [x for x in seen if isinstance(x, torch.optim.Optimizer)]
+    try:
+        from torch._dynamo.pgo import auto_dynamic, get_code_state
+
+        for place, state in get_code_state().items():
+            if code is None or place.name != code.co_name:
+                continue
+            if (place.filename, place.firstlineno) != (
+                code.co_filename,
+                code.co_firstlineno,
+            ):
+                continue
+            for name, entry in state.automatic_dynamic.items():
+                if name.endswith(ending) and isinstance(entry.scalar, float):
+                    entry.scalar = auto_dynamic
+    except (ImportError, AttributeError):
+        return
 
 
 #: Ends of a graph that are meant: by torch.optim's own decorator, and by closures.
@@ -313,30 +214,6 @@ def on_graph_break(
         return log(self, *args, **kwargs)
 
     translator.log_graph_break = told
-
-
-def _expect_changes(code: types.CodeType | None, ending: str) -> None:
-    """Let Dynamo's next compilation of `code` take floats of such names as symbols.
-
-    Relies on the record by which Dynamo knows which numbers changed; where it is
-    missing, a number becomes a symbol when it has changed, one compilation later.
-    """
-    try:
-        from torch._dynamo.pgo import auto_dynamic, get_code_state
-
-        for place, state in get_code_state().items():
-            if code is None or place.name != code.co_name:
-                continue
-            if (place.filename, place.firstlineno) != (
-                code.co_filename,
-                code.co_firstlineno,
-            ):
-                continue
-            for name, entry in state.automatic_dynamic.items():
-                if name.endswith(ending) and isinstance(entry.scalar, float):
-                    entry.scalar = auto_dynamic
-    except (ImportError, AttributeError):
-        return
 
 
 def on_recompile_limit(
@@ -404,6 +281,19 @@ def trace_power(backend: Callable[..., Any]) -> None:
     handlers.setdefault(math.pow, handle)
 
 
+def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers that code sees: its locals (one level of tuples deep), what it
+    closes over, and globals that it names.
+    """
+    seen = list(frame.f_locals.values())
+    seen += [y for x in seen if type(x) is tuple for y in x]
+    for cell in getattr(frame, "closure", None) or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            seen.append(cell.cell_contents)
+    seen += [frame.f_globals.get(name) for name in frame.f_code.co_names]
+    return [x for x in seen if isinstance(x, torch.optim.Optimizer)]
+
+
 def _leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
     """Does one of Dynamo's wrappers around a backend hold this one?"""
     for _ in range(8):
@@ -419,77 +309,3 @@ def _leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
         else:
             return False
     return False
-
-
-class TensorFunctions(ctypes.Structure):
-    """Mirrors `struct Functions` of fuseopt.runtime.probe."""
-
-    _fields_ = [
-        ("handle", ctypes.c_int64),
-        ("data", ctypes.c_void_p),
-        ("dims", ctypes.c_void_p),
-        ("dtype", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-    ]
-
-
-def _handle_offset(tensors: Sequence[torch.Tensor]) -> int | None:
-    """Where in the memory of a Python tensor the pointer to its TensorImpl lies.
-
-    `Tensor._cdata` is that pointer; it is looked for in the object, and must lie at one
-    place in all of them.
-    """
-    offset = None
-    for t in tensors:
-        words = (ctypes.c_uint64 * 6).from_address(id(t))
-        places = [8 * k for k in range(2, 6) if words[k] == t._cdata]
-        if len(places) != 1 or offset not in (None, places[0]):
-            return None
-        offset = places[0]
-    return offset
-
-
-@functools.cache
-def _shims() -> dict[str, int] | None:
-    names = {
-        "data": "aoti_torch_get_data_ptr",
-        "dims": "aoti_torch_get_dim",
-        "dtype": "aoti_torch_get_dtype",
-        "sizes": "aoti_torch_get_sizes",
-        "strides": "aoti_torch_get_strides",
-    }
-    try:
-        path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
-        library = ctypes.CDLL(str(path))
-        return {
-            field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
-            for field, name in names.items()
-        }
-    except (StopIteration, OSError, AttributeError):
-        return None
-
-
-def tensor_functions(tensors: Sequence[torch.Tensor]) -> TensorFunctions | None:
-    """C functions that read a tensor's address and metadata; None where there are none.
-
-    Relies on the stable C shim of AOTInductor, and on finding a tensor's handle in its
-    Python object, which is looked for and not assumed.
-    """
-    shims = _shims()
-    offset = _handle_offset(tensors) if shims is not None else None
-    if shims is None or offset is None:
-        return None
-    return TensorFunctions(offset, **shims)
-
-
-@functools.cache
-def dtype_code(dtype: torch.dtype) -> int:
-    """The number that the C shim gives for a dtype."""
-    shims = _shims() or {}
-    t = torch.empty((), dtype=dtype)
-    offset = _handle_offset((t,)) or 0
-    kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
-    code = ctypes.c_int32()
-    kind(shims["dtype"])(id(t) + offset, ctypes.addressof(code))
-    return code.value

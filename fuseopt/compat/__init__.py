@@ -1,0 +1,52 @@
+"""All uses of torch that are not its public API. Checked with torch 2.13.0.
+
+Each function says what it relies on, and what happens where it is missing.
+"""
+
+from .dynamo import (
+    disabled,
+    never_compiled,
+    on_graph_break,
+    on_recompile_limit,
+    on_trace,
+    scalar_outputs,
+    trace_power,
+    traces_step,
+)
+from .tensors import (
+    GRAD_SWITCH,
+    HIGHER_ORDER,
+    MAKE_TENSOR,
+    LibraryStruct,
+    TensorFunctions,
+    bump_versions,
+    dtype_code,
+    first_difference,
+    metadata_guard,
+    negated_view,
+    tensor_functions,
+    vector_library,
+)
+
+__all__ = [
+    "GRAD_SWITCH",
+    "HIGHER_ORDER",
+    "MAKE_TENSOR",
+    "LibraryStruct",
+    "TensorFunctions",
+    "bump_versions",
+    "disabled",
+    "dtype_code",
+    "first_difference",
+    "metadata_guard",
+    "negated_view",
+    "never_compiled",
+    "on_graph_break",
+    "on_recompile_limit",
+    "on_trace",
+    "scalar_outputs",
+    "tensor_functions",
+    "trace_power",
+    "traces_step",
+    "vector_library",
+]
