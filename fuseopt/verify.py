@@ -13,6 +13,7 @@ from .errors import GraphError
 from .ir import (
     ARITHMETIC,
     ARITY,
+    BY_ROWS,
     DTYPE_BYTES,
     FLOATS,
     FUNCTIONS,
@@ -34,6 +35,7 @@ from .prove import difference
 
 KINDS = ("static", "arg", "temp", "view")
 COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan"})
+TAILS = tuple(kind + rows for kind in (1, 2, 4, 8) for rows in (0, BY_ROWS))
 LOGIC = frozenset({"and", "or", "xor", "not", "shl", "shr"})
 #: What only floats have.
 FLOAT_OPS = frozenset((*FUNCTIONS, *VECTOR, "sqrt", "vsqrt"))
@@ -212,9 +214,7 @@ def _check_instrs(
         elif instr.op == "const":
             _require(isinstance(instr.attr, (int, float)), f"{here}: no number")
         elif instr.op == "tail":
-            _require(
-                instr.attr in (None, 0, 1, 2, 4, 8), f"{here}: attribute {instr.attr}"
-            )
+            _require(instr.attr in (None, 0, *TAILS), f"{here}: attribute {instr.attr}")
         elif instr.op in REDUCTIONS:
             _require(instr.attr in (0, 1, 2), f"{here}: attribute {instr.attr}")
         else:

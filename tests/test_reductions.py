@@ -154,6 +154,41 @@ def test_no_elements_and_one() -> None:
         check(step, torch.zeros(2), torch.zeros(0, 3), torch.tensor(value))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tails_are_those_of_each_call(dtype: torch.dtype, threads: int) -> None:
+    """Calls over all elements beside calls over rows, or over what is transposed."""
+
+    def rows(p: Tensor, m: Tensor, row: Tensor) -> tuple[Tensor, ...]:
+        p.div_(m).rsqrt_().add_(row, alpha=0.3)
+        return (p.norm(), p.sigmoid().sum(), p.sum(1))
+
+    def transposed(p: Tensor, q: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        p.mul_(g).sub_(q, alpha=0.7)
+        return (p.norm(), p.sum(0))
+
+    before = torch.get_num_threads()
+    generator = torch.Generator().manual_seed(8)
+
+    def some(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator).to(dtype) + 0.1
+
+    try:
+        torch.set_num_threads(threads)
+        for step, tensors in (
+            (rows, (some(40, 50), some(1, 50), some(50))),
+            (rows, (some(3, 4, 5), some(3, 1, 5), some(5))),
+            (transposed, (some(40, 50), some(40, 50), some(50, 40).t())),
+            (transposed, (some(400, 90), some(400, 90), some(90, 400).t())),
+        ):
+            got, want, report = both(step, *tensors)
+            assert not report.externs
+            for x, y in zip(got, want, strict=True):
+                assert same_bits(x, y)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_integers_and_bools() -> None:
     def step(p: Tensor, i: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         p.add_(1)
@@ -172,17 +207,29 @@ def test_nan_and_infinity_spread() -> None:
         check(lines(0), torch.zeros(()), x)
 
 
-def test_a_dot_product_is_close() -> None:
-    """Eager takes it from a BLAS with an order of its own: docs/numerics.md."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+def test_sums_in_another_order_are_close(dtype: torch.dtype) -> None:
+    """What docs/numerics.md names, within its bound."""
 
     def step(p: Tensor, q: Tensor) -> tuple[Tensor, ...]:
         p.mul_(0.5)
-        return (torch.dot(p, q),)
+        wide = q[:1].expand(300, 301)
+        steps = q[::2, ::2]
+        return (
+            torch.dot(p[0], q[0]),
+            wide.sum(),
+            wide.norm(),
+            wide.sum(0)[0],
+            steps.norm(),
+            steps.sum(0)[0],
+        )
 
-    x = torch.rand(2, 5000, generator=torch.Generator().manual_seed(5))
+    x = torch.rand(2, 600, 301, generator=torch.Generator().manual_seed(5)).to(dtype)
     got, want, report = both(step, x[0], x[1])
-    assert (report.launches, report.externs) == (1, [])
-    assert abs(got[0] - want[0]) <= 2**-23 * 4 * want[0]
+    assert not report.externs
+    bound = 1024 * (2**-24 if dtype == torch.float32 else 2**-53)
+    for g, w in zip(got, want, strict=True):
+        assert ((g - w).abs() <= bound * w.abs()).all()
 
 
 # ---------------------------------------------------------------- launches

@@ -7,7 +7,7 @@ over blocks it calls the vector library.
 
 from __future__ import annotations
 
-from ..ir import REDUCTIONS, Variant
+from ..ir import BY_ROWS, REDUCTIONS, Variant
 from . import forms
 from .forms import CPP_STORAGE as STORAGE
 from .forms import CPP_TYPES as REGISTER
@@ -195,7 +195,7 @@ class Function:
         return [*lines, *(f"  {line}" for line in body), "}", "", *self.span()]
 
     def span(self) -> list[str]:
-        """Split a range where eager's vector loop ends, if a rounding depends on it."""
+        """Split a range where eager's vector loops end, if a rounding depends on it."""
         n = self.number
         lines = [
             f"static void span{n}(const Table& t, int64_t lane, int64_t begin, "
@@ -203,55 +203,81 @@ class Function:
         ]
         if not self.tails:
             return [*lines, f"  run{n}<false>(t, lane, begin, end);", "}"]
-        every = f"{(1 << len(self.tails)) - 1}" if len(self.tails) > 1 else "true"
-        lines += [
-            "  if (t.strided[lane] >= 0) {",
-            "    // eager vectorizes one row, also where an operand is one number",
-            "    const int64_t* g = t.geometry + t.strided[lane];",
-            "    bool row = g[0] == 1;",
-            f"    for (int64_t k = 0; k < {self.n_elements}; ++k)",
-            "      row = row && (g[2 + k] == 1 || g[2 + k] == 0);",
-            f"    if (!row) return run{n}<{every}>(t, lane, begin, end);",
+        return [
+            *self.ends(),
+            *lines,
+            "  while (begin < end) {",
+            "    int64_t stop;",
+            f"    const int tail = tails{n}(t, lane, begin, end, &stop);",
+            *(f"    {x}" for x in self.by_tail(f"run{n}", "(t, lane, begin, stop)")),
+            "    begin = stop;",
             "  }",
+            "}",
+        ]
+
+    def by_tail(self, function: str, call: str) -> list[str]:
+        """Call the instance of a function for the tails that hold."""
+        if len(self.tails) < 2:
+            return [
+                f"if (tail) {function}<true>{call};",
+                f"else {function}<false>{call};",
+            ]
+        return [
+            f"if (tail == {k}) {function}<{k}>{call};"
+            for k in range(1 << len(self.tails))
+        ]
+
+    def ends(self) -> list[str]:
+        """Which tails hold from an element on, and how far that is so."""
+        kinds = [int(x) for x in self.tails]
+        lines = [
+            f"static inline int tails{self.number}(const Table& t, int64_t lane, "
+            "int64_t e,",
+            "                         int64_t end, int64_t* stop) {",
             "  const int64_t count = t.start[lane + 1] - t.start[lane];",
             "  const int64_t part = eager_part(count, t.threads);",
-            "  while (begin < end) {",
-            "    const int64_t first = begin / part * part;",
-            "    const int64_t size = part < count - first ? part : count - first;",
+            "  const int64_t first = e / part * part;",
+            "  const int64_t size = part < count - first ? part : count - first;",
+            "  int tail = 0;",
+            "  *stop = end < first + size ? end : first + size;",
         ]
-        if len(self.tails) == 1:
+        if any(x & BY_ROWS for x in kinds):
             lines += [
-                f"    const int64_t leftover = first + size - size % {self.group(0)};",
-                "    const bool tail = begin >= leftover;",
-                "    int64_t stop = tail ? first + size : leftover;",
+                "  int64_t row = first, length = size;",
+                "  bool vectors = true;  // along a row",
+                *self.row_of_eager(),
             ]
-        else:
-            lines += ["    int tail = 0;", "    int64_t stop = first + size;"]
-            for k in range(len(self.tails)):
-                rest = (
-                    f"    const int64_t l{k} = first + size - size % {self.group(k)};"
-                )
-                lines += [
-                    rest,
-                    f"    if (begin >= l{k}) tail |= {1 << k};",
-                    f"    else if (l{k} < stop) stop = l{k};",
-                ]
-        lines.append("    stop = stop < end ? stop : end;")
-        if len(self.tails) == 1:
+        for k, kind in enumerate(kinds):
+            by_rows = bool(kind & BY_ROWS)
+            group = self.group(kind & ~BY_ROWS)
+            start, size = ("row", "length") if by_rows else ("first", "size")
             lines += [
-                f"    if (tail) run{n}<true>(t, lane, begin, stop);",
-                f"    else run{n}<false>(t, lane, begin, stop);",
+                f"  const int64_t l{k} = {start} + {size} - {size} % {group};",
+                f"  if ({'!vectors || ' if by_rows else ''}e >= l{k}) {{",
+                f"    tail |= {1 << k};",
             ]
-        else:
-            lines += [
-                f"    if (tail == {k}) run{n}<{k}>(t, lane, begin, stop);"
-                for k in range(1 << len(self.tails))
-            ]
-        return [*lines, "    begin = stop;", "  }", "}"]
+            if by_rows:
+                lines.append("    if (row + length < *stop) *stop = row + length;")
+            lines.append(f"  }} else if (l{k} < *stop) *stop = l{k};")
+        return [*lines, "  return tail;", "}"]
 
-    def group(self, k: int) -> str:
+    def row_of_eager(self) -> list[str]:
+        """The row of an element in a lane whose tensors differ in layout."""
+        if self.v.reduction == "dims":
+            return ["  vectors = false;"]
+        return [
+            "  if (t.strided[lane] >= 0) {",
+            "    const int64_t* g = t.geometry + t.strided[lane];",
+            "    const int64_t dims = g[0], inner = g[dims];",
+            f"    for (int64_t k = 1; k <= {self.n_elements}; ++k)",
+            "      vectors = vectors && (g[dims + k * dims] & ~1) == 0;",
+            "    if (dims > 1) row = e / inner * inner, length = inner;",
+            "  }",
+        ]
+
+    @staticmethod
+    def group(kind: int) -> str:
         """Elements that eager's loop takes at a time."""
-        kind = self.tails[k]
         return "32" if kind == 1 else f"(2 * t.library->vector / {kind})"
 
     def strided(self, slots: list[int]) -> list[str]:

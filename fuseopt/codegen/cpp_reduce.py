@@ -7,16 +7,17 @@ done a last loop combines the parts and runs output code. "dims" variants fold r
 columns: a thread takes several results, and runs output code for each when it is done.
 
 The geometry of a "dims" lane: is it of columns; may runs be loaded as vectors; columns
-of a group; one layout for all?; number of batch dims, of reduced dims; their sizes, the
-number of columns; then the strides of every element slot (batch, reduced, column) and
-of every output slot (batch, column).
+of a group; a slot whose tensor is laid out as what eager reduces, without gaps, or -1;
+number of batch dims, of reduced dims; their sizes, the number of columns; then the
+strides of every element slot (batch, reduced, column) and of every output slot (batch,
+column).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..ir import REDUCTIONS, Variant
+from ..ir import BY_ROWS, REDUCTIONS, Variant
 from .cpp_folds import columns_type, run_type, serial
 from .forms import CPP_TYPES as REGISTER
 from .forms import LIBRARY
@@ -37,7 +38,6 @@ class ReduceWriter:
         self.slots = [s for s, x in enumerate(variant.slots) if x.domain == "element"]
         self.results = [s for s, x in enumerate(variant.slots) if x.domain == "output"]
         self.kinds = [REGISTER[instrs[i].dtype] for i in self.folds]
-        self.tail = any(instrs[i].op == "tail" for i in variant.code)
 
     def write(self) -> list[str]:
         full = self.v.reduction == "full"
@@ -62,7 +62,7 @@ class ReduceWriter:
         place = {s: f"p{s}[(i + j) * step[{k}]]" for k, s in enumerate(self.slots)}
         flat = w.blocks("0", "count", {s: f"p{s}[i + j]" for s in self.slots}, True)
         lines = [
-            "template <bool TAIL>",
+            f"template <{'int' if len(w.tails) > 1 else 'bool'} TAIL>",
             f"static void row{n}(const Table& t, int64_t lane, const int64_t* at, "
             f"const int64_t* step, int64_t count{self.arrays()}) {{",
             *(f"  {x}" for x in body),
@@ -77,10 +77,10 @@ class ReduceWriter:
         ]
         call = ", ".join(f"y{k}" for k in range(len(self.folds)))
         head = (
-            f"static void piece{n}(const Table& t, int64_t lane, bool flat, "
+            f"static void piece{n}(const Table& t, int64_t lane, int64_t e, "
             f"const int64_t* at, const int64_t* step, int64_t count{self.arrays()}) {{"
         )
-        if not self.tail:
+        if not w.tails:
             return [
                 *lines,
                 head,
@@ -88,23 +88,23 @@ class ReduceWriter:
                 "}",
             ]
         moved = ", ".join(f"y{k} + done" for k in range(len(self.folds)))
+        given = f"(t, lane, here, step, m, {moved})"
+        every = (1 << len(w.tails)) - 1
         return [
             *lines,
+            *w.ends(),
             head,
-            f"  if (!flat) return row{n}<true>(t, lane, at, step, count, {call});",
-            "  const int64_t all = t.start[lane + 1] - t.start[lane];",
-            "  const int64_t part = eager_part(all, t.threads);",
-            "  for (int64_t done = 0; done < count;) {",
-            "    const int64_t e = at[0] + done, first = e / part * part;",
-            "    const int64_t size = shorter(part, all - first);",
-            "    const int64_t leftover = first + size - size % 32;",
-            "    const bool tail = e >= leftover;",
-            "    const int64_t stop = tail ? first + size : leftover;",
-            "    const int64_t m = shorter(stop - e, count - done);",
+            "  for (int64_t done = 0, stop; done < count;) {",
+            f"    int tail = {every};",
+            "    int64_t m = count - done;",
+            "    if (e >= 0) {  // else its place in eager's loop is not known",
+            f"      tail = tails{n}(t, lane, e + done, e + count, &stop);",
+            "      m = stop - e - done;",
+            "    }",
             f"    int64_t here[{len(self.slots)}];",
-            f"    for (int k = 0; k < {len(self.slots)}; ++k) here[k] = at[k] + done;",
-            f"    if (tail) row{n}<true>(t, lane, here, step, m, {moved});",
-            f"    else row{n}<false>(t, lane, here, step, m, {moved});",
+            f"    for (int k = 0; k < {len(self.slots)}; ++k)",
+            "      here[k] = at[k] + done * step[k];",
+            *(f"    {x}" for x in w.by_tail(f"row{n}", given)),
             "    done += m;",
             "  }",
             "}",
@@ -120,7 +120,7 @@ class ReduceWriter:
         )
         lines = [
             f"static void output{self.n}(const Table& t, int64_t lane, "
-            f"const int64_t* at, bool TAIL{takes}) {{",
+            f"const int64_t* at, int TAIL{takes}) {{",
             "  (void)TAIL;",
         ]
         body = w.prologue(self.results)
@@ -140,6 +140,15 @@ class ReduceWriter:
             if v.slots[s].domain == "output":
                 body.append(w.store(s, f"p{s}[0]", w.name(i)))
         return [*lines, *(f"  {x}" for x in body), "}"]
+
+    def late_tail(self, e: str) -> str:
+        """Which tails hold for a result, as `output` takes them."""
+        kinds = [int(x) & ~BY_ROWS for x in self.w.tails]
+        bits = [
+            f"eager_tail({e}, all, t.threads, {self.w.group(kind)}) << {k}"
+            for k, kind in enumerate(kinds)
+        ]
+        return " | ".join(bits) if bits else "0"
 
     def buffers(self) -> list[str]:
         return [f"{kind} y{k}[BLOCK];" for k, kind in enumerate(self.kinds)]
@@ -206,7 +215,7 @@ class ReduceWriter:
             "        } else {",
             f"          m = shorter(m, locate(t, lane, e, {slots}, at, step));",
             "        }",
-            f"        piece{n}(t, lane, flat, at, step, m{self.call()});",
+            f"        piece{n}(t, lane, e, at, step, m{self.call()});",
             *self.each("        f{k}.feed(y{k}, m);"),
             "        e += m;",
             "      }",
@@ -268,7 +277,7 @@ class ReduceWriter:
             *lines,
             f"  const int64_t at[] = {{{zeros}}};",
             "  (void)parts;",
-            f"  output{n}(t, lane, at, true{given});",
+            f"  output{n}(t, lane, at, {(1 << max(1, len(self.w.tails))) - 1}{given});",
             "}",
         ]
 
@@ -308,12 +317,12 @@ class ReduceWriter:
             "        for (int64_t e = 0; e < run; e += BLOCK) {",
             "          const int64_t m = shorter(run - e, BLOCK);",
             "          g.place(b, o, e, 0, at, step, true);",
-            f"          piece{n}(t, lane, g.flat, at, step, m{self.call()});",
+            f"          piece{n}(t, lane, g.place_of(at), at, step, m{self.call()});",
             *self.each("          f{k}.feed(y{k}, m);"),
             "        }",
             "      }",
             "      g.result(b, 0, to);",
-            f"      output{n}(t, lane, to, eager_tail(b, all, t.threads){closed});",
+            f"      output{n}(t, lane, to, {self.late_tail('b')}{closed});",
             "    }",
             "    return;",
             "  }",
@@ -330,7 +339,7 @@ class ReduceWriter:
             *self.each("      f{k}.next(g.last());"),
             "      for (int64_t e = 0; e < g.last(); ++e) {",
             "        g.place(b, o, e, c, at, step, false);",
-            f"        piece{n}(t, lane, g.flat, at, step, m{self.call()});",
+            f"        piece{n}(t, lane, g.place_of(at), at, step, m{self.call()});",
             *self.each("        f{k}.feed(y{k});"),
             "      }",
             "    }",
@@ -338,8 +347,7 @@ class ReduceWriter:
             "    for (int64_t j = 0; j < m; ++j) {",
             "      g.result(b, c + j, to);",
             "      const int64_t o = b * g.columns + c + j;",
-            "      const bool tail = eager_tail(o, all, t.threads);",
-            f"      output{n}(t, lane, to, tail{each_closed});",
+            f"      output{n}(t, lane, to, {self.late_tail('o')}{each_closed});",
             "    }",
             "  }",
             "}",

@@ -202,10 +202,10 @@ template <class T> static inline T unpack(uint64_t bits) {
   __builtin_memcpy(&x, &bits, sizeof x);
   return x;
 }
-static inline bool eager_tail(int64_t e, int64_t all, int64_t threads) {
+static inline int eager_tail(int64_t e, int64_t all, int64_t threads, int64_t group) {
   const int64_t part = eager_part(all, threads), first = e / part * part;
   const int64_t size = shorter(part, all - first);
-  return e >= first + size - size % 32;
+  return e >= first + size - size % group;
 }
 
 // Where element e of a strided lane lies in each slot; returns the length of its row.
@@ -235,11 +235,11 @@ static inline void operand_row(const Table& t, int64_t lane, int64_t slots,
 
 // The geometry of a lane whose rows or columns are folded.
 struct Rows {
-  bool is_columns, dense, flat;
-  int64_t group, batches, folded, columns, slots, results;
+  bool is_columns, dense;
+  int64_t leader, group, batches, folded, columns, slots, results;
   const int64_t *sizes, *steps, *to;
   Rows(const int64_t* g, int64_t slots_, int64_t results_)
-      : is_columns(g[0]), dense(g[1]), flat(g[3]), group(g[2]), batches(g[4]),
+      : is_columns(g[0]), dense(g[1]), leader(g[3]), group(g[2]), batches(g[4]),
         folded(g[5]), slots(slots_), results(results_) {
     sizes = g + 6;
     columns = sizes[batches + folded];
@@ -257,6 +257,8 @@ struct Rows {
   int64_t per(int64_t each) const { return each < 16384 ? 16384 / each : 1; }
   int64_t rows_per_item() const { return per(outer() * last()); }
   int64_t tiles_per_item() const { return per(outer() * last() * COLUMNS); }
+  // the place of elements in memory that has no gaps, if any slot shows it
+  int64_t place_of(const int64_t* at) const { return leader < 0 ? -1 : at[leader]; }
   int64_t border() const { return group ? columns / group * group : 0; }
   static int64_t tiles_of(int64_t n) { return (n + COLUMNS - 1) / COLUMNS; }
   int64_t tiles() const { return tiles_of(border()) + tiles_of(columns - border()); }

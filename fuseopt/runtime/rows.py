@@ -54,13 +54,13 @@ def rows(
     results: Sequence[tuple[int, ...]],
     size: int,
     loaded: int,
-    flat: bool,
+    dense: bool,
 ) -> list[int]:
     """The numbers that `struct Rows` of the generated source reads.
 
     `operand`, `elements`, `results`: strides over `space`. `size`: bytes of an element
-    of the operand; `loaded`: what eager loads (ir.NATIVE ...). `flat`: one index serves
-    all elements.
+    of the operand; `loaded`: what eager loads (ir.NATIVE ...). `dense`: the operand
+    has no gaps.
     """
     order = [d for d in range(len(space)) if space[d] != 1]
     order.sort(key=lambda d: -operand[d])  # stable: as declared where strides agree
@@ -103,7 +103,9 @@ def rows(
     if column and one_run and operand[column[-1]] < operand[folded[-1][-1]]:
         wide = operand[column[-1]] == 1 and width >= register
         group = 4 * 32 // max(size, 4) if wide else 4
-    header = [int(columns), int(contiguous), group, int(flat), len(kept), len(folded)]
+    like = [k for k, t in enumerate(elements) if t == operand]
+    leader = like[0] if like and dense else -1
+    header = [int(columns), int(contiguous), group, leader, len(kept), len(folded)]
     sizes = [*(count(g) for g in kept), *(count(g) for g in folded), width]
     table: list[int] = []
     for t in elements:
@@ -121,7 +123,7 @@ def tiles(
     results: Sequence[tuple[int, ...]],
     size: int,
     loaded: int,
-    flat: bool,
+    dense: bool,
 ) -> list[int]:
     """The same for a Triton kernel, which has an order of its own: do columns lie side
     by side; number of results, of elements of one; their dimensions, sizes, strides.

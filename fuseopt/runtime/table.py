@@ -175,7 +175,7 @@ class VariantTable:
             found = geometry(space, own) if elements else None
             if variant.reduction == "dims":
                 self.strided.append(len(self.geometry))
-                folded = self._rows(variant, lane, layouts, elements, found is None)
+                folded = self._rows(variant, lane, layouts, elements)
                 self.geometry.extend(folded)
                 continue
             if found is None:
@@ -203,7 +203,6 @@ class VariantTable:
         lane: int,
         layouts: Mapping[int, TensorLayout],
         elements: list[int],
-        flat: bool,
     ) -> list[int]:
         space, dims = variant.shapes[lane], variant.reduced[lane]
         fold = next(
@@ -224,7 +223,7 @@ class VariantTable:
             results,
             DTYPE_BYTES[fold.dtype],
             int(fold.attr or 0),
-            flat,
+            dense(layouts[variant.operands[lane]]),
         )
 
     def fill_rows(self, numbers: Sequence[float]) -> None:

@@ -8,7 +8,17 @@ depends on a reduction becomes output code, which runs once per result.
 
 from __future__ import annotations
 
-from ..ir import REDUCTIONS, Graph, Instr, SchedulerNode, Slot, Variant
+from ..ir import (
+    BY_ROWS,
+    REDUCTIONS,
+    Buffer,
+    Extern,
+    Graph,
+    Instr,
+    SchedulerNode,
+    Slot,
+    Variant,
+)
 from .grouping import LaneTable
 
 
@@ -50,14 +60,8 @@ def fuse(
                 k = scalar + int(instr.attr or 0)
                 local.append(emit(Instr("scalar", (), instr.dtype, k)))
             elif instr.op == "tail":
-                # a 0-d tensor is always left over; a list with other shapes asks each
-                asked = any(
-                    graph.buffers[
-                        graph.values[graph.nodes[x.nodes[position]].writes[0]]
-                    ].shape
-                    for x in lanes
-                )
-                kind = (instr.attr or 1) if asked else 0
+                calls = [graph.nodes[x.nodes[position]] for x in lanes]
+                kind = _tail(graph, calls, int(instr.attr or 1))
                 local.append(emit(Instr("tail", (), "b8", kind)))
             else:
                 args = tuple([local[a] for a in instr.args])
@@ -74,6 +78,30 @@ def fuse(
     scalars = tuple(zip(*(lane.scalars for lane in lanes), strict=True))
     names = tuple(graph.nodes[i].body.name for i in first.nodes)  # type: ignore[union-attr]
     return _split(graph, instrs, stores, columns, scalars, lanes, names, per_result)
+
+
+def _tail(graph: Graph, calls: list[SchedulerNode | Extern], kind: int) -> int:
+    """What a tail of these calls, one in each lane, asks; see `ir.ARITY`."""
+    asked = by_rows = False
+    for call in calls:
+        result = graph.buffers[graph.values[call.writes[0]]]
+        # a 0-d tensor is always left over; a list with other shapes asks each
+        asked = asked or bool(result.shape)
+        for v in call.reads:
+            read = graph.buffers[graph.values[v]]
+            if read.shape and not _alike(read, result):
+                by_rows = True
+    if not asked:
+        return 0
+    return kind + BY_ROWS * by_rows
+
+
+def _alike(a: Buffer, b: Buffer) -> bool:
+    """Does one index serve both tensors?"""
+    if a.shape != b.shape:
+        return False
+    sides = zip(a.shape, a.stride, b.stride, strict=True)
+    return all(n == 1 or s == t for n, s, t in sides)
 
 
 def _split(
