@@ -83,7 +83,8 @@ def run_graph(
             continue
         loads = [memory.load(graph.values[v]) for v in node.reads]
         numbers = [_number(ref, scalars) for ref in node.scalars]
-        made = evaluate(node.body.instrs, loads, numbers, tail, node.dims)
+        space = graph.buffers[graph.values[node.reads[0]]].shape if node.dims else ()
+        made = evaluate(node.body.instrs, loads, numbers, tail, node.dims, space)
         for v, (x, _) in zip(node.writes, node.body.writes, strict=True):
             memory.store(graph.values[v], made[x])
     return tuple(memory.tensor(b) for b in graph.outputs)
@@ -141,7 +142,7 @@ def _run_lane(
             elif slot.domain == "element" and own is not None:
                 loads[s] = own.expand(v.shapes[lane])
     numbers = [_number(column[lane], scalars) for column in v.scalars]
-    made = evaluate(v.instrs, loads, numbers, tail, dims)
+    made = evaluate(v.instrs, loads, numbers, tail, dims, v.shapes[lane])
     for x, s in v.stores:
         memory.store(v.columns[s][lane], made[x])
 
@@ -234,10 +235,11 @@ def evaluate(
     numbers: Sequence[float],
     tail: bool = False,
     dims: tuple[int, ...] = (),
+    space: tuple[int, ...] = (),
 ) -> list[torch.Tensor]:
     """The value of every instruction. Numbers are 0-d and broadcast where they meet.
 
-    `dims`: what reductions take away.
+    `dims`: what reductions take away from the shape `space`.
     """
     made: list[torch.Tensor] = []
     for x, instr in enumerate(instrs):
@@ -259,7 +261,8 @@ def evaluate(
         elif instr.op == "bitcast":
             value = made[instr.args[0]].view(dtype)
         elif instr.op in REDUCTIONS:
-            value = FOLDS[instr.op](made[instr.args[0]], list(dims))
+            operand = made[instr.args[0]].expand(space)
+            value = FOLDS[instr.op](operand, list(dims))
         else:
             value = _apply(instr.op, [made[a] for a in instr.args])
         if value.dtype != dtype:

@@ -470,3 +470,31 @@ def test_a_view_of_memory_that_an_empty_tensor_shares() -> None:
         return [whole[1:5], whole[2:2], torch.ones(3)]
 
     against_eager(step, tensors)
+
+
+def test_a_reduction_of_what_no_memory_holds() -> None:
+    """A sum over a constant: a lane with elements, but no tensor to load."""
+
+    def step(p: Any, rows: Any) -> None:
+        made = torch.zeros(3, 4, 5)
+        made.add_(2)
+        made.mul_(made.sum())
+        p.add_(made.sum())
+        rows.copy_(made.sum(-1))
+
+    against_eager(step, lambda: [torch.zeros(2), torch.zeros(3, 4)])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (5, 1)], ids=str)
+def test_the_norm_of_one_number_does_not_overflow(shape: tuple[int, ...]) -> None:
+    """Eager takes the absolute value, not the root of a square."""
+
+    def step(p: Any, x: Any) -> None:
+        p[0] = x.norm()
+        p[1] = x.norm(1)
+        if x.dim() > 1:
+            p[2 : 2 + len(x)] = x.norm(dim=-1)
+
+    against_eager(
+        step, lambda: [torch.zeros(2 + len(shape) * 5), torch.full(shape, -1e30)]
+    )

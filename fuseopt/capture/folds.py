@@ -93,13 +93,16 @@ def recognise(name: str, bound: Mapping[str, Any]) -> Reduction | None:
         if name in ("max", "min"):
             return None  # these give indices too
         dims = (dims,)
-    count = max(x.dim(), 1)
-    return Reduction(kind, operands, tuple(sorted(d % count for d in dims)), cast)
+    taken = sorted(d % x.dim() for d in dims) if every else ()
+    return Reduction(kind, operands, tuple(taken), cast)
 
 
 def record(recorder: Recorder, found: Reduction, out: torch.Tensor) -> bool:
     """Add the nodes of a reduction whose result is `out`; False if none can be."""
     x = found.operands[0]
+    if found.kind in ("norm1", "norm2") and all(x.shape[d] == 1 for d in found.dims):
+        # of one number: eager takes its absolute value, which cannot overflow
+        found = found._replace(kind="norm_inf")
     fold = FOLDS[found.kind]
     if x.numel() == 0:
         if fold.empty is None:
@@ -140,10 +143,6 @@ def _one_number(
         return recorder.emit("abs", (("self", x),), out)
     if FOLDS[found.kind].fold in ("largest", "least"):
         return recorder.emit("copy", (("src", x),), out)
-    if found.kind == "norm2":
-        square = recorder.temp_like(out, NAMED_DTYPES[acc])
-        recorder.emit("mul", (("self", x), ("other", x)), square)
-        return recorder.emit("root", (("self", square),), out)
     wide = recorder.temp_like(out, NAMED_DTYPES[acc])
     recorder.emit("copy", (("src", x),), wide)
     # a sum begins at 0, so that the sum of -0.0 is 0.0

@@ -166,7 +166,7 @@ class VariantTable:
             count = 1
             for n in space:
                 count *= n
-            total += count if elements else 0
+            total += count if elements or variant.reduction else 0
             self.start.append(total)
             own = [layouts[columns[s][lane]] for s in leading]
             if variant.reduction:
