@@ -261,7 +261,8 @@ def evaluate(
         elif instr.op == "bitcast":
             value = made[instr.args[0]].view(dtype)
         elif instr.op in REDUCTIONS:
-            operand = made[instr.args[0]].expand(space)
+            operand = made[instr.args[0]]
+            operand = operand.expand(space) if space else operand
             value = FOLDS[instr.op](operand, list(dims))
         else:
             value = _apply(instr.op, [made[a] for a in instr.args])
