@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 from . import compat, dump
 from . import report as reporting
 from .capture import Captured, capture
-from .capture.replay import replay
+from .capture.replay import as_eager, replay
 from .capture.trace import check_tensor
 from .codegen import CppTarget, Source, Target
 from .config import Config, resolve
@@ -278,7 +278,7 @@ def _run_elsewhere(
     gm: GraphModule, args: Sequence[Any], where: str
 ) -> Callable[..., Any]:
     if where == "eager":
-        return gm.forward
+        return as_eager(gm)
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(gm, list(args))  # type: ignore[return-value]

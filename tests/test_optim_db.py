@@ -18,7 +18,7 @@ from fuseopt.backend import fuseopt as backend
 from fuseopt.backend import reports
 from fuseopt.errors import UnsupportedInput
 from tests.optim_cases import CASES, DISABLED, FEW, REAL, Case, run
-from tests.steps import make_params
+from tests.steps import make_params, same_bits
 
 #: Every optimizer whose step is elementwise, with the number of its cases. The list of
 #: another version of torch may be longer: then this test says so.
@@ -132,7 +132,7 @@ def test_a_step_that_dynamo_never_traces_says_so(name: str) -> None:
 @pytest.mark.parametrize("name", ["Adam", "SGD", "RMSprop", "Adagrad"])
 def test_a_step_that_autograd_records_runs_in_eager_and_says_so(name: str) -> None:
     """`differentiable=True` over results of the user's own arithmetic: the gradient
-    through two steps is eager's, but for the rounding of Dynamo's own graph.
+    through two steps is eager's, to the bit.
     """
 
     def gradient(compiled: bool) -> torch.Tensor:
@@ -151,7 +151,7 @@ def test_a_step_that_autograd_records_runs_in_eager_and_says_so(name: str) -> No
         return made
 
     want = gradient(compiled=False)
-    torch.testing.assert_close(gradient(compiled=True), want, rtol=1e-4, atol=1e-4)
+    assert same_bits(gradient(compiled=True), want)
     assert reports()
     for report in reports():
         assert "autograd records" in report.fallback

@@ -498,3 +498,83 @@ def test_the_norm_of_one_number_does_not_overflow(shape: tuple[int, ...]) -> Non
     against_eager(
         step, lambda: [torch.zeros(2 + len(shape) * 5), torch.full(shape, -1e30)]
     )
+
+
+def test_verify_of_factors_that_dynamo_takes_apart() -> None:
+    """What runs in place of the parts read a gradient that was dropped with them."""
+
+    def step(p: Any, g: Any, v: Any) -> None:
+        v.addcmul_(g, g.conj(), value=0.1)
+        p.add_(v)
+
+    fast = torch.compile(step, backend=backend, options={"verify": True})
+    p, v = torch.ones(5), torch.zeros(5)
+    fast(p, torch.full((5,), 2.0), v)
+    assert p[0] == 1 + v[0] > 1
+
+
+def test_verify_of_a_step_that_draws_random_numbers() -> None:
+    """Eager's run drew first, so that the step had other numbers."""
+
+    def step(p: Any) -> None:
+        p.add_(torch.bernoulli(torch.full_like(p, 0.5)))
+
+    fast = torch.compile(step, backend=backend, options={"verify": True})
+    p, q = torch.ones(50), torch.ones(50)
+    torch.manual_seed(7)
+    fast(p)
+    torch.manual_seed(7)
+    step(q)
+    assert same_bits(p, q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_that_runs_in_eager_has_eagers_rounding(dtype: torch.dtype) -> None:
+    """What Dynamo writes for a scaled product rounds elsewhere than the method does."""
+
+    def step(p: Any, g: Any) -> None:
+        p.addcmul_(g, g, value=-0.3)
+        p.addcdiv_(g, g + 3, value=-0.7)
+        torch._foreach_lerp_([p], [g], 0.1)
+        p[: int(torch.randint(3, 4, ()))] += 1  # a size that depends on data
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        mine, theirs = (
+            [torch.randn(33, generator=torch.Generator().manual_seed(i)).to(dtype)
+             for i in range(2)]
+            for _ in range(2)
+        )  # fmt: skip
+        fast = torch.compile(step, backend=backend, options={"fallback": "eager"})
+        fast(*mine)
+        step(*theirs)
+    assert fuseopt.reports()[0].fallback
+    assert same_bits(mine[0], theirs[0])
+
+
+def test_a_tensor_made_of_numbers_that_the_step_changes() -> None:
+    """It was taken for a constant, and the graph ran in eager."""
+
+    def step(p: Any, g: Any) -> None:
+        total = torch.tensor([0.0])
+        total.add_(g.sum())
+        p.mul_(total)
+
+    against_eager(step, lambda: [torch.ones(4), torch.arange(4.0)])
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (5, 6)])
+def test_products_of_a_decomposition(shape: tuple[int, int]) -> None:
+    """Shape rules gave the strides of a GPU, and a product of other strides differs."""
+
+    def step(p: Any, g: Any) -> Any:
+        u, _, vh = torch.linalg.svd(g, full_matrices=False)
+        p.add_(u @ vh)
+        return vh.mT
+
+    def tensors() -> list[torch.Tensor]:
+        rng = torch.Generator().manual_seed(3)
+        return [torch.randn(shape, generator=rng) for _ in range(2)]
+
+    against_eager(step, tensors)
+    fast = torch.compile(step, backend=backend)
+    assert fast(*tensors()).stride() == step(*tensors()).stride()

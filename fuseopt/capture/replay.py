@@ -1,5 +1,6 @@
-"""Run Dynamo's graph in eager, on clones: what a step should have given.
+"""Run Dynamo's graph in eager: what a step should have given.
 
+`as_eager(gm)` runs on the tensors themselves, where no kernel can be made.
 `replay(gm, args)` returns the graph's own tensors and tensor arguments as eager leaves
 them, and its results, without touching the originals. Where the trace differs from what
 eager computes (polyfills.py, `reads_host_number`), it does what eager does.
@@ -7,7 +8,7 @@ eager computes (polyfills.py, `reads_host_number`), it does what eager does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class _Clones:
 
 
 class _Eager(Interpreter):
+    """Runs a graph; where the trace writes something else than eager, as eager does."""
+
     def __init__(self, gm: GraphModule, clones: dict[str, torch.Tensor]) -> None:
         super().__init__(gm)
         self.clones = clones
@@ -56,6 +59,9 @@ class _Eager(Interpreter):
         self.scaled, unscaled = find_scaled_adds(gm.graph, OPTIM)
         self.products, unfused = find_products(gm.graph)
         self.dropped |= unscaled | unfused
+        for node in self.dropped:
+            # what it would have read last is read by what runs in its place
+            self.user_to_last_uses.pop(node, None)
         self.versions: dict[int, int] = {id(t): t._version for t in clones.values()}
 
     def number(self, x: Any) -> Any:
@@ -98,6 +104,24 @@ class _Eager(Interpreter):
         return super().run_node(n)
 
 
+def as_eager(gm: GraphModule) -> Callable[..., Any]:
+    """The graph itself, or what runs it with eager's bits where it has others."""
+    own = _Eager(gm, {})
+    same = not own.lerps and not own.scaled and not own.products
+    if same and not any(reads_host_number(source_line(n)) for n in gm.graph.nodes):
+        return gm.forward
+
+    def run(*args: Any) -> Any:
+        tensors = [*static_tensors(gm).values(), *args]
+        eager = _Eager(gm, {})
+        eager.versions = {
+            id(t): t._version for t in tensors if isinstance(t, torch.Tensor)
+        }
+        return eager.run(*args)
+
+    return run
+
+
 def replay(
     gm: GraphModule, args: Sequence[Any]
 ) -> tuple[dict[str, torch.Tensor], list[Any], Any]:
@@ -107,6 +131,7 @@ def replay(
     clones = _Clones(tensors)
     own = {name: clones.of(t) for name, t in statics.items()}
     given = [clones.of(a) if isinstance(a, torch.Tensor) else a for a in args]
-    with torch.no_grad():
+    # the step that is to be compared draws the same random numbers afterwards
+    with torch.no_grad(), torch.random.fork_rng():
         result = _Eager(gm, own).run(*given)
     return own, given, result

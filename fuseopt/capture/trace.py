@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ..compat import HIGHER_ORDER, MAKE_TENSOR
+from ..compat import HIGHER_ORDER, MAKE_TENSOR, shapes_of
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..ir import Graph
 from .constants import swap
@@ -200,7 +200,7 @@ class _Interpreter:
         result = None
         grad_mode = torch.is_grad_enabled()
         try:
-            with self.recorder, torch.no_grad():
+            with shapes_of(self.recorder.device_of), self.recorder, torch.no_grad():
                 for node in self.gm.graph.nodes:
                     if node.op in ("placeholder", "get_attr") or node in self.dropped:
                         continue
@@ -284,7 +284,7 @@ class _Interpreter:
         if reads_host_number(self.recorder.line) or self._on_numbers(args):
             return self._host_arithmetic(node, args, kwargs)
         if node.target in MAKE_TENSOR:
-            return self._constant(args, kwargs)
+            return self._constant(node, args, kwargs)
         if node.op == "call_method":
             if node.target in ("to", "cpu"):
                 args, kwargs = self._placed(str(node.target), args, kwargs)
@@ -408,16 +408,18 @@ class _Interpreter:
             self.recorder.host_numbers.add(made.untyped_storage()._cdata)
         return made
 
-    def _constant(self, args: Any, kwargs: Any) -> torch.Tensor:
+    def _constant(self, node: Node, args: Any, kwargs: Any) -> torch.Tensor:
         """`torch.tensor(number)` becomes memory that a fill writes.
 
-        A list of numbers becomes one fill for each, where one of them is symbolic.
+        A list of numbers becomes one fill for each, where one of them is symbolic or
+        where the step changes the tensor.
         """
         data = args[0]
         if isinstance(data, (list, tuple)):
             given = {k: v for k, v in kwargs.items() if k != "requires_grad"}
             numbers = _flatten(data)
-            if all(self.scalars.find(x) is None for x in numbers):
+            known = all(self.scalars.find(x) is None for x in numbers)
+            if known and not any(_changes(user) for user in node.users):
                 return torch.tensor(data, **given)
             shape = torch.tensor(data, **given)
             made = torch.empty(shape.shape, dtype=shape.dtype, device="meta")
@@ -445,6 +447,13 @@ class _Interpreter:
         if isinstance(x, dict):
             return {k: self._stand_in(v) for k, v in x.items()}
         return x
+
+
+def _changes(node: Node) -> bool:
+    """Does a call change an argument in place, by its name?"""
+    name = getattr(node.target, "__name__", str(node.target))
+    written = name.endswith("_") and not name.endswith("__")
+    return written or (hasattr(operator, f"__{name}__") and name.startswith("i"))
 
 
 def _is_known(target: Any) -> bool:

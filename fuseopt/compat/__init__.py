@@ -24,6 +24,7 @@ from .tensors import (
     first_difference,
     metadata_guard,
     negated_view,
+    shapes_of,
     tensor_functions,
     vector_library,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "on_recompile_limit",
     "on_trace",
     "scalar_outputs",
+    "shapes_of",
     "tensor_functions",
     "trace_power",
     "traces_step",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,30 @@ def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 def _metadata(t: torch.Tensor) -> tuple[Any, ...]:
     return (t.dtype, t.device, tuple(t.shape), t.stride())
+
+
+@contextlib.contextmanager
+def shapes_of(device_of: Callable[[torch.Tensor], str]) -> Iterator[None]:
+    """Let shape rules know which device a tensor without memory stands for.
+
+    `device_of(t)` is its name, such as "cpu". The strides of decompositions depend on
+    it, and the bits of products of their results on the strides. Relies on
+    `torch._meta_registrations.device_hint`; without it, strides are those of a GPU.
+    """
+    rules: Any = sys.modules.get("torch._meta_registrations")
+    own = getattr(rules, "device_hint", None)
+    if own is None:
+        yield
+        return
+
+    def hint(t: Any) -> str:
+        return device_of(t).split(":")[0] if type(t) is torch.Tensor else own(t)
+
+    rules.device_hint = hint
+    try:
+        yield
+    finally:
+        rules.device_hint = own
 
 
 def bump_versions(tensors: Sequence[torch.Tensor]) -> None:
