@@ -16,9 +16,11 @@ from fuseopt.ir import (
     Schedule,
     SchedulerNode,
     Symbol,
+    kept,
 )
 from fuseopt.lowering import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, Tensor, lower
 from fuseopt.overlap import may_share
+from fuseopt.reductions import lower_reduction
 from fuseopt.scheduler import schedule
 from fuseopt.verify import check_graph, check_schedule
 
@@ -49,6 +51,7 @@ class GraphBuilder:
         self.initial: list[int] = []
         self.outputs: list[int] = []
         self._bodies: dict[object, Body] = {}
+        self._folds: dict[object, Body] = {}
         self._literals: dict[str, Literal] = {}
         self._by_storage: dict[int, list[int]] = {}
         self._inputs = 0
@@ -163,6 +166,26 @@ class GraphBuilder:
             )
             for i, x in enumerate(first)
         ]
+
+    def reduce(
+        self, kind: str, x: int, dims: Sequence[int] | None = None, out: int = -1
+    ) -> int:
+        """One reduction of a buffer over `dims`, all of them if None."""
+        b = self.buffers[x]
+        taken = tuple(range(len(b.shape))) if dims is None else tuple(dims)
+        body = self._folds.setdefault(
+            (kind, b.dtype, dims is None), lower_reduction(kind, b.dtype, dims is None)
+        )
+        if out < 0:
+            dtype = body.writes[0][1]
+            name = f"t{len(self.buffers)}"
+            out = self.tensor(name, kept(b.shape, taken), dtype, "temp", b.device)
+        read = self._read(x)
+        call = self._next_call()
+        line = f"step.py:{call}"
+        write = self._write(out)
+        self.nodes.append(SchedulerNode(body, (read,), (), (write,), call, line, taken))
+        return out
 
     def extern(
         self,
