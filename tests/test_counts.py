@@ -46,7 +46,14 @@ def test_one_launch_for_three_parameters_and_two_groups(name: str) -> None:
         assert report.kernels[0].variants == 1 + (name in COUNTERS_APART)
 
 
-@pytest.mark.parametrize("name", ELEVEN)
+#: Dynamo's trace of 300 parameters takes long, so `make test` has two of them.
+QUICK = ("AdamW", "SGD")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in ELEVEN],
+)
 def test_one_launch_at_300_parameters_with_the_text_of_three(name: str) -> None:
     texts = []
     for count in (3, 300):

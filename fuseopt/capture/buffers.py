@@ -196,3 +196,17 @@ def same_place(a: Buffer, b: Buffer) -> bool:
         and (a.storage, a.offset, a.shape, a.stride)
         == (b.storage, b.offset, b.shape, b.stride)
     )
+
+
+#: Integers that a double, as which a lane keeps its numbers, does not hold.
+WIDE_INTEGERS = frozenset({torch.int64, torch.uint64})
+
+
+def as_lane_number(t: torch.Tensor) -> torch.Tensor:
+    """A tensor of one element as the number that it is: without dimensions.
+
+    So it belongs to a lane as a counter does, whatever shape the lane has.
+    """
+    if t.dim() == 0 or t.numel() != 1 or t.dtype in WIDE_INTEGERS or t.is_complex():
+        return t
+    return t.as_strided((), (), t.storage_offset())

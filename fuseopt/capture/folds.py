@@ -15,6 +15,7 @@ import torch
 
 from ..ir import FLOATS
 from ..reductions import FOLDS, accumulator, lower_reduction
+from .buffers import as_lane_number
 from .promote import DTYPE_NAMES, NAMED_DTYPES
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def record(recorder: Recorder, found: Reduction, out: torch.Tensor) -> bool:
     acc = accumulator(found.kind, found.cast or dtype)
     if acc not in FLOATS and fold.after:
         return False
-    if x.dim() == 0:
+    if as_lane_number(x).dim() == 0:
         return _one_number(recorder, found, out, acc)
     # dimensions of size 1 are as good as gone
     full = all(d in found.dims or n == 1 for d, n in enumerate(x.shape))
@@ -134,8 +135,8 @@ def record(recorder: Recorder, found: Reduction, out: torch.Tensor) -> bool:
 def _one_number(
     recorder: Recorder, found: Reduction, out: torch.Tensor, acc: str
 ) -> bool:
-    """A reduction of a 0-d tensor is arithmetic."""
-    x = found.operands[0]
+    """A reduction of one element is arithmetic."""
+    x = as_lane_number(found.operands[0])
     before = FOLDS[found.kind].before
     if before in ("true", "count"):
         return recorder.emit("ne", (("self", x), ("other", 0)), out)
@@ -144,6 +145,9 @@ def _one_number(
     if FOLDS[found.kind].fold in ("largest", "least"):
         return recorder.emit("copy", (("src", x),), out)
     wide = recorder.temp_like(out, NAMED_DTYPES[acc])
-    recorder.emit("copy", (("src", x),), wide)
+    if before == "product":
+        recorder.emit("mul", (("self", x), ("other", found.operands[1])), wide)
+    else:
+        recorder.emit("copy", (("src", x),), wide)
     # a sum begins at 0, so that the sum of -0.0 is 0.0
     return recorder.emit("add", (("self", wide), ("other", 0)), out)

@@ -12,7 +12,7 @@ from ..errors import CaptureError
 from ..ir import Body, Literal, Node, ScalarRef, SchedulerNode, Symbol
 from ..lowering import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ..lowering import Tensor as TensorOperand
-from .buffers import Buffers, same_place
+from .buffers import Buffers, as_lane_number, same_place
 from .numbers import Computed, Numbers
 from .numbers import body as body_of_numbers
 from .promote import (
@@ -80,7 +80,7 @@ class Pointwise(Buffers):
                 dtype = real_dtype(x.dtype)
                 if dtype not in DTYPE_NAMES or x.is_neg() or x.is_conj():
                     return False
-                reads.append(_as_number(x))
+                reads.append(as_lane_number(x))
                 alone = x.dim() == 0 and dtype is x.dtype
                 operand: Operand = TensorOperand(DTYPE_NAMES[dtype], alone)
             else:
@@ -133,8 +133,8 @@ class Pointwise(Buffers):
         if body is None:
             return False
         got = tuple([self._operand(t) for t in reads])
-        # one element of whole numbers or a mask is no number, nor what it gives
-        place = out if any(x.dim() for x in reads) else _as_number(out)
+        # one wide integer is no number, nor what it gives
+        place = out if any(x.dim() for x in reads) else as_lane_number(out)
         buffer = self.buffer_of(place)
         if self._collides(buffer, got):
             return False
@@ -156,7 +156,7 @@ class Pointwise(Buffers):
         content = (body.name, body.reads, body.instrs, body.writes, body.reduction)
         body = self._interned.setdefault(content, body)
         reads = tuple([self._read(t) for t in operands])
-        write = self._write(self.buffer_of(out))
+        write = self._write(self.buffer_of(as_lane_number(out)))
         self.nodes.append(
             SchedulerNode(body, reads, (), (write,), self._call, self.line, dims)
         )
@@ -309,17 +309,6 @@ class Pointwise(Buffers):
         if found is None:
             found = self._literals[key] = Literal(value)
         return found
-
-
-def _as_number(t: torch.Tensor) -> torch.Tensor:
-    """A tensor of one element as the number that it is: without dimensions.
-
-    So it belongs to a lane as a counter does, whatever shape the lane has. Not so an
-    integer: a lane's numbers are doubles, which do not hold all of 64 bits.
-    """
-    if t.dim() == 0 or t.numel() != 1 or not t.is_floating_point():
-        return t
-    return t.as_strided((), (), t.storage_offset())
 
 
 def is_complex(x: Any) -> bool:
