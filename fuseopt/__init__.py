@@ -15,18 +15,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .backend import explain, fuseopt, reports
+    from .backend import fuseopt
     from .optimizer import compile
+    from .preview import explain
     from .report import Report
+    from .session import reports
 
 __version__ = "0.1.0"
 __all__ = ["Report", "__version__", "compile", "explain", "fuseopt", "reports"]
 
 _HOMES = {
     "compile": "optimizer",
-    "explain": "backend",
+    "explain": "preview",
     "fuseopt": "backend",
-    "reports": "backend",
+    "reports": "session",
     "Report": "report",
 }
 

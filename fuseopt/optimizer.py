@@ -20,9 +20,10 @@ import torch
 from torch.optim import Optimizer
 
 from . import compat
-from .backend import COMPILED, fuseopt, unfuse
+from .backend import fuseopt
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
+from .session import COMPILED
 
 log = logging.getLogger("fuseopt")
 
@@ -265,3 +266,18 @@ class Isolated:
 
 def _same(a: object, b: object) -> bool:
     return a is b or (isinstance(a, int) and a == b)
+
+
+def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], Any, Any]]:
+    """Let groups of torch's fused kernels take the foreach form.
+
+    Returns what they said before: (group, fused, foreach).
+    """
+    kept = []
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            kept.append((group, group["fused"], group.get("foreach")))
+            group["fused"] = False
+            if "foreach" in group:
+                group["foreach"] = True
+    return kept

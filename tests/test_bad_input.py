@@ -10,10 +10,11 @@ import torch
 
 import fuseopt
 from fuseopt import errors
-from fuseopt.backend import _device, _target, session
 from fuseopt.backend import fuseopt as backend
 from fuseopt.config import resolve
+from fuseopt.planning import device_of, target_of
 from fuseopt.scheduler import schedule
+from fuseopt.session import session
 from tests.build_graphs import GraphBuilder
 from tests.steps import compiled, make, make_params, set_grads
 
@@ -212,7 +213,7 @@ def test_tensors_of_several_devices_are_named() -> None:
     (kernel,) = schedule(graph).steps
     captured: Any = SimpleNamespace(graph=graph)
     with pytest.raises(errors.CaptureError, match=r"weight on cuda:0.*lr on cpu"):
-        _device(captured, kernel)  # type: ignore[arg-type]
+        device_of(captured, kernel)  # type: ignore[arg-type]
 
 
 def test_each_device_has_a_kernel_of_its_own() -> None:
@@ -222,12 +223,12 @@ def test_each_device_has_a_kernel_of_its_own() -> None:
         g.op("mul", p, 0.5, out=p)
     captured: Any = SimpleNamespace(graph=g.graph())
     kernels = schedule(captured.graph).steps
-    devices = [_device(captured, k) for k in kernels]  # type: ignore[arg-type]
+    devices = [device_of(captured, k) for k in kernels]  # type: ignore[arg-type]
     assert devices == ["cuda:0", "cuda:1", "cpu"]
-    targets = [_target(resolve(), d).name for d in devices]
+    targets = [target_of(resolve(), d).name for d in devices]
     assert targets == ["triton", "triton", "cpp"]
     with pytest.raises(errors.ConfigError, match="cannot run on cuda:0"):
-        _target(resolve(None, {"target": "cpp"}), "cuda:0")
+        target_of(resolve(None, {"target": "cpp"}), "cuda:0")
 
 
 class Counter:
@@ -326,7 +327,7 @@ def test_capture_that_fails_at_a_later_call(
     fallback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other tensors than the step was compiled for, which it cannot be: eager."""
-    from fuseopt import backend as pipeline
+    from fuseopt import planning
 
     params, others = make_params([(4,)]), make_params([(4,)])
     set_grads(params, others, 0)
@@ -338,7 +339,7 @@ def test_capture_that_fails_at_a_later_call(
     def refused(*_: Any, **__: Any) -> Any:
         raise errors.CaptureError("no plan for these")
 
-    monkeypatch.setattr(pipeline, "_plan", refused)
+    monkeypatch.setattr(planning, "plan_graph", refused)
     for p in (*params, *others):
         p.data, p.grad = torch.ones(3, 2), torch.full((3, 2), 0.5)
     if fallback == "error":

@@ -35,11 +35,23 @@ HOUSE = (
     "report",
     "dump",
     "split",
+    "session",
+    "planning",
+    "notices",
     "backend",
     "optimizer",
+    "preview",
 )
 #: Only the modules that see torch import what is private to it.
-TORCH_SIDE = {"capture", "runtime", "split", "backend", "optimizer"}
+TORCH_SIDE = {
+    "capture",
+    "runtime",
+    "split",
+    "notices",
+    "backend",
+    "optimizer",
+    "preview",
+}
 TORCH_FREE = (*HOUSE[: HOUSE.index("interp")], "scheduler", "codegen")
 #: The public classes of torch.optim.
 OPTIMIZERS = frozenset(

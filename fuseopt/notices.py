@@ -1,0 +1,62 @@
+"""What the user is told where Dynamo leaves a step, or a part of it, to eager."""
+
+from __future__ import annotations
+
+import torch
+
+from . import compat
+from .capture.trace import check_tensor
+from .errors import UnsupportedInput
+from .session import COMPILED, session
+
+
+def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UnsupportedInput for a step that Dynamo would run in eager, silently."""
+    reason = compat.never_compiled(optimizer)
+    if reason:
+        raise UnsupportedInput(reason)
+    for number, group in enumerate(optimizer.param_groups):
+        for position, p in enumerate(group["params"]):
+            if p.grad is not None:
+                check_tensor(
+                    f"the gradient of parameter {position} of group {number}", p.grad
+                )
+
+
+def tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
+    """Warn that something runs in eager from now on: Dynamo itself only logs it."""
+    limit = "torch has compiled {} as often as it does one function, and runs in eager "
+    if optimizer is None:
+        what, why = function, "any call that these compilations do not fit."
+    elif hasattr(optimizer.step, COMPILED):
+        what = f"the step of one {type(optimizer).__name__}"
+        why = "any call that these do not fit."
+    else:
+        what = f"{type(optimizer).__name__}.step"
+        why = (
+            "any optimizer that these compilations do not fit, this one included: all "
+            "of a class share one step. fuseopt.compile(optimizer) compiles each apart."
+        )
+    session.warn_once(
+        f"fuseopt: {limit.format(what)}{why} TORCH_LOGS=recompiles shows what differs."
+    )
+
+
+def tell_of_graph_break(
+    place: str, reason: str, optimizer: torch.optim.Optimizer
+) -> None:
+    """Warn that Dynamo cannot see a step as one graph."""
+    if hasattr(optimizer.step, COMPILED):
+        then = "What comes before and after is compiled apart; a loop around it is not."
+    else:
+        then = (
+            "Dynamo then often leaves all of the step to eager; with "
+            "fuseopt.compile(optimizer), what comes before and after is compiled, "
+            "unless the line lies in a loop."
+        )
+    session.warn_once(
+        f"fuseopt: Dynamo ends its graph of {type(optimizer).__name__}.step at {place} "
+        f"({reason}). {then} A branch on a tensor's value can be written as "
+        "torch.where; TORCH_LOGS=graph_breaks has more.",
+        place,
+    )

@@ -1,0 +1,186 @@
+"""Plan one graph, top to bottom: capture, schedule, generate, build, bind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch.fx import GraphModule
+
+from . import dump
+from . import report as reporting
+from .capture import Captured, capture
+from .codegen import CppTarget, Source, Target
+from .config import Config
+from .errors import CaptureError, CompilerMissing, ConfigError
+from .ir import Kernel, Schedule
+from .report import Report
+from .runtime.probe import PROBE
+from .runtime.step import Plan
+from .runtime.table import CppTable, TableFactory
+from .scheduler import schedule
+from .session import session
+from .verify import check_graph, check_schedule
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Planning makes many small objects that live on: collecting among Dynamo's own,
+    again and again, would take longer than the planning.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_collector_paused()
+def plan_graph(
+    gm: GraphModule, args: Sequence[Any], config: Config, run: bool = True
+) -> tuple[Plan | None, Report]:
+    """Capture, schedule, generate, build: one graph for tensors like these.
+
+    With `run` False nothing is built and the Plan is None.
+    """
+    clock = _Clock()
+    report = Report()
+    helpers = ThreadPoolExecutor(1)
+    # the compiler runs beside capture where the cache does not have the probe yet
+    probe = helpers.submit(_probe, config) if run else None
+    helpers.shutdown(wait=False)
+    builds = session.builder.builds
+    captured: Captured = capture(gm, args)
+    check_graph(captured.graph)
+    clock.lap("capture")
+    plan: Schedule = schedule(captured.graph)
+    if config.debug or config.dump_dir:
+        check_schedule(captured.graph, plan)
+    clock.lap("schedule")
+    kernels = [step for step in plan.steps if isinstance(step, Kernel)]
+    devices = {kernel.name: device_of(captured, kernel) for kernel in kernels}
+    targets = {name: target_of(config, device) for name, device in devices.items()}
+    sources = {kernel.name: targets[kernel.name].render(kernel) for kernel in kernels}
+    clock.lap("codegen")
+    factories: dict[str, TableFactory] = {}
+    if run:
+        for name, source in sources.items():
+            factories[name] = _factory(targets[name], source, devices[name], config)
+    helper = probe.result() if probe is not None else None
+    clock.lap("build")
+    result = Plan(captured, plan, factories, helper) if run else None
+    report.kernels = [
+        reporting.kernel_report(k, targets[k.name].name, sources[k.name].text)
+        for k in kernels
+    ]
+    reporting.fill(report, plan)
+    report.launches = len(sources)
+    report.builds = session.builder.builds - builds
+    clock.lap("bind")
+    report.passes = clock.passes
+    report.build_seconds = clock.passes["build"]
+    report.backend_seconds = clock.last - clock.start
+    _dump(report, config, captured, plan, sources, targets)
+    return result, report
+
+
+def device_of(captured: Captured, kernel: Kernel) -> str:
+    """The device of a kernel's tensors. Raises CaptureError if they are on several."""
+    buffers = captured.graph.buffers
+    named = {
+        buffers[b].device: buffers[b].name
+        for v in kernel.variants
+        for column in v.columns
+        for b in column
+    }
+    if len(named) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in named.items())
+        raise CaptureError(f"one update uses tensors of several devices: {places}")
+    return next(iter(named))
+
+
+def target_of(config: Config, device: str) -> Target:
+    """C++ on the CPU, Triton elsewhere, or what the user asked for."""
+    on_cpu = device.split(":")[0] == "cpu"
+    name = config.target
+    if name == "auto":
+        name = "cpp" if on_cpu else "triton"
+    if name == "cpp":
+        if not on_cpu:
+            raise ConfigError(f"target='cpp' cannot run on {device}")
+        return CppTarget()
+    from .codegen.triton import TritonTarget
+
+    return TritonTarget()
+
+
+def _factory(
+    target: Target, source: Source, device: str, config: Config
+) -> TableFactory:
+    """Build a kernel; the result makes its tables, which launch it."""
+    if target.name == "cpp":
+        built = session.builder.load(
+            source, config.cache_dir, config.numerics == "fast"
+        )
+        entry = getattr(built, source.entry)
+        entry.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        entry.restype = None
+        return functools.partial(CppTable, entry, session.vectors.address(built))
+    from .runtime.triton_table import triton_factory
+
+    return triton_factory(source, config.cache_dir, device, session.triton_builder)
+
+
+def _probe(config: Config) -> ctypes.PyDLL | None:
+    """The helper that asks tensors for their addresses; None without a compiler."""
+    try:
+        built = session.builder.load(PROBE, config.cache_dir, False)
+    except CompilerMissing:
+        return None
+    return ctypes.PyDLL(built._name, handle=built._handle)
+
+
+def _dump(
+    report: Report,
+    config: Config,
+    captured: Captured,
+    plan: Schedule,
+    sources: Mapping[str, Source],
+    targets: Mapping[str, Target],
+) -> None:
+    """Write the files that options or FUSEOPT_DEBUG ask for."""
+    if not config.dump_dir and not config.debug:
+        return
+    folder = dump.new_folder(config.dump_dir or "fuseopt_debug")
+    report.dump_dir = str(folder)
+    level = config.debug or dump.SOURCES
+    suffixed = {name: (x, targets[name].suffix) for name, x in sources.items()}
+    if level >= dump.SOURCES:
+        report.kernels = [
+            k.at(str(folder / f"{k.name}{suffixed[k.name][1]}")) for k in report.kernels
+        ]
+    dump.write(folder, level, report, captured.graph, plan, suffixed)
+    if config.debug:
+        print(f"{report}\nfuseopt: details in {folder}", file=sys.stderr)
+
+
+class _Clock:
+    """Seconds of each pass."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+        self.passes: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.passes[name] = self.passes.get(name, 0.0) + now - self.last
+        self.last = now

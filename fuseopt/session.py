@@ -1,0 +1,49 @@
+"""What this process has compiled: reports, built kernels, warnings given."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+from .report import Report
+from .runtime.build import Builder
+from .runtime.vector import Vectors
+
+#: The attribute that marks a step which fuseopt.compile made.
+COMPILED = "_fuseopt"
+
+
+class Session:
+    """What this process has compiled: reports and built kernels."""
+
+    def __init__(self) -> None:
+        self.builder = Builder()
+        self.vectors = Vectors()
+        self.reports: list[Report] = []
+        self.warned: set[str] = set()
+
+    @functools.cached_property
+    def triton_builder(self) -> Any:
+        """Made on first use, so that a CPU never imports Triton."""
+        from .runtime.triton_table import TritonBuilder
+
+        return TritonBuilder()
+
+    def reset(self) -> None:
+        self.reports.clear()
+        self.warned.clear()
+
+    def warn_once(self, message: str, about: str = "") -> None:
+        """Warn, unless that was done before about the same."""
+        if (about or message) not in self.warned:
+            self.warned.add(about or message)
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+session = Session()
+
+
+def reports() -> list[Report]:
+    """The Reports of what was compiled in this process, oldest first."""
+    return list(session.reports)
