@@ -578,3 +578,38 @@ def test_products_of_a_decomposition(shape: tuple[int, int]) -> None:
     against_eager(step, tensors)
     fast = torch.compile(step, backend=backend)
     assert fast(*tensors()).stride() == step(*tensors()).stride()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.nn.functional.softplus(x, beta=50.0),
+        torch.nn.functional.softplus,
+        torch.nn.functional.leaky_relu,
+        torch.nn.functional.hardtanh,
+    ],
+)
+def test_arguments_that_a_call_leaves_out(call: Any) -> None:
+    """The rule was given None in place of the default of ATen."""
+
+    def step(p: Any) -> None:
+        p.copy_(call(p))
+
+    against_eager(step, lambda: [torch.linspace(-3, 30, 40)])
+
+
+def test_a_step_that_records_gradients_says_where_its_graph_ends() -> None:
+    """Without torch.no_grad around it, it was taken for a closure, and nobody knew."""
+
+    class Branches(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for p in self.param_groups[0]["params"]:
+                if p.grad.data.norm() > 0:
+                    p.data.sub_(p.grad.data)
+
+    params = [torch.ones(3, requires_grad=True)]
+    params[0].grad = torch.ones(3)
+    step = torch.compile(Branches(params, {}).step, backend=backend)
+    with pytest.warns(RuntimeWarning, match="ends its graph"):
+        step()
+    assert params[0].tolist() == [0, 0, 0]

@@ -40,6 +40,9 @@ from .schemas import (
 )
 from .stacks import CHAINS, Stack, Stacks, pieces_of
 
+#: Arguments of whose absence rules know that it is a factor of 1.
+SCALES = frozenset({"alpha", "value"})
+
 
 class Recorder(Externs, TorchDispatchMode):
     """Decides of each call what it becomes; see the module."""
@@ -146,8 +149,10 @@ class Recorder(Externs, TorchDispatchMode):
             return self._extern(func, args, kwargs, out, self._reason(operands, out))
         elif (name := rule_of(op, bound)) is not None:
             operands = tuple(
-                (n, bound.get(n))
-                for n, t in zip(op.arguments, op.types, strict=True)
+                (n, bound[n] if n in bound else self._default(n, default))
+                for n, t, default in zip(
+                    op.arguments, op.types, op.defaults, strict=True
+                )
                 if n not in LAYOUT and n != "out" and arithmetic(t)
             )
             if not func._schema.is_mutable:
@@ -220,6 +225,14 @@ class Recorder(Externs, TorchDispatchMode):
             )
 
     # ---------------------------------------------------------------- a call of lists
+
+    def _default(self, name: str, value: Any) -> Any:
+        """What an argument is that a call left out; rules know what no scale means."""
+        if name in SCALES or not isinstance(value, (int, float)):
+            return None
+        if self.literals is not None:
+            self.literals |= {value}
+        return value
 
     def _foreach(self, func: Any, op: Op, bound: Any, args: Any, kwargs: Any) -> Any:
         name = op.name

@@ -181,9 +181,9 @@ def on_graph_break(
     """Call `tell(place, reason, optimizer)` when Dynamo ends a graph within code that
     holds an optimizer, for `backend`, and nobody meant it to.
 
-    `place` is a source line. What runs while gradients are recorded does not count: it
-    is a closure, not the update. Relies on the method with which Dynamo logs such ends,
-    and on attributes of its tracer; where they are others, nobody is told.
+    `place` is a source line. What the step calls while gradients are recorded does not
+    count: it is a closure, not the update. Relies on the method with which Dynamo logs
+    such ends, and on attributes of its tracer; where they are others, nobody is told.
     """
     try:
         translator: Any = importlib.import_module(
@@ -200,15 +200,19 @@ def on_graph_break(
         output: Any = getattr(self, "output", None)
         if (
             found
-            and not torch.is_grad_enabled()  # else it is in the closure of a step
             and not getattr(found[0], "logged", False)
             and not any(meant in kind for meant in MEANT)
             and _leads_to(getattr(output, "compiler_fn", None), backend)
         ):
             owners = _optimizers(output.root_tx)
             stack = getattr(found[0], "real_stack", None)
-            if owners and stack:
-                line = stack[-1]
+            line = stack[-1] if stack else None
+            if owners and line and torch.is_grad_enabled():
+                # in the closure of a step, if not in a step that records gradients
+                code = inspect.unwrap(type(owners[0]).step).__code__
+                own = (code.co_filename, code.co_name) == (line.filename, line.name)
+                line = line if own else None
+            if owners and line:
                 place = f"{line.filename}:{line.lineno}: {line.line}"
                 tell(place, kind or type(found[0]).__name__, owners[0])
         return log(self, *args, **kwargs)
