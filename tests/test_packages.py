@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -36,17 +37,34 @@ ELEMENTWISE = {
     "lion_pytorch": ["Lion"],
 }
 #: All bits, in whatever launches: reductions, products of matrices, decompositions.
-MIXED = {"pytorch_optimizer": ["A2Grad"]}
+MIXED = {"pytorch_optimizer": "A2Grad ApolloDQN Conda SCION SOAP SPlus".split()}
+#: All bits, nothing but kernels, and at most so many launches.
+REDUCTIONS = {
+    "pytorch_optimizer": {
+        **dict.fromkeys(["Amos", "MARS", "NovoGrad", "StableAdamW"], 2),
+        **dict.fromkeys(
+            ("AdaGC AdaNorm AdaTAM Aida EmoFact FAdam Fromage LARS Lamb TAM").split(),
+            3,
+        ),
+        **dict.fromkeys(["Adai", "AdamS", "RACS"], 4),
+        "AdaFactor": 5,
+        "SM3": 6,
+        "CAME": 8,
+    },
+    "torch_optimizer": {"Adafactor": 5},
+}
 #: What the rest of `make test` has time for.
 QUICK = {
-    "pytorch_optimizer": set("AdaBelief EmoNavi FTRL ScheduleFreeSGD".split()),
+    "pytorch_optimizer": set(
+        "AdaBelief EmoNavi FTRL LARS Lamb ScheduleFreeSGD".split()
+    ),
     "torch_optimizer": {"AggMo", "QHAdam"},
     "schedulefree": {"AdamWScheduleFree"},
     "lion_pytorch": {"Lion"},
 }
 
 
-def cases(table: dict[str, list[str]]) -> list[Any]:
+def cases(table: Mapping[str, Iterable[str]]) -> list[Any]:
     return [
         pytest.param(
             package,
@@ -87,6 +105,14 @@ def test_elementwise_optimizers_are_one_launch(package: str, name: str) -> None:
     race(pair_of(package, name, fallback="error"))
     for report in fuseopt.reports():
         assert report.launches == 1
+        assert report.externs == []
+
+
+@pytest.mark.parametrize(("package", "name"), cases(REDUCTIONS))
+def test_optimizers_with_reductions(package: str, name: str) -> None:
+    race(pair_of(package, name, fallback="error"))
+    for report in fuseopt.reports():
+        assert report.launches <= REDUCTIONS[package][name]
         assert report.externs == []
 
 
