@@ -43,4 +43,7 @@ def test_optimizers_with_a_function_of_a_library(
 @pytest.mark.parametrize(("kind", "second"), REDUCING, ids=name_of)
 def test_optimizers_that_reduce(kind: type[Optimizer], second: dict[str, Any]) -> None:
     race(Pair(kind, second, fallback="error"))
-    assert fuseopt.reports()
+    # one for the elements and what their norms give, one for what needs that
+    for report in fuseopt.reports():
+        assert (report.launches, report.externs) == (2, []), str(report)
+        assert not report.fallback
