@@ -613,3 +613,19 @@ def test_a_step_that_records_gradients_says_where_its_graph_ends() -> None:
     with pytest.warns(RuntimeWarning, match="ends its graph"):
         step()
     assert params[0].tolist() == [0, 0, 0]
+
+
+def test_an_exponent_that_is_a_symbol() -> None:
+    """Eager takes roots and squares by other formulas: the value decides."""
+    torch._dynamo.reset()
+
+    def step(p: Any, power: float) -> None:
+        p.abs_().add_(0.1).pow_(power)
+
+    fast = torch.compile(step, backend=backend, options={"fallback": "error"})
+    for power in (-0.25, -0.5, 0.5, 2.0, 3.0, 1.7):
+        mine = torch.linspace(-3, 3, 49).reshape(7, 7)
+        theirs = mine.clone()
+        fast(mine, power)
+        step(theirs, power)
+        assert same_bits(mine, theirs), power

@@ -92,6 +92,9 @@ class Pointwise(Buffers):
                     operand = Number(None, number.is_float, stored=True)
                 else:
                     ref, is_float = self._scalar(x)
+                    if argument == "exponent" and isinstance(ref, Symbol):
+                        # eager takes another formula for some: roots, squares, ...
+                        return False
                     scalars.append(ref)
                     value = ref.value if isinstance(ref, Literal) else None
                     fixed = value in STRUCTURAL or name in STRUCTURAL_OPS
