@@ -125,6 +125,21 @@ def test_several_dimensions_at_once() -> None:
         check(lines(dims), torch.zeros(()), x)
 
 
+def test_a_smaller_operand_beside_what_is_folded() -> None:
+    """What it parts is one run of neighbours in the tensor that eager reduces."""
+    generator = torch.Generator().manual_seed(9)
+    for dims in ((1, 2), (0, 1), (1,), (0, 1, 2)):
+
+        def step(p: Tensor, m: Tensor, dims: Any = dims) -> tuple[Tensor, ...]:
+            p.mul_(m)
+            return (p.sum(dims), p.mean(dims, keepdim=True), p.norm(2, dims))
+
+        for shape in ((2, 3, 4), (5, 30, 40)):
+            p = torch.randn(shape, generator=generator)
+            for small in ((shape[0], 1, shape[2]), (1, shape[1], 1), (shape[2],)):
+                check(step, p, torch.randn(small, generator=generator))
+
+
 def test_layouts_that_are_not_dense() -> None:
     """Steps between elements, a transposed operand beside a plain one."""
     base = torch.randn(33, 78, generator=torch.Generator().manual_seed(3))

@@ -8,6 +8,7 @@ columns: a thread takes several results, and runs output code for each when it i
 
 The geometry of a "dims" lane: is it of columns; may runs be loaded as vectors; columns
 of a group; a slot whose tensor is laid out as what eager reduces, without gaps, or -1;
+how many runs are neighbours in what eager reduces;
 number of batch dims, of reduced dims; their sizes, the number of columns; then the
 strides of every element slot (batch, reduced, column) and of every output slot (batch,
 column).
@@ -313,7 +314,9 @@ class ReduceWriter:
             "    for (int64_t b = item * rows; b < end; ++b) {",
             *self.each("      f{k}.open();"),
             "      for (int64_t o = 0; o < g.outer(); ++o) {",
-            *self.each("        f{k}.next(run, g.dense);"),
+            "        if (o % g.joined == 0) {",
+            *self.each("          f{k}.next(run * g.joined, g.dense);"),
+            "        }",
             "        for (int64_t e = 0; e < run; e += BLOCK) {",
             "          const int64_t m = shorter(run - e, BLOCK);",
             "          g.place(b, o, e, 0, at, step, true);",
@@ -336,7 +339,9 @@ class ReduceWriter:
             *self.each("    f{k}.open(grouped);"),
             *self.each("    for (int64_t j = m; j < COLUMNS; ++j) y{k}[j] = 0;"),
             "    for (int64_t o = 0; o < g.outer(); ++o) {",
-            *self.each("      f{k}.next(g.last());"),
+            "      if (o % g.joined == 0) {",
+            *self.each("        f{k}.next(g.last() * g.joined);"),
+            "      }",
             "      for (int64_t e = 0; e < g.last(); ++e) {",
             "        g.place(b, o, e, c, at, step, false);",
             f"        piece{n}(t, lane, g.place_of(at), at, step, m{self.call()});",

@@ -236,12 +236,12 @@ static inline void operand_row(const Table& t, int64_t lane, int64_t slots,
 // The geometry of a lane whose rows or columns are folded.
 struct Rows {
   bool is_columns, dense;
-  int64_t leader, group, batches, folded, columns, slots, results;
+  int64_t leader, joined, group, batches, folded, columns, slots, results;
   const int64_t *sizes, *steps, *to;
   Rows(const int64_t* g, int64_t slots_, int64_t results_)
-      : is_columns(g[0]), dense(g[1]), leader(g[3]), group(g[2]), batches(g[4]),
-        folded(g[5]), slots(slots_), results(results_) {
-    sizes = g + 6;
+      : is_columns(g[0]), dense(g[1]), leader(g[3]), joined(g[4]), group(g[2]),
+        batches(g[5]), folded(g[6]), slots(slots_), results(results_) {
+    sizes = g + 7;
     columns = sizes[batches + folded];
     steps = sizes + batches + folded + 1;
     to = steps + slots * (batches + folded + 1);

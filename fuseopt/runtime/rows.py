@@ -98,14 +98,23 @@ def rows(
     contiguous = operand[folded[-1][-1]] == 1 or run == 1
     # numbers in one of eager's registers: it folds shorter rows one by one
     register = 16 if loaded != NATIVE else 32 // size
-    one_run = len(folded) == 1
+    # neighbours in the operand are one run, though other tensors part them
+    joined, k = 1, len(folded) - 1
+    while k > 0:
+        outer, inner = folded[k - 1], folded[k][0]
+        if operand[outer[-1]] != operand[inner] * space[inner]:
+            break
+        joined *= count(outer)
+        k -= 1
+    one_run = k == 0
     group = 0
     if column and one_run and operand[column[-1]] < operand[folded[-1][-1]]:
         wide = operand[column[-1]] == 1 and width >= register
         group = 4 * 32 // max(size, 4) if wide else 4
     like = [k for k, t in enumerate(elements) if t == operand]
     leader = like[0] if like and dense else -1
-    header = [int(columns), int(contiguous), group, leader, len(kept), len(folded)]
+    header = [int(columns), int(contiguous), group, leader, joined]
+    header += [len(kept), len(folded)]
     sizes = [*(count(g) for g in kept), *(count(g) for g in folded), width]
     table: list[int] = []
     for t in elements:
