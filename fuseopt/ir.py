@@ -353,6 +353,11 @@ class Variant:
     def lanes(self) -> int:
         return len(self.shapes)
 
+    @property
+    def folds(self) -> tuple[int, ...]:
+        """The instructions that reduce, in order."""
+        return tuple(x for x in self.output_code if self.instrs[x].op in REDUCTIONS)
+
 
 @dataclass(frozen=True)
 class Kernel:

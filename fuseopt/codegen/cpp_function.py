@@ -7,7 +7,7 @@ over blocks it calls the vector library.
 
 from __future__ import annotations
 
-from ..ir import BY_ROWS, REDUCTIONS, Variant
+from ..ir import BY_ROWS, Variant
 from . import forms
 from .forms import CPP_STORAGE as STORAGE
 from .forms import CPP_TYPES as REGISTER
@@ -153,11 +153,7 @@ class Function:
         taken = {a for i in code for a in v.instrs[i].args}
         taken.update(i for i, s in v.stores if v.slots[s].domain == domain)
         if domain == "element":
-            taken.update(
-                v.instrs[i].args[0]
-                for i in v.output_code
-                if v.instrs[i].op in REDUCTIONS
-            )
+            taken.update(v.instrs[i].args[0] for i in v.folds)
         lines = []
         for i in sorted(taken & set(v.lane_code)):
             instr = v.instrs[i]

@@ -34,11 +34,10 @@ class ReduceWriter:
         self.w = writer
         self.n = number
         self.v = variant
-        instrs = variant.instrs
-        self.folds = [i for i in variant.output_code if instrs[i].op in REDUCTIONS]
+        self.folds = variant.folds
         self.slots = [s for s, x in enumerate(variant.slots) if x.domain == "element"]
         self.results = [s for s, x in enumerate(variant.slots) if x.domain == "output"]
-        self.kinds = [REGISTER[instrs[i].dtype] for i in self.folds]
+        self.kinds = [REGISTER[variant.instrs[i].dtype] for i in self.folds]
 
     def write(self) -> list[str]:
         full = self.v.reduction == "full"

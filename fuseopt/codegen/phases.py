@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir import REDUCTIONS, Variant
+from ..ir import Variant
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
         args = [level[a] for a in instrs[i].args if a in elements]
         level[i] = max(args, default=0) + (instrs[i].op in library)
     stores = [(x, s) for x, s in variant.stores if variant.slots[s].domain == "element"]
-    folded = [
-        instrs[i].args[0] for i in variant.output_code if instrs[i].op in REDUCTIONS
-    ]
+    folded = [instrs[i].args[0] for i in variant.folds]
     stores += [(x, len(variant.slots) + k) for k, x in enumerate(folded)]
     count = max(level.values(), default=0) + 1
     # a library call happens between level - 1, which must make its argument, and level

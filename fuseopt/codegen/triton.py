@@ -19,11 +19,11 @@ that is not aligned, the last few elements of a lane) goes through a general pat
 
 from __future__ import annotations
 
-from ..ir import DTYPE_BYTES, REDUCTIONS, Kernel, Variant
+from ..ir import DTYPE_BYTES, Kernel, Variant
 from . import forms
 from .forms import TRITON_TYPES as TYPES
 from .target import Source, Target, layout
-from .triton_reduce import HELPERS, ReduceWriter
+from .triton_reduce import HELPERS, ReduceWriter, indent
 
 #: Fields of a lane's record before its addresses, and what `layout` holds for lanes
 #: without geometry. The runtime's tables follow these.
@@ -67,10 +67,6 @@ TICKET = """\
 """
 
 
-def _indent(lines: list[str], levels: int = 1) -> list[str]:
-    return [f"{'    ' * levels}{line}" if line else line for line in lines]
-
-
 def _call(head: str, args: list[str], close: str) -> list[str]:
     """A call or a signature, over several lines where one is too long."""
     line = f"{head}{', '.join(args)}{close}"
@@ -95,8 +91,7 @@ class Function:
         self.loads = [i for i in variant.code if variant.instrs[i].op == "load"]
         used = {a for i in variant.code for a in variant.instrs[i].args}
         used.update(i for i, _ in self.element_stores)
-        folds = [i for i in variant.output_code if variant.instrs[i].op in REDUCTIONS]
-        used.update(variant.instrs[i].args[0] for i in folds)
+        used.update(variant.instrs[i].args[0] for i in variant.folds)
         #: what element code takes from lane code, and the constants it names
         lane = used & set(variant.lane_code)
         self.handed = sorted(i for i in lane if not self.is_const(i))
@@ -154,7 +149,7 @@ class Function:
         return [
             "@triton.jit",
             *_call(f"def element{self.number}(", args, "):"),
-            *_indent([*body, f"return {results}"]),
+            *indent([*body, f"return {results}"]),
         ]
 
     def apply(self, place: dict[int, str], mask: str) -> list[str]:
@@ -187,7 +182,7 @@ class Function:
             '    taken = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")',
             "    last = taken == chunks - 1",
             "if last:",
-            *_indent(stores),
+            *indent(stores),
             "    tl.store(ticket, 0)  # for the next launch",
         ]
 
@@ -202,7 +197,7 @@ class Function:
             place = {s: f"a{s}" for s in self.element_slots}
             lines += ["", *self.apply(place, ", mask=mask"), "begin = grouped"]
             call = _call(f"general{self.number}(", [*self.rest, "REST"], ")")
-            lines += ["if begin < count:", *_indent(call)]
+            lines += ["if begin < count:", *indent(call)]
         return self.shell(lines, [], self.main_loads() if self.element_slots else [])
 
     def shell(
@@ -244,7 +239,7 @@ class Function:
             ["lane", "ordinal", "rows", "geometry", "ticket", "partials", *SIZES],
             "):",
         )
-        return ["@triton.jit", *head, *_indent(lines)]
+        return ["@triton.jit", *head, *indent(lines)]
 
     def main_loads(self) -> list[str]:
         """Loads of the main path, begun before lane code, which hides their wait."""
@@ -280,7 +275,7 @@ class Function:
             "rest = start + inside",
             *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
             "for d in range(dims):",
-            *_indent(walk),
+            *indent(walk),
             *self.element_loads(place, ", mask=mask"),
             *self.apply(place, ", mask=mask"),
         ]
@@ -290,10 +285,10 @@ class Function:
             "shape = geometry + tl.where(strided, layout, 0)",
             "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
             "for at in range(begin, count, REST):",
-            *_indent(loop),
+            *indent(loop),
         ]
         head = _call(f"def general{self.number}(", [*self.rest, SIZES[1]], "):")
-        return ["@triton.jit", *head, *_indent(body)]
+        return ["@triton.jit", *head, *indent(body)]
 
     @property
     def rest(self) -> list[str]:
@@ -322,7 +317,7 @@ def _entry(n: int) -> list[str]:
     return [
         "@triton.jit",
         *_call("def fuseopt_step(", [*tables, *SIZES], "):"),
-        *_indent(lines),
+        *indent(lines),
     ]
 
 

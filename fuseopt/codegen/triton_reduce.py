@@ -42,7 +42,8 @@ COMBINE = {"largest": "larger", "least": "smaller"}
 INTEGER_LIMITS = {"i64": 63, "i32": 31, "i16": 15, "i8": 7}
 
 
-def _indent(lines: list[str], levels: int = 1) -> list[str]:
+def indent(lines: list[str], levels: int = 1) -> list[str]:
+    """Lines moved to the right, empty ones as they are."""
     return [f"{'    ' * levels}{line}" if line else line for line in lines]
 
 
@@ -53,8 +54,7 @@ class ReduceWriter:
         self.n = number
         self.v = variant
         self.w = writer
-        instrs = variant.instrs
-        self.folds = [i for i in variant.output_code if instrs[i].op in REDUCTIONS]
+        self.folds = variant.folds
         self.slots = writer.element_slots
         self.results = [s for s, x in enumerate(variant.slots) if x.domain == "output"]
         self.stores = [
@@ -125,7 +125,7 @@ class ReduceWriter:
         return [
             "@triton.jit",
             *w.call(f"def element{self.n}(", args, "):"),
-            *_indent([*body, f"return {', '.join(made)}"]),
+            *indent([*body, f"return {', '.join(made)}"]),
         ]
 
     def apply(self, place: dict[int, str]) -> list[str]:
@@ -185,21 +185,21 @@ class ReduceWriter:
             "rest = start + inside",
             *(f"o{s} = tl.where(strided, 0, rest)" for s in self.slots),
             "for d in range(dims):",
-            *_indent(self.walk()),
+            *indent(self.walk()),
             *self.apply(place),
             *self.gather(),
         ]
         general = [
             "@triton.jit",
             *self.w.call(f"def general{self.n}(", [*args, "REST: tl.constexpr"], "):"),
-            *_indent(
+            *indent(
                 [
                     "strided = layout >= 0",
                     "shape = geometry + tl.where(strided, layout, 0)",
                     "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
                     *self.start("(REST,)"),
                     "for at in range(begin, count, REST):",
-                    *_indent(loop),
+                    *indent(loop),
                     *self.reduce("z"),
                     f"return {self.names('z')}",
                 ]
@@ -214,7 +214,7 @@ class ReduceWriter:
             *self.reduce("z"),
             "begin = grouped",
             "if begin < count:",
-            *_indent(
+            *indent(
                 [
                     *self.w.call(
                         f"{self.names('w')} = general{self.n}(", [*args, "REST"], ")"
@@ -271,11 +271,11 @@ class ReduceWriter:
             "tl.debug_barrier()",
             'taken = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")',
             "if taken == chunks - 1:",
-            *_indent(
+            *indent(
                 [
                     *self.start(f"({PARTS},)", "t"),
                     f"for at in range(0, chunks, {PARTS}):",
-                    *_indent(loop),
+                    *indent(loop),
                     *self.reduce("total", "t"),
                     *self.output({s: f"p{s}" for s in self.results}, "", "total"),
                     *stores,
@@ -321,7 +321,7 @@ class ReduceWriter:
             "mask = (left < count) & (wide < results)",
             *(f"r{s} = left * 0" for s in self.slots),
             "for d in range(folded):",
-            *_indent(by_folded),
+            *indent(by_folded),
             *self.apply(place),
             *self.gather(),
         ]
@@ -333,7 +333,7 @@ class ReduceWriter:
                 [*args, "REDS: tl.constexpr", "COLUMNS: tl.constexpr"],
                 "):",
             ),
-            *_indent(
+            *indent(
                 [
                     "results = tl.load(shape + 1)",
                     "count = tl.load(shape + 2)",
@@ -343,11 +343,11 @@ class ReduceWriter:
                     "rest = wide",
                     *(f"b{s} = rest * 0" for s in self.slots),
                     "for d in range(outer):",
-                    *_indent(by_result),
+                    *indent(by_result),
                     f"SHAPE: tl.constexpr = {shape}",
                     *self.start("SHAPE"),
                     "for at in range(0, count, REDS):",
-                    *_indent(loop),
+                    *indent(loop),
                     *self.reduce("z", "v", "0 if COLUMNS else 1"),
                     f"return {self.names('z')}",
                 ]
@@ -364,7 +364,7 @@ class ReduceWriter:
             "outer = tl.load(shape + 3).to(tl.int32)",
             "folded = tl.load(shape + 4).to(tl.int32)",
             "if tl.load(shape) != 0:",
-            *_indent(
+            *indent(
                 self.w.call(
                     f"{self.names()} = fold{self.n}(",
                     [*given, f"BLOCK // {OUTS}", "True"],
@@ -372,7 +372,7 @@ class ReduceWriter:
                 )
             ),
             "else:",
-            *_indent(
+            *indent(
                 self.w.call(
                     f"{self.names()} = fold{self.n}(",
                     [*given, f"BLOCK // {OUTS}", "False"],
@@ -383,7 +383,7 @@ class ReduceWriter:
             "rest = o",
             *(f"o{s} = o * 0" for s in self.results),
             "for d in range(outer):",
-            *_indent(
+            *indent(
                 [
                     "size = tl.load(shape + 4 + outer - d)",
                     "index = rest % size",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..codegen.target import lane_values
-from ..ir import DTYPE_BYTES, REDUCTIONS, Kernel, ScalarRef, Symbol, Variant
+from ..ir import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
 from .rows import longest_run, result_strides, rows
 
 
@@ -205,11 +205,7 @@ class VariantTable:
         elements: list[int],
     ) -> list[int]:
         space, dims = variant.shapes[lane], variant.reduced[lane]
-        fold = next(
-            variant.instrs[i]
-            for i in variant.output_code
-            if variant.instrs[i].op in REDUCTIONS
-        )
+        fold = variant.instrs[variant.folds[0]]
         results = []
         for s, slot in enumerate(variant.slots):
             if slot.domain == "output":
@@ -265,10 +261,7 @@ class CppTable:
         self.tables = [VariantTable(v, position, layouts) for v in kernel.variants]
         self.symbolic = any(t.symbolic for t in self.tables)
         #: reductions of each variant, whose parts wait in memory
-        self.folds = [
-            sum(v.instrs[i].op in REDUCTIONS for i in v.output_code)
-            for v in kernel.variants
-        ]
+        self.folds = [len(v.folds) for v in kernel.variants]
         self.partials: list[array[int]] = []
         self.structs = (TableStruct * len(self.tables))()
         for struct, t in zip(self.structs, self.tables, strict=True):

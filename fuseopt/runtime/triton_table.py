@@ -37,7 +37,7 @@ from ..codegen.triton import (
 )
 from ..codegen.triton_reduce import OUTS
 from ..errors import BuildError, ConfigError, LaunchError
-from ..ir import REDUCTIONS, Kernel
+from ..ir import Kernel
 from .build import default_cache_dir
 from .rows import tiles
 from .table import TableFactory, TensorLayout, VariantTable
@@ -265,9 +265,7 @@ class TritonTable:
             # a lane without elements still has numbers to store
             counts = counts.clamp(min=1) if writes else counts
             if variant.reduction == "full":
-                folds = sum(
-                    variant.instrs[i].op in REDUCTIONS for i in variant.output_code
-                )
+                folds = len(variant.folds)
                 ends = partials + torch.cumsum(counts * folds, 0)
                 records[:, -1] = ends - counts * folds
                 partials = int(ends[-1])
