@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from . import compat, notices, planning
 from .capture.replay import as_eager, replay
+from .clock import Clock
 from .config import Config, resolve
 from .errors import CaptureError, CompilerMissing, VerifyError
 from .report import PartReport, Report
@@ -38,23 +39,34 @@ def fuseopt(
     """
     config = resolve(mode, options)
     args = list(example_inputs)
+    clock = Clock()
     decision = decide(gm, args, compat.traces_step())
+    clock.lap("decide")
     if decision.parts:
         return _split(gm, args, config, decision.parts)
     if decision.whole != "update":
         eager = decision.whole == "eager"
         return _fall_back(gm, args, config, decision.why, eager)
     parts = [PartReport("all", "fuseopt", decision.why)] if decision.why else []
-    return _update(gm, args, config, parts)
+    return _update(gm, args, config, parts, clock)
 
 
 def _update(
-    gm: GraphModule, args: Sequence[Any], config: Config, parts: Sequence[PartReport]
+    gm: GraphModule,
+    args: Sequence[Any],
+    config: Config,
+    parts: Sequence[PartReport],
+    clock: Clock | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph that is an update; eager runs it where that cannot be."""
+    """Compile a graph that is an update; eager runs it where that cannot be.
+
+    `clock` has the seconds of what came before, for the first plan.
+    """
+    clocks = [clock]
 
     def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
-        made, report = planning.plan_graph(graph, now, config)
+        spent = clocks.pop() if clocks else None
+        made, report = planning.plan_graph(graph, now, config, clock=spent)
         report.parts = list(parts)
         session.reports.append(report)
         assert made is not None

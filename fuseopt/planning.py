@@ -7,7 +7,6 @@ import ctypes
 import functools
 import gc
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from torch.fx import GraphModule
 from . import dump
 from . import report as reporting
 from .capture import Captured, capture
+from .clock import Clock
 from .codegen import CppTarget, Source, Target
 from .config import Config
 from .errors import CaptureError, CompilerMissing, ConfigError
@@ -46,13 +46,18 @@ def _collector_paused() -> Iterator[None]:
 
 @_collector_paused()
 def plan_graph(
-    gm: GraphModule, args: Sequence[Any], config: Config, run: bool = True
+    gm: GraphModule,
+    args: Sequence[Any],
+    config: Config,
+    run: bool = True,
+    clock: Clock | None = None,
 ) -> tuple[Plan | None, Report]:
     """Capture, schedule, generate, build: one graph for tensors like these.
 
-    With `run` False nothing is built and the Plan is None.
+    With `run` False nothing is built and the Plan is None. `clock` has the seconds of
+    what came before.
     """
-    clock = _Clock()
+    clock = clock or Clock()
     report = Report()
     helpers = ThreadPoolExecutor(1)
     # the compiler runs beside capture where the cache does not have the probe yet
@@ -60,12 +65,13 @@ def plan_graph(
     helpers.shutdown(wait=False)
     builds = session.builder.builds
     captured: Captured = capture(gm, args)
-    check_graph(captured.graph)
     clock.lap("capture")
-    plan: Schedule = schedule(captured.graph)
+    check_graph(captured.graph)
+    clock.lap("check")
+    plan: Schedule = schedule(captured.graph, clock.lap)
     if config.debug or config.dump_dir:
         check_schedule(captured.graph, plan)
-    clock.lap("schedule")
+        clock.lap("check")
     kernels = [step for step in plan.steps if isinstance(step, Kernel)]
     devices = {kernel.name: device_of(captured, kernel) for kernel in kernels}
     targets = {name: target_of(config, device) for name, device in devices.items()}
@@ -85,10 +91,10 @@ def plan_graph(
     reporting.fill(report, plan)
     report.launches = len(sources)
     report.builds = session.builder.builds - builds
-    clock.lap("bind")
-    report.passes = clock.passes
-    report.build_seconds = clock.passes["build"]
-    report.backend_seconds = clock.last - clock.start
+    clock.lap("plan")
+    report.seconds = clock.seconds
+    report.build_seconds = clock.seconds["build"]
+    report.backend_seconds = clock.total
     _dump(report, config, captured, plan, sources, targets)
     return result, report
 
@@ -171,16 +177,3 @@ def _dump(
     dump.write(folder, level, report, captured.graph, plan, suffixed)
     if config.debug:
         print(f"{report}\nfuseopt: details in {folder}", file=sys.stderr)
-
-
-class _Clock:
-    """Seconds of each pass."""
-
-    def __init__(self) -> None:
-        self.start = self.last = time.perf_counter()
-        self.passes: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.passes[name] = self.passes.get(name, 0.0) + now - self.last
-        self.last = now

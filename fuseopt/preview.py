@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from . import compat
 from .backend import part_reports, values_of
+from .clock import Clock
 from .config import resolve
 from .errors import UnsupportedInput
 from .optimizer import unfuse
@@ -46,7 +47,9 @@ def explain(
         """Leaves the traced function before anything of it runs."""
 
     def planner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
+        clock = Clock()
         decision = decide(gm, inputs)
+        clock.lap("decide")
         update = [part for part in decision.parts if part.side == "update"]
         if decision.whole != "update":
             found.append(Report(fallback=decision.why))
@@ -56,7 +59,8 @@ def explain(
             report.parts = part_reports(decision.parts, config.fallback)
             found.append(report)
         else:
-            found.append(plan_graph(gm, list(inputs), config, run=False)[1])
+            report = plan_graph(gm, list(inputs), config, run=False, clock=clock)[1]
+            found.append(report)
 
         def leave(*_: Any) -> Any:
             raise Planned

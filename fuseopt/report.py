@@ -55,7 +55,8 @@ class Report:
     the reason. not_fused: (producer, consumer, code, detail). build_seconds: compiling
     the kernels. backend_seconds: everything between Dynamo's call and the ready step,
     the build included. builds: compiler runs (0 where the cache had the kernel).
-    passes: seconds of each pass. fallback: "" or what runs the graph instead, and why.
+    seconds: those of each pass, in order; they sum to backend_seconds.
+    fallback: "" or what runs the graph instead, and why.
     parts: where each part of a graph went that was split, in the order in which they
     run; empty where the graph is one update.
     """
@@ -67,7 +68,7 @@ class Report:
     build_seconds: float = 0.0
     backend_seconds: float = 0.0
     builds: int = 0
-    passes: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     fallback: str = ""
     parts: list[PartReport] = field(default_factory=list)
     dump_dir: str | None = None
@@ -99,7 +100,14 @@ class Report:
             f"a step, {self.lanes} lanes, {self.bytes / 1e6:.2f} MB moved; backend "
             f"{self.backend_seconds:.2f} s, of it build {self.build_seconds:.2f} s"
         )
-        table = Table(title=title, title_justify="left", expand=False)
+        laps = ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items())
+        table = Table(
+            title=title,
+            title_justify="left",
+            caption=f"seconds: {laps}" if laps else None,
+            caption_justify="left",
+            expand=False,
+        )
         for name in ("kernel", "target", "lanes", "variants", "elements", "B/element"):
             table.add_column(name, justify="left" if name == "kernel" else "right")
         for k in self.kernels:

@@ -142,12 +142,11 @@ def _values(node: Node) -> list[torch.Tensor] | None:
     return [t for t in results if isinstance(t, torch.Tensor)]
 
 
-def _storages(node: Node) -> set[int]:
-    """The memory of what a node makes; nothing where that is not known."""
+def _storages(node: Node) -> frozenset[int]:
     try:
-        return {t.untyped_storage()._cdata for t in _values(node) or ()}
+        return frozenset(t.untyped_storage()._cdata for t in _values(node) or ())
     except NotImplementedError:  # sparse, or a wrapper of functorch
-        return set()
+        return frozenset()
 
 
 def _is_compute(node: Node) -> bool:
@@ -163,6 +162,7 @@ class _Facts:
     """What a graph does: grad mode, records and writes of each call."""
 
     def __init__(self, gm: GraphModule, args: Sequence[Any]) -> None:
+        self._storages: dict[Node, frozenset[int]] = {}
         self.nodes: list[Node] = list(gm.graph.nodes)
         self.place = {n: i for i, n in enumerate(self.nodes)}
         # a parameter that is no leaf, as a differentiable step takes, is a buffer here
@@ -170,13 +170,14 @@ class _Facts:
         tensors = [*held, *(a for a in args if isinstance(a, torch.Tensor))]
         grads = any(t.requires_grad for t in tensors)
         inputs: set[int] = set()
+        self.targets: dict[Node, list[Node]] = {}  # what a call writes
         self.tensors = any(t.dim() for t in tensors)
         self.parameters: set[int] = set()  # storages of inputs that require gradients
         for n in self.nodes:
             if n.op in ("placeholder", "get_attr"):
-                inputs |= _storages(n)
+                inputs |= self.storages(n)
                 if any(t.requires_grad for t in _values(n) or ()):
-                    self.parameters |= _storages(n)
+                    self.parameters |= self.storages(n)
         self.recording: dict[Node, bool] = {}
         self.recorded: set[Node] = set()
         self.calls: list[Node] = []
@@ -193,9 +194,9 @@ class _Facts:
             self.calls.append(n)
             if grads and mode and self._leaves_record(n):
                 self.recorded.add(n)
-            targets = written(n)
-            for t in targets:
-                own = _storages(t)
+            self.targets[n] = written(n)
+            for t in self.targets[n]:
+                own = self.storages(t)
                 if not own or own & inputs:
                     self.writes.append(n)
                     break
@@ -203,12 +204,21 @@ class _Facts:
         self.leaves = mode
         self._forget_unused_records()
 
+    def storages(self, node: Node) -> frozenset[int]:
+        """The memory of what a node makes; nothing where that is not known."""
+        known = self._storages.get(node)
+        if known is None:
+            known = self._storages[node] = _storages(node)
+        return known
+
     def _forget_unused_records(self) -> None:
         """A record counts only where somebody can call backward through it."""
+        if not self.recorded:
+            return
         used = [
             n
             for n in self.recorded
-            if (n in self.writes and not all(map(_is_detached, written(n))))
+            if (n in self.writes and not all(map(_is_detached, self.targets[n])))
             or _name(n) in BACKWARD
         ]
         used += [n for n in _nodes(list(self.nodes[-1].args)) if n in self.recorded]
@@ -228,12 +238,13 @@ class _Facts:
         found = set(seeds)
         touched: set[int] = set()
         for n in reversed(self.calls):
-            changed = {s for t in written(n) for s in _storages(t)} & self.local
+            own = {s for t in self.targets[n] for s in self.storages(t)}
+            changed = own & self.local
             if n in found or changed & touched:
                 found.add(n)
                 found.update(x for x in n.all_input_nodes if x.op.startswith("call"))
                 for x in (n, *n.all_input_nodes):
-                    touched |= _storages(x)
+                    touched |= self.storages(x)
         return found
 
 
@@ -244,20 +255,23 @@ def _sides(facts: _Facts) -> dict[Node, Side]:
     """The side of every call, before it is known whether that can be."""
     place, writes = facts.place, facts.writes
     first, last = place[writes[0]], place[writes[-1]]
-    update = facts.reach(writes)
     early = [n for n in facts.calls if place[n] < first]
     late = [n for n in facts.calls if place[n] > last]
-    recorded = [n for n in early if n in facts.recorded]
-    before = facts.reach(recorded) & set(early)
-    for n in early:
-        inputs = [x for x in n.all_input_nodes if x.op.startswith("call")]
-        if n not in update and all(x in before for x in inputs):
-            before.add(n)
-    if not any(n in facts.recorded or _is_compute(n) for n in before):
-        before = set()
-    after = set(late)
-    if not any(n in facts.recorded or _is_compute(n) for n in late):
-        after = set()
+
+    def pays(calls: Iterable[Node]) -> bool:
+        return any(n in facts.recorded or _is_compute(n) for n in calls)
+
+    before: set[Node] = set()
+    if pays(early):
+        update = facts.reach(writes)
+        before = facts.reach([n for n in early if n in facts.recorded]) & set(early)
+        for n in early:
+            inputs = [x for x in n.all_input_nodes if x.op.startswith("call")]
+            if n not in update and all(x in before for x in inputs):
+                before.add(n)
+        if not pays(before):
+            before = set()
+    after = set(late) if pays(late) else set()
     return {
         n: "before" if n in before else "after" if n in after else "update"
         for n in facts.calls
@@ -275,7 +289,7 @@ def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
     holders: dict[int, Side] = {}
     for n, side in sides.items():
         for x in (n, *n.all_input_nodes):
-            for s in _storages(x) & facts.local:
+            for s in facts.storages(x) & facts.local:
                 if holders.setdefault(s, side) != side:
                     return "one part changes what another one made"
     depth = 0
@@ -317,13 +331,16 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
     if any(n in facts.recorded for n in facts.writes):
         why = "autograd records what this graph writes, so it must run as it is"
         return Decision("eager", why)
-    silent = [n for n in facts.writes if not facts.recording[n]]
-    own = {s for n in facts.writes for x in written(n) for s in _storages(x)}
-    kind = "eager" if own & facts.parameters else "fallback"
-    if facts.recorded and not silent and kind == "fallback":
-        # a forward that counts its batches
-        why = "autograd records this graph, so it is no optimizer step"
-        return Decision("fallback", why)
+    kind: Literal["eager", "fallback"] = "eager"
+    if facts.recorded:
+        silent = [n for n in facts.writes if not facts.recording[n]]
+        targets = (x for n in facts.writes for x in facts.targets[n])
+        own = {s for x in targets for s in facts.storages(x)}
+        kind = "eager" if own & facts.parameters else "fallback"
+        if not silent and kind == "fallback":
+            # a forward that counts its batches
+            why = "autograd records this graph, so it is no optimizer step"
+            return Decision("fallback", why)
     sides = _sides(facts)
     if set(sides.values()) == {"update"}:
         return Decision("update", "")
@@ -335,7 +352,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
     why = (
         f"autograd records a part of this graph, and it is not split, since {obstacle}"
     )
-    return Decision(kind, why)  # type: ignore[arg-type]
+    return Decision(kind, why)
 
 
 # ---------------------------------------------------------------- cutting

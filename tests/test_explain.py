@@ -27,6 +27,9 @@ def test_explain_plans_and_changes_nothing() -> None:
     assert report.not_fused == []
     assert report.backend_seconds > 0
     assert report.build_seconds < report.backend_seconds
+    assert sum(report.seconds.values()) == report.backend_seconds
+    assert next(iter(report.seconds)) == "decide"
+    assert {"capture", "stages", "fusion", "codegen", "build"} < set(report.seconds)
     assert not optimizer.state
     assert all(p.grad is None for p in params)
     assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
@@ -34,6 +37,7 @@ def test_explain_plans_and_changes_nothing() -> None:
     text = str(report)
     assert "1 launch a step" in text
     assert "kernel0" in text
+    assert "capture 0." in text
 
 
 def test_explain_after_steps_keeps_the_state() -> None:

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "fuseopt"
 HOUSE = (
     "errors",
     "config",
+    "clock",
     "ir",
     "overlap",
     "formulas",
@@ -138,6 +139,26 @@ def test_scheduling_and_codegen_do_not_load_torch() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_the_entry_point_loads_the_house_alone() -> None:
+    """Dynamo loads it at the first compilation; what it may need comes when needed."""
+    pytest.importorskip("torch")
+    code = (
+        "import sys, torch, torch._dynamo.backends.registry\n"
+        "before = set(sys.modules)\n"
+        "import fuseopt.backend\n"
+        "print(*{m.split('.')[0] for m in set(sys.modules) - before})\n"
+        "rare = ('rich', 'torch._inductor.compile_fx')\n"
+        "print(*(m for m in rare if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    loaded, early = done.stdout.split("\n")[:2]
+    assert set(loaded.split()) - sys.stdlib_module_names == {"fuseopt"}
+    assert early.split() == []
 
 
 def words(path: Path) -> Iterator[tuple[str, int]]:

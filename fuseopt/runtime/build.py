@@ -23,9 +23,6 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
-import platformdirs
-
 from ..codegen import Source
 from ..errors import BuildError, CompilerMissing
 
@@ -97,6 +94,8 @@ def find_compiler() -> Compiler:
 
 def default_cache_dir() -> Path:
     """The user's cache folder for built kernels."""
+    import platformdirs  # needed by few processes: options may name a folder
+
     return Path(platformdirs.user_cache_dir("fuseopt"))
 
 
@@ -127,7 +126,7 @@ class Builder:
         folder = Path(cache_dir) if cache_dir else default_cache_dir()
         try:
             library = self._from_disk(folder, key, source, compiler, flags)
-        except (OSError, filelock.Timeout) as error:
+        except OSError as error:  # filelock's Timeout is one
             log.warning(
                 "kernel cache %s cannot be used (%s); building in a temporary folder",
                 folder,
@@ -157,6 +156,8 @@ class Builder:
         if found is not None:
             self.disk_hits += 1
             return found
+        import filelock  # only a process that builds waits for others
+
         place.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(str(place / f"{key}.lock"), timeout=120):
             found = _open(library, check)  # another process may have built it

@@ -9,6 +9,8 @@ nodes of a stage that touch the same memory are in one lane (horizontal fusion).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..ir import (
     Extern,
     ForeachSchedulerNode,
@@ -64,9 +66,15 @@ def _kept_values(
     return frozenset(kept)
 
 
-def schedule(graph: Graph) -> Schedule:
-    """Fuse a captured step into as few kernels as the rules allow."""
+def schedule(
+    graph: Graph, passed: Callable[[str], None] = lambda name: None
+) -> Schedule:
+    """Fuse a captured step into as few kernels as the rules allow.
+
+    `passed(name)` is called when a pass has ended.
+    """
     every_edge = list(edges(graph))
+    passed("dependencies")
     numbers = shared_numbers(graph, every_edge)
     # clones are computed wherever they are used, so nothing waits for them
     all_edges = [
@@ -75,6 +83,7 @@ def schedule(graph: Graph) -> Schedule:
         if e.producer not in numbers.clones and e.consumer not in numbers.clones
     ]
     plan = stages(graph, all_edges, numbers)
+    passed("stages")
     producer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
 
     by_stage: dict[int, list[int]] = {}
@@ -90,6 +99,7 @@ def schedule(graph: Graph) -> Schedule:
             number = len(lane_of)
             lane_of.update(dict.fromkeys(lane, number))
     kept = _kept_values(graph, plan.stage, lane_of, numbers.clones)
+    passed("lanes")
 
     steps: list[Kernel | Extern] = []
     foreach: list[ForeachSchedulerNode] = []
@@ -118,7 +128,9 @@ def schedule(graph: Graph) -> Schedule:
             extern = graph.nodes[i]
             assert isinstance(extern, Extern)
             steps.append(extern)
-    return Schedule(tuple(steps), plan.refusals, _temps(graph, steps), tuple(foreach))
+    made = Schedule(tuple(steps), plan.refusals, _temps(graph, steps), tuple(foreach))
+    passed("fusion")
+    return made
 
 
 def _temps(graph: Graph, steps: list[Kernel | Extern]) -> tuple[int, ...]:
