@@ -5,6 +5,8 @@ taken after it. Turns spread the drift over all contenders alike, and the order
 rotates so that nobody always runs after the same one, on the cache that one left.
 """
 
+from __future__ import annotations
+
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -13,24 +15,75 @@ import torch
 
 Seconds = dict[str, list[float]]
 
+#: a contender so slow that its rounds would take all the time has at least these
+LEAST_ROUNDS = 3
+
+
+class Turns:
+    """Calls each contender once a round, in another order each round.
+
+    `every`: a contender named here has its turn in each so-manieth round only.
+    """
+
+    def __init__(
+        self,
+        contenders: Mapping[str, Callable[[], object]],
+        every: Mapping[str, int] | None = None,
+    ) -> None:
+        self.contenders = dict(contenders)
+        self.every = dict(every or {})
+        self.rounds = 0
+        self.seconds: Seconds = {name: [] for name in contenders}
+
+    def round(self, but: str | None = None) -> None:
+        """Let all have their turn, save `but`, which is called elsewhere."""
+        names = list(self.contenders)
+        start = self.rounds % len(names)
+        for name in names[start:] + names[:start]:
+            if name != but and self.rounds % self.every.get(name, 1) == 0:
+                self.take(name)
+        self.rounds += 1
+
+    def take(self, name: str) -> None:
+        """Call one contender and keep its seconds."""
+        self.seconds[name].append(seconds_of(self.contenders[name]))
+
 
 def interleave(
     contenders: Mapping[str, Callable[[], object]],
     rounds: int,
+    every: Mapping[str, int] | None = None,
     after_round: Callable[[], object] = lambda: None,
 ) -> Seconds:
     """Call each contender once a round; return its seconds, one figure a round.
 
-    `after_round` runs unmeasured after each round, to move a progress bar say.
+    `every` as in Turns. `after_round` runs unmeasured, to move a progress bar say.
     """
-    names = list(contenders)
-    seconds: Seconds = {name: [] for name in names}
-    for turn in range(rounds):
-        start = turn % len(names)
-        for name in names[start:] + names[:start]:
-            seconds[name].append(seconds_of(contenders[name]))
+    turns = Turns(contenders, every)
+    for _ in range(rounds):
+        turns.round()
         after_round()
-    return seconds
+    return turns.seconds
+
+
+def plan_rounds(
+    once: Mapping[str, float], budget: float, most: int
+) -> tuple[int, dict[str, int]]:
+    """Return how many rounds fit into `budget` seconds, and `every` for the slow.
+
+    `once`: seconds of one call of each. Whoever would take more than an equal share
+    has fewer turns, LEAST_ROUNDS at least; these are made even where they take longer
+    than the budget.
+    """
+    share = budget / len(once)
+    fits = [share / max(seconds, 1e-9) for seconds in once.values()]
+    rounds = int(min(most, max(LEAST_ROUNDS, *fits)))
+    every = {}
+    for name, fit in zip(once, fits, strict=True):
+        turns = max(LEAST_ROUNDS, int(fit))
+        if rounds // turns > 1:
+            every[name] = rounds // turns
+    return rounds, every
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -42,6 +95,16 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+def host_seconds_of(call: Callable[[], object]) -> float:
+    """Return the seconds until a call returns: on a GPU its work may still run."""
+    finish_gpu()
+    begin = time.perf_counter()
+    call()
+    taken = time.perf_counter() - begin
+    finish_gpu()
+    return taken
+
+
 def finish_gpu() -> None:
     """Wait for the work queued on the GPU, if there is one."""
     if torch.cuda.is_available():
@@ -51,3 +114,9 @@ def finish_gpu() -> None:
 def medians(seconds: Seconds) -> dict[str, float]:
     """Return the median of each contender's seconds."""
     return {name: statistics.median(taken) for name, taken in seconds.items()}
+
+
+def p10(taken: list[float]) -> float:
+    """Return the value that a tenth of these lies below: what a quiet machine gives."""
+    ordered = sorted(taken)
+    return ordered[int(0.1 * (len(ordered) - 1))]
