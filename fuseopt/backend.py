@@ -19,7 +19,8 @@ from .clock import Clock
 from .config import Config, resolve
 from .errors import CaptureError, CompilerMissing, VerifyError
 from .report import PartReport, Report
-from .runtime.step import CompiledStep, Plan
+from .runtime.plan import Plan
+from .runtime.step import CompiledStep
 from .session import session
 from .split import Part, attribute, decide, join
 

@@ -22,8 +22,8 @@ from .config import Config
 from .errors import CaptureError, CompilerMissing, ConfigError
 from .ir import Kernel, Schedule
 from .report import Report
+from .runtime.plan import Plan
 from .runtime.probe import PROBE
-from .runtime.step import Plan
 from .runtime.table import CppTable, TableFactory
 from .scheduler import schedule
 from .session import session

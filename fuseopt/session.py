@@ -26,7 +26,7 @@ class Session:
     @functools.cached_property
     def triton_builder(self) -> Any:
         """Made on first use, so that a CPU never imports Triton."""
-        from .runtime.triton_table import TritonBuilder
+        from .runtime.triton_build import TritonBuilder
 
         return TritonBuilder()
 

@@ -22,7 +22,8 @@ from fuseopt.codegen.triton import TritonTarget
 from fuseopt.errors import UnsupportedInput
 from fuseopt.ir import Kernel
 from fuseopt.runtime.table import TensorLayout, VariantTable
-from fuseopt.runtime.triton_table import TritonBuilder, triton_factory
+from fuseopt.runtime.triton_build import TritonBuilder
+from fuseopt.runtime.triton_table import triton_factory
 from fuseopt.scheduler import schedule
 from fuseopt.verify import check_graph, check_schedule
 from tests.steps import Twins, eager_step, same_bits, set_grads

@@ -411,7 +411,7 @@ def test_triton_folds_compile_offline(target: str, tmp_path: Path) -> None:
     from fuseopt.capture import capture
     from fuseopt.codegen.triton import TritonTarget
     from fuseopt.ir import Kernel
-    from fuseopt.runtime.triton_table import compile_offline
+    from fuseopt.runtime.triton_build import compile_offline
     from fuseopt.scheduler import schedule
 
     sources = []

@@ -20,12 +20,8 @@ from fuseopt.codegen.triton import TritonTarget
 from fuseopt.errors import BuildError, ConfigError, LaunchError
 from fuseopt.ir import Instr, Kernel, Literal, Slot, Symbol, Variant
 from fuseopt.runtime.table import TensorLayout
-from fuseopt.runtime.triton_table import (
-    TritonBuilder,
-    TritonTable,
-    compile_offline,
-    triton_factory,
-)
+from fuseopt.runtime.triton_build import TritonBuilder, compile_offline
+from fuseopt.runtime.triton_table import TritonTable, triton_factory
 
 from .triton_cases import (
     CASES,

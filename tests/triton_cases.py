@@ -19,9 +19,11 @@ from fuseopt.codegen import CppTarget
 from fuseopt.codegen.triton import TritonTarget
 from fuseopt.ir import Instr, Kernel, Schedule, Variant
 from fuseopt.runtime.build import Builder
-from fuseopt.runtime.step import CompiledStep, Plan
+from fuseopt.runtime.plan import Plan
+from fuseopt.runtime.step import CompiledStep
 from fuseopt.runtime.table import CppTable, TableFactory
-from fuseopt.runtime.triton_table import TritonBuilder, triton_factory
+from fuseopt.runtime.triton_build import TritonBuilder
+from fuseopt.runtime.triton_table import triton_factory
 from fuseopt.scheduler import schedule
 
 #: 0-d, one element, odd, groups, chunks with and without a rest, empty.

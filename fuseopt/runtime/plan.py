@@ -1,0 +1,213 @@
+"""A plan: a schedule, bound to the layouts of a call's tensors.
+
+What comes in is a `Captured` graph, its `Schedule` and what makes each kernel's table;
+a `Plan` then follows tensors from call to call: their addresses (`move`), their strides
+(`fits`, `bind`), and what memory they share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from ..capture.trace import Captured
+from ..errors import AliasError
+from ..ir import DTYPE_BYTES, Kernel, Schedule
+from .batch import Trials, in_batches
+from .memory import extent, layout, shared_inputs
+from .probe import Probe
+from .table import KernelTable, TableFactory, TensorLayout
+
+
+class Plan:
+    """A schedule bound to the layouts of a call's tensors.
+
+    The pool of addresses has an entry per buffer of the graph: static tensors, tensor
+    arguments, views of those, temps.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        schedule: Schedule,
+        factories: dict[str, TableFactory],
+        helper: ctypes.PyDLL | None = None,
+    ) -> None:
+        self.helper = helper
+        self.captured = captured
+        self.schedule = schedule
+        self.factories = factories
+        graph = captured.graph
+        buffers = graph.buffers
+        self.n_tensors = len(captured.statics) + len(captured.tensor_args)
+        # pool position of each buffer: inputs by source, then the rest
+        self.position: dict[int, int] = {}
+        extra: list[int] = []
+        for b, buffer in enumerate(buffers):
+            if buffer.kind in ("static", "arg"):
+                self.position[b] = buffer.source
+            else:
+                self.position[b] = self.n_tensors + len(extra)
+                extra.append(b)
+        self.pool = array("Q", [0] * (self.n_tensors + len(extra)))
+        # an empty tensor has no address, whatever storage it is a part of
+        base = {
+            buffer.storage: b
+            for b, buffer in enumerate(buffers)
+            if buffer.kind in ("static", "arg") and 0 not in buffer.shape
+        }
+        # (pool position, base's position, distance in bytes)
+        self.views = [
+            (
+                self.position[b],
+                self.position[base[buffers[b].storage]],
+                buffers[b].offset * DTYPE_BYTES[buffers[b].dtype]
+                - buffers[base[buffers[b].storage]].offset
+                * DTYPE_BYTES[buffers[base[buffers[b].storage]].dtype],
+            )
+            for b in extra
+            if buffers[b].kind == "view" and buffers[b].storage in base
+        ]
+        self.temps = schedule.temps
+        self.order = in_batches(graph, schedule, captured.calls)
+        self.trials = Trials()
+        self.memory = layout(buffers, captured.calls, schedule)
+        storages = {
+            buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes
+        }
+        self.written = frozenset(
+            b for b, buffer in enumerate(buffers) if buffer.storage in storages
+        )
+        self.mutated = sorted(
+            buffer.source
+            for buffer in buffers
+            if buffer.kind in ("static", "arg") and buffer.storage in storages
+        )
+        #: what of the inputs' places the plan rests on
+        self.rests = shared_inputs(buffers, storages)
+        self.metadata: list[Any] = []
+        self.ptrs: list[int] = []
+        self.probe: Probe | None = None
+        self.tables: dict[str, KernelTable] = {}
+        self.bump: list[int] = []
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self.simple = (
+            len(schedule.steps) == 1
+            and isinstance(schedule.steps[0], Kernel)
+            and not self.temps
+            and not any(buffers[b].kind == "view" for b in graph.outputs)
+        )
+
+    # ---------------------------------------------------------------- binding
+
+    def bind(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make the tables for the strides that the tensors have now."""
+        buffers = self.captured.graph.buffers
+        layouts: dict[int, TensorLayout] = {}
+        for b, buffer in enumerate(buffers):
+            if buffer.kind in ("static", "arg"):
+                t = tensors[buffer.source]
+                layouts[b] = TensorLayout(tuple(t.shape), t.stride())
+            else:
+                layouts[b] = TensorLayout(buffer.shape, buffer.stride)
+        self.tables = {
+            step.name: self.factories[step.name](
+                step, self.pool, self.position, layouts
+            )
+            for step in self.schedule.steps
+            if isinstance(step, Kernel)
+        }
+        if not any(t.symbolic for t in self.tables.values()):
+            for table in self.tables.values():
+                table.fill_rows(())
+        self.numbers: list[Any] | None = None
+        self.probe = Probe(tensors, self.helper)
+        self.metadata = [(t.dtype, t.shape, t.device) for t in tensors]
+        self.bump = [i for i in self.mutated if tensors[i].requires_grad]
+        self.pick = itemgetter(*self.bump, self.bump[0]) if self.bump else None
+        self.ptrs = []
+        self._layouts = layouts
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Do the strides allow what was planned? Of most tensors any do."""
+        strides = [(i, tensors[i].stride()) for i, _ in self.rests.strides]
+        return strides == self.rests.strides and all(
+            tensors[i].stride() == tensors[k].stride() for i, k in self.captured.twins
+        )
+
+    def move(self, ptrs: list[int]) -> None:
+        """Take new addresses. Raises AliasError if tensors now share memory."""
+        together = all(ptrs[i] - ptrs[k] == d for i, k, d in self.rests.distances)
+        if not together or any(ptrs[i] != ptrs[k] for i, k in self.captured.twins):
+            raise AliasError("tensors that shared memory do so in another way")
+        statics = len(self.captured.statics)
+        moved = not self.ptrs or self.ptrs[:statics] != ptrs[:statics]
+        if moved or any(i >= statics for i in self.mutated):
+            self._check_all(ptrs)
+        else:
+            self._check_moved(ptrs, statics)
+        self.pool[: self.n_tensors] = array("Q", ptrs)
+        for position, base, distance in self.views:
+            self.pool[position] = self.pool[base] + distance
+        self.ptrs = ptrs
+
+    def _interval(self, b: int, ptr: int) -> tuple[int, int]:
+        buffer = self.captured.graph.buffers[b]
+        layout = self._layouts[b]
+        own = buffer._replace(shape=layout.shape, stride=layout.stride)
+        return ptr, ptr + extent(own)
+
+    def _check_all(self, ptrs: list[int]) -> None:
+        """Memory that a lane writes must be no other lane's, unless capture knew."""
+        buffers = self.captured.graph.buffers
+        spans = sorted(
+            (*self._interval(b, ptrs[x.source]), b)
+            for b, x in enumerate(buffers)
+            if x.kind in ("static", "arg")
+        )
+        # how far the memory seen so far reaches: of all tensors, and of written ones
+        reach, owner, written_reach, writer = 0, -1, 0, -1
+        for start, end, b in spans:
+            if start == end:
+                continue
+            is_written = b in self.written
+            for other, far in ((writer, written_reach), (owner, reach)):
+                fresh = start < far and buffers[b].storage != buffers[other].storage
+                if fresh and (is_written or other in self.written):
+                    raise AliasError(
+                        f"{buffers[other].name} and {buffers[b].name} share memory, "
+                        "which they did not when the step was captured"
+                    )
+            if end > reach:
+                reach, owner = end, b
+            if is_written and end > written_reach:
+                written_reach, writer = end, b
+        written = [s for s in spans if s[2] in self.written and s[0] != s[1]]
+        self._starts = [s[0] for s in written]
+        self._ends = [s[1] for s in written]
+
+    def _check_moved(self, ptrs: list[int], statics: int) -> None:
+        """The same for read-only arguments that moved: none in written memory."""
+        known = {
+            x.source: (b, x)
+            for b, x in enumerate(self.captured.graph.buffers)
+            if x.kind == "arg"
+        }
+        for i in range(statics, len(ptrs)):
+            if ptrs[i] == self.ptrs[i] or i not in known:
+                continue
+            low, high = self._interval(known[i][0], ptrs[i])
+            k = bisect_right(self._starts, low)
+            before = k > 0 and self._ends[k - 1] > low
+            after = k < len(self._starts) and self._starts[k] < high
+            if low != high and (before or after):
+                raise AliasError(
+                    f"{known[i][1].name} now lies in memory that the step writes"
+                )
