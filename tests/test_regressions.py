@@ -493,7 +493,7 @@ def test_the_norm_of_one_number_does_not_overflow(shape: tuple[int, ...]) -> Non
         p[0] = x.norm()
         p[1] = x.norm(1)
         if x.dim() > 1:
-            p[2 : 2 + len(x)] = x.norm(dim=-1)
+            p[2 : 2 + len(x)] = x.norm(dim=1)  # -1: torch 2.11 gives a wrong shape
 
     against_eager(
         step, lambda: [torch.zeros(2 + len(shape) * 5), torch.full(shape, -1e30)]
@@ -532,22 +532,27 @@ def test_verify_of_a_step_that_draws_random_numbers() -> None:
 def test_a_step_that_runs_in_eager_has_eagers_rounding(dtype: torch.dtype) -> None:
     """What Dynamo writes for a scaled product rounds elsewhere than the method does."""
 
+    def whole(x: Any) -> Any:
+        return x + 1
+
+    torch._dynamo.allow_in_graph(whole)  # so the graph cannot be captured
+
     def step(p: Any, g: Any) -> None:
         p.addcmul_(g, g, value=-0.3)
         p.addcdiv_(g, g + 3, value=-0.7)
         torch._foreach_lerp_([p], [g], 0.1)
-        p[: int(torch.randint(3, 4, ()))] += 1  # a size that depends on data
+        p.copy_(whole(p))
 
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        mine, theirs = (
-            [torch.randn(33, generator=torch.Generator().manual_seed(i)).to(dtype)
-             for i in range(2)]
-            for _ in range(2)
-        )  # fmt: skip
-        fast = torch.compile(step, backend=backend, options={"fallback": "eager"})
-        fast(*mine)
-        step(*theirs)
-    assert fuseopt.reports()[0].fallback
+    mine, theirs = (
+        [torch.randn(33, generator=torch.Generator().manual_seed(i)).to(dtype)
+         for i in range(2)]
+        for _ in range(2)
+    )  # fmt: skip
+    fast = torch.compile(step, backend=backend, options={"fallback": "eager"})
+    fast(*mine)
+    step(*theirs)
+    (report,) = fuseopt.reports()
+    assert report.fallback
     assert same_bits(mine[0], theirs[0])
 
 

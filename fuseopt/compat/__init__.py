@@ -13,6 +13,7 @@ from .dynamo import (
     trace_power,
     traces_step,
 )
+from .rewrites import trace_rewrites
 from .tensors import (
     GRAD_SWITCH,
     HIGHER_ORDER,
@@ -49,6 +50,7 @@ __all__ = [
     "shapes_of",
     "tensor_functions",
     "trace_power",
+    "trace_rewrites",
     "traces_step",
     "vector_library",
 ]

@@ -79,7 +79,7 @@ def on_trace(
                     names.setdefault(name, frame.f_locals[name])
             frame = frame.f_back
         traced = names.get("frame")
-        if traced is None or not _leads_to(names.get("compiler_fn"), backend):
+        if traced is None or not leads_to(names.get("compiler_fn"), backend):
             return
         owner = traced.f_locals.get("self")
         if isinstance(owner, torch.optim.Optimizer):
@@ -202,7 +202,7 @@ def on_graph_break(
             found
             and not getattr(found[0], "logged", False)
             and not any(meant in kind for meant in MEANT)
-            and _leads_to(getattr(output, "compiler_fn", None), backend)
+            and leads_to(getattr(output, "compiler_fn", None), backend)
         ):
             owners = _optimizers(output.root_tx)
             stack = getattr(found[0], "real_stack", None)
@@ -243,7 +243,7 @@ def on_recompile_limit(
         if (
             answer[0]
             and "code" in names
-            and _leads_to(names.get("compiler_fn"), backend)
+            and leads_to(names.get("compiler_fn"), backend)
         ):
             code = names["code"]
             place = f"{code.co_filename}:{code.co_firstlineno}"
@@ -277,7 +277,7 @@ def trace_power(backend: Callable[..., Any]) -> None:
 
     def handle(_: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         symbolic = any(isinstance(x, SymNodeVariable) for x in args)
-        if not symbolic or not _leads_to(tx.output.compiler_fn, backend):
+        if not symbolic or not leads_to(tx.output.compiler_fn, backend):
             return None  # as ever
         function = VariableTracker.build(tx, _power)
         return tx.inline_user_function_return(function, list(args), kwargs)
@@ -298,7 +298,7 @@ def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:
     return [x for x in seen if isinstance(x, torch.optim.Optimizer)]
 
 
-def _leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
+def leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
     """Does one of Dynamo's wrappers around a backend hold this one?"""
     for _ in range(8):
         if compiler is None:

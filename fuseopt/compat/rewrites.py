@@ -1,0 +1,131 @@
+"""What Dynamo writes in place of calls that scale or interpolate: one form, whatever
+its version.
+
+Versions of torch take these calls apart in different ways, some of which cannot be told
+from what a user might write, and round otherwise than eager. `trace_rewrites` has them
+written in the form that fuseopt.capture.polyfills recognises. Where Dynamo has other
+hooks than these, its own forms stand; those of torch 2.13 are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .dynamo import leads_to
+
+
+def foreach_lerp(start: Any, end: Any, weight: Any) -> Any:
+    """`torch._foreach_lerp_(start, end, weight)`, for a weight that is no list.
+
+    Runs while Dynamo traces it. Each weight has lerp's own formula, and no tensor is
+    read as a number.
+    """
+    difference = torch._foreach_sub(end, start)
+    if isinstance(weight, torch.Tensor):
+        high = weight.abs() >= 0.5
+        factor = torch.where(high, -(1.0 - weight), weight)
+        bases = [torch.where(high, e, s) for s, e in zip(start, end)]  # noqa: B905
+        torch._foreach_addcmul_(bases, [factor] * len(difference), difference)
+        for s, b in zip(start, bases):  # noqa: B905
+            s.copy_(b)
+    elif (weight if weight >= 0 else -weight) >= 0.5:
+        of = start[0]
+        factor = -(1.0 - torch.tensor(weight, dtype=of.dtype, device=of.device))
+        for s, e in zip(start, end):  # noqa: B905
+            s.copy_(e)
+        torch._foreach_addcmul_(start, [factor] * len(difference), difference)
+    else:
+        factors = [torch.full_like(d, weight) for d in difference]
+        torch._foreach_addcmul_(start, factors, difference)
+    return start
+
+
+def trace_rewrites(backend: Callable[..., Any]) -> None:
+    """Where Dynamo traces for `backend`: a foreach lerp, `addcmul_` and `addcdiv_` with
+    a value, `add_` with a tensor as alpha, each in one form.
+
+    Relies on Dynamo's table of handlers, and on its methods for those of tensors.
+    """
+    try:
+        from torch._dynamo.variables.base import VariableTracker
+        from torch._dynamo.variables.lists import BaseListVariable
+        from torch._dynamo.variables.tensor import TensorVariable
+        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+        handlers: Any = TorchInGraphFunctionVariable._get_handlers()
+    except (ImportError, AttributeError):
+        return
+
+    def ours(tx: Any) -> bool:
+        return leads_to(getattr(tx.output, "compiler_fn", None), backend)
+
+    def call(tx: Any, function: Any, *args: Any) -> Any:
+        return TorchInGraphFunctionVariable(function).call_function(tx, list(args), {})
+
+    def fused(target: Any, tx: Any, product: Any, scale: Any) -> Any:
+        from torch._inductor import inductor_prims
+
+        result = call(tx, inductor_prims.fma, product, scale, target)
+        return target.call_method(tx, "copy_", [result], {})
+
+    own_lerp = handlers.get(torch._foreach_lerp_)
+
+    def lerp(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if not ours(tx) or own_lerp is None:
+            return own_lerp(this, tx, *args, **kwargs) if own_lerp else None
+        if len(args) != 3 or kwargs or isinstance(args[2], BaseListVariable):
+            return None  # a list of weights is traced as it is
+        _hide_frames()
+        function = VariableTracker.build(tx, foreach_lerp)
+        return tx.inline_user_function_return(function, list(args), {})
+
+    def method(name: str, make: Callable[..., Any]) -> None:
+        own = getattr(TensorVariable, name, None)
+        if own is None:
+            return
+
+        @functools.wraps(own)
+        def traced(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            made = make(this, tx, *args, **kwargs) if ours(tx) else NotImplemented
+            return own(this, tx, *args, **kwargs) if made is NotImplemented else made
+
+        setattr(TensorVariable, name, traced)
+
+    def addcmul(this: Any, tx: Any, a: Any, b: Any, *, value: Any = None) -> Any:
+        if value is None:
+            return None
+        return fused(this, tx, call(tx, torch.mul, a, b), value)
+
+    def addcdiv(this: Any, tx: Any, a: Any, b: Any, *, value: Any = None) -> Any:
+        if value is None:
+            return None
+        return fused(this, tx, call(tx, torch.div, a, b), value)
+
+    def add(this: Any, tx: Any, other: Any, *, alpha: Any = None) -> Any:
+        if not isinstance(alpha, TensorVariable):
+            return None
+        return fused(this, tx, other, alpha)
+
+    handlers[torch._foreach_lerp_] = lerp
+    method("method_addcmul_", addcmul)
+    method("method_addcdiv_", addcdiv)
+    method("method_add_", add)
+
+
+@functools.cache
+def _hide_frames() -> None:
+    """Leave this file out of the source lines of nodes: they name the user's own.
+
+    Relies on the set of files that Dynamo leaves out; without it, a node that stands
+    for a lerp names this file.
+    """
+    try:
+        from torch.fx.experimental.symbolic_shapes import uninteresting_files
+
+        uninteresting_files().add(__file__)
+    except (ImportError, AttributeError):
+        return
