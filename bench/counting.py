@@ -30,7 +30,7 @@ def count_compiled(reports: Sequence[Report], graph_breaks: int) -> Figures:
     running = reports if graph_breaks else reports[-1:]
     passes: dict[str, float] = {}
     for report in reports:
-        for name, seconds in report.passes.items():
+        for name, seconds in report.seconds.items():
             passes[name] = passes.get(name, 0.0) + seconds
     fallbacks = [report.fallback for report in reports if report.fallback]
     return {
