@@ -13,20 +13,18 @@ from .dynamo import (
     trace_power,
     traces_step,
 )
+from .fields import TensorFunctions, dtype_code, tensor_functions
 from .rewrites import trace_rewrites
 from .tensors import (
     GRAD_SWITCH,
     HIGHER_ORDER,
     MAKE_TENSOR,
     LibraryStruct,
-    TensorFunctions,
     bump_versions,
-    dtype_code,
     first_difference,
     metadata_guard,
     negated_view,
     shapes_of,
-    tensor_functions,
     vector_library,
 )
 

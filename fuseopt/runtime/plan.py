@@ -11,7 +11,6 @@ import ctypes
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -95,7 +94,6 @@ class Plan:
         self.ptrs: list[int] = []
         self.probe: Probe | None = None
         self.tables: dict[str, KernelTable] = {}
-        self.bump: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
         self.simple = (
@@ -104,6 +102,8 @@ class Plan:
             and not self.temps
             and not any(buffers[b].kind == "view" for b in graph.outputs)
         )
+        #: a call needs its tensors' addresses alone
+        self.lean = self.simple and captured.result == () and not captured.scalars.exprs
 
     # ---------------------------------------------------------------- binding
 
@@ -128,10 +128,9 @@ class Plan:
             for table in self.tables.values():
                 table.fill_rows(())
         self.numbers: list[Any] | None = None
-        self.probe = Probe(tensors, self.helper)
+        bump = [i for i in self.mutated if tensors[i].requires_grad]
+        self.probe = Probe(tensors, self.helper, bump)
         self.metadata = [(t.dtype, t.shape, t.device) for t in tensors]
-        self.bump = [i for i in self.mutated if tensors[i].requires_grad]
-        self.pick = itemgetter(*self.bump, self.bump[0]) if self.bump else None
         self.ptrs = []
         self._layouts = layouts
 

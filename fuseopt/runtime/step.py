@@ -58,11 +58,19 @@ class CompiledStep:
         self.plans = [*self.plans[-3:], plan]
         return plan
 
+    def _given(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Where a probe finds the tensors of a call: two dicts and a tuple."""
+        captured = self.plan.captured
+        if captured.complexes:
+            return {}, {}, tuple(self._tensors(args))
+        gm, positions = self.gm, captured.tensor_args
+        given = args if len(positions) == len(args) else [args[i] for i in positions]
+        return gm._buffers, gm._parameters, tuple(given)
+
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         gm = self.gm
         captured = self.plan.captured
-        positions = captured.tensor_args
-        given = args if len(positions) == len(args) else [args[i] for i in positions]
+        given = [args[i] for i in captured.tensor_args]
         tensors = [*gm._buffers.values(), *gm._parameters.values(), *given]
         for i in captured.complexes:
             tensors[i] = seen_real(tensors[i])
@@ -75,9 +83,10 @@ class CompiledStep:
 
     def _run(self, args: Sequence[Any]) -> Any:
         with self.lock:
-            tensors = self._tensors(args)
             plan = self.plan
-            found = CHANGED if plan.probe is None else plan.probe.look(tensors)
+            given = self._given(args)  # kept: the probe knows tensors by address
+            found = CHANGED if plan.probe is None else plan.probe.look(*given)
+            tensors = self._tensors(args) if found or not plan.lean else []
             if found:
                 changed = self._adapt(found, tensors, args)
                 if changed is None:
@@ -92,8 +101,10 @@ class CompiledStep:
                 result = self._result(plan, tensors, None)
             else:
                 result = self._steps(plan, tensors, threads)
-            if plan.pick is not None:
-                compat.bump_versions(plan.pick(tensors))
+            if plan.probe is not None and not plan.probe.bump():
+                tensors = tensors or self._tensors(args)
+                compat.bump_versions([tensors[i] for i in plan.probe.mutated])
+            del given
             return result
 
     # ---------------------------------------------------------------- changes
@@ -120,7 +131,7 @@ class CompiledStep:
                 return None
             plan = again
         assert plan.probe is not None
-        plan.probe.look(tensors)
+        plan.probe.look({}, {}, tuple(tensors))
         plan.probe.accept()
         return plan
 

@@ -1,0 +1,194 @@
+"""Tensors as a compiled helper sees them: C functions, and where their fields lie.
+
+What the helper reads of a tensor's memory is looked for in tensors made for that, and
+tried on others; nothing of its layout is assumed. Where it is not found, C functions
+that torch exports for ahead-of-time compiled code are asked instead, and where those
+are missing, Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+
+class TensorFunctions(ctypes.Structure):
+    """Mirrors `struct Functions` of fuseopt.runtime.probe."""
+
+    _fields_ = [
+        ("handle", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+        ("dims", ctypes.c_void_p),
+        ("dtype", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("bump", ctypes.c_void_p),
+        ("storage", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        ("words", ctypes.c_int64),
+        ("inlined", ctypes.c_int64),
+        ("memory", ctypes.c_int64),
+    ]
+
+
+class Fields(NamedTuple):
+    """Where fields lie, in words of 8 bytes; `words` is 0 where they were not found.
+
+    `storage`: in a TensorImpl, its storage. `first`, `words`: there, all that says what
+    of the storage the tensor is: number of dims, sizes, strides, offset, number of
+    elements, dtype, device, dispatch keys. `inlined`: most dims that are kept there.
+    `memory`: in a storage, where its memory is; what owns it follows in two words.
+    """
+
+    storage: int = 0
+    first: int = 0
+    words: int = 0
+    inlined: int = 0
+    memory: int = 0
+
+
+#: Words of a tensor and of a storage that are searched, less than either has.
+_TENSOR, _STORAGE = 22, 7
+
+
+def _words(address: int, n: int) -> list[int]:
+    return list((ctypes.c_uint64 * n).from_address(address))
+
+
+def _sample(dtype: torch.dtype = torch.float64, device: str = "cpu") -> torch.Tensor:
+    """A tensor with numbers that are hardly anywhere else in its memory."""
+    memory = torch.empty(1000, dtype=dtype, device=device)
+    return memory.as_strided((3, 5), (101, 17), 307)
+
+
+@functools.cache
+def fields() -> Fields:
+    """Where the fields of a tensor lie in this torch.
+
+    Relies on `Tensor._cdata` and `UntypedStorage._cdata` being addresses. All that can
+    change of a tensor is changed in turn, and must show in the words found.
+    """
+    try:
+        t = _sample()
+        words = _words(t._cdata, _TENSOR)
+        keys = torch._C._dispatch_keys(t).raw_repr()
+        storage = words.index(t.untyped_storage()._cdata)
+        first = words.index(3) - 1
+        inlined = words.index(101) - first - 1
+        last = words.index(keys, first) + 1
+        own = _words(words[storage], _STORAGE)
+        memory = own.index(t.untyped_storage().data_ptr())
+        region = words[first:last]
+        if len(region) < 8:  # the helper compares so many at a time
+            return Fields()
+        shape = [2, 3, 5], [101, 17], [307, 15]
+        places = 0, 1 + inlined, 1 + 2 * inlined
+    except (ValueError, AttributeError, RuntimeError):
+        return Fields()
+    if any(
+        region[at : at + len(known)] != known
+        for at, known in zip(places, shape, strict=True)
+    ):
+        return Fields()
+    others = [
+        _sample(torch.int64),
+        _sample(torch.complex128),
+        _sample(device="meta"),
+        torch._neg_view(_sample()),
+    ]
+    if any(_words(o._cdata, _TENSOR)[first:last] == region for o in others):
+        return Fields()
+    # a lazy clone shares its memory until one of both is written: not the same owner
+    lender = torch.zeros(8, device="cpu")
+    place = _owner(lender, storage, memory)
+    torch._lazy_clone(lender)
+    if _owner(lender, storage, memory) == place:
+        return Fields()
+    return Fields(storage, first, last - first, inlined, memory)
+
+
+def _owner(t: torch.Tensor, storage: int, memory: int) -> list[int]:
+    """The memory of a tensor's storage and what owns it: three words."""
+    return _words(_words(t._cdata, _TENSOR)[storage] + 8 * memory, 3)
+
+
+def _handle_offset(tensors: Sequence[torch.Tensor]) -> int | None:
+    """Where in the memory of a Python tensor the pointer to its TensorImpl lies.
+
+    `Tensor._cdata` is that pointer; it is looked for in the object, and must lie at one
+    place in all of them.
+    """
+    offset = None
+    for t in tensors:
+        words = (ctypes.c_uint64 * 6).from_address(id(t))
+        places = [8 * k for k in range(2, 6) if words[k] == t._cdata]
+        if len(places) != 1 or offset not in (None, places[0]):
+            return None
+        offset = places[0]
+    return offset
+
+
+#: C functions of libtorch by their field, and one of C++, which helpers do without.
+_NAMES = {
+    "data": "aoti_torch_get_data_ptr",
+    "dims": "aoti_torch_get_dim",
+    "dtype": "aoti_torch_get_dtype",
+    "sizes": "aoti_torch_get_sizes",
+    "strides": "aoti_torch_get_strides",
+}
+_BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
+
+
+@functools.cache
+def _shims() -> dict[str, int] | None:
+    try:
+        path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
+        library = ctypes.CDLL(str(path))
+        found = {
+            field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+            for field, name in _NAMES.items()
+        }
+    except (StopIteration, OSError, AttributeError):
+        return None
+    bump = getattr(library, _BUMP, None)
+    found["bump"] = ctypes.cast(bump, ctypes.c_void_p).value or 0 if bump else 0
+    return found
+
+
+def tensor_functions(tensors: Sequence[torch.Tensor]) -> TensorFunctions | None:
+    """C functions that read a tensor's address and metadata; None where there are none.
+
+    Relies on the stable C shim of AOTInductor, and on finding a tensor's handle in its
+    Python object, which is looked for and not assumed.
+    """
+    shims = _shims()
+    offset = _handle_offset(tensors) if shims is not None else None
+    if shims is None or offset is None:
+        return None
+    found = fields()
+    return TensorFunctions(
+        handle=offset,
+        storage=8 * found.storage,
+        first=8 * found.first,
+        words=found.words,
+        inlined=found.inlined,
+        memory=8 * found.memory,
+        **shims,
+    )
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype) -> int:
+    """The number that the C shim gives for a dtype."""
+    shims = _shims() or {}
+    t = torch.empty((), dtype=dtype)
+    offset = _handle_offset((t,)) or 0
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+    code = ctypes.c_int32()
+    kind(shims["dtype"])(id(t) + offset, ctypes.addressof(code))
+    return code.value
