@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import compat
-from .capture.trace import check_tensor
+from .capture.inputs import check_tensor
 from .errors import UnsupportedInput
 from .session import COMPILED, session
 

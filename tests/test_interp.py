@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from fuseopt.capture import Captured, capture  # noqa: E402
 from fuseopt.capture.externs import TensorRef  # noqa: E402
+from fuseopt.capture.inputs import static_tensors  # noqa: E402
 from fuseopt.capture.scalars import Sym  # noqa: E402
-from fuseopt.capture.trace import static_tensors  # noqa: E402
 from fuseopt.errors import GraphError  # noqa: E402
 from fuseopt.interp import (  # noqa: E402
     DTYPES,

@@ -15,8 +15,9 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from .host import OPTIM, reads_host_number
+from .inputs import static_tensors
+from .interpret import source_line
 from .polyfills import find_lerps, find_products, find_scaled_adds
-from .trace import source_line, static_tensors
 
 
 def _clone(t: torch.Tensor) -> torch.Tensor:

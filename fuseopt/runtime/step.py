@@ -18,8 +18,8 @@ import torch
 from torch.fx import GraphModule
 
 from .. import compat
+from ..capture.inputs import check_tensor, static_tensors
 from ..capture.numbers import NumberRef
-from ..capture.trace import check_tensor, static_tensors
 from ..errors import AliasError, CaptureError
 from ..ir import Kernel
 from .batch import Batch

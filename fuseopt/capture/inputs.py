@@ -1,0 +1,65 @@
+"""What a step is given: its tensors, as twins without memory, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..errors import UnsupportedInput
+
+
+def attribute(gm: GraphModule, target: str) -> Any:
+    """The value that a get_attr node stands for."""
+    value: Any = gm
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def static_tensors(gm: GraphModule) -> dict[str, torch.Tensor]:
+    """The graph's own tensors (parameters, state) by name, in a fixed order.
+
+    Dynamo registers them on the GraphModule itself and drops them from there when the
+    optimizer dies, so that nobody else may keep them alive.
+    """
+    return {**gm._buffers, **gm._parameters}  # type: ignore[dict-item]
+
+
+def check_tensor(name: str, t: torch.Tensor) -> None:
+    """Refuse what no kernel can address, before anything is written."""
+    if t.layout != torch.strided:
+        raise UnsupportedInput(
+            f"{name} is sparse (layout {t.layout}); fuseopt needs strided tensors. "
+            "Make the gradient dense (sparse=False), or leave this optimizer "
+            "uncompiled."
+        )
+    if t.is_quantized:
+        raise UnsupportedInput(f"{name} is quantized; dequantize it first")
+
+
+class MetaInputs:
+    """Meta twins of real tensors; those that share storage keep sharing it."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.Tensor] = {}
+        self._alive: list[Any] = []
+
+    def make(self, t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        key = storage._cdata
+        shape, stride, offset = t.shape, t.stride(), t.storage_offset()
+        if key not in self._storages:
+            self._alive.append(storage)
+            if offset == 0:
+                twin = torch.empty_strided(shape, stride, dtype=t.dtype, device="meta")
+                self._storages[key] = twin
+                return twin
+            size = storage.nbytes()
+            base = torch.empty(int(size), dtype=torch.uint8, device="meta")
+            self._storages[key] = base
+        base = self._storages[key]
+        twin = torch.empty(0, dtype=t.dtype, device="meta")
+        twin.set_(base.untyped_storage(), offset, tuple(shape), stride)
+        return twin
