@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -40,6 +41,22 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         )
 
     return check
+
+
+@pytest.fixture
+def sim() -> Iterator[ModuleType]:
+    """The simulated accelerator: see tests/simulated. Without work, counting from 0."""
+    from . import simulated
+
+    if simulated.compiler() is None:
+        pytest.skip("the simulated accelerator needs a C++ compiler")
+    module = simulated.load()
+    module.reset()
+    module.set_available(True)
+    module.reset_counters()
+    yield module
+    module.reset()
+    module.set_available(False)
 
 
 @pytest.fixture(autouse=True)
