@@ -120,9 +120,10 @@ def _run_kernel(
     tail: bool,
     backwards: bool,
 ) -> None:
-    lanes = [(v, lane) for v in kernel.variants for lane in range(v.lanes)]
-    for v, lane in reversed(lanes) if backwards else lanes:
-        _run_lane(v, lane, memory, scalars, tail)
+    for variants in (kernel.variants, kernel.finish):
+        lanes = [(v, lane) for v in variants for lane in range(v.lanes)]
+        for v, lane in reversed(lanes) if backwards else lanes:
+            _run_lane(v, lane, memory, scalars, tail)
 
 
 def _run_lane(

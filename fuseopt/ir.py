@@ -359,12 +359,30 @@ class Variant:
         return tuple(x for x in self.output_code if self.instrs[x].op in REDUCTIONS)
 
 
+def makes_numbers(v: Variant) -> bool:
+    """Does each lane of a variant end with numbers alone, so that it is known when it
+    is done: is it folded to one number, or has it no elements?
+    """
+    return v.reduction == "full" or all(s.domain == "lane" for s in v.slots)
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """One launch: variants that are proven not to depend on one another."""
+    """One launch: variants that are proven not to depend on one another.
+
+    `finish` are variants of few lanes that run when all others have: they may use what
+    those lanes of `variants` touch that make numbers (see `makes_numbers`). No two of
+    them depend on each other.
+    """
 
     name: str
     variants: tuple[Variant, ...]
+    finish: tuple[Variant, ...] = ()
+
+    @property
+    def every(self) -> tuple[Variant, ...]:
+        """All variants, in the order in which targets and tables number them."""
+        return (*self.variants, *self.finish)
 
     @property
     def lanes(self) -> int:

@@ -104,7 +104,7 @@ def device_of(captured: Captured, kernel: Kernel) -> str:
     buffers = captured.graph.buffers
     named = {
         buffers[b].device: buffers[b].name
-        for v in kernel.variants
+        for v in kernel.every
         for column in v.columns
         for b in column
     }

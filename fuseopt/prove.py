@@ -15,9 +15,9 @@ from .ir import (
     Extern,
     Graph,
     Instr,
-    Kernel,
     ScalarRef,
     Schedule,
+    Variant,
     kept,
 )
 
@@ -147,7 +147,8 @@ def difference(
         if isinstance(step, Extern):
             _run_extern(graph, got, step)
         else:
-            _run_kernel(got, step)
+            _run_variants(got, step.variants)
+            _run_variants(got, step.finish)
     writer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
     needed = {b for b, v in enumerate(graph.final) if v >= 0} | set(graph.outputs)
     last = len(graph.nodes)
@@ -158,10 +159,10 @@ def difference(
     return None
 
 
-def _run_kernel(memory: _Memory, kernel: Kernel) -> None:
+def _run_variants(memory: _Memory, variants: Sequence[Variant]) -> None:
     """All lanes read before any writes: the caller made sure that they may."""
     results: list[tuple[int, int]] = []
-    for v in kernel.variants:
+    for v in variants:
         in_lane = set(v.lane_code)
         for lane, space in enumerate(v.shapes):
             loads = [

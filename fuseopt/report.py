@@ -140,7 +140,7 @@ def _bytes_per_element(v: Variant) -> int:
 def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
     """Count what one kernel moves."""
     elements = moved = 0
-    for v in kernel.variants:
+    for v in kernel.every:
         width = _bytes_per_element(v)
         for shape in v.shapes:
             n = 1
@@ -153,7 +153,7 @@ def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
         target,
         source,
         sum(v.lanes for v in kernel.variants if _bytes_per_element(v)) or kernel.lanes,
-        len(kernel.variants),
+        len(kernel.every),
         elements,
         moved,
         round(moved / elements, 3) if elements else 0.0,

@@ -65,8 +65,10 @@ def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
         if isinstance(step, Extern):
             lines += ["", *_extern(step, names, first)]
             continue
-        lines += ["", f"{step.name}: {step.lanes} lanes, {len(step.variants)} variants"]
-        for number, variant in enumerate(step.variants):
+        lines += ["", f"{step.name}: {step.lanes} lanes, {len(step.every)} variants"]
+        for number, variant in enumerate(step.every):
+            if number == len(step.variants):
+                lines.append("  when all these are done:")
             lines += [f"  {x}" for x in _variant(graph, number, variant, first)]
     if schedule.temps:
         temps = [_buffer(graph.buffers[b]) for b in schedule.temps]

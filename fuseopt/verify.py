@@ -29,6 +29,7 @@ from .ir import (
     SchedulerNode,
     Variant,
     kept,
+    makes_numbers,
 )
 from .overlap import overlaps
 from .prove import difference
@@ -69,9 +70,13 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
         _require(step.name not in names, f"{step.name}: two kernels have this name")
         names.add(step.name)
         _require(bool(step.variants), f"{step.name}: a kernel with no variants")
-        for number, variant in enumerate(step.variants):
+        for number, variant in enumerate(step.every):
             _check_variant(graph, f"{step.name}, variant {number}", variant)
-        _check_kernel(graph, step, near)
+        _check_lanes(graph, step.name, step.variants, near)
+        _check_lanes(graph, step.name, step.finish, near)
+        apart = tuple(v for v in step.variants if not makes_numbers(v))
+        for v in step.finish:
+            _check_lanes(graph, step.name, (*apart, v), near)
     expected = [n.payload for n in graph.nodes if isinstance(n, Extern)]
     _require(
         sorted(payloads) == sorted(expected),
@@ -487,12 +492,14 @@ def _check_columns(graph: Graph, where: str, v: Variant) -> None:
                 )
 
 
-def _check_kernel(graph: Graph, kernel: Kernel, near: dict[int, list[int]]) -> None:
+def _check_lanes(
+    graph: Graph, name: str, variants: tuple[Variant, ...], near: dict[int, list[int]]
+) -> None:
     """Lanes run in any order: what one writes, no other touches."""
     owners: dict[int, set[tuple[int, int]]] = {}  # buffer -> lanes that touch it
     written: list[tuple[int, tuple[int, int]]] = []
     devices: set[str] = set()
-    for number, v in enumerate(kernel.variants):
+    for number, v in enumerate(variants):
         for slot, column in zip(v.slots, v.columns, strict=True):
             for lane, b in enumerate(column):
                 owners.setdefault(b, set()).add((number, lane))
@@ -500,20 +507,18 @@ def _check_kernel(graph: Graph, kernel: Kernel, near: dict[int, list[int]]) -> N
                     devices.add(graph.buffers[b].device)
                 if slot.write:
                     written.append((b, (number, lane)))
-    _require(
-        len(devices) <= 1, f"{kernel.name}: tensors on {' and '.join(sorted(devices))}"
-    )
+    _require(len(devices) <= 1, f"{name}: tensors on {' and '.join(sorted(devices))}")
     for b, owner in written:
-        name = graph.buffers[b].name
+        at = graph.buffers[b].name
         _require(
             owners[b] == {owner},
-            f"{kernel.name}: {name} is written in (variant, lane) {owner} and touched "
+            f"{name}: {at} is written in (variant, lane) {owner} and touched "
             f"in {sorted(owners[b] - {owner})}",
         )
         for other in near.get(b, ()):
             _require(
                 other not in owners,
-                f"{kernel.name}: {name} is written in {owner} and shares memory "
+                f"{name}: {at} is written in {owner} and shares memory "
                 f"with {graph.buffers[other].name}, which the kernel touches too",
             )
 
@@ -523,7 +528,7 @@ def _check_temps(graph: Graph, schedule: Schedule) -> None:
     touched = set(graph.outputs)
     for step in schedule.steps:
         if isinstance(step, Kernel):
-            for v in step.variants:
+            for v in step.every:
                 touched.update(b for column in v.columns for b in column)
         else:
             touched.update(graph.values[r] for r in step.reads)

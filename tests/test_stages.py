@@ -90,8 +90,8 @@ def test_lanes_that_do_alike_are_one_variant_a_stage(lanes: int) -> None:
 
 
 def test_a_number_that_few_lanes_give_is_finished_by_them() -> None:
-    """More of them, as of a loop over all parameters, have a kernel of their own."""
-    for lanes, launches in ((2, 2), (9, 3)):
+    """More of them, as of a loop over all parameters, by the launch that has all."""
+    for lanes, finished in ((2, 0), (9, 1)):
         g = GraphBuilder()
         ps = [g.tensor(f"p{i}", (3, 4)) for i in range(lanes)]
         total = g.reduce("norm2", ps[0])
@@ -99,5 +99,81 @@ def test_a_number_that_few_lanes_give_is_finished_by_them() -> None:
             total = g.op("add", total, g.reduce("norm2", p))
         for p in ps:
             g.op("div", p, total, out=p)
+        _, plan = planned(g)
+        first, last = kernels(plan)
+        assert (len(first.finish), last.finish) == (finished, ())
+
+
+# ---------------------------------------------------------------- numbers of all lanes
+
+
+def stacked(g: GraphBuilder, ps: list[int], dims: tuple[int, ...] | None = None) -> int:
+    """The norms of tensors, or the sums of the rows of the first, side by side."""
+    stack = g.tensor("stack", (len(ps),), kind="temp")
+    for i, p in enumerate(ps):
+        piece = g.tensor(f"norm{i}", (), kind="temp", offset=i, storage=stack)
+        g.op("copy", g.reduce("norm2", p, dims), out=piece)
+    return stack
+
+
+def finished(plan: Schedule) -> list[list[int]]:
+    """How many variants each kernel has, and how many of them at its end."""
+    return [[len(k.variants), len(k.finish)] for k in kernels(plan)]
+
+
+@pytest.mark.parametrize("lanes", [2, 30])
+def test_a_number_of_all_lanes_is_made_in_the_launch_of_theirs(lanes: int) -> None:
+    g = GraphBuilder()
+    ps = [g.tensor(f"p{i}", (3, 4 + i)) for i in range(lanes)]
+    total = g.reduce("norm2", stacked(g, ps))
+    g.foreach("div", ps, total)
+    _, plan = planned(g)
+    assert finished(plan) == [[1, 1], [1, 0]]
+    (total_norm,) = kernels(plan)[0].finish
+    assert (total_norm.lanes, total_norm.shapes) == (1, ((lanes,),))
+
+
+def test_what_an_extern_changes_in_between_is_waited_for() -> None:
+    g = GraphBuilder()
+    ps = [g.tensor(f"p{i}", (3, 4)) for i in range(3)]
+    stack = stacked(g, ps)
+    g.extern("shuffle", [stack], [stack])
+    g.outputs.append(g.reduce("norm2", stack))
+    _, plan = planned(g)
+    assert finished(plan) == [[1, 0], [1, 0]]
+
+
+def test_what_lanes_of_elements_read_is_not_changed_in_their_launch() -> None:
+    """Nobody knows when such a lane is done."""
+    for same_launch in (True, False):
+        g = GraphBuilder()
+        ps = [g.tensor(f"p{i}", (3, 4)) for i in range(3)]
+        q, r, total = g.tensor("q", (50,)), g.tensor("r", (50,)), g.tensor("total", ())
+        if same_launch:
+            g.op("mul", q, total, out=q)
+            g.op("mul", r, total, out=r)
+        g.op("copy", g.reduce("norm2", stacked(g, ps)), out=total)
+        _, plan = planned(g)
+        assert len(kernels(plan)) == 1 + same_launch
+        assert sum(len(k.finish) for k in kernels(plan)) == 1 - same_launch
+
+
+def test_what_has_elements_of_its_own_has_a_launch_of_its_own() -> None:
+    g = GraphBuilder()
+    ps = [g.tensor(f"p{i}", (3, 4)) for i in range(3)]
+    norms, big = stacked(g, ps), g.tensor("big", (3,))
+    g.op("add", big, norms, out=big)
+    _, plan = planned(g)
+    assert finished(plan) == [[1, 0], [1, 0]]
+
+
+def test_more_than_a_few_lanes_do_not_wait_in_one_program() -> None:
+    for totals, launches in ((2, 1), (9, 2)):
+        g = GraphBuilder()
+        ps = [g.tensor(f"p{i}", (3, 4)) for i in range(3)]
+        stack = stacked(g, ps)
+        for k in range(totals):
+            part = g.tensor(f"part{k}", (2,), kind="temp", offset=0, storage=stack)
+            g.outputs.append(g.op("mul", g.reduce("sum", part), float(k + 2)))
         _, plan = planned(g)
         assert len(kernels(plan)) == launches

@@ -338,7 +338,7 @@ def test_offsets_have_64_bits(tmp_path: Path) -> None:
     assert table.programs == -(-n // block)
     # of a million chunks the last three
     chunks, *others = table.arguments
-    table.arguments = (chunks[-3:].contiguous(), *others)
+    table.arguments = (torch.cat((chunks[:1], chunks[-3:])), *others)
     table.programs = 3
     table.fill_rows(())
     table.launch()

@@ -2,10 +2,13 @@
 
 The text needs no header but <math.h> and <stdint.h>, so that it compiles in a fraction
 of a second. It runs in two phases: lane code once per lane, then element code over
-equal chunks of all lanes laid end to end; what was folded is finished after them.
+equal chunks of all lanes laid end to end; what was folded is finished after them. Then
+come the variants that need what all of them made.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ..ir import VECTOR, Kernel
 from .cpp_folds import FOLDS
@@ -16,20 +19,11 @@ from .target import Source, Target, layout
 
 
 def _main(kernel: Kernel) -> list[str]:
-    """The entry: lane phase, then all chunks of all variants, then what was folded."""
-    variants = kernel.variants
-    n = len(variants)
-    plain = [v for v in range(n) if not variants[v].reduction]
-    folding = [v for v in range(n) if variants[v].reduction]
+    """The entry: all variants, then those that need what the others made."""
+    n = len(kernel.every)
     lines = [
         'extern "C" void fuseopt_step(const Table* tables, int64_t threads) {',
-        f"  int64_t chunks[{len(plain) + 1}] = {{0}}, lanes = 0, elements = 0;",
-    ]
-    for k, v in enumerate(plain):
-        lines += [
-            f"  chunks[{k + 1}] = chunks[{k}] + chunks_of(tables[{v}]);",
-        ]
-    lines += [
+        "  int64_t lanes = 0, elements = 0;",
         f"  for (int v = 0; v < {n}; ++v) {{",
         "    lanes += tables[v].lanes;",
         "    elements += tables[v].start[tables[v].lanes];",
@@ -37,8 +31,24 @@ def _main(kernel: Kernel) -> list[str]:
         "  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;",
         "  #pragma omp parallel num_threads(threads) if (threads > 1)",
         "  {",
+        *_run(kernel, range(len(kernel.variants))),
     ]
-    for v in range(n):
+    if kernel.finish:
+        lines.append("    #pragma omp barrier")
+        lines += _run(kernel, range(len(kernel.variants), n))
+    return [*lines, "  }", "}"]
+
+
+def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
+    """Variants that may run at once: lane phase, then all chunks, then what was folded.
+
+    `numbers`: their places among all variants.
+    """
+    variants = kernel.every
+    plain = [v for v in numbers if not variants[v].reduction]
+    folding = [v for v in numbers if variants[v].reduction]
+    lines = []
+    for v in numbers:
         lines += [
             "    #pragma omp for schedule(static) nowait",
             f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
@@ -53,6 +63,11 @@ def _main(kernel: Kernel) -> list[str]:
             f"      fold_{'part' if full else 'items'}<fold{v}>(tables[{v}], k);",
         ]
     if plain:
+        lines.append(f"    int64_t chunks[{len(plain) + 1}] = {{0}};")
+        lines += [
+            f"    chunks[{k + 1}] = chunks[{k}] + chunks_of(tables[{v}]);"
+            for k, v in enumerate(plain)
+        ]
         lines += [
             "    #pragma omp for schedule(guided) nowait",
             f"    for (int64_t c = 0; c < chunks[{len(plain)}]; ++c) {{",
@@ -63,16 +78,16 @@ def _main(kernel: Kernel) -> list[str]:
                 f"run_chunk<span{v}>(tables[{v}], c - chunks[{k}]);"
             )
         lines.append("    }")
-    if folding:
+    to_finish = [v for v in folding if variants[v].reduction == "full"]
+    if to_finish:
         lines.append("    #pragma omp barrier")
-    for v in folding:
-        if variants[v].reduction == "full":
-            lines += [
-                "    #pragma omp for schedule(static) nowait",
-                f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
-                f"      finish{v}(tables[{v}], lane);",
-            ]
-    return [*lines, "  }", "}"]
+    for v in to_finish:
+        lines += [
+            "    #pragma omp for schedule(static) nowait",
+            f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
+            f"      finish{v}(tables[{v}], lane);",
+        ]
+    return lines
 
 
 class CppTarget(Target):
@@ -83,14 +98,14 @@ class CppTarget(Target):
 
     def render(self, kernel: Kernel) -> Source:
         parts = [PRELUDE]
-        ops = {i.op for v in kernel.variants for i in v.instrs}
+        ops = {i.op for v in kernel.every for i in v.instrs}
         if ops & VECTOR.keys():
             parts.append(FUNCTIONS)
         if "bitcast" in ops:
             parts.append(BITS)
-        if any(v.reduction for v in kernel.variants):
+        if any(v.reduction for v in kernel.every):
             parts += [FOLDS, PIECES, FOLDING]
-        for number, variant in enumerate(kernel.variants):
+        for number, variant in enumerate(kernel.every):
             writer = Function(number, variant)
             element = (
                 ReduceWriter(number, variant, writer).write()
@@ -101,6 +116,4 @@ class CppTarget(Target):
         parts.append(DRIVER)
         parts.append("\n".join([*_main(kernel), ""]))
         text = "\n".join(parts)
-        return Source(
-            self.name, text, "fuseopt_step", tuple(map(layout, kernel.variants))
-        )
+        return Source(self.name, text, "fuseopt_step", tuple(map(layout, kernel.every)))

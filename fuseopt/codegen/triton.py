@@ -5,11 +5,14 @@ nothing but triton. Its entry runs once per *chunk*, BLOCK elements of one lane.
 chunk that is, where the lane's tensors lie and what its hyperparameters are stands in
 six tables, which `runtime.triton_table` makes:
 
-    chunks    int32[chunk][4]   variant, place in lanes, ordinal in lane, ticket
+    chunks    int32[1 + chunk][4]  a head: how many chunks the grid runs, how many
+                                come after all those, how many lanes they wait for, 0;
+                                then variant, place in lanes, ordinal in lane, ticket
     lanes     int64[...]        by lane: layout, numel, scalars, chunks, addresses
     rows      float64[...]      hyperparameters
     geometry  int64[...]        dims, sizes, strides of lanes that no flat index serves
-    tickets   int32[lane]       chunks of a lane that have read its numbers
+    tickets   int32[1 + lane]   lanes that are done; by lane, chunks that have read its
+                                numbers
     partials  int64[...]        what the chunks of a lane were folded to
 
 A chunk runs its lane's scalar code in registers, then its elements on a main path of
@@ -19,7 +22,9 @@ that is not aligned, the last few elements of a lane) goes through a general pat
 
 from __future__ import annotations
 
-from ..ir import DTYPE_BYTES, Kernel, Variant
+from collections.abc import Sequence
+
+from ..ir import DTYPE_BYTES, Kernel, Variant, makes_numbers
 from . import forms
 from .forms import TRITON_TYPES as TYPES
 from .target import Source, Target, layout
@@ -56,6 +61,14 @@ OPTIONS = {{
     "enable_fp_fusion": False,
     "enable_reflect_ftz": False,
 }}
+"""
+#: Above what runs when all lanes are done.
+FINISH = """\
+# A program that brought a lane to its end says so; the last one that does runs what
+# needs the numbers of all. A lane's stores come before the barrier, the barrier
+# before the ticket, which releases; the last ticket acquires, and comes before all
+# that is read below: so the numbers of every lane are seen, whatever the order in
+# which the programs ran. They are folded in the order of the tables, by one program.
 """
 #: Above a lane's stores.
 TICKET = """\
@@ -186,6 +199,11 @@ class Function:
             "    tl.store(ticket, 0)  # for the next launch",
         ]
 
+    @property
+    def tells(self) -> bool:
+        """Does the variant's function say whether a lane is done?"""
+        return makes_numbers(self.v)
+
     @staticmethod
     def call(head: str, args: list[str], close: str) -> list[str]:
         return _call(head, args, close)
@@ -198,6 +216,8 @@ class Function:
             lines += ["", *self.apply(place, ", mask=mask"), "begin = grouped"]
             call = _call(f"general{self.number}(", [*self.rest, "REST"], ")")
             lines += ["if begin < count:", *indent(call)]
+        if self.tells:
+            lines.append("return 1")
         return self.shell(lines, [], self.main_loads() if self.element_slots else [])
 
     def shell(
@@ -298,21 +318,60 @@ class Function:
         return ["layout", "geometry", "start", "begin", "count", *pointers, *numbers]
 
 
-def _entry(n: int) -> list[str]:
-    """The kernel: find the chunk, and run its variant."""
+def _dispatch(kernel: Kernel, numbers: Sequence[int], told: str) -> list[str]:
+    """Find the chunk at `chunk` and run its variant, one of `numbers`.
+
+    `told`: what to call the word that a lane is done, "" if nobody asks.
+    """
     lines = [
-        "chunk = chunks + tl.program_id(0).to(tl.int64) * 4",
         "lane = lanes + tl.load(chunk + 1)",
         "ordinal = tl.load(chunk + 2)",
         "ticket = tickets + tl.load(chunk + 3)",
     ]
+    every = functions(kernel)
+    tells = {n: makes_numbers(kernel.every[every.index(n)]) for n in numbers}
     call = "variant{}(lane, ordinal, rows, geometry, ticket, partials, BLOCK, REST)"
-    if n == 1:
-        lines.append(call.format(0))
-    else:
+    several = len(numbers) > 1
+    if several:
         lines.append("variant = tl.load(chunk)")
-        for v in range(n):
-            lines += [f"if variant == {v}:", "    " + call.format(v)]
+    if told and not (tells[numbers[0]] and not several):
+        lines.append(f"{told} = 0")
+    for n in numbers:
+        run = call.format(n)
+        run = f"{told} = {run}" if told and tells[n] else run
+        lines += [f"if variant == {n}:", f"    {run}"] if several else [run]
+    return lines
+
+
+def _entry(kernel: Kernel) -> list[str]:
+    """The kernel: find the chunk, and run its variant; then what needs all lanes."""
+    numbers = functions(kernel)
+    first = sorted(set(numbers[: len(kernel.variants)]))
+    last = sorted(set(numbers[len(kernel.variants) :]))
+    lines = [
+        f"chunk = chunks + (1 + tl.program_id(0).to(tl.int64)) * {CHUNK_FIELDS}",
+        *_dispatch(kernel, first, "done" if last else ""),
+    ]
+    if last:
+        each = [
+            f"chunk = chunks + (1 + first + at) * {CHUNK_FIELDS}",
+            *_dispatch(kernel, last, ""),
+            "tl.debug_barrier()  # what one stores, the next may read",
+        ]
+        final = [
+            "first = tl.load(chunks).to(tl.int64)",
+            "for at in range(tl.load(chunks + 1)):",
+            *indent(each),
+            "tl.store(tickets, 0)  # for the next launch",
+        ]
+        lines += [
+            "if done != 0:",
+            *indent(FINISH.splitlines()),
+            "    tl.debug_barrier()",
+            '    taken = tl.atomic_add(tickets, 1, sem="acq_rel", scope="gpu")',
+            "    if taken == tl.load(chunks + 2) - 1:",
+            *indent(final, 2),
+        ]
     tables = ["chunks", "lanes", "rows", "geometry", "tickets", "partials"]
     return [
         "@triton.jit",
@@ -328,7 +387,7 @@ def _launch(kernel: Kernel) -> tuple[int, int]:
     """
     widest = max(
         sum(DTYPE_BYTES[s.dtype] for s in v.slots if s.domain == "element" and s.read)
-        for v in kernel.variants
+        for v in kernel.every
     )
     return (2048, 4) if widest <= 16 else (1024, 4)
 
@@ -346,7 +405,7 @@ def functions(kernel: Kernel) -> tuple[int, ...]:
             repr((v.reduction, v.instrs, v.lane_code, v.code, v.stores, v.slots)),
             len(known),
         )
-        for v in kernel.variants
+        for v in kernel.every
     )
 
 
@@ -369,7 +428,7 @@ class TritonTarget(Target):
         parts = []
         numbers = functions(kernel)
         for number in range(len(set(numbers))):
-            variant = kernel.variants[numbers.index(number)]
+            variant = kernel.every[numbers.index(number)]
             writer = Function(number, variant)
             if variant.reduction:
                 parts += ReduceWriter(number, variant, writer).functions()
@@ -377,9 +436,9 @@ class TritonTarget(Target):
             if writer.element_stores:
                 parts += [writer.element(), writer.general()]
             parts.append(writer.variant())
-        parts.append(_entry(len(set(numbers))))
+        parts.append(_entry(kernel))
         code = "\n\n\n".join("\n".join(p) for p in parts)
-        if any(v.reduction for v in kernel.variants):
+        if any(v.reduction for v in kernel.every):
             code = f"{HELPERS}\n\n{code}"
         library = "from triton.language.extra import libdevice\n"
         head = PRELUDE + (library if "libdevice." in code else "")
@@ -388,5 +447,5 @@ class TritonTarget(Target):
         rest = min(block, 64 * warps)
         constants = CONSTANTS.format(block=block, rest=rest, warps=warps)
         text = f"{head}\n{constants}\n\n{code}\n"
-        columns = tuple(map(layout, kernel.variants))
+        columns = tuple(map(layout, kernel.every))
         return Source(self.name, text, "fuseopt_step", columns)

@@ -270,7 +270,8 @@ class ReduceWriter:
             "# wrote before they took theirs, it sees.",
             "tl.debug_barrier()",
             'taken = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")',
-            "if taken == chunks - 1:",
+            "last = taken == chunks - 1",
+            "if last:",
             *indent(
                 [
                     *self.start(f"({PARTS},)", "t"),
@@ -282,6 +283,7 @@ class ReduceWriter:
                     "tl.store(ticket, 0)  # for the next launch",
                 ]
             ),
+            "return last.to(tl.int32)",
         ]
 
     # ------------------------------------------------------------ rows and columns

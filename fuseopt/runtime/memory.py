@@ -67,7 +67,7 @@ def layout(
         b
         for step in schedule.steps
         if isinstance(step, Kernel)
-        for variant in step.variants
+        for variant in step.every
         for column in variant.columns
         for b in column
     }

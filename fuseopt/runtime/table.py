@@ -258,10 +258,10 @@ class CppTable:
     ) -> None:
         self.entry = entry
         self.threads = 0
-        self.tables = [VariantTable(v, position, layouts) for v in kernel.variants]
+        self.tables = [VariantTable(v, position, layouts) for v in kernel.every]
         self.symbolic = any(t.symbolic for t in self.tables)
         #: reductions of each variant, whose parts wait in memory
-        self.folds = [len(v.folds) for v in kernel.variants]
+        self.folds = [len(v.folds) for v in kernel.every]
         self.partials: list[array[int]] = []
         self.structs = (TableStruct * len(self.tables))()
         for struct, t in zip(self.structs, self.tables, strict=True):

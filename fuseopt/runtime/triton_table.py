@@ -24,7 +24,7 @@ from ..codegen.triton import (
 )
 from ..codegen.triton_reduce import OUTS
 from ..errors import ConfigError, LaunchError
-from ..ir import Kernel
+from ..ir import Kernel, makes_numbers
 from .rows import tiles
 from .table import TableFactory, TensorLayout, VariantTable
 from .triton_build import TritonBuilder, TritonModule
@@ -91,25 +91,22 @@ class TritonTable:
         self.name = kernel.name
         self.pool = pool
         self._check()
-        self.tables = [
-            VariantTable(v, position, layouts, tiles) for v in kernel.variants
-        ]
+        self.tables = [VariantTable(v, position, layouts, tiles) for v in kernel.every]
         self.symbolic = any(t.symbolic for t in self.tables)
         block = module.sizes["BLOCK"]
         # what a lane's chunks fold to lies where the word after its addresses says
-        widths = [
-            RECORD + len(v.slots) + (v.reduction == "full") for v in kernel.variants
-        ]
-        words = sum(w * v.lanes for w, v in zip(widths, kernel.variants, strict=True))
+        widths = [RECORD + len(v.slots) + (v.reduction == "full") for v in kernel.every]
+        words = sum(w * v.lanes for w, v in zip(widths, kernel.every, strict=True))
         lanes = torch.zeros(max(1, words), dtype=torch.int64)
         geometry = [0]
         rows = [0]
-        chunks = []
+        chunks: list[torch.Tensor] = []
         #: by variant: its records, positions in the pool, element slots, geometry
         self.views: list[tuple[torch.Tensor, ...]] = []
-        base = tickets = partials = 0
+        base = partials = waited = 0
+        tickets = 1  # the first is that of lanes that are done
         for number, width, variant, table in zip(
-            functions(kernel), widths, kernel.variants, self.tables, strict=True
+            functions(kernel), widths, kernel.every, self.tables, strict=True
         ):
             n, slots = variant.lanes, variant.slots
             records = lanes[base : base + n * width].view(n, width)
@@ -123,6 +120,8 @@ class TritonTable:
                 counts = (numel + block - 1) // block
             # a lane without elements still has numbers to store
             counts = counts.clamp(min=1) if writes else counts
+            if len(chunks) < len(kernel.variants) and makes_numbers(variant):
+                waited += int((counts > 0).sum())
             if variant.reduction == "full":
                 folds = len(variant.folds)
                 ends = partials + torch.cumsum(counts * folds, 0)
@@ -153,15 +152,19 @@ class TritonTable:
         place = self.target
         self.lanes = _Mirror(lanes, place)
         self.rows = _Mirror(torch.zeros(rows[-1], dtype=torch.float64), place)
-        table_of_chunks = torch.cat(chunks).to(torch.int32)
-        self.programs = len(table_of_chunks)
+        table_of_chunks = torch.cat(chunks)
+        #: chunks of the grid; those after them wait until all lanes are done
+        self.programs = sum(map(len, chunks[: len(kernel.variants)]))
+        head = [self.programs, len(table_of_chunks) - self.programs, waited, 0]
+        table_of_chunks = torch.cat((torch.tensor([head]), table_of_chunks))
         assert table_of_chunks.shape[1] == CHUNK_FIELDS
+        assert int(table_of_chunks.max()) < 2**31  # 64 bits are only in addresses
         self.arguments = (
-            table_of_chunks.to(place),
+            table_of_chunks.to(torch.int32).to(place),
             self.lanes.device,
             self.rows.device,
             torch.tensor(geometry, dtype=torch.int64).to(place),
-            torch.zeros(max(1, tickets), dtype=torch.int32).to(place),
+            torch.zeros(tickets, dtype=torch.int32).to(place),
             torch.zeros(max(1, partials), dtype=torch.int64).to(place),
         )
         self.known: array[int] | None = None

@@ -1,7 +1,7 @@
 """The scheduler from top to bottom: Graph -> Schedule.
 
     dependencies -> numbers shared by lanes -> stages -> lanes -> groups ->
-    fused variants
+    fused variants -> numbers finished in the launch that makes them
 
 All variants of a stage on one device become one kernel: they are independent, since two
 nodes of a stage that touch the same memory are in one lane (horizontal fusion).
@@ -21,6 +21,7 @@ from ..ir import (
     Variant,
 )
 from .deps import device, edges
+from .finish import finish_early
 from .fusion import fuse
 from .grouping import (
     LaneTable,
@@ -128,6 +129,7 @@ def schedule(
             extern = graph.nodes[i]
             assert isinstance(extern, Extern)
             steps.append(extern)
+    steps = finish_early(graph, steps)
     made = Schedule(tuple(steps), plan.refusals, _temps(graph, steps), tuple(foreach))
     passed("fusion")
     return made
@@ -138,7 +140,7 @@ def _temps(graph: Graph, steps: list[Kernel | Extern]) -> tuple[int, ...]:
     touched: dict[int, None] = dict.fromkeys(graph.outputs)
     for step in steps:
         if isinstance(step, Kernel):
-            for v in step.variants:
+            for v in step.every:
                 for column in v.columns:
                     touched.update(dict.fromkeys(column))
         else:

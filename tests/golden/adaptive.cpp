@@ -455,9 +455,7 @@ static inline void run_chunk(const Table& t, int64_t chunk) {
 }
 
 extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
-  int64_t chunks[3] = {0}, lanes = 0, elements = 0;
-  chunks[1] = chunks[0] + chunks_of(tables[0]);
-  chunks[2] = chunks[1] + chunks_of(tables[1]);
+  int64_t lanes = 0, elements = 0;
   for (int v = 0; v < 2; ++v) {
     lanes += tables[v].lanes;
     elements += tables[v].start[tables[v].lanes];
@@ -472,6 +470,9 @@ extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
     for (int64_t lane = 0; lane < tables[1].lanes; ++lane)
       lane1(tables[1], lane);
     #pragma omp barrier
+    int64_t chunks[3] = {0};
+    chunks[1] = chunks[0] + chunks_of(tables[0]);
+    chunks[2] = chunks[1] + chunks_of(tables[1]);
     #pragma omp for schedule(guided) nowait
     for (int64_t c = 0; c < chunks[2]; ++c) {
       if (c < chunks[1]) run_chunk<span0>(tables[0], c - chunks[0]);
