@@ -12,14 +12,15 @@ BENCH_FLAGS ?=
 FUZZ_FLAGS ?=
 DEMO_FLAGS ?=
 
-.PHONY: help demo test test-all fuzz bench lint format clean
+.PHONY: help demo test test-all fuzz bench bench-gpu lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
 	@echo "make test      the tests"
 	@echo "make test-all  the tests, the slow ones too"
 	@echo "make fuzz      2,000 random programs against eager, other ones each time"
-	@echo "make bench     the benchmarks"
+	@echo "make bench     the benchmarks, on a CPU, in 15 minutes"
+	@echo "make bench-gpu the same ones on a GPU"
 	@echo "make lint      formatter, linter and types: only looks"
 	@echo "make format    formatter and linter: mends what they can"
 
@@ -37,10 +38,12 @@ fuzz: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests/test_fuzz.py --hypothesis-profile=fuzz \
 		--hypothesis-show-statistics -n auto --timeout 3600 $(FUZZ_FLAGS)
 
+# Goes on where an earlier run stopped; BENCH_FLAGS="--suite full" measures all there is.
 bench: $(VENV)/stamp-test $(VENV)/stamp-bench
-	mkdir -p bench/out
-	$(BIN)/python -m pytest bench --benchmark-only \
-		--benchmark-json=bench/out/latest.json $(BENCH_FLAGS)
+	$(BIN)/python -m bench run --minutes 14 $(BENCH_FLAGS)
+
+bench-gpu: $(VENV)/stamp-test $(VENV)/stamp-bench
+	$(BIN)/python -m bench run --device cuda $(BENCH_FLAGS)
 
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check
@@ -52,7 +55,7 @@ format: $(VENV)/stamp-dev
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info
+	rm -rf $(VENV) build demo/out fuseopt.egg-info
 
 # One stamp for each extra: a target installs what it needs and no more. Every
 # install reads the constraints, so that nothing can change the version of torch.

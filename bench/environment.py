@@ -16,8 +16,10 @@ import torch
 ROOT = Path(__file__).parent.parent
 #: What can change a figure: the package, and what measures it.
 CODE = ("fuseopt/**/*.py", "bench/*.py")
-#: Files of bench/ that only read figures.
-READERS = ("report*.py", "pictures.py", "compare.py", "tables.py", "__main__.py")
+#: Files of bench/ that only choose what is measured, or read the figures.
+READERS = (
+    "plan.py conftest.py report.py pictures.py compare.py tables.py __main__.py"
+).split()
 
 Environment = dict[str, str | int]
 

@@ -1,4 +1,4 @@
-"""In: a backend, a number of parameters. Out: the seconds of a first compiled step.
+"""In: a way to compile, a number of parameters. Out: the seconds of a first step.
 
 The measuring process, and what talks to it. Every first step has a process of its own:
 nothing that an earlier one left in memory, here or in torch, may make it look sooner.
@@ -6,51 +6,67 @@ The process imports everything and compiles something else, says "ready", and wa
 so neither imports nor the start of an interpreter are part of the figure.
 """
 
+from __future__ import annotations
+
 import argparse
+import importlib
 import json
 import os
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from bench.shapes import make_params, small_shapes
-
 READY = "ready"
+WAYS = ("fuseopt.compile", "backend", "inductor")
+
+
+class TooLong(Exception):
+    """The first step was not done in time."""
 
 
 class Process:
     """A process that stands ready to do one first step."""
 
-    def __init__(self, child: "subprocess.Popen[str]") -> None:
+    def __init__(self, child: subprocess.Popen[str]) -> None:
         self._child = child
-        if self._answer() != READY:
+        if self._answer(600) != READY:
             raise RuntimeError("the measuring process did not get ready; see stderr")
 
-    def first_step(self) -> dict[str, float]:
-        """Let it do the step; return its figures (see `measure`)."""
+    def first_step(self, cap: float = 600) -> dict[str, Any]:
+        """Let it do the step; return its figures (see `measure`). Raises TooLong."""
         print("go", file=self._child.stdin, flush=True)
-        if not (figures := self._answer()):
+        if not (figures := self._answer(cap)):
             raise RuntimeError("the measuring process failed; see stderr")
         return json.loads(figures)
 
-    def _answer(self) -> str:
-        return self._child.stdout.readline().strip() if self._child.stdout else ""
+    def _answer(self, cap: float) -> str:
+        assert self._child.stdout is not None
+        if not select.select([self._child.stdout], [], [], cap)[0]:
+            raise TooLong(f"not finished in {cap:g} s")
+        return self._child.stdout.readline().strip()
 
 
 @contextmanager
-def process(backend: str, params: int, cache: Path) -> Iterator[Process]:
-    """Start a measuring process whose kernel cache is this folder; end it after use."""
+def process(way: str, params: int, cache: Path, device: str) -> Iterator[Process]:
+    """Start a measuring process whose caches are in this folder; end it after use."""
+    caches = {
+        "FUSEOPT_CACHE_DIR": str(cache / "fuseopt"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+    }
     with subprocess.Popen(
-        (sys.executable, "-m", "bench.first_step", backend, str(params)),
+        (sys.executable, "-m", "bench.first_step", way, str(params), device),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "FUSEOPT_CACHE_DIR": str(cache)},
+        env={**os.environ, **caches},
         cwd=Path(__file__).parent.parent,
     ) as child:
         try:
@@ -59,48 +75,74 @@ def process(backend: str, params: int, cache: Path) -> Iterator[Process]:
             child.kill()
 
 
-def measure(backend: str, count: int) -> dict[str, float]:
+def measure(way: str, count: int, device: str = "cpu") -> dict[str, Any]:
     """Compile and do one AdamW step; return the seconds in all and of each part.
 
+    AdamW is made as users make it, with torch's default form for the device.
     `dynamo_seconds` is what is left when fuseopt's own time is taken away: Dynamo's
-    trace and guards, and the step itself, which is microseconds at this size. Other
-    backends tell no times of their own; then only `first_step_seconds` is known.
+    trace and guards, and the step itself, which is microseconds at this size. Inductor
+    tells no times of its own; then only `first_step_seconds` is known.
     """
-    optimizer = torch.optim.AdamW(make_params(small_shapes(count)))
-    step = torch.compile(optimizer.step, backend=backend)
+    import fuseopt
+    from bench.counting import count_compiled
+    from bench.models import make_params
+
+    params = make_params([(8,)] * count, device=device)
+    optimizer = torch.optim.AdamW(params)
+    if way == "fuseopt.compile":
+        step = fuseopt.compile(optimizer).step
+    else:
+        backend = "fuseopt" if way == "backend" else way
+        step = torch.compile(optimizer.step, backend=backend)
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    breaks.clear()
     begin = time.perf_counter()
     step()
-    figures = {"first_step_seconds": time.perf_counter() - begin}
-    if backend == "fuseopt":
-        import fuseopt
-
-        (report,) = fuseopt.reports()
-        figures["backend_seconds"] = report.backend_seconds
-        figures["build_seconds"] = report.build_seconds
+    if device != "cpu":
+        torch.cuda.synchronize()
+    figures: dict[str, Any] = {"first_step_seconds": time.perf_counter() - begin}
+    figures["graph_breaks"] = sum(breaks.values())
+    if way != "inductor":
+        figures |= count_compiled(fuseopt.reports(), figures["graph_breaks"])
         figures["dynamo_seconds"] = (
-            figures["first_step_seconds"] - report.backend_seconds
+            figures["first_step_seconds"] - figures["backend_seconds"]
         )
     return figures
 
 
-def prepare(backend: str) -> None:
-    """Do what the first compilation of any function in a process has to do once."""
+def prepare(way: str, device: str) -> dict[str, Any]:
+    """Do what the first compilation of any function in a process has to do once.
+
+    Returns the seconds of importing the backend, above those of importing torch, and
+    what that imported along.
+    """
+    begin = time.perf_counter()
+    importlib.import_module("fuseopt.backend")
+    found = {
+        "import_seconds": time.perf_counter() - begin,
+        "imports_dynamo": "torch._dynamo" in sys.modules,
+        "imports_inductor": "torch._inductor" in sys.modules,
+    }
+    from bench.models import make_params
+
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
-    torch._dynamo.lookup_backend(backend)
+    torch._dynamo.lookup_backend("inductor" if way == "inductor" else "fuseopt")
     # Makes the thread pool, and imports what the first eager step imports.
-    torch.optim.AdamW(make_params(small_shapes(3))).step()
+    torch.optim.AdamW(make_params([(8,)] * 3, device=device)).step()
+    return found
 
 
 def main() -> None:
     """Get ready, wait for a line on stdin, measure, print the figures as JSON."""
     parser = argparse.ArgumentParser(description="seconds of a first compiled step")
-    parser.add_argument("backend")
+    parser.add_argument("way", choices=WAYS)
     parser.add_argument("params", type=int)
+    parser.add_argument("device", nargs="?", default="cpu")
     options = parser.parse_args()
-    prepare(options.backend)
+    found = prepare(options.way, options.device)
     print(READY, flush=True)
     sys.stdin.readline()
-    print(json.dumps(measure(options.backend, options.params)))
+    print(json.dumps(found | measure(options.way, options.params, options.device)))
 
 
 if __name__ == "__main__":

@@ -74,15 +74,19 @@ def rounded(value: Any) -> Any:
 
 def dumped(content: Any) -> str:
     """Return JSON with a line for each contender: small files, readable differences."""
-    return _lines(content, 0, 4) + "\n"
+    return _lines(content, 0, ("environment", "cases", "contenders")) + "\n"
 
 
-def _lines(value: Any, depth: int, deepest: int) -> str:
-    if not isinstance(value, dict) or depth == deepest or not value:
-        return json.dumps(value)
+def _lines(value: Any, depth: int, opened: tuple[str, ...]) -> str:
+    """The first two levels, and what `opened` names, have a line for each entry."""
     inner = " " * (depth + 1)
     lines = (
-        f"{inner}{json.dumps(key)}: {_lines(item, depth + 1, deepest)}"
+        f"{inner}{json.dumps(key)}: "
+        + (
+            _lines(item, depth + 1, opened)
+            if isinstance(item, dict) and item and (key in opened or depth == 1)
+            else json.dumps(item)
+        )
         for key, item in value.items()
     )
     return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"

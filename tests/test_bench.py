@@ -5,20 +5,31 @@ No test looks at a time.
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench import contenders, counting, models, optimizers
+from bench import contenders, counting, models, optimizers, plan, report, tables
+from bench.__main__ import main
+from bench.compare import compare
 from bench.contenders import CONTENDERS, Unavailable, Work, at_most
 from bench.environment import code_version, environment, file_name
+from bench.first_step import WAYS
 from bench.interleave import LEAST_ROUNDS, Turns, interleave, p10, plan_rounds
+from bench.pictures import PICTURES, draw
+from bench.reading import Reading, geomean, readings
 from bench.results import Results, dumped, read, rounded
+from bench.training import ConvNet, Way
 
+ROOT = Path(__file__).parent.parent
 NOW = {"processor": "Some CPU", "threads": 2, "torch": "2.13.0+cpu"}
 
 
@@ -230,3 +241,215 @@ def test_a_dump_is_json_with_a_line_for_each_contender():
     content = {"environment": NOW, "cases": {"c": {"contenders": {"x": {"p": 1}}}}}
     assert json.loads(dumped(content)) == content
     assert '"x": {"p": 1}\n' in dumped(content)
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+@pytest.mark.parametrize("suite", plan.SUITES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_plan_holds_together(suite, device):
+    cases = plan.steps(suite, device)
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names)
+    profiled = {case.model for case in cases if ":" not in case.model}
+    assert profiled <= models.profiles().keys()
+    assert len(profiled) >= 20
+    for case in cases:
+        run = plan.contenders(case)
+        assert {"fuseopt", "copy", "for-loop"} <= set(run)
+        assert set(run) | dict(case.left_out).keys() == CONTENDERS.keys()
+    others = [*plan.first_steps(suite), *plan.hosts(suite), *plan.trainings(suite)]
+    assert len({case.name for case in others}) == len(others)
+    assert {case.way for case in plan.first_steps(suite)} == set(WAYS)
+
+
+def test_a_training_step_keeps_its_parts_apart():
+    way = Way(ConvNet(4, 1, 3), {"pixel_values": torch.randn(2, 3, 8, 8)}, foreach=True)
+    way.train()
+    assert all(p.grad is None for p in way.params)
+    told = way.result()
+    assert 0 < told["tail_seconds"] < told["p50"]
+    assert told["rounds"] == 1
+
+
+@pytest.mark.timeout(900)  # two processes, each with a compile
+def test_a_run_measures_names_who_is_missing_and_goes_on(tmp_path):
+    command = [sys.executable, "-m", "bench", "run", "--into", str(tmp_path)]
+    command += ["--models", "2x4,no-model", "--optimizers", "SGD", "-k", "float32"]
+
+    def run():
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode in (0, 5), done.stdout + done.stderr
+        (path,) = tmp_path.iterdir()
+        return done.stdout, read(path)
+
+    told, content = run()
+    case = content["cases"]["step/2x4/SGD/float32"]
+    who = case["contenders"]
+    assert list(who) == list(CONTENDERS)
+    assert (who["fuseopt"]["launches"], who["fuseopt"]["bytes"]) == (1, 160)
+    assert who["for-loop"]["p50"] > 0
+    assert "short suite" in who["inductor"]["skipped"]
+    assert "no-model" in content["cases"]["step/no-model/SGD/float32"]["skipped"]
+    assert "figures:" in told
+    told, again = run()
+    assert again == content
+    assert "2 cases were there" in told
+
+
+# ---------------------------------------------------------------- reports
+
+
+def made_up():
+    """Two models, and one of each other kind of case."""
+
+    def step(tensors, seconds, **more):
+        own = {"launches": 1, "builds": 2, "first_step_seconds": 3.0, **more}
+        ran = {
+            "for-loop": {"p50": 0.02},
+            "foreach": {"p50": 0.03, "launches": 14},
+            "fused": {"p50": 0.002, "launches": 3},
+            "inductor": {"skipped": "not finished in 120 s"},
+            "fuseopt": {"p50": seconds, "backend_seconds": 0.5, **own},
+            "copy": {"p50": 0.002, "bytes": 1_000_000},
+        }
+        figures = {"tensors": tensors, "elements": 30_000_000, "contenders": ran}
+        return {"least_bytes": 1_000_000, **figures}
+
+    cold = {"first_step_seconds": 4.0, "backend_seconds": 0.6, "build_seconds": 0.4}
+    cold |= {"passes": {"capture": 0.2, "build": 0.4}, "dynamo_seconds": 3.4}
+    ways = {"foreach": 0.2, "fused": 0.12, "inductor": 0.11, "fuseopt": 0.1}
+    trained = {w: {"p50": t, "tail_share": t / 2} for w, t in ways.items()}
+    whole = {"whole-inductor": {"p50": 0.1, "ready_seconds": 9.0}}
+    whole["whole-fuseopt"] = {"p50": 0.08, "ready_seconds": 8.0}
+    host = {"foreach": 9.0, "fused": 5.0, "no-op": 1.0, "fuseopt": 3.0}
+    cases = {
+        "step/resnet50/AdamW/float32": step(161, 0.001),
+        "step/slow/AdamW/float32": step(10, 0.004),
+        "first/300/fuseopt.compile/cold": {"tensors": 300, **cold},
+        "first/300/backend/cold": {"tensors": 300, **cold},
+        "first/300/inductor/cold": {"tensors": 300, "skipped": "not finished in 9 s"},
+        "host/300": {
+            "contenders": {n: {"host_microseconds": us} for n, us in host.items()}
+        },
+        "training/bert": {
+            "tensors": 103,
+            "elements": 14_000_000,
+            "contenders": {**trained, **whole},
+        },
+    }
+    told = {"date": "2026-01-02", "code": "c"}
+    now = {**NOW, "device": "cpu", "vector_unit": "AVX2", "triton": "3.7.1"}
+    now |= {"python": "3.11.0", "compiler": "g++ 12"}
+    return {"environment": now, "cases": {n: told | c for n, c in cases.items()}}
+
+
+@pytest.fixture
+def reading(tmp_path):
+    (tmp_path / "cpu.json").write_text(dumped(made_up()))
+    (found,) = readings(tmp_path)
+    return found
+
+
+def cells(made: str, row: str) -> list[str]:
+    (line,) = [x for x in made.split("\n") if x.startswith(f"| {row} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_slower_step_is_shown_as_slower(reading):
+    made = tables.steps(reading, "AdamW", "float32")
+    assert cells(made, "slow")[-2:] == ["0.50×", "50 %"]
+    assert cells(made, "resnet50")[-2:] == ["2.00×", "200 %"]
+    row = cells(tables.summary(reading), "AdamW, float32")
+    assert row[1:] == "2|10.00×|15.00×|1.00×|–|1.00×|0.50×|100 %|1".split("|")
+    assert "slower than torch's on 1" in report.short([reading])
+
+
+def test_what_did_not_run_is_in_the_report(reading):
+    made = report.long([reading])
+    assert "| inductor | not finished in 120 s | 2 |" in made
+    assert cells(tables.first_steps(reading), "Inductor")[2] == "not finished in 9 s"
+
+
+def test_training_stands_beside_the_published_claims(reading):
+    made = tables.training(reading)
+    assert cells(made, "bert")[-4:] == ["10 %", "5 %", "+82 %", "+100 %"]
+    assert all(claim in made for _, claim in tables.PUBLISHED)
+    assert cells(tables.whole_steps(reading), "bert")[-1] == "+25 %"
+
+
+def test_sections_without_figures_are_left_out(tmp_path):
+    content = made_up()
+    content["cases"] = {
+        k: v for k, v in content["cases"].items() if k.startswith("host")
+    }
+    (tmp_path / "r.json").write_text(dumped(content))
+    made = report.part(Reading(tmp_path / "r.json"))
+    assert [x for x in made.split("\n") if x.startswith("### ")] == [
+        "### A call's cost, in microseconds"
+    ]
+
+
+def test_pictures_are_drawn_and_are_the_same_again(reading, tmp_path):
+    first = draw(reading, tmp_path / "a")
+    second = draw(reading, tmp_path / "b")
+    assert first.keys() == PICTURES.keys()
+    for name in first:
+        assert first[name].read_bytes() == second[name].read_bytes()
+
+
+def test_a_page_without_marks_is_an_error():
+    with pytest.raises(ValueError, match="0 blocks"):
+        report.filled("no marks", "table")
+
+
+def test_geomean():
+    assert geomean([4.0, 1.0, None]) == pytest.approx(2.0)
+    assert geomean([None]) is None
+
+
+# ---------------------------------------------------------------- compare
+
+
+def test_the_same_file_compares_equal():
+    found = compare(made_up(), made_up())
+    assert (found.failures, found.warnings, found.cases) == ([], [], 7)
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("step/slow/AdamW/float32", "launches", 2),
+        ("step/slow/AdamW/float32", "builds", 3),
+        ("first/300/backend/cold", "tensors", 301),
+    ],
+)
+def test_a_count_that_differs_fails(where, key, value, tmp_path, capsys):
+    changed = made_up()
+    case = changed["cases"][where]
+    case.get("contenders", {}).get("fuseopt", case)[key] = value
+    paths = tmp_path / "a.json", tmp_path / "b.json"
+    for path, content in zip(paths, (made_up(), changed), strict=True):
+        path.write_text(dumped(content))
+    assert main(["compare", *map(str, paths)]) == 1
+    assert f"{key} was" in capsys.readouterr().out
+    assert main(["compare", str(paths[0]), str(paths[0])]) == 0
+
+
+def test_a_time_that_moved_only_warns():
+    changed = copy.deepcopy(made_up())
+    own = changed["cases"]["step/slow/AdamW/float32"]["contenders"]["fuseopt"]
+    own["p50"] *= 2
+    own["first_step_seconds"] *= 2
+    changed["cases"]["step/slow/AdamW/float32"]["contenders"]["fused"] = {
+        "skipped": "broken"
+    }
+    del changed["cases"]["host/300"]
+    found = compare(made_up(), changed)
+    assert found.failures == []
+    told = "\n".join(found.warnings)
+    assert "2 -> 4 (2.00x)" in told
+    assert "first_step_seconds: 3 -> 6" in told
+    assert "fused ran in one of the two: broken" in told
+    assert "host/300: not measured any more" in told

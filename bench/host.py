@@ -1,0 +1,95 @@
+"""In: a number of small parameters. Out: microseconds that a call costs the host.
+
+The arithmetic of 8 elements takes no time, so a call's seconds are its cost. A backend
+that does nothing pays for Dynamo's guards and the call, too: the difference to it is
+what fuseopt itself costs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.contenders import Unavailable, Work, ready
+from bench.interleave import Turns, p10
+from bench.models import make_params, model_shapes
+from bench.optimizers import RECIPES
+from bench.results import Figures
+
+CALLS = 20
+ROUNDS = 40
+CONTENDERS = ("foreach", "fused", "fuseopt")
+
+
+class HostRun:
+    """The contenders' calls, many to a turn: one is too short for a clock."""
+
+    def __init__(self, params: int, device: str = "cpu") -> None:
+        torch._dynamo.reset()
+        shapes = model_shapes(f"{params}x8")
+        self.work = Work(RECIPES["AdamW"], make_params(shapes, device=device), device)
+        self.skipped: Figures = {}
+        self.steps: dict[str, Callable[[], object]] = {}
+        self.owners: list[Any] = []
+        for name in CONTENDERS:
+            try:
+                made = ready(name, self.work)
+            except Unavailable as error:
+                self.skipped[name] = {"skipped": str(error)}
+            else:
+                self.steps[name] = made.call
+                self.owners.append(made)
+        self.steps["no-op"] = self._compiled_to_nothing()
+        self.turns = Turns({n: calls_of(step) for n, step in self.steps.items()})
+        self.own = "fuseopt" if "fuseopt" in self.steps else "foreach"
+
+    def _compiled_to_nothing(self) -> Callable[[], object]:
+        # apart from others of its class, as fuseopt's own step is
+        import fuseopt.optimizer
+
+        optimizer = self.work.optimizer(foreach=True)
+        real = fuseopt.optimizer.fuseopt
+        fuseopt.optimizer.fuseopt = no_op  # type: ignore[assignment]
+        try:
+            step = fuseopt.compile(optimizer).step
+            step()
+        finally:
+            fuseopt.optimizer.fuseopt = real
+        self.owners.append(optimizer)
+        step()
+        return step
+
+    def result(self) -> Figures:
+        """Return the case's entry of the results file."""
+        return {
+            "tensors": len(self.work.params),
+            "contenders": self.skipped
+            | {
+                name: {
+                    "host_microseconds": 1e6 * statistics.median(taken) / CALLS,
+                    "host_microseconds_p10": 1e6 * p10(taken) / CALLS,
+                    "rounds": len(taken),
+                }
+                for name, taken in self.turns.seconds.items()
+            },
+        }
+
+
+def no_op(
+    graph: torch.fx.GraphModule, inputs: list[torch.Tensor], **_: Any
+) -> Callable[..., tuple[()]]:
+    """Compile any step, whose graph returns nothing, to nothing."""
+    return lambda *args: ()
+
+
+def calls_of(step: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that steps CALLS times."""
+
+    def calls() -> None:
+        for _ in range(CALLS):
+            step()
+
+    return calls

@@ -1,0 +1,156 @@
+"""Which cases are measured: the short suite of `make bench`, and the full one.
+
+The short suite has AdamW and SGD-momentum in float32 on all its models. Inductor takes
+a minute of compiling where fuseopt takes seconds, so that in the short suite it runs on
+the models of INDUCTOR only; a contender that a case leaves out is named in its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.contenders import CONTENDERS
+from bench.optimizers import RECIPES
+
+#: of up to 140M elements, so that a step of eager is a second at most
+MODELS = (
+    "albert-base resnet18 distilbert visformer_small t5-small mixer_b16_224 gpt2 "
+    "vit_base_patch16_224 deit_small_patch16_224 resnet50 repvgg_a2 "
+    "mobilenetv3_large_100 beit_base_patch16_224 bert-base efficientnet_b0 "
+    "wav2vec2-base nfnet_l0 volo_d1_224 crossvit_9_240 regnety_032 pvt_v2_b2 "
+    "densenet121"
+).split()
+#: where the other optimizers and bfloat16 are measured in the short suite
+FEW = ("albert-base", "resnet18", "distilbert")
+INDUCTOR = ("albert-base", "resnet18")
+#: the full suite's models beside MODELS: many tensors, or many elements
+MORE = (
+    "tf_efficientnetv2_xl cait_m36_384 resnet152 twins_pcpvt_base whisper-small "
+    "bart-base roberta-base convnext_base"
+).split()
+#: on a GPU, where they fit and what is large is what matters
+LARGE = ("gpt2-xl", "llama-1b")
+#: built by their library; its own parameters, ties and layouts
+REAL = ("transformers:gpt2", "transformers:bert")
+
+SUITES = ("short", "full")
+PARAMS = {"short": (50, 300, 1000), "full": (50, 100, 300, 600, 1000, 1156)}
+#: parameters up to which Inductor's first step is measured; it takes minutes beyond
+INDUCTOR_PARAMS = {"short": 50, "full": 300}
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A step of one optimizer over one model. `left_out`: contenders by reason."""
+
+    model: str
+    optimizer: str
+    dtype: str
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"step/{self.model}/{self.optimizer}/{self.dtype}"
+
+
+@dataclass(frozen=True)
+class FirstCase:
+    """A first AdamW step over so many small parameters, in a process of its own."""
+
+    way: str
+    params: int
+    cache: str
+
+    @property
+    def name(self) -> str:
+        return f"first/{self.params}/{self.way}/{self.cache}"
+
+
+@dataclass(frozen=True)
+class HostCase:
+    """Calls over so many small parameters."""
+
+    params: int
+
+    @property
+    def name(self) -> str:
+        return f"host/{self.params}"
+
+
+@dataclass(frozen=True)
+class TrainingCase:
+    """Whole training steps of a model. `whole`: and the step compiled as one."""
+
+    model: str
+    whole: bool
+
+    @property
+    def name(self) -> str:
+        return f"training/{self.model}"
+
+
+Case = StepCase | FirstCase | HostCase | TrainingCase
+
+
+def step(model: str, optimizer: str, dtype: str, suite: str) -> StepCase:
+    """Return one case, with Inductor where the suite runs it."""
+    return _case(model, optimizer, dtype, suite == "full" or model in INDUCTOR)
+
+
+def steps(suite: str, device: str = "cpu") -> list[StepCase]:
+    """Return the step cases, the most telling first."""
+    return list(dict.fromkeys(_steps(suite, device)))
+
+
+def _steps(suite: str, device: str) -> Iterator[StepCase]:
+    full = suite == "full"
+    models = [*MODELS, *REAL]
+    if full:
+        models += MORE
+    if device != "cpu":
+        models += LARGE
+    for optimizer in ("AdamW", "SGD"):
+        for model in models:
+            yield _case(model, optimizer, "float32", full or model in INDUCTOR)
+    for dtype in ("float32", "bfloat16"):
+        for optimizer in RECIPES:
+            for model in MODELS if full else FEW:
+                wanted = full or (model == FEW[0] and dtype == "float32")
+                if model in INDUCTOR and optimizer in ("AdamW", "SGD"):
+                    wanted = full or dtype == "float32"  # the case of above
+                yield _case(model, optimizer, dtype, wanted)
+
+
+def _case(model: str, optimizer: str, dtype: str, with_inductor: bool) -> StepCase:
+    why = "the short suite runs it on few models, for its compile time"
+    skipped = () if with_inductor else ("inductor", "inductor-graphs")
+    return StepCase(model, optimizer, dtype, tuple((name, why) for name in skipped))
+
+
+def contenders(case: StepCase) -> list[str]:
+    """Return the names of those that a case lets run, in their order."""
+    return [name for name in CONTENDERS if name not in dict(case.left_out)]
+
+
+def first_steps(suite: str) -> Iterator[FirstCase]:
+    """Return the first steps: fuseopt both ways, and Inductor where it ends."""
+    for params in PARAMS[suite]:
+        for way in ("fuseopt.compile", "backend", "inductor"):
+            if way == "inductor" and params > INDUCTOR_PARAMS[suite]:
+                continue
+            for cache in ("cold", "warm"):
+                yield FirstCase(way, params, cache)
+
+
+def hosts(suite: str) -> list[HostCase]:
+    """Return the host cases."""
+    return [HostCase(params) for params in (300, 1000)]
+
+
+def trainings(suite: str) -> list[TrainingCase]:
+    """Return the training cases."""
+    from bench.training import MODELS as TRAINED
+
+    names = list(TRAINED) if suite == "full" else list(TRAINED)[:2]
+    return [TrainingCase(name, whole=suite == "full") for name in names]

@@ -1,0 +1,324 @@
+"""In: a results file. Out: tables in Markdown. Slower is shown as slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench.optimizers import RECIPES
+from bench.reading import NAMES, OWN, TORCH, Reading, Step, geomean
+from bench.results import Figures
+
+NOTHING = "–"
+LABELS = {
+    "for-loop": "eager for-loop",
+    "foreach": "eager foreach",
+    "fused": "torch fused",
+    "inductor": "Inductor",
+    "inductor-graphs": "Inductor, CUDA graphs",
+}
+#: what PyTorch 2.2's announcement says compiled optimizers bring, end to end
+PUBLISHED = (
+    ("HuggingFace suite", "+18 %"),
+    ("TorchBench suite", "+19 %"),
+    ("TIMM suite", "+8 %"),
+)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
+    """Return a table; all but its first `texts` columns hold numbers."""
+    line = ["---"] * texts + ["---:"] * (len(header) - texts)
+    lines = [header, line, *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def ms(seconds: float | None) -> str:
+    """Return milliseconds, with three digits."""
+    return NOTHING if seconds is None else _digits(1e3 * seconds)
+
+
+def s(seconds: float | None) -> str:
+    """Return seconds, with two digits at least."""
+    return NOTHING if seconds is None else _digits(seconds)
+
+
+def times(ratio: float | None) -> str:
+    """Return a ratio: above 1, fuseopt is faster."""
+    return NOTHING if ratio is None else f"{ratio:.2f}×"
+
+
+def percent(part: float | None) -> str:
+    """Return a fraction in per cent."""
+    return NOTHING if part is None else f"{100 * part:.0f} %"
+
+
+def _digits(x: float) -> str:
+    return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
+
+
+def conditions(reading: Reading) -> str:
+    """Return where, when and with what the figures were measured."""
+    e = reading.environment
+    where = f"{e['processor']}, {e['threads']} threads, {e['vector_unit']}"
+    if "gpu" in e:
+        where = f"{e['gpu']} ({where})"
+    when = " to ".join(dict.fromkeys((reading.dates[0], reading.dates[-1])))
+    told = f"{where}; torch {e['torch']}, triton {e['triton']}, Python {e['python']}"
+    told += f"; {e['compiler']}; measured {when}."
+    if len(reading.codes) > 1:
+        told += f" The figures come from {len(reading.codes)} versions of the code."
+    return told
+
+
+# ---------------------------------------------------------------- steps
+
+
+def summary(reading: Reading) -> str:
+    """One row for each optimizer and dtype: geometric means over its models."""
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        for optimizer in RECIPES:
+            steps = [x for x in reading.steps(optimizer, dtype) if x.seconds(OWN)]
+            if not steps:
+                continue
+            best = [found[1] for x in steps if (found := x.best_other())]
+            large = [part for x in steps if x.large and (part := x.of_copy())]
+            rows.append(
+                [
+                    f"{NAMES.get(optimizer, optimizer)}, {dtype}",
+                    str(len(steps)),
+                    *(times(geomean(x.times(c) for x in steps)) for c in TORCH[:4]),
+                    times(geomean(best)),
+                    times(min(best, default=None)),
+                    percent(geomean(large)),
+                    _launches(steps),
+                ]
+            )
+    header = ["step", "models", *(LABELS[c] for c in TORCH[:4])]
+    header += ["best other", "at worst", "of a copy", "launches"]
+    return table(header, rows)
+
+
+def _launches(steps: Sequence[Step]) -> str:
+    counts = sorted({x.count(OWN, "launches") for x in steps} - {None})  # type: ignore[type-var]
+    return ", ".join(str(count) for count in counts)
+
+
+def steps(reading: Reading, optimizer: str, dtype: str) -> str:
+    """One row for each model: milliseconds of each contender."""
+    found = reading.steps(optimizer, dtype)
+    shown = [
+        name
+        for name in _contenders(found)
+        if name != "copy" and any(x.seconds(name) for x in found)
+    ]
+    rows = []
+    for x in found:
+        best = x.best_other()
+        rows.append(
+            [
+                x.model,
+                f"{x.figures['tensors']:,}",
+                f"{x.figures['elements'] / 1e6:.1f}M",
+                *(ms(x.seconds(name)) for name in shown),
+                times(best[1]) if best else NOTHING,
+                percent(x.of_copy()),
+            ]
+        )
+    header = ["ms of a step", "tensors", "elements"]
+    header += [*(LABELS.get(name, name) for name in shown), "best other ÷ fuseopt"]
+    return table([*header, "of a copy"], rows)
+
+
+def _count(number: float | None) -> str:
+    return NOTHING if number is None else f"{number:,}"
+
+
+def _contenders(found: Sequence[Step]) -> list[str]:
+    return list(dict.fromkeys(name for x in found for name in x.figures["contenders"]))
+
+
+def counts(reading: Reading) -> str:
+    """Launches, memory and source, by optimizer, for the model with most tensors."""
+    rows = []
+    for optimizer in RECIPES:
+        found = [x for x in reading.steps(optimizer, "float32") if x.seconds(OWN)]
+        if not found:
+            continue
+        x = max(found, key=lambda x: (x.seconds("inductor") or 0, x.figures["tensors"]))
+        for name in (*TORCH, OWN):
+            if x.seconds(name) is None:
+                continue
+            peak = x.count(name, "peak_bytes")
+            source = x.count(name, "source_bytes")
+            rows.append(
+                [
+                    f"{NAMES.get(optimizer, optimizer)}, {x.model}",
+                    LABELS.get(name, name),
+                    _count(x.count(name, "launches")),
+                    NOTHING if peak is None else f"{peak / 2**20:.1f}",
+                    _count(source),
+                ]
+            )
+    header = ["step", "by", "launches", "peak memory, MiB", "bytes of source"]
+    return table(header, rows, 2)
+
+
+# ---------------------------------------------------------------- compiling
+
+
+def models_compiled(reading: Reading) -> str:
+    """Seconds of the first AdamW step of each model, beside Inductor."""
+    rows = []
+    for x in reading.steps("AdamW", "float32"):
+        own, other = (x.count(c, "first_step_seconds") for c in (OWN, "inductor"))
+        if own is None:
+            continue
+        told = x.figures["contenders"].get("inductor", {}).get("skipped", NOTHING)
+        rows.append(
+            [
+                x.model,
+                str(x.figures["tensors"]),
+                s(x.count(OWN, "backend_seconds")),
+                s(own),
+                told if other is None and told.startswith("not fin") else s(other),
+                times(other / own if other else None),
+            ]
+        )
+    header = [
+        "model",
+        "tensors",
+        "fuseopt's own share",
+        "fuseopt, all",
+        "Inductor, all",
+    ]
+    return table([*header, "Inductor ÷ fuseopt"], rows)
+
+
+def first_steps(reading: Reading) -> str:
+    """First AdamW step by number of parameters, each in a process of its own."""
+    rows = []
+    for way in ("fuseopt.compile", "backend", "inductor"):
+        cold, warm = (reading.first(way, cache) for cache in ("cold", "warm"))
+        for params, figures in cold.items():
+            again = warm.get(params, {})
+            rows.append(
+                [
+                    {"backend": 'backend="fuseopt"'}.get(way, LABELS.get(way, way)),
+                    f"{params:,}",
+                    figures.get("skipped", s(figures.get("first_step_seconds"))),
+                    again.get("skipped", s(again.get("first_step_seconds"))),
+                    s(figures.get("dynamo_seconds")),
+                    s(figures.get("backend_seconds")),
+                    s(again.get("backend_seconds")),
+                    s(figures.get("build_seconds")),
+                ]
+            )
+    header = ["compiled by", "parameters", "cold, s", "warm, s", "of cold: Dynamo"]
+    return table([*header, "fuseopt", "fuseopt, warm", "kernel build"], rows)
+
+
+def passes(reading: Reading) -> str:
+    """Milliseconds of each of fuseopt's passes."""
+    cold = reading.first("fuseopt.compile", "cold")
+    names = list(dict.fromkeys(n for f in cold.values() for n in f.get("passes", {})))
+    rows = [
+        [f"{params:,}", *(ms(f.get("passes", {}).get(name)) for name in names)]
+        for params, f in cold.items()
+    ]
+    return table(["parameters", *names], rows)
+
+
+def hosts(reading: Reading) -> str:
+    """Microseconds of a call, by number of small parameters."""
+    rows = []
+    for params, figures in reading.host().items():
+        cost = {n: c.get("host_microseconds") for n, c in figures["contenders"].items()}
+        own, floor = cost.get(OWN), cost.get("no-op")
+        above = own - floor if own and floor else None
+        cells = [cost.get(name) for name in ("foreach", "fused", "no-op", OWN)]
+        shown = [NOTHING if c is None else f"{c:,.0f}" for c in (*cells, above)]
+        rows.append([f"{params:,}", *shown])
+    header = ["parameters", "eager foreach", "torch fused", "no-op backend", OWN]
+    return table([*header, "fuseopt above no-op"], rows)
+
+
+# ---------------------------------------------------------------- training
+
+
+def training(reading: Reading) -> str:
+    """Whole training steps: the optimizer's share, and what each way gains."""
+    cases = reading.training()
+    gains: list[float] = []
+    rows = []
+    for model, figures in cases.items():
+        ways = figures["contenders"]
+        gain = _gain(ways, "foreach", OWN)
+        gains += [] if gain is None else [gain]
+        rows.append(
+            [
+                model,
+                str(figures["tensors"]),
+                f"{figures['elements'] / 1e6:.1f}M",
+                *(ms(ways[way].get("p50")) for way in WAYS),
+                *(percent(ways[way].get("tail_share")) for way in ("foreach", OWN)),
+                _signed(_gain(ways, "foreach", "inductor")),
+                _signed(gain),
+            ]
+        )
+    if gains:
+        mean = geomean(1 + gain for gain in gains)
+        blank = [""] * (len(WAYS) + 5)
+        rows.append(["geometric mean", *blank, _signed(mean - 1 if mean else None)])
+        published = ["published for PyTorch 2.2: "]
+        rows += [
+            [published[0] + suite, *blank[:-1], claim, ""] for suite, claim in PUBLISHED
+        ]
+    header = ["model", "tensors", "elements"]
+    header += [f"{LABELS.get(way, way)}, ms" for way in WAYS]
+    header += ["tail's share, foreach", "tail's share, fuseopt"]
+    return table([*header, "gain, Inductor", "gain, fuseopt"], rows)
+
+
+WAYS = ("foreach", "fused", "inductor", OWN)
+
+
+def whole_steps(reading: Reading) -> str:
+    """The whole train step as one compiled function: fuseopt against Inductor."""
+    rows = []
+    for model, figures in reading.training().items():
+        ways = figures["contenders"]
+        pair = [ways.get(f"whole-{name}", {}) for name in ("inductor", OWN)]
+        if not any("p50" in way for way in pair):
+            continue
+        rows.append(
+            [
+                model,
+                *(way.get("skipped", ms(way.get("p50"))) for way in pair),
+                *(s(way.get("ready_seconds")) for way in pair),
+                _signed(_gain(ways, "whole-inductor", "whole-fuseopt")),
+            ]
+        )
+    header = ["model", "Inductor, ms", "fuseopt, ms", "Inductor, s until warm"]
+    return table([*header, "fuseopt, s until warm", "gain"], rows)
+
+
+def _gain(ways: Figures, before: str, after: str) -> float | None:
+    pair = [ways.get(name, {}).get("p50") for name in (before, after)]
+    return pair[0] / pair[1] - 1 if all(pair) else None
+
+
+def _signed(gain: float | None) -> str:
+    return NOTHING if gain is None else f"{100 * gain:+.0f} %"
+
+
+def skipped(reading: Reading) -> str:
+    """Who did not run, where and why."""
+    rows = [
+        [name, reason, str(count)]
+        for name, reasons in sorted(reading.skipped().items())
+        for reason, count in reasons.items()
+    ]
+    return table(["contender or case", "why it did not run", "cases"], rows, 2)
+
+
+Table = Callable[[Reading], str]
