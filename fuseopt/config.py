@@ -33,6 +33,8 @@ class Config:
     debug: 0 silent; 1 what was compiled; 2 and what did not fuse; 3 and the graph after
         each pass; 4 and the generated source.
     cache_dir: where built kernels are kept.
+    check: hold each pass to the invariants of the graph, and prove the schedule right;
+        a dump does that too.
     """
 
     target: str = "auto"
@@ -42,6 +44,7 @@ class Config:
     dump_dir: str | None = None
     debug: int = 0
     cache_dir: str | None = None
+    check: bool = False
 
 
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -50,6 +53,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "fallback": ("inductor", "eager", "error"),
     "verify": (True, False),
     "debug": (0, 1, 2, 3, 4),
+    "check": (True, False),
 }
 
 
@@ -91,5 +95,7 @@ def resolve(
     ):
         if env.get(variable):
             config = replace(config, **{name: _checked(name, env[variable])})
+    if env.get("FUSEOPT_CHECK", "0") != "0":
+        config = replace(config, check=True)
     given = {k: _checked(k, v) for k, v in (options or {}).items()}
     return replace(config, **given)

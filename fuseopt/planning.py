@@ -66,10 +66,12 @@ def plan_graph(
     builds = session.builder.builds
     captured: Captured = capture(gm, args)
     clock.lap("capture")
-    check_graph(captured.graph)
-    clock.lap("check")
+    checks = config.check or config.debug > 0 or config.dump_dir is not None
+    if checks:
+        check_graph(captured.graph)
+        clock.lap("check")
     plan: Schedule = schedule(captured.graph, clock.lap)
-    if config.debug or config.dump_dir:
+    if checks:
         check_schedule(captured.graph, plan)
         clock.lap("check")
     kernels = [step for step in plan.steps if isinstance(step, Kernel)]

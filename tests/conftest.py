@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from hypothesis import settings
 
 #: `make fuzz`: see tests/test_fuzz.py
 settings.register_profile("fuzz", print_blob=True)
+
+#: every graph that a test compiles is checked after each pass
+os.environ["FUSEOPT_CHECK"] = "1"
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -65,7 +65,13 @@ def test_the_options_are_those_of_config() -> None:
 
 
 def test_the_variables_are_read() -> None:
-    values = {"target": "triton", "debug": "3", "dump_dir": "a", "cache_dir": "b"}
+    values = {
+        "target": "triton",
+        "debug": "3",
+        "dump_dir": "a",
+        "cache_dir": "b",
+        "check": "True",
+    }
     found = {quoted(r[0])[0]: quoted(r[3]) for r in table(README, "Options") if r[3]}
     assert found.keys() == values.keys()
     environ = {names[0]: values[option] for option, names in found.items()}

@@ -14,7 +14,13 @@ import torch
 from ..errors import CaptureError
 from ..ir import DTYPE_BYTES, Buffer, span
 from ..overlap import may_share, self_overlaps
-from .promote import BUFFER_NAMES, DTYPE_NAMES, real_dtype, real_layout
+from .promote import (
+    BUFFER_NAMES,
+    DTYPE_NAMES,
+    NAMED_DTYPES,
+    real_dtype,
+    real_layout,
+)
 
 
 class Buffers:
@@ -98,6 +104,39 @@ class Buffers:
         self.current.append(value)
         return index
 
+    def known(self, t: torch.Tensor) -> int | None:
+        """The buffer of a tensor, if it has one."""
+        shape, stride, offset = real_layout(t)
+        storage = t.untyped_storage()._cdata
+        return self._keys.get((storage, offset, shape, stride, real_dtype(t.dtype)))
+
+    def alone(self, buffer: int) -> bool:
+        """Is a buffer the one way in which its memory is seen?"""
+        return (
+            len(self._by_storage[self.buffers[buffer].storage]) == 1
+            and buffer not in self._near
+            and buffer not in self._folded
+            and buffer not in self._seen
+        )
+
+    def first_of(self, storage: int) -> int:
+        """The buffer through which a storage was met first."""
+        return self._by_storage[storage][0]
+
+    def embody(self, buffer: int) -> torch.Tensor:
+        """A tensor for a buffer that was added without one."""
+        own = self.buffers[buffer]
+        dtype = NAMED_DTYPES[own.dtype]
+        made = torch.empty_strided(own.shape, own.stride, dtype=dtype, device="meta")
+        storage = made.untyped_storage()._cdata
+        self.buffers[buffer] = own = own._replace(storage=storage)
+        self._keys[storage, 0, own.shape, own.stride, dtype] = buffer
+        self._by_storage[storage] = [buffer]
+        self._spans[storage] = [(*span(own), buffer)]
+        self._devices[storage] = own.device
+        self._alive.append(made)
+        return made
+
     def device_of(self, t: torch.Tensor) -> str:
         """The device that a meta tensor stands for."""
         return self._devices.get(t.untyped_storage()._cdata, "cpu")
@@ -160,13 +199,17 @@ class Buffers:
 
     def _write(self, buffer: int) -> int:
         value = self._value(buffer)
-        self.current[buffer] = value
-        self._written.add(buffer)
-        self._seen.pop(buffer, None)
+        self.wrote(buffer, value)
         for other in self._near.get(buffer, ()):
             self.current[other] = self._value(other)
             self._seen[other] = (buffer, value)
         return value
+
+    def wrote(self, buffer: int, value: int) -> None:
+        """Memory that no other buffer shares holds a new value."""
+        self.current[buffer] = value
+        self._written.add(buffer)
+        self._seen.pop(buffer, None)
 
     def _look_through(self, index: int) -> None:
         """A new view of another dtype holds the bits of what is there already."""

@@ -5,6 +5,7 @@ Tensors are on meta, known numbers are as they are, others are Syms.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,8 @@ from .polyfills import (
 from .promote import PARTS
 from .record import Recorder
 from .scalars import Arg, Item, Scalars, Sym
+from .segments import Unlike, describe, segments, tokens
+from .templates import Templates
 
 #: Packages whose functions act on their arguments only.
 PURE = frozenset({"torch", "_operator", "operator", "math", "builtins", "numpy"})
@@ -60,6 +63,7 @@ class Interpreter:
                 t.device.type == "cpu" for t in tensors if isinstance(t, torch.Tensor)
             )
         self.recorder = Recorder(self.scalars, vector_library)
+        self.templates = Templates(self.recorder)
         self.env: dict[Node, Any] = {}
         self.lerps, self.dropped = find_lerps(gm.graph)
         self.scaled, unscaled = find_scaled_adds(gm.graph, OPTIM)
@@ -116,31 +120,61 @@ class Interpreter:
     # ---------------------------------------------------------------- nodes
 
     def run(self) -> Any:
-        result = None
+        """Run every node; the value that the graph returns."""
+        nodes = [
+            n
+            for n in self.gm.graph.nodes
+            if n.op.startswith("call") and n not in self.dropped
+        ]
+        names = tokens(nodes)
         grad_mode = torch.is_grad_enabled()
         try:
-            with shapes_of(self.recorder.device_of), self.recorder, torch.no_grad():
-                for node in self.gm.graph.nodes:
-                    if node.op in ("placeholder", "get_attr") or node in self.dropped:
-                        continue
-                    if node.op == "output":
-                        result = self._map(node.args[0])
-                        continue
-                    self.recorder.line = source_line(node)
-                    try:
-                        self.env[node] = self._node(node)
-                    except FuseoptError:
-                        raise
-                    except Exception as error:
-                        # no shape rule on meta, a shape that depends on data, an
-                        # argument of a kind nobody expected: eager can still run it
-                        raise CaptureError(
-                            f"{node.target} cannot be recorded: "
-                            f"{type(error).__name__}: {error}\n{self.recorder.line}"
-                        ) from error
+            with shapes_of(self.recorder.device_of), torch.no_grad():
+                done = 0
+                for begin, end in segments(nodes, names):
+                    self._run(nodes[done:begin])
+                    self._run_segment(nodes[begin:end], names[begin:end])
+                    done = end
+                self._run(nodes[done:])
         finally:
             torch.set_grad_enabled(grad_mode)
-        return result
+        (result,) = (n for n in self.gm.graph.nodes if n.op == "output")
+        return self._map(result.args[0])
+
+    def _run(self, nodes: Sequence[Node]) -> None:
+        """Record nodes one by one."""
+        if not nodes:
+            return
+        with self.recorder:
+            for node in nodes:
+                self.recorder.line = source_line(node)
+                try:
+                    self.env[node] = self._node(node)
+                except FuseoptError:
+                    raise
+                except Exception as error:
+                    # no shape rule on meta, a shape that depends on data, an argument
+                    # of a kind nobody expected: eager can still run it
+                    raise CaptureError(
+                        f"{node.target} cannot be recorded: "
+                        f"{type(error).__name__}: {error}\n{self.recorder.line}"
+                    ) from error
+
+    def _run_segment(self, nodes: Sequence[Node], names: Sequence[int]) -> None:
+        """Record nodes, or add what equal ones added before."""
+        form = came = None
+        if not any(n in self.lerps or n in self.scaled for n in nodes):
+            with contextlib.suppress(Unlike):
+                form = describe(nodes, names, self.dropped, self.products)
+        if form is not None:
+            came = self.templates.incoming([self.env[n] for n in form.outside])
+        if form is None or came is None:
+            self._run(nodes)
+            return
+        if not self.templates.replay(form, nodes, self.env, came):
+            mark = self.templates.mark()
+            self._run(nodes)
+            self.templates.learn(form, nodes, self.env, came, mark)
 
     def _map(self, x: Any) -> Any:
         if isinstance(x, Node):
@@ -270,6 +304,7 @@ class Interpreter:
         """A number on the host where it lies there already, else one that stays where
         it is.
         """
+        self.recorder.items += 1
         if not t.is_meta:
             return t.item()
         position = self.origin.get(id(t), -1)
@@ -282,6 +317,7 @@ class Interpreter:
 
     def _compute(self, node: Node, operands: Sequence[Any]) -> Computed:
         """Python's arithmetic on numbers that the step computed."""
+        self.recorder.items += 1
         op = operation(node.target) if callable(node.target) else None
         if op is None or not all(
             isinstance(x, (Computed, Sym, int, float)) for x in operands

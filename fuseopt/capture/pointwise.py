@@ -52,7 +52,7 @@ class Pointwise(Buffers):
         self._complex_given: set[int] = set()  # storages of externs' complex results
         self._literals: dict[tuple[float, float], Literal] = {}
         self._bits: dict[tuple[int, str], int] = {}  # (value, dtype) -> its bits
-        self._call = 0
+        self.call = 0
         self._bodies: dict[Any, Body | None] = {}
         self._interned: dict[Any, Body] = {}
 
@@ -143,7 +143,7 @@ class Pointwise(Buffers):
             return False
         self.nodes.append(
             SchedulerNode(
-                body, got, tuple(scalars), (self._write(buffer),), self._call, self.line
+                body, got, tuple(scalars), (self._write(buffer),), self.call, self.line
             )
         )
         return True
@@ -161,7 +161,7 @@ class Pointwise(Buffers):
         reads = tuple([self._read(t) for t in operands])
         write = self._write(self.buffer_of(as_lane_number(out)))
         self.nodes.append(
-            SchedulerNode(body, reads, (), (write,), self._call, self.line, dims)
+            SchedulerNode(body, reads, (), (write,), self.call, self.line, dims)
         )
 
     def _operand(self, t: torch.Tensor) -> int:
@@ -191,7 +191,7 @@ class Pointwise(Buffers):
             )
             self._devices[made.untyped_storage()._cdata] = own.device
             target = self._write(self.buffer_of(made))
-            node = SchedulerNode(body, (written,), (), (target,), self._call, self.line)
+            node = SchedulerNode(body, (written,), (), (target,), self.call, self.line)
             self.nodes.append(node)
             self._bits[key] = target
         return self._bits[key]
@@ -259,7 +259,7 @@ class Pointwise(Buffers):
         got = tuple([self._read(t) for t in tensors])
         written = (self._write(self.buffer_of(made)),)
         self.nodes.append(
-            SchedulerNode(found, got, scalars, written, self._call, self.line)
+            SchedulerNode(found, got, scalars, written, self.call, self.line)
         )
         return Computed(made, is_float)
 

@@ -30,6 +30,7 @@ from .schemas import (
     LAYOUT,
     META_FREE,
     RENAMED,
+    SHAPED,
     Op,
     arithmetic,
     column,
@@ -52,6 +53,9 @@ class Recorder(Externs, TorchDispatchMode):
         Externs.__init__(self, scalars, vector_library)
         self.stacks = Stacks(self._read)
         self._ops: dict[Any, Op] = {}
+        #: calls that were more than arithmetic, element by element
+        self.others = 0
+        self.items = 0  # numbers that were read from tensors
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -60,7 +64,7 @@ class Recorder(Externs, TorchDispatchMode):
         op = self._ops.get(func)
         if op is None:
             op = self._ops[func] = describe(func)
-        self._call += 1
+        self.call += 1
         bound = dict(zip(op.arguments, args, strict=False))
         bound.update(kwargs)
         self._wanted = ""
@@ -68,6 +72,7 @@ class Recorder(Externs, TorchDispatchMode):
         if not all(t.is_meta for t in tensors):
             self._check_constants(func, bound)
             known = self.literals is None and not ordered(func)
+            self.others += 1
             if known and not any(t.is_meta for t in tensors):
                 return func(*args, **kwargs)
             args = swap(args, self.constant)
@@ -78,6 +83,25 @@ class Recorder(Externs, TorchDispatchMode):
         if op.foreach:
             return self._foreach(func, op, bound, args, kwargs)
         return self._single(func, op, bound, args, kwargs)
+
+    def sizes(self) -> tuple[int, ...]:
+        """How much there is of what no calls but arithmetic add to."""
+        return (
+            len(self.calls),
+            self.items,
+            self.stacks.count,
+            len(self._constants),
+            len(self._bits),
+            len(self._near),
+            len(self._folded),
+            len(self._seen),
+            len(self._complex_given),
+        )
+
+    def alone(self, buffer: int) -> bool:
+        """Is a buffer the one way in which its memory is seen, and no stack?"""
+        own = self.buffers[buffer].storage
+        return super().alone(buffer) and not self.stacks.holds(own)
 
     def _check_constants(self, func: Any, bound: dict[str, Any]) -> None:
         """What is known at capture must not be changed by the step."""
@@ -110,6 +134,7 @@ class Recorder(Externs, TorchDispatchMode):
         else:
             out = func(*args, **kwargs)
         if not isinstance(out, torch.Tensor):
+            self.others += 1
             made = tensors_in(out)
             if not func._schema.is_mutable and out is not None:
                 if not made:
@@ -121,6 +146,11 @@ class Recorder(Externs, TorchDispatchMode):
                     return out
             return self._extern(func, args, kwargs, out, "no rule for this op")
         self._inherit(out, bound)
+        shaped = op.name in EMPTY or op.name in SHAPED
+        if (shaped and out.dim()) or not (
+            shaped or op.name in RULES or op.name in RENAMED or op.name in CONSTANTS
+        ):
+            self.others += 1
         if op.name in EMPTY:
             return out
         stack = pieces_of(op.name, bound)
@@ -239,6 +269,8 @@ class Recorder(Externs, TorchDispatchMode):
         lists = [v for v in bound.values() if isinstance(v, (list, tuple))]
         own = bound.get("self")
         n = len(own) if isinstance(own, (list, tuple)) else len(lists[0])
+        if name not in RULES:
+            self.others += 1
         if name in FOREACH_REDUCTIONS:
             reduced = self._foreach_reductions(func, name, bound, args, kwargs)
             if reduced is not None:

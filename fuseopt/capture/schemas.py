@@ -35,6 +35,8 @@ MODES = {
     ("div", "rounding_mode", "trunc"): "div_trunc",
 }
 EMPTY = frozenset("empty empty_like new_empty empty_strided new_empty_strided".split())
+#: Calls whose result has a shape that they are told.
+SHAPED = frozenset("full new_full scalar_tensor zeros new_zeros ones new_ones".split())
 #: Arguments that say how a result is laid out; the meta result already shows it.
 LAYOUT = frozenset(
     "memory_format dtype layout device pin_memory non_blocking generator size".split()

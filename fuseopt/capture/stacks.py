@@ -49,6 +49,14 @@ class Stacks:
         self.version = version
         self._made: dict[int, tuple[Stack, Tensor, list[int]]] = {}
 
+    @property
+    def count(self) -> int:
+        return len(self._made)
+
+    def holds(self, storage: int) -> bool:
+        """Is a storage that of a stack?"""
+        return storage in self._made
+
     def add(self, stack: Stack, out: Tensor) -> None:
         """Remember what `out` holds, now that it was written."""
         versions = [self.version(t) for t in (out, *stack.pieces)]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..ir import Extern, Graph, Refusal, SchedulerNode
 from ..overlap import overlaps
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """`consumer` must not run before `producer`; both are positions in Graph.nodes."""
 
     producer: int

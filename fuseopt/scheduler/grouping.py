@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..ir import Extern, ForeachSchedulerNode, Graph, ScalarRef, SchedulerNode
 from ..overlap import overlaps
@@ -140,8 +141,7 @@ def shared_numbers(graph: Graph, all_edges: list[Edge]) -> SharedNumbers:
     return SharedNumbers(clones, frozenset(shared), frozenset(fed))
 
 
-@dataclass(frozen=True)
-class LaneTable:
+class LaneTable(NamedTuple):
     """One lane: its nodes in order, its buffers by slot, its scalars by column.
 
     `form` is equal for lanes that do the same. It encodes for every node its body, and

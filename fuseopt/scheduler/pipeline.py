@@ -20,6 +20,7 @@ from ..ir import (
     SchedulerNode,
     Variant,
 )
+from .alike import alike
 from .deps import device, edges
 from .finish import finish_early
 from .fusion import fuse
@@ -74,6 +75,9 @@ def schedule(
 
     `passed(name)` is called when a pass has ended.
     """
+    parts = alike(graph)
+    whole, graph = graph, parts.graph
+    passed("islands")
     every_edge = list(edges(graph))
     passed("dependencies")
     numbers = shared_numbers(graph, every_edge)
@@ -104,9 +108,10 @@ def schedule(
 
     steps: list[Kernel | Extern] = []
     foreach: list[ForeachSchedulerNode] = []
+    late = frozenset(parts.everywhere(sorted(plan.late)))
     last = max([*by_stage, *externs], default=-1)
     for s in range(-1, last + 1):
-        groups: dict[tuple[str, tuple[object, ...]], list[LaneTable]] = {}
+        rows: list[tuple[int, str, LaneTable]] = []
         for lane in lanes.get(s, ()):
             table = describe_lane(
                 graph, lane, producer, kept, numbers.clones, plan.late
@@ -115,11 +120,16 @@ def schedule(
                 continue
             node = graph.nodes[lane[0]]
             assert isinstance(node, SchedulerNode)
-            groups.setdefault((device(graph, node), table.form), []).append(table)
+            where = device(graph, node)
+            rows += ((first, where, t) for first, t in parts.spread(lane, table))
+        rows.sort(key=lambda row: row[0])
+        groups: dict[tuple[str, tuple[object, ...]], list[LaneTable]] = {}
+        for _, where, table in rows:
+            groups.setdefault((where, table.form), []).append(table)
         by_device: dict[str, list[Variant]] = {}
         for (where, _), group in groups.items():
-            by_device.setdefault(where, []).append(fuse(graph, group, plan.late))
-            foreach.extend(foreach_nodes(graph, group))
+            by_device.setdefault(where, []).append(fuse(whole, group, late))
+            foreach.extend(foreach_nodes(whole, group))
         for variants in by_device.values():
             # an order that does not depend on which parameter came first
             variants.sort(key=lambda v: (v.reduction, v.instrs, v.stores, v.slots))
@@ -129,8 +139,8 @@ def schedule(
             extern = graph.nodes[i]
             assert isinstance(extern, Extern)
             steps.append(extern)
-    steps = finish_early(graph, steps)
-    made = Schedule(tuple(steps), plan.refusals, _temps(graph, steps), tuple(foreach))
+    steps = finish_early(whole, steps)
+    made = Schedule(tuple(steps), plan.refusals, _temps(whole, steps), tuple(foreach))
     passed("fusion")
     return made
 

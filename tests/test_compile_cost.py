@@ -1,0 +1,142 @@
+"""What compiling costs, in counts: it follows distinct bodies, not lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from fuseopt.capture import Captured, capture
+from fuseopt.capture.record import Recorder
+from fuseopt.planning import Schedule
+from fuseopt.scheduler import schedule, stages
+from fuseopt.verify import check_graph, check_schedule
+
+from .steps import make_params
+
+FEW, MANY = 4, 12
+#: Two shapes with dimensions, and every fourth lane is one number.
+SHAPES = ((6, 5), (7,), (3, 4), ())
+
+
+class OwnLoop(torch.optim.Optimizer):
+    """A for-loop as papers write it, with a norm of each parameter."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["m"] = torch.zeros_like(p)
+                m = state["m"]
+                m.mul_(0.9).add_(p.grad, alpha=0.1)
+                trust = p.norm() / (m.norm() + 1e-6)
+                p.add_(m * trust, alpha=-group["lr"])
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "for-loop": lambda params: torch.optim.AdamW(params, foreach=False),
+    "foreach": lambda params: torch.optim.AdamW(params, foreach=True),
+    "own": OwnLoop,
+}
+
+
+def planned(
+    make: Callable[[Any], torch.optim.Optimizer], shapes: Sequence[tuple[int, ...]]
+) -> tuple[Captured, Schedule]:
+    """Capture and schedule a first step; nothing runs."""
+    params = make_params(shapes)
+    optimizer = make(params)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    found: list[tuple[Captured, Schedule]] = []
+
+    class Planned(Exception):
+        """Leaves the step before anything of it runs."""
+
+    def backend(gm: torch.fx.GraphModule, args: Any) -> Any:
+        captured = capture(gm, args)
+        plan = schedule(captured.graph)
+        check_graph(captured.graph)
+        check_schedule(captured.graph, plan)
+        found.append((captured, plan))
+
+        def leave(*_: Any) -> Any:
+            raise Planned
+
+        return leave
+
+    with pytest.raises(Planned):
+        torch.compile(optimizer.step, backend=backend)()
+    return found[0]
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often a call reached the recorder, and a pair of nodes was judged."""
+    found = {"calls": 0, "proofs": 0}
+    dispatch, judge = Recorder.__torch_dispatch__, stages.why_not
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found["calls"] += 1
+        return dispatch(self, *args, **kwargs)
+
+    def judged(*args: Any) -> Any:
+        found["proofs"] += 1
+        return judge(*args)
+
+    monkeypatch.setattr(Recorder, "__torch_dispatch__", counted)
+    monkeypatch.setattr(stages, "why_not", judged)
+    return found
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_more_lanes_need_no_more_calls_or_proofs(
+    kind: str, counts: dict[str, int]
+) -> None:
+    seen = []
+    for lanes in (FEW, MANY):
+        counts.update(calls=0, proofs=0)
+        _, plan = planned(OPTIMIZERS[kind], SHAPES * (lanes // len(SHAPES)))
+        assert plan.steps
+        seen.append(dict(counts))
+        torch._dynamo.reset()
+    assert seen[0]["calls"] > 0 < seen[0]["proofs"]
+    # a loop is seen to be one when it comes round the third time
+    assert seen[1]["proofs"] == seen[0]["proofs"]
+    assert seen[1]["calls"] <= seen[0]["calls"]
+
+
+def test_pointwise_lanes_are_recorded_once_for_all_shapes(
+    counts: dict[str, int],
+) -> None:
+    seen = []
+    for shapes in (((3, 4),) * 3, ((3, 4), (5, 6), (7, 8), (9, 2))):
+        counts.update(calls=0)
+        planned(OPTIMIZERS["for-loop"], shapes)
+        seen.append(counts["calls"])
+        torch._dynamo.reset()
+    assert seen[0] == seen[1]
+
+
+def test_lanes_that_differ_are_recorded_each() -> None:
+    """One element, none, a transposed one: what recording asks of them differs."""
+
+    def make(params: Any) -> torch.optim.Optimizer:
+        with torch.no_grad():
+            params[1].set_(params[1].t().contiguous().t())
+        return torch.optim.AdamW(params, foreach=False)
+
+    shapes = [(4, 3), (4, 3), (1,), (0,), (4, 3), (1, 1), (1, 5), (5,)]
+    captured, plan = planned(make, shapes)
+    (kernel,) = (s for s in plan.steps if hasattr(s, "variants"))
+    found = {shape for v in kernel.variants for shape in v.shapes}
+    assert found >= {(4, 3), (1, 5), (5,), (0,)}
+    strides = {b.stride for b in captured.graph.buffers if b.shape == (4, 3)}
+    assert strides == {(3, 1), (1, 4)}
