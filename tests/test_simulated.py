@@ -157,6 +157,18 @@ def test_devices_have_streams_of_their_own(sim: ModuleType) -> None:
     assert sim.current_device() == 0
 
 
+def test_a_copy_between_devices_is_in_the_order_of_both(sim: ModuleType) -> None:
+    t = torch.zeros(2, device="sim:0")
+    view = sim._C().host_view(t, False)  # keeps nothing alive
+    sim.enqueue(lambda: view.fill_(3.0))
+    other = t.to("sim:1")
+    del t
+    again = torch.empty(2, device="sim:0")
+    assert again.data_ptr() == view.data_ptr()
+    again.fill_(5.0)
+    assert other.tolist() == [3.0, 3.0]
+
+
 # ---------------------------------------------------------------------- graphs
 
 

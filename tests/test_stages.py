@@ -177,3 +177,38 @@ def test_more_than_a_few_lanes_do_not_wait_in_one_program() -> None:
             g.outputs.append(g.op("mul", g.reduce("sum", part), float(k + 2)))
         _, plan = planned(g)
         assert len(kernels(plan)) == launches
+
+
+# ------------------------------------------------------------- several devices
+
+
+def test_a_counter_of_the_cpu_does_not_tear_the_pass_of_a_device_apart() -> None:
+    g = GraphBuilder()
+    p, q = (g.tensor(x, (4,), device="sim:0") for x in "pq")
+    step = g.tensor("step", ())
+    g.op("mul", q, 0.9, out=q)
+    g.op("add", step, 1.0, out=step)
+    root = g.op("sqrt", step)
+    g.op("div", q, root, out=p)
+    graph, plan = planned(g)
+    host, device = kernels(plan)
+    assert {graph.buffers[b].name for c in host.variants[0].columns for b in c} == {
+        "step",
+        graph.buffers[root].name,
+    }
+    # one pass over q, which reads the root that the first kernel has made
+    assert device.variants[0].nodes == ("mul", "div")
+    assert root in {b for column in device.variants[0].columns for b in column}
+    assert "device" in codes(plan)
+
+
+def test_a_counter_that_a_device_reads_first_changes_after_it() -> None:
+    g = GraphBuilder()
+    p = g.tensor("p", (4,), device="sim:0")
+    step = g.tensor("step", ())
+    g.op("mul", p, step, out=p)
+    g.op("add", step, 1.0, out=step)
+    g.op("add", p, step, out=p)
+    graph, plan = planned(g)
+    written = [graph.buffers[k.variants[0].columns[0][0]].device for k in kernels(plan)]
+    assert written == ["sim:0", "cpu", "sim:0"]

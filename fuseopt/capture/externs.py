@@ -41,7 +41,7 @@ class TensorRef(NamedTuple):
 class Externs(Pointwise):
     """Nodes that compute, and those that keep a call: `calls[payload]`."""
 
-    def __init__(self, scalars: Scalars, vector_library: bool) -> None:
+    def __init__(self, scalars: Scalars, vector_library: bool | None) -> None:
         super().__init__(scalars, vector_library)
         self.calls: list[Call] = []
         self._constants: dict[int, torch.Tensor] = {}  # by id of the real tensor

@@ -57,11 +57,6 @@ class Interpreter:
         self.gm = gm
         self.args = args
         self.scalars = Scalars()
-        if vector_library is None:
-            tensors = [*static_tensors(gm).values(), *args]
-            vector_library = all(
-                t.device.type == "cpu" for t in tensors if isinstance(t, torch.Tensor)
-            )
         self.recorder = Recorder(self.scalars, vector_library)
         self.templates = Templates(self.recorder)
         self.env: dict[Node, Any] = {}

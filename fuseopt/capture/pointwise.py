@@ -39,7 +39,7 @@ class Pointwise(Buffers):
     `nodes` also holds what other rooms add: it is the step in eager's order.
     """
 
-    def __init__(self, scalars: Scalars, vector_library: bool) -> None:
+    def __init__(self, scalars: Scalars, vector_library: bool | None) -> None:
         super().__init__()
         self.scalars = scalars
         self.vector_library = vector_library
@@ -70,7 +70,8 @@ class Pointwise(Buffers):
             if rule is None:
                 return False
             name = rule
-        key: list[Any] = [name, made, out.dim() == 0]
+        vectors = self._has_vectors(out)
+        key: list[Any] = [name, made, out.dim() == 0, vectors]
         for argument, x in operands:
             if x is None:
                 described.append(None)
@@ -122,7 +123,7 @@ class Pointwise(Buffers):
                     tuple(described),
                     DTYPE_NAMES[common],
                     DTYPE_NAMES[made],
-                    self.vector_library,
+                    vectors,
                 )
                 if common in DTYPE_NAMES
                 else None
@@ -147,6 +148,12 @@ class Pointwise(Buffers):
             )
         )
         return True
+
+    def _has_vectors(self, out: torch.Tensor) -> bool:
+        """Does eager take functions for this result from the CPU's vector library?"""
+        if self.vector_library is not None:
+            return self.vector_library
+        return self.device_of(out) == "cpu"
 
     def reduce(
         self,
@@ -180,7 +187,7 @@ class Pointwise(Buffers):
         key = (written, own.dtype)
         if key not in self._bits:
             known = (TensorOperand(other.dtype, other.shape == ()),)
-            body = lower("bitcast", known, own.dtype, own.dtype, self.vector_library)
+            body = lower("bitcast", known, own.dtype, own.dtype)
             if body is None:
                 return value
             body = self._interned.setdefault(

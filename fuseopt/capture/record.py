@@ -48,7 +48,7 @@ SCALES = frozenset({"alpha", "value"})
 class Recorder(Externs, TorchDispatchMode):
     """Decides of each call what it becomes; see the module."""
 
-    def __init__(self, scalars: Scalars, vector_library: bool = True) -> None:
+    def __init__(self, scalars: Scalars, vector_library: bool | None = True) -> None:
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         Externs.__init__(self, scalars, vector_library)
         self.stacks = Stacks(self._read)

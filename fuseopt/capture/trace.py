@@ -53,8 +53,8 @@ def capture(
     """Capture the graph of one step.
 
     `vector_library`: give the bits of eager's CPU kernels, which take some functions
-    from a vector library, or those of IEEE arithmetic; None decides by the tensors'
-    device.
+    from a vector library, or those of IEEE arithmetic; None decides by the device of
+    each result.
 
     Raises UnsupportedInput for tensors no kernel can address, CaptureError for a graph
     that cannot be recorded; both before anything is written.

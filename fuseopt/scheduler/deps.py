@@ -13,6 +13,9 @@ from typing import NamedTuple
 from ..ir import Extern, Graph, Refusal, SchedulerNode
 from ..overlap import overlaps
 
+#: What runs here is done when the next launch starts, on whichever device.
+CPU = "cpu"
+
 
 class Edge(NamedTuple):
     """`consumer` must not run before `producer`; both are positions in Graph.nodes."""

@@ -82,7 +82,9 @@ def _makes_numbers(step: Kernel | Extern) -> bool:
 
 
 def _device(graph: Graph, kernel: Kernel) -> str:
-    return graph.buffers[kernel.variants[0].columns[0][0]].device
+    """That of what it writes: it may read numbers of the CPU."""
+    v = kernel.variants[0]
+    return graph.buffers[v.columns[v.stores[0][1]][0]].device
 
 
 def _kernel_before(

@@ -4,7 +4,8 @@
     fused variants -> numbers finished in the launch that makes them
 
 All variants of a stage on one device become one kernel: they are independent, since two
-nodes of a stage that touch the same memory are in one lane (horizontal fusion).
+nodes of a stage that touch the same memory are in one lane (horizontal fusion). The
+kernel of the CPU comes first: those of other devices may read what it makes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..ir import (
     Variant,
 )
 from .alike import alike
-from .deps import device, edges
+from .deps import CPU, device, edges
 from .finish import finish_early
 from .fusion import fuse
 from .grouping import (
@@ -130,7 +131,8 @@ def schedule(
         for (where, _), group in groups.items():
             by_device.setdefault(where, []).append(fuse(whole, group, late))
             foreach.extend(foreach_nodes(whole, group))
-        for variants in by_device.values():
+        for where in sorted(by_device, key=lambda device: device != CPU):
+            variants = by_device[where]
             # an order that does not depend on which parameter came first
             variants.sort(key=lambda v: (v.reduction, v.instrs, v.stores, v.slots))
             name = f"kernel{sum(isinstance(x, Kernel) for x in steps)}"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from ..ir import Extern, Graph, Refusal, SchedulerNode, kept
-from .deps import Edge, Stages, device, space
+from .deps import CPU, Edge, Stages, device, space
 from .grouping import SharedNumbers, UnionFind
 from .legality import Pair, why_not
 
@@ -60,7 +60,8 @@ class _Stager:
                 legal.append(e)
                 self.stage[i] = max(self.stage[i], self.stage[e.producer])
             else:
-                self.stage[i] = max(self.stage[i], self.stage[e.producer] + 1)
+                wait = not self._feeds(e)
+                self.stage[i] = max(self.stage[i], self.stage[e.producer] + wait)
         if not self.any_reduction:
             self.fused.extend(legal)
             return
@@ -109,6 +110,13 @@ class _Stager:
         key = (a.body.name, b.body.name, code)
         self.refusals.setdefault(key, Refusal(*key, detail))
         return False
+
+    def _feeds(self, e: Edge) -> bool:
+        """Does a node of the CPU give a device something? In a stage the CPU is first,
+        so that its counters do not tear the passes of a device apart.
+        """
+        own, other = self.devices[e.producer], self.devices[e.consumer]
+        return own == CPU != other
 
     # ------------------------------------------------------------ reductions
 

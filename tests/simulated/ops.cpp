@@ -10,6 +10,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <cmath>
 #include <unordered_map>
 
 #include "sim.h"
@@ -284,14 +285,19 @@ static Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   }
   if (to_sim && from_sim) {
     ++s.counters.d2d;
-    if (from.device() != to.device()) {
-      // both devices' streams are at this place
-      auto e = std::make_shared<EventState>();
-      record(e, here(from.device().index()));
-      block(e, k);
-    }
     Tensor a = host_view(to, false), b = host_view(source, false);
-    push(k, [a, b]() mutable { a.copy_(b); });
+    Key src = here(from.device().index());
+    auto before = std::make_shared<EventState>(), after = std::make_shared<EventState>();
+    if (src != k) {
+      // the source's stream copies, and each waits for the other
+      record(before, k);
+      block(before, src);
+    }
+    push(src, [a, b]() mutable { a.copy_(b); });
+    if (src != k) {
+      record(after, src);
+      block(after, k);
+    }
     return to;
   }
   if (to_sim) {
@@ -572,6 +578,34 @@ static void fallback(
   });
 }
 
+// The vector library of the CPU rounds some roots down; a device does not.
+static Tensor& sqrt_out(const Tensor& x, Tensor& out) {
+  Lock lock;
+  if (!at::isFloatingType(out.scalar_type()) || x.is_complex()) {
+    torch::jit::Stack stack = {x, out};
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::sqrt", "out");
+    fallback(op, {}, &stack);
+    return out;
+  }
+  if (out.numel() == 0 && x.numel() != 0) resize_(out, x.sizes(), {});
+  Key k = here(out.device().index());
+  ++state().ops["aten::sqrt"];
+  Tensor from = host_view(x, false), to = host_view(out, false);
+  push(k, [from, to] {
+    auto wide = from.to(at::kDouble).contiguous();
+    double* p = wide.mutable_data_ptr<double>();
+    for (int64_t i = 0; i < wide.numel(); ++i) p[i] = std::sqrt(p[i]);
+    // a root in float is that of the double, rounded; narrower ones come from float
+    auto made = to.scalar_type() == at::kDouble ? wide : wide.to(at::kFloat);
+    to.copy_(made);
+  });
+  if (!capture_of(k)) drain(k);
+  return out;
+}
+
+// As for CUDA: `p.data = p.data.cpu()` is allowed.
+static bool compatible(const Tensor&, const Tensor&) { return true; }
+
 static void record_stream(Tensor& t, c10::Stream s) {
   Guard().recordDataPtrOnStream(t.storage().data_ptr(), s);
 }
@@ -592,6 +626,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar);
+  m.impl("sqrt.out", &sqrt_out);
+  m.impl("_has_compatible_shallow_copy_type", &compatible);
   m.impl("record_stream", &record_stream);
 }
 
