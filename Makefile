@@ -11,8 +11,9 @@ TEST_FLAGS ?= -n auto
 BENCH_FLAGS ?=
 FUZZ_FLAGS ?=
 DEMO_FLAGS ?=
+GPU_FLAGS ?=
 
-.PHONY: help demo test test-all fuzz bench bench-gpu lint format clean
+.PHONY: help demo test test-all fuzz gpu bench bench-gpu lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -21,6 +22,7 @@ help:
 	@echo "make fuzz      2,000 random programs against eager, other ones each time"
 	@echo "make bench     the benchmarks, on a CPU, in 15 minutes"
 	@echo "make bench-gpu the same ones on a GPU"
+	@echo "make gpu       on a machine with a GPU: is it right, how fast; nine minutes"
 	@echo "make lint      formatter, linter and types: only looks"
 	@echo "make format    formatter and linter: mends what they can"
 
@@ -45,6 +47,12 @@ bench: $(VENV)/stamp-test $(VENV)/stamp-bench
 bench-gpu: $(VENV)/stamp-test $(VENV)/stamp-bench
 	$(BIN)/python -m bench run --device cuda $(BENCH_FLAGS)
 
+# Nothing is installed: the Python that is there has torch, as in
+# make gpu PYTHON=python3 GPU_FLAGS="--sections correctness". Without a GPU, rehearse:
+# GPU_FLAGS="--rehearse cpu" (or interpreter, or sim).
+gpu:
+	PYTHONPATH=. PYTHONUNBUFFERED=1 $(PYTHON) -m bench.gpu $(GPU_FLAGS)
+
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -55,7 +63,7 @@ format: $(VENV)/stamp-dev
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) build demo/out fuseopt.egg-info
+	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info
 
 # One stamp for each extra: a target installs what it needs and no more. Every
 # install reads the constraints, so that nothing can change the version of torch.

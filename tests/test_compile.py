@@ -670,6 +670,10 @@ def test_steps_of_others(kind: Any) -> None:
     assert len(launches()) <= 9 + 3  # a counter that Dynamo makes a symbol
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12),
+    reason="torch 2.11 counts what it compiled for optimizers that are gone",
+)
 def test_ten_that_inherit_their_step_stay_compiled() -> None:
     def build(params: Any, plain: bool) -> torch.optim.Optimizer:
         return Decayed(params, foreach=True, capturable=plain)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -218,9 +218,10 @@ class Interpreter:
             if node.target not in (*MAKE_TENSOR, torch.full, torch.scalar_tensor):
                 if any(isinstance(x, Computed) for x in flat):
                     return self._compute(node, flat)
-                if node.op == "call_method":
+                function = _function(node)
+                if function is None:
                     raise CaptureError(f"method {node.target} of a number")
-                return self.scalars.apply(node.target, args, kwargs)  # type: ignore[arg-type]
+                return self.scalars.apply(function, args, kwargs)
         literals: frozenset[Any] | None = None
         if has_sym:
             literals = frozenset(x for x in flat if isinstance(x, (int, float)))
@@ -313,7 +314,8 @@ class Interpreter:
     def _compute(self, node: Node, operands: Sequence[Any]) -> Computed:
         """Python's arithmetic on numbers that the step computed."""
         self.recorder.items += 1
-        op = operation(node.target) if callable(node.target) else None
+        function = _function(node)
+        op = operation(function) if function is not None else None
         if op is None or not all(
             isinstance(x, (Computed, Sym, int, float)) for x in operands
         ):
@@ -418,3 +420,11 @@ def _flatten(x: Any) -> list[Any]:
     if isinstance(x, dict):
         return [z for y in x.values() for z in _flatten(y)]
     return [x]
+
+
+def _function(node: Node) -> Callable[..., Any] | None:
+    """What a node calls; of a method such as `__abs__`, the operator. None: no such."""
+    if callable(node.target):
+        return node.target
+    name = node.target
+    return getattr(operator, name, None) if name.startswith("__") else None

@@ -1,0 +1,177 @@
+"""Bit for bit eager's on this device? Each case compares after every step.
+
+Cases are all of torch's own list of optimizers, those that the tests have from papers,
+and what users do between steps. What reduces, or calls a function of a library, is not
+bit for bit, by docs/numerics.md: there the distance is reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bench.gpu.place import Place
+from bench.gpu.race import DTYPES, Race, change, parameters
+from bench.gpu.scenarios import SCENARIOS, STEPS
+from bench.results import Figures
+
+ALONE = False
+#: seconds that one case may take
+CAP = 120.0
+#: What reduces, or calls a function of a library: docs/numerics.md says which bits.
+KNOWN = ("reduces", "function")
+
+
+# ---------------------------------------------------------------- cases
+
+
+def cases(place: Place) -> list[dict[str, Any]]:
+    """All cases, the longest first."""
+    found: list[dict[str, Any]] = [
+        {"name": f"scenario/{name}", "weight": 4} for name in SCENARIOS
+    ]
+    if place.tiny:
+        found = [c for c in found if not c["name"].endswith("2**31 elements")]
+    for name, kind in _papers():
+        found.append({"name": f"paper/{name}", "kind": kind, "weight": 2})
+    found += [{"name": name, "weight": 1} for name in _by_name(_database())]
+    if place.tiny:
+        chosen = ("scenario/live", "paper/Lion", "torch/SGD-foreach-default")
+        found = [c for c in found if c["name"].startswith(chosen)][:3]
+    return found
+
+
+def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
+    """What does the case. Raises Different there."""
+    group, _, name = case["name"].partition("/")
+    if group == "scenario":
+        return lambda: SCENARIOS[name](place)
+    if group == "paper":
+        return lambda: _paper(place, name, case["kind"] in KNOWN)
+    found = _by_name(_database())[case["name"]]
+    return lambda: _torch(place, found)
+
+
+def summary(done: dict[str, Figures]) -> list[str]:
+    """How many have eager's bits, what is off, and by how much."""
+    failed = {n: f["failed"] for n, f in done.items() if "failed" in f}
+    known = {n: f["ulp"] for n, f in done.items() if f.get("ulp")}
+    exact = len(done) - len(failed) - len(known)
+    lines = [f"{exact} of {len(done)} cases have eager's bits"]
+    lines += [f"  known: {n} {ulp:g} ulp" for n, ulp in known.items()]
+    lines += [f"  DIFFERS {n}: {text[:200]}" for n, text in failed.items()]
+    return lines[:25]
+
+
+# ---------------------------------------------------------------- torch's own
+
+
+def _database() -> list[Any]:
+    """All inputs of torch's own list of optimizers, in the forms that Dynamo traces."""
+    # torch's list imports a package of test helpers, of which it uses nothing here
+    stand_in: Any = types.ModuleType("expecttest")
+    stand_in.TestCase = object
+    try:
+        import expecttest  # noqa: F401
+    except ImportError:
+        sys.modules["expecttest"] = stand_in
+    from tests.optim_cases import CASES, untraceable
+
+    return [
+        case
+        for case in CASES
+        if case.form != "differentiable" and not untraceable(case)
+    ]
+
+
+def _by_name(found: list[Any]) -> dict[str, Any]:
+    """Cases by names of their own; of some inputs the list says the same."""
+    named: dict[str, Any] = {}
+    for case in found:
+        name = f"torch/{case!r}"
+        same = sum(known.startswith(name) for known in named)
+        named[f"{name} ({same + 1})" if name in named else name] = case
+    return named
+
+
+def _torch(place: Place, case: Any) -> Figures:
+    from tests.optim_cases import accepts
+
+    kind = getattr(torch.optim, case.name)
+    forced = {"capturable": True} if accepts(case.name, "capturable") else {}
+    wanted = any(isinstance(x, Tensor) for x in case.options.values())
+    own = {**case.options, **(forced if wanted else {})}
+    multiplies = case.name in ("Muon", "Adafactor")
+
+    def options(of: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: x.to(place.device) if isinstance(x, Tensor) else copy.deepcopy(x)
+            for key, x in of.items()
+        }
+
+    figures: Figures = {}
+    for graphs in _graph_values(place, case.description == "default"):
+        race = Race(
+            place,
+            lambda params: kind(params, **options(own)),
+            lambda params: kind(params, **options({**case.options, **forced})),
+            known=multiplies,
+            params=lambda: parameters(
+                place, DTYPES[:1] if multiplies else DTYPES, multiplies
+            ),
+            **graphs,
+        )
+        for _ in range(STEPS):
+            race.step()
+        figures |= race.figures()
+        torch._dynamo.reset()
+    return figures
+
+
+def _graph_values(place: Place, both: bool) -> list[dict[str, bool]]:
+    """Options for CUDA graphs: as they come, and also without where `both`."""
+    values = place.graphs
+    if not values:
+        return [{}]
+    return [{"cudagraphs": value} for value in (values if both else values[:1])]
+
+
+# ---------------------------------------------------------------- papers
+
+
+def _papers() -> list[tuple[str, str]]:
+    from tests import papers
+
+    found = [(kind.__name__, "") for kind, _ in papers.ELEMENTWISE]
+    found += [(kind.__name__, "reduces") for kind, _ in papers.REDUCING]
+    return found + [(kind.__name__, "function") for kind, _, _ in papers.INEXACT]
+
+
+def _paper(place: Place, name: str, known: bool) -> Figures:
+    from tests import papers
+
+    every = [*papers.ELEMENTWISE, *papers.REDUCING, *papers.INEXACT]
+    ((kind, second),) = [(x[0], x[1]) for x in every if x[0].__name__ == name]
+
+    def make(params: list[Tensor]) -> Optimizer:
+        cut = len(params) // 2
+        made: Optimizer = kind([{"params": params[:cut]}, {"params": params[cut:]}])
+        made.param_groups[1].update(second)
+        train = getattr(made, "train", None)
+        if callable(train):
+            train()
+        return made
+
+    race = Race(place, make, known=known)
+    for number in range(STEPS):
+        if number == 3:
+            change(race, lr=lambda x: x * 0.5)
+        race.step()
+    return race.figures()
