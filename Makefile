@@ -40,9 +40,9 @@ fuzz: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests/test_fuzz.py --hypothesis-profile=fuzz \
 		--hypothesis-show-statistics -n auto --timeout 3600 $(FUZZ_FLAGS)
 
-# Goes on where an earlier run stopped; BENCH_FLAGS="--suite full" measures all there is.
+# Goes on where an earlier run stopped. All there is: BENCH_FLAGS="--suite full".
 bench: $(VENV)/stamp-test $(VENV)/stamp-bench
-	$(BIN)/python -m bench run --minutes 14 $(BENCH_FLAGS)
+	$(BIN)/python -m bench run $(BENCH_FLAGS)
 
 bench-gpu: $(VENV)/stamp-test $(VENV)/stamp-bench
 	$(BIN)/python -m bench run --device cuda $(BENCH_FLAGS)

@@ -45,8 +45,8 @@ def compare(old: Figures, new: Figures) -> Comparison:
         found.cases += 1
         _counts(found, name, before, after)
         _first(found, name, before, after)
-        for who, told in before.get("contenders", {}).items():
-            now = after.get("contenders", {}).get(who)
+        for who, told in _parts(before).items():
+            now = _parts(after).get(who)
             if now is None or ("skipped" in now) != ("skipped" in told):
                 reason = (now or told).get("skipped", "left out")
                 found.warnings.append(f"{name}: {who} ran in one of the two: {reason}")
@@ -55,6 +55,12 @@ def compare(old: Figures, new: Figures) -> Comparison:
             _first(found, f"{name}: {who}", told, now)
             _step(found, f"{name}: {who}", (before, told), (after, now))
     return found
+
+
+def _parts(case: Figures) -> dict[str, Figures]:
+    """A case's contenders; of a first step, the cold one and the warm one."""
+    apart = {key: case[key] for key in ("cold", "warm") if key in case}
+    return apart | case.get("contenders", {})
 
 
 def _counts(found: Comparison, name: str, before: Figures, after: Figures) -> None:
@@ -72,7 +78,7 @@ def _step(
 ) -> None:
     pair = []
     for case, told in (before, after):
-        copied = case["contenders"].get("copy", {}).get("p50")
+        copied = case.get("contenders", {}).get("copy", {}).get("p50")
         if told.get("p50") is None or copied is None:
             return
         pair.append(told["p50"] / copied)

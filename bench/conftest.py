@@ -25,7 +25,9 @@ CASES: dict[str, Any] = {
     "test_training": lambda suite, device: plan.trainings(suite),
 }
 #: seconds that one compiled contender may take until its first step
-CAPS = {"short": 120.0, "full": 600.0}
+CAPS = {"short": 120.0, "full": 180.0}
+#: minutes after which the short suite begins no more cases
+MINUTES = 14.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--models", help="step cases of these models, by comma, instead")
     group.addoption("--optimizers", help="and of these optimizers only, by comma")
     group.addoption("--again", action="store_true", help="measure what is there, too")
-    group.addoption("--minutes", type=float, help="begin no case after so many")
+    group.addoption(
+        "--minutes", type=float, help="begin no case after so many; 0: no limit"
+    )
     group.addoption("--cap", type=float, help="seconds a compiled one may take")
     group.addoption("--into", type=Path, default=FOLDER, help="folder for results")
 
@@ -51,6 +55,8 @@ class Bench:
         self.first_rounds = 1 if self.suite == "short" else 3
         self.again: bool = config.getoption("--again")
         minutes = config.getoption("--minutes")
+        if minutes is None and (self.device, self.suite) == ("cpu", "short"):
+            minutes = MINUTES
         self.deadline = time.monotonic() + 60 * minutes if minutes else None
         self.results: Results = results(self.device, config.getoption("--into"))
         self.kept = self.left = 0

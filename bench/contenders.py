@@ -124,15 +124,23 @@ def fused(work: Work) -> Ready:
 def inductor(work: Work, **how: Any) -> Ready:
     """torch.compile as it comes, from a cold cache."""
     from torch._inductor import metrics
-    from torch._inductor.utils import fresh_cache
 
     metrics.reset()
-    # a folder of our own: torch keeps its one where the time is up
-    with tempfile.TemporaryDirectory() as folder, fresh_cache(dir=folder):
+    with cold_caches():
         optimizer = _listed(work)
         ready = _first_calls(torch.compile(optimizer.step, **how), work.cap)
     ready.figures["launches"] = metrics.generated_kernel_count
     return ready
+
+
+@contextlib.contextmanager
+def cold_caches() -> Iterator[None]:
+    """Give Inductor and Triton empty caches."""
+    from torch._inductor.utils import fresh_cache
+
+    # a folder of our own: torch keeps its one where the time is up
+    with tempfile.TemporaryDirectory() as folder, fresh_cache(dir=folder):
+        yield
 
 
 def inductor_graphs(work: Work) -> Ready:
@@ -271,8 +279,7 @@ def ready(name: str, work: Work) -> Ready:
         raise Unavailable(f"not on {kind}")
     try:
         made = contender.make(work)
-        for _ in range(WARM_UP):
-            made.call()
+        made.call()
     except Unavailable:
         raise
     except Exception as error:

@@ -66,11 +66,13 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_eager(call: Callable[[], object]) -> int:
-    """Return how many loops over a tensor one eager call makes on a CPU."""
+def count_eager(call: Callable[[], object]) -> tuple[int, int | None]:
+    """Return how many loops over a tensor one eager call makes on a CPU, and the peak
+    of its memory: a slow step is called once for both.
+    """
     with _Calls() as calls:
-        call()
-    return calls.count
+        peak = peak_bytes(call)
+    return calls.count, peak
 
 
 def count_on_gpu(call: Callable[[], object]) -> int:

@@ -1,8 +1,8 @@
 """In: a number of small parameters. Out: microseconds that a call costs the host.
 
 The arithmetic of 8 elements takes no time, so a call's seconds are its cost. A backend
-that does nothing pays for Dynamo's guards and the call, too: the difference to it is
-what fuseopt itself costs.
+that does nothing pays for Dynamo's guards and the call, too: the difference between it
+and `backend="fuseopt"` is what fuseopt itself costs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.contenders import Unavailable, Work, ready
+from bench.contenders import WARM_UP, Unavailable, Work, ready
 from bench.interleave import Turns, p10
 from bench.models import make_params, model_shapes
 from bench.optimizers import RECIPES
@@ -42,24 +42,16 @@ class HostRun:
             else:
                 self.steps[name] = made.call
                 self.owners.append(made)
-        self.steps["no-op"] = self._compiled_to_nothing()
+        for name, backend in (("backend", "fuseopt"), ("no-op", no_op)):
+            self.steps[name] = self._compiled(backend)
         self.turns = Turns({n: calls_of(step) for n, step in self.steps.items()})
-        self.own = "fuseopt" if "fuseopt" in self.steps else "foreach"
+        self.own = "fuseopt" if "fuseopt" in self.steps else "backend"
 
-    def _compiled_to_nothing(self) -> Callable[[], object]:
-        # apart from others of its class, as fuseopt's own step is
-        import fuseopt.optimizer
-
+    def _compiled(self, backend: str | Callable[..., object]) -> Callable[[], object]:
         optimizer = self.work.optimizer(foreach=True)
-        real = fuseopt.optimizer.fuseopt
-        fuseopt.optimizer.fuseopt = no_op  # type: ignore[assignment]
-        try:
-            step = fuseopt.compile(optimizer).step
+        step = torch.compile(optimizer.step, backend=backend)
+        for _ in range(WARM_UP):
             step()
-        finally:
-            fuseopt.optimizer.fuseopt = real
-        self.owners.append(optimizer)
-        step()
         return step
 
     def result(self) -> Figures:

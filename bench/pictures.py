@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,22 @@ def _axes(width: float, height: float) -> tuple[Any, Axes]:
     return figure, axes
 
 
+def _logarithmic(axis: Any, ticks: Sequence[float], label: str) -> None:
+    """Make an axis logarithmic, with those of these ticks that lie within."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(FixedLocator(list(ticks)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: label.format(value))
+
+
+def _legend_above(axes: Axes) -> None:
+    """Put the legend where no point can lie, beside the title."""
+    place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.1}
+    axes.legend(frameon=False, fontsize=8, ncols=4, **place)
+
+
 def speed(reading: Reading) -> Any | None:
     """Draw by how much fuseopt is faster or slower than the best other, by model."""
     rows = {
@@ -51,11 +67,10 @@ def speed(reading: Reading) -> Any | None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(models)), models)
     axes.invert_yaxis()
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
+    _logarithmic(axes.xaxis, (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5), "{:g}×")
     axes.set_xlabel("time of the fastest other ÷ time of fuseopt (right of 1: faster)")
     axes.set_title("A step beside the fastest other, float32", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    _legend_above(axes)
     return figure
 
 
@@ -78,17 +93,16 @@ def bandwidth(reading: Reading) -> Any | None:
             axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=size,
                       label=label)  # fmt: skip
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.text(axes.get_xlim()[1], 1.01, "a copy", ha="right", va="bottom", fontsize=8)
+    axes.text(axes.get_xlim()[0], 1.01, " a copy", va="bottom", fontsize=8)
     axes.axvspan(LARGE / 1e6, axes.get_xlim()[1], color=GREY, alpha=0.08, linewidth=0)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}M")
+    _logarithmic(axes.xaxis, (5, 10, 20, 50, 100, 200, 500, 1000), "{:g}M")
     axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f} %")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("elements of the model (shaded: beyond any cache)")
+    axes.set_xlabel("elements of the model (shaded: more than 20M)")
     axes.set_ylabel("least bytes per second ÷ a copy's", fontsize=8)
-    axes.set_title("AdamW, float32: how near to the memory's limit", loc="left",
+    axes.set_title("AdamW, float32, beside a copy", loc="left",
                    fontsize=10)  # fmt: skip
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper left")
+    _legend_above(axes)
     return figure
 
 
@@ -127,11 +141,8 @@ def compiling(reading: Reading) -> Any | None:
                   label="Inductor, models")  # fmt: skip
     if not drawn:
         return None
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    axes.xaxis.set_minor_formatter(lambda x, _: "")
-    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g} s")
+    _logarithmic(axes.xaxis, (10, 30, 100, 300, 1000), "{:g}")
+    _logarithmic(axes.yaxis, (0.1, 0.3, 1, 3, 10, 30, 100, 300), "{:g} s")
     axes.set_xlabel("parameters (tensors)")
     axes.set_title("The first AdamW step, cold", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=8)

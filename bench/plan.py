@@ -2,7 +2,7 @@
 
 The short suite has AdamW and SGD-momentum in float32 on all its models. Inductor takes
 a minute of compiling where fuseopt takes seconds, so that in the short suite it runs on
-the models of INDUCTOR only; a contender that a case leaves out is named in its result.
+the models of FEW only; a contender that a case leaves out is named in its result.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ MODELS = (
     "wav2vec2-base nfnet_l0 volo_d1_224 crossvit_9_240 regnety_032 pvt_v2_b2 "
     "densenet121"
 ).split()
-#: where the other optimizers and bfloat16 are measured in the short suite
-FEW = ("albert-base", "resnet18", "distilbert")
-INDUCTOR = ("albert-base", "resnet18")
+#: where bfloat16, the other optimizers and Inductor are measured
+FEW = {
+    "short": ("albert-base", "resnet18"),
+    "full": (
+        "albert-base resnet18 distilbert t5-small vit_base_patch16_224 resnet50 "
+        "mobilenetv3_large_100 pvt_v2_b2"
+    ).split(),
+}
+#: loops that Inductor compiles in the short suite
+LOOPS = ("Lion", "LAMB")
 #: the full suite's models beside MODELS: many tensors, or many elements
 MORE = (
     "tf_efficientnetv2_xl cait_m36_384 resnet152 twins_pcpvt_base whisper-small "
@@ -56,15 +63,16 @@ class StepCase:
 
 @dataclass(frozen=True)
 class FirstCase:
-    """A first AdamW step over so many small parameters, in a process of its own."""
+    """A first AdamW step over so many small parameters: cold, then with the caches that
+    it filled, each in a process of its own.
+    """
 
     way: str
     params: int
-    cache: str
 
     @property
     def name(self) -> str:
-        return f"first/{self.params}/{self.way}/{self.cache}"
+        return f"first/{self.params}/{self.way}"
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,15 @@ Case = StepCase | FirstCase | HostCase | TrainingCase
 
 def step(model: str, optimizer: str, dtype: str, suite: str) -> StepCase:
     """Return one case, with Inductor where the suite runs it."""
-    return _case(model, optimizer, dtype, suite == "full" or model in INDUCTOR)
+    few = model in FEW[suite] and dtype == "float32"
+    if suite == "full":
+        wanted = few or optimizer in ("AdamW", "SGD")
+    else:
+        wanted = few and optimizer in ("AdamW", "SGD")
+        wanted |= few and model == FEW[suite][0] and optimizer in LOOPS
+    why = f"the {suite} suite runs it on few models, for its compile time"
+    skipped = () if wanted else ("inductor", "inductor-graphs")
+    return StepCase(model, optimizer, dtype, tuple((name, why) for name in skipped))
 
 
 def steps(suite: str, device: str = "cpu") -> list[StepCase]:
@@ -104,28 +120,18 @@ def steps(suite: str, device: str = "cpu") -> list[StepCase]:
 
 
 def _steps(suite: str, device: str) -> Iterator[StepCase]:
-    full = suite == "full"
     models = [*MODELS, *REAL]
-    if full:
+    if suite == "full":
         models += MORE
     if device != "cpu":
         models += LARGE
     for optimizer in ("AdamW", "SGD"):
         for model in models:
-            yield _case(model, optimizer, "float32", full or model in INDUCTOR)
+            yield step(model, optimizer, "float32", suite)
     for dtype in ("float32", "bfloat16"):
         for optimizer in RECIPES:
-            for model in MODELS if full else FEW:
-                wanted = full or (model == FEW[0] and dtype == "float32")
-                if model in INDUCTOR and optimizer in ("AdamW", "SGD"):
-                    wanted = full or dtype == "float32"  # the case of above
-                yield _case(model, optimizer, dtype, wanted)
-
-
-def _case(model: str, optimizer: str, dtype: str, with_inductor: bool) -> StepCase:
-    why = "the short suite runs it on few models, for its compile time"
-    skipped = () if with_inductor else ("inductor", "inductor-graphs")
-    return StepCase(model, optimizer, dtype, tuple((name, why) for name in skipped))
+            for model in FEW[suite]:
+                yield step(model, optimizer, dtype, suite)
 
 
 def contenders(case: StepCase) -> list[str]:
@@ -139,18 +145,19 @@ def first_steps(suite: str) -> Iterator[FirstCase]:
         for way in ("fuseopt.compile", "backend", "inductor"):
             if way == "inductor" and params > INDUCTOR_PARAMS[suite]:
                 continue
-            for cache in ("cold", "warm"):
-                yield FirstCase(way, params, cache)
+            yield FirstCase(way, params)
 
 
 def hosts(suite: str) -> list[HostCase]:
     """Return the host cases."""
-    return [HostCase(params) for params in (300, 1000)]
+    return [
+        HostCase(params) for params in ((300,) if suite == "short" else (300, 1000))
+    ]
 
 
 def trainings(suite: str) -> list[TrainingCase]:
     """Return the training cases."""
     from bench.training import MODELS as TRAINED
 
-    names = list(TRAINED) if suite == "full" else list(TRAINED)[:2]
+    names = list(TRAINED) if suite == "full" else list(TRAINED)[:1]
     return [TrainingCase(name, whole=suite == "full") for name in names]

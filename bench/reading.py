@@ -110,11 +110,11 @@ class Reading:
     def first(self, way: str, cache: str) -> dict[int, Figures]:
         """First steps by number of parameters."""
         return {
-            int(params): figures
-            for (params, *named), figures in sorted(
+            int(params): figures[cache]
+            for (params, named), figures in sorted(
                 self._named("first"), key=lambda item: int(item[0][0])
             )
-            if named == [way, cache]
+            if named == way and cache in figures
         }
 
     def host(self) -> dict[int, Figures]:

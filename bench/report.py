@@ -134,9 +134,9 @@ def _host_rows(reading: Reading) -> list[list[str]]:
     if figures is None:
         return []
     cost = {n: c.get("host_microseconds") for n, c in figures["contenders"].items()}
-    if None in (cost.get(OWN), cost.get("no-op")):
+    if None in (cost.get("backend"), cost.get("no-op")):
         return []
-    above = f"{cost[OWN] - cost['no-op']:+.0f} µs"
+    above = f"{cost['backend'] - cost['no-op']:+.0f} µs"
     told = f"above a backend that does nothing ({cost['no-op']:.0f} µs)"
     return [["a call, 300 small parameters", "", "", above, told]]
 

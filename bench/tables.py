@@ -233,13 +233,15 @@ def hosts(reading: Reading) -> str:
     rows = []
     for params, figures in reading.host().items():
         cost = {n: c.get("host_microseconds") for n, c in figures["contenders"].items()}
-        own, floor = cost.get(OWN), cost.get("no-op")
+        own, floor = cost.get("backend"), cost.get("no-op")
         above = own - floor if own and floor else None
-        cells = [cost.get(name) for name in ("foreach", "fused", "no-op", OWN)]
+        names = ("foreach", "fused", OWN, "backend", "no-op")
+        cells = [cost.get(name) for name in names]
         shown = [NOTHING if c is None else f"{c:,.0f}" for c in (*cells, above)]
         rows.append([f"{params:,}", *shown])
-    header = ["parameters", "eager foreach", "torch fused", "no-op backend", OWN]
-    return table([*header, "fuseopt above no-op"], rows)
+    header = ["parameters", "eager foreach", "torch fused", "fuseopt.compile"]
+    header += ['backend="fuseopt"', "no-op backend", "fuseopt above no-op"]
+    return table(header, rows)
 
 
 # ---------------------------------------------------------------- training

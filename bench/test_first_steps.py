@@ -14,29 +14,24 @@ from bench.plan import FirstCase
 def test_first_step(
     benchmark: BenchmarkFixture, bench: Bench, case: FirstCase, tmp_path: Path
 ) -> None:
-    rounds: list[dict[str, Any]] = []
+    rounds: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
+
+    def step(cache: str, folder: Path) -> None:
+        with process(case.way, case.params, folder, bench.device) as ready:
+            rounds[cache].append(ready.first_step(bench.cap))
+
+    benchmark.group = case.name
+    found: dict[str, Any] = {"tensors": case.params, "rounds": bench.first_rounds}
     try:
-        if case.cache == "warm":
-            with process(case.way, case.params, tmp_path, bench.device) as filling:
-                filling.first_step(bench.cap)
+        benchmark.pedantic(step, args=("cold", tmp_path / "0"), rounds=1)
+        for turn in range(1, bench.first_rounds):
+            step("cold", tmp_path / str(turn))
         for turn in range(bench.first_rounds):
-            folder = tmp_path / str(turn) if case.cache == "cold" else tmp_path
-            with process(case.way, case.params, folder, bench.device) as ready:
-                figures: dict[str, Any] = {}
-                step = ready.first_step
-                if turn == 0:
-                    benchmark.group = case.name
-                    benchmark.pedantic(
-                        lambda step=step, into=figures: into.update(step(bench.cap)),
-                        rounds=1,
-                    )
-                else:
-                    figures.update(step(bench.cap))
-                rounds.append(figures)
+            step("warm", tmp_path / str(turn))
     except TooLong as error:
-        bench.put(case, {"tensors": case.params, "skipped": str(error)})
-        return
-    bench.put(case, {"tensors": case.params, "rounds": len(rounds), **middle(rounds)})
+        found |= {cache: {"skipped": str(error)} for cache in rounds}
+    found |= {cache: middle(taken) for cache, taken in rounds.items() if taken}
+    bench.put(case, found)
 
 
 def middle(rounds: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.contenders import Unavailable, at_most
+from bench.contenders import Unavailable, at_most, cold_caches
 from bench.interleave import finish_gpu
 from bench.models import build
 from bench.results import Figures
@@ -215,7 +215,7 @@ class TrainingRun:
         way = Way(self.model, self.inputs, **flags)
         begin = time.perf_counter()
         try:
-            with at_most(cap):
+            with at_most(cap), cold_caches():
                 make(way)
                 for _ in range(WARM_UP):
                     way.train()

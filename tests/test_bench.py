@@ -170,8 +170,8 @@ def test_the_copy_moves_as_much_as_the_step():
 
 def test_eager_calls_count_lists_by_their_tensors():
     tensors = [torch.ones(2), torch.ones(2)]
-    assert counting.count_eager(lambda: torch._foreach_add_(tensors, 1)) == 2
-    assert counting.count_eager(lambda: tensors[0].add(1).mul_(2)) == 2
+    assert counting.count_eager(lambda: torch._foreach_add_(tensors, 1))[0] == 2
+    assert counting.count_eager(lambda: tensors[0].add(1).mul_(2))[0] == 2
 
 
 def test_peak_memory_sees_a_temporary():
@@ -319,17 +319,18 @@ def made_up():
 
     cold = {"first_step_seconds": 4.0, "backend_seconds": 0.6, "build_seconds": 0.4}
     cold |= {"passes": {"capture": 0.2, "build": 0.4}, "dynamo_seconds": 3.4}
+    cold |= {"launches": 1}
     ways = {"foreach": 0.2, "fused": 0.12, "inductor": 0.11, "fuseopt": 0.1}
     trained = {w: {"p50": t, "tail_share": t / 2} for w, t in ways.items()}
     whole = {"whole-inductor": {"p50": 0.1, "ready_seconds": 9.0}}
     whole["whole-fuseopt"] = {"p50": 0.08, "ready_seconds": 8.0}
-    host = {"foreach": 9.0, "fused": 5.0, "no-op": 1.0, "fuseopt": 3.0}
+    host = {"foreach": 9.0, "fused": 5.0, "no-op": 1.0, "fuseopt": 3.0, "backend": 4.0}
     cases = {
         "step/resnet50/AdamW/float32": step(161, 0.001),
         "step/slow/AdamW/float32": step(10, 0.004),
-        "first/300/fuseopt.compile/cold": {"tensors": 300, **cold},
-        "first/300/backend/cold": {"tensors": 300, **cold},
-        "first/300/inductor/cold": {"tensors": 300, "skipped": "not finished in 9 s"},
+        "first/300/fuseopt.compile": {"tensors": 300, "cold": cold},
+        "first/300/backend": {"tensors": 300, "cold": cold, "warm": cold},
+        "first/300/inductor": {"tensors": 300, "cold": {"skipped": "not ended in 9 s"}},
         "host/300": {
             "contenders": {n: {"host_microseconds": us} for n, us in host.items()}
         },
@@ -369,7 +370,11 @@ def test_a_slower_step_is_shown_as_slower(reading):
 def test_what_did_not_run_is_in_the_report(reading):
     made = report.long([reading])
     assert "| inductor | not finished in 120 s | 2 |" in made
-    assert cells(tables.first_steps(reading), "Inductor")[2] == "not finished in 9 s"
+    assert cells(tables.first_steps(reading), "Inductor")[2] == "not ended in 9 s"
+
+
+def test_host_cost_is_above_a_backend_that_does_nothing(reading):
+    assert cells(tables.hosts(reading), "300")[1:] == ["9", "5", "3", "4", "1", "3"]
 
 
 def test_training_stands_beside_the_published_claims(reading):
@@ -422,18 +427,20 @@ def test_the_same_file_compares_equal():
     [
         ("step/slow/AdamW/float32", "launches", 2),
         ("step/slow/AdamW/float32", "builds", 3),
-        ("first/300/backend/cold", "tensors", 301),
+        ("first/300/backend", "tensors", 301),
+        ("first/300/backend", "cold", {"launches": 2}),
     ],
 )
 def test_a_count_that_differs_fails(where, key, value, tmp_path, capsys):
     changed = made_up()
     case = changed["cases"][where]
-    case.get("contenders", {}).get("fuseopt", case)[key] = value
+    case = case.get("contenders", {}).get("fuseopt", case)
+    case[key] = case[key] | value if isinstance(value, dict) else value
     paths = tmp_path / "a.json", tmp_path / "b.json"
     for path, content in zip(paths, (made_up(), changed), strict=True):
         path.write_text(dumped(content))
     assert main(["compare", *map(str, paths)]) == 1
-    assert f"{key} was" in capsys.readouterr().out
+    assert "FAILED: " + where in capsys.readouterr().out
     assert main(["compare", str(paths[0]), str(paths[0])]) == 0
 
 
