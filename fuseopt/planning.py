@@ -128,7 +128,7 @@ def target_of(config: Config, device: str) -> Target:
         return CppTarget()
     from .codegen.triton import TritonTarget
 
-    return TritonTarget()
+    return TritonTarget(fast=config.numerics == "fast")
 
 
 def _factory(

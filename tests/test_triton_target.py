@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -486,106 +485,6 @@ def test_interpreter_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- offline
-
-
-def _tool(name: str) -> str:
-    return str(Path(triton.__file__).parent / "backends/nvidia/bin" / name)
-
-
-def _resources(cubin: bytes, folder: Path) -> dict[str, int]:
-    """What cuobjdump says of a kernel: registers, stack, local memory."""
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    done = subprocess.run(
-        [_tool("cuobjdump"), "--dump-resource-usage", str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = re.findall(r"\b(REG|STACK|LOCAL):(\d+)", done.stdout)
-    return {name: int(number) for name, number in found}
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize(
-    ("case", "loads", "stores"), [(ADAMW, 4, 3), (MOMENTUM, 3, 2)], ids=str
-)
-def test_nvidia_code_is_wide_and_spills_nothing(
-    case: Case, loads: int, stores: int, arch: str, tmp_path: Path
-) -> None:
-    (kernel,) = kernels(case)
-    source = TritonTarget().render(kernel)
-    made = compile_offline(source, arch, str(tmp_path))
-    ptx = made["ptx"]
-    module = TritonBuilder().load(source, str(tmp_path), interpret=False)
-    # 16 bytes are 4 elements; a warp has 32 threads
-    turns = module.sizes["BLOCK"] // (module.options["num_warps"] * 32 * 4)
-    assert len(re.findall(r"\bld\.global\.v4\.b32", ptx)) == loads * turns
-    assert len(re.findall(r"\bst\.global\.v4\.b32", ptx)) == stores * turns
-    assert not re.search(r"\.local\b", ptx)
-    used = _resources(made["cubin"], tmp_path)
-    assert used["STACK"] == used["LOCAL"] == 0
-    assert used["REG"] <= 128
-    # a ticket where a lane stores, none where it does not
-    assert ("atom.global.gpu.acq_rel" in ptx) == (case is ADAMW)
-    # no product contracted with a sum, no denormal lost, IEEE roots and quotients
-    assert not re.search(r"(?:add|mul|fma|div|sqrt)\.\w*\.?ftz", ptx)
-    assert "approx.f32" not in ptx
-    if case is ADAMW:
-        assert "div.rn.f32" in ptx
-        assert "sqrt.rn.f32" in ptx
-
-
-@pytest.mark.parametrize(
-    ("case", "loads", "stores"), [(ADAMW, 4, 3), (MOMENTUM, 3, 2)], ids=str
-)
-def test_amd_code_is_wide_and_spills_nothing(
-    case: Case, loads: int, stores: int, tmp_path: Path
-) -> None:
-    (kernel,) = kernels(case)
-    source = TritonTarget().render(kernel)
-    text = compile_offline(source, "gfx942", str(tmp_path))["amdgcn"]
-    module = TritonBuilder().load(source, str(tmp_path), interpret=False)
-    turns = module.sizes["BLOCK"] // (module.options["num_warps"] * 64 * 4)
-    assert len(re.findall(r"\bbuffer_load_dwordx4", text)) == loads * turns
-    assert len(re.findall(r"\bbuffer_store_dwordx4", text)) == stores * turns
-    assert re.search(r"\.vgpr_spill_count:\s+0\b", text)
-    assert re.search(r"\.private_segment_fixed_size:\s+0\b", text)
-    if case is ADAMW:
-        # each wave has its lane's numbers before it comes to the first barrier
-        before = text[: text.index("s_barrier")]
-        assert "s_load_dword" in before
-        assert re.search(r"s_waitcnt[^\n]*lgkmcnt\(0\)(?!.*s_load)", before, re.S)
-
-
-def test_halves_move_in_16_bytes_too(tmp_path: Path) -> None:
-    (kernel,) = kernels(
-        replace(MOMENTUM, make=lambda: parameters((torch.bfloat16,), ((5,),)))
-    )
-    made = compile_offline(TritonTarget().render(kernel), "sm_90", str(tmp_path))
-    # 2,048 elements of 128 threads: two accesses each of eight
-    assert len(re.findall(r"\bld\.global\.v4\.b32", made["ptx"])) == 3 * 2
-    assert len(re.findall(r"\bst\.global\.v4\.b32", made["ptx"])) == 2 * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_optimizer_compiles_without_spills(
-    case: Case, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    (kernel,) = kernels(replace(case, make=lambda: parameters((dtype,), ((5,), (7,)))))
-    source = TritonTarget().render(kernel)
-    made = compile_offline(source, "sm_90", str(tmp_path))
-    wide = r"global\.v2\.b64" if dtype == torch.float64 else r"global\.v4\.b32"
-    assert re.search(rf"\bld\.{wide}", made["ptx"])
-    assert re.search(rf"\bst\.{wide}", made["ptx"])
-    used = _resources(made["cubin"], tmp_path)
-    # around the call that divides doubles in Adagrad's and ASGD's lane code, ptxas puts
-    # one register on the stack
-    assert used["STACK"] <= 8
-    assert used["LOCAL"] == 0
-    assert used["REG"] <= 168
 
 
 def test_unknown_gpu_is_refused(tmp_path: Path) -> None:

@@ -241,11 +241,20 @@ def cpp_literal(value: float, dtype: str) -> str:
     return str(int(value))
 
 
-def triton(instr: Instr, args: list[str], dtypes: list[str]) -> str:
+#: Where numerics are "fast": off by up to two ulp, without the branches that the exact
+#: ones need for numbers near the ends of the range.
+TRITON_FAST = {
+    "div": "{0} / {1}",
+    "sqrt": "tl.sqrt({0})",
+    "vsqrt": "tl.sqrt({0})",
+}
+
+
+def triton(instr: Instr, args: list[str], dtypes: list[str], fast: bool = False) -> str:
     """The Triton expression of one arithmetic instruction.
 
     `args` name its operands and `dtypes` are theirs. Halves are widened, computed on in
-    f32 and rounded back, save where nothing is computed.
+    f32 and rounded back, save where nothing is computed. `fast`: see TRITON_FAST.
     """
     op = instr.op
     if op == "bitcast":
@@ -264,6 +273,8 @@ def triton(instr: Instr, args: list[str], dtypes: list[str]) -> str:
         text = form.triton_int or text
     elif dtypes[0] == "f64":
         text = form.triton_f64 or text
+    elif fast:
+        text = TRITON_FAST.get(op, text)
     text = text.format(*wide)
     return (
         f"({text}).to({TRITON_TYPES[instr.dtype]})" if instr.dtype in NARROW else text

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import DTYPE_BYTES, Kernel, Variant, makes_numbers
+from ..ir import DTYPE_BYTES, FUNCTIONS, VECTOR, Kernel, Variant, makes_numbers
 from . import forms
 from .forms import TRITON_TYPES as TYPES
 from .target import Source, Target, layout
@@ -53,14 +53,16 @@ CONSTANTS = """\
 BLOCK = {block}
 # So many elements the general path takes at a time.
 REST = {rest}
-# No product may be contracted with a sum unless the text says so, and no number is too
-# small to be kept.
+{exact}# No number is too small to be kept.
 OPTIONS = {{
     "num_warps": {warps},
     "num_stages": 1,
-    "enable_fp_fusion": False,
+    "enable_fp_fusion": {fusion},
     "enable_reflect_ftz": False,
 }}
+"""
+EXACT = """\
+# No product may be contracted with a sum unless the text says so.
 """
 #: Above what runs when all lanes are done.
 FINISH = """\
@@ -91,8 +93,9 @@ def _call(head: str, args: list[str], close: str) -> list[str]:
 class Function:
     """Writes the functions of one variant."""
 
-    def __init__(self, number: int, variant: Variant) -> None:
+    def __init__(self, number: int, variant: Variant, fast: bool = False) -> None:
         self.v = variant
+        self.fast = fast
         self.number = number
         slots = variant.slots
         self.lane_slots = [s for s, x in enumerate(slots) if x.domain == "lane"]
@@ -105,6 +108,7 @@ class Function:
         used = {a for i in variant.code for a in variant.instrs[i].args}
         used.update(i for i, _ in self.element_stores)
         used.update(variant.instrs[i].args[0] for i in variant.folds)
+        self.lane = frozenset(variant.lane_code)
         #: what element code takes from lane code, and the constants it names
         lane = used & set(variant.lane_code)
         self.handed = sorted(i for i in lane if not self.is_const(i))
@@ -131,8 +135,28 @@ class Function:
         else:
             args = [self.name(a) for a in instr.args]
             dtypes = [self.v.instrs[a].dtype for a in instr.args]
-            value = forms.triton(instr, args, dtypes)
+            kept = self.unrounded(i)
+            value = (
+                self.name(kept)
+                if kept is not None
+                else forms.triton(instr, args, dtypes, self.fast)
+            )
         return f"{self.name(i)} = {value}"
+
+    def unrounded(self, i: int) -> int | None:
+        """The f32 number that instruction i has back after it was rounded to a half.
+
+        "fast" goes on with it; what is stored is rounded all the same.
+        """
+        instrs = self.v.instrs
+        if not self.fast or instrs[i].op != "cast" or instrs[i].dtype != "f32":
+            return None
+        half = instrs[i].args[0]
+        if instrs[half].op != "cast" or instrs[half].dtype not in forms.NARROW:
+            return None
+        wide = instrs[half].args[0]
+        same_code = (wide in self.lane) == (i in self.lane)
+        return wide if instrs[wide].dtype == "f32" and same_code else None
 
     def load(self, i: int, pointer: str, mask: str) -> str:
         dtype = self.v.instrs[i].dtype
@@ -245,14 +269,17 @@ class Function:
             lines.append(
                 self.load(i, f"p{instr.attr}", "") if is_load else self.assign(i)
             )
-        lines += early or []
         done = set(first)
         lane = [i for i in v.lane_code if i not in done]
         # a constant that element code alone uses is named there
         needed = {a for i in (*lane, *v.output_code) for a in v.instrs[i].args}
         needed.update(i for i, s in v.stores if v.slots[s].domain != "element")
         lane = [i for i in lane if i in needed or not self.is_const(i)]
-        lines += ["", *(self.assign(i) for i in lane)]
+        code = ["", *(self.assign(i) for i in lane)]
+        # what elements load would wait in registers through the call of a function, so
+        # that some of it would go to the stack
+        calls = any(self._calls(i) for i in lane)
+        lines += [*code, *(early or [])] if calls else [*(early or []), *code]
         lines += body
         head = _call(
             f"def variant{self.number}(",
@@ -260,6 +287,13 @@ class Function:
             "):",
         )
         return ["@triton.jit", *head, *indent(lines)]
+
+    def _calls(self, i: int) -> bool:
+        """Is instruction i a call where a GPU computes it? In f64 most are."""
+        op, dtype = self.v.instrs[i].op, self.v.instrs[i].dtype
+        return dtype == "f64" and (
+            op in ("div", "sqrt", "vsqrt") or op in FUNCTIONS or op in VECTOR
+        )
 
     def main_loads(self) -> list[str]:
         """Loads of the main path, begun before lane code, which hides their wait."""
@@ -413,15 +447,22 @@ class TritonTarget(Target):
     """Triton, for GPUs; on a CPU it runs in Triton's interpreter.
 
     `block` and `warps` replace the target's own choice of elements per chunk and warps
-    per program, for measurements.
+    per program, for measurements. `fast`: products may be contracted with sums, roots
+    and quotients be an ulp or two off, halves stay f32 between instructions.
     """
 
     name = "triton"
     suffix = ".py"
 
-    def __init__(self, block: int | None = None, warps: int | None = None) -> None:
+    def __init__(
+        self,
+        block: int | None = None,
+        warps: int | None = None,
+        fast: bool = False,
+    ) -> None:
         self.block = block
         self.warps = warps
+        self.fast = fast
 
     def render(self, kernel: Kernel) -> Source:
         """The text of a module with one kernel for all variants."""
@@ -429,7 +470,7 @@ class TritonTarget(Target):
         numbers = functions(kernel)
         for number in range(len(set(numbers))):
             variant = kernel.every[numbers.index(number)]
-            writer = Function(number, variant)
+            writer = Function(number, variant, self.fast)
             if variant.reduction:
                 parts += ReduceWriter(number, variant, writer).functions()
                 continue
@@ -445,7 +486,10 @@ class TritonTarget(Target):
         block, warps = _launch(kernel)
         block, warps = self.block or block, self.warps or warps
         rest = min(block, 64 * warps)
-        constants = CONSTANTS.format(block=block, rest=rest, warps=warps)
+        exact = "" if self.fast else EXACT
+        constants = CONSTANTS.format(
+            block=block, rest=rest, warps=warps, exact=exact, fusion=self.fast
+        )
         text = f"{head}\n{constants}\n\n{code}\n"
         columns = tuple(map(layout, kernel.every))
         return Source(self.name, text, "fuseopt_step", columns)

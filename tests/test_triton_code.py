@@ -1,0 +1,294 @@
+"""What Triton makes of the kernels for GPUs that need not be here: width of accesses,
+loads in flight, registers, the stack, instructions per element.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuseopt.codegen.target import Source
+from fuseopt.codegen.triton import TritonTarget
+from fuseopt.ir import DTYPE_BYTES, Kernel
+from fuseopt.runtime.triton_build import TritonBuilder, compile_offline
+
+from .papers import momentum, reducing, schedules
+from .triton_cases import CASES, Case, kernels, options, parameters, planned
+
+triton = pytest.importorskip("triton")
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+#: Elementwise ones, by name: the class, its options.
+ELEMENTWISE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (torch.optim.SGD, options(lr=0.1)),
+    "momentum": (torch.optim.SGD, options(lr=0.1, momentum=0.9)),
+    "AdamW": (torch.optim.AdamW, {}),
+    "amsgrad": (torch.optim.AdamW, options(amsgrad=True)),
+    "Adagrad": (torch.optim.Adagrad, options(lr_decay=0.1)),
+    "ASGD": (torch.optim.ASGD, options(weight_decay=0.1)),
+    "Lion": (momentum.Lion, {}),
+    "Adan": (schedules.Adan, {}),
+    "AdEMAMix": (schedules.AdEMAMix, {}),
+}
+REDUCING = {
+    "LAMB": (reducing.LAMB, {}),
+    "Adafactor": (torch.optim.Adafactor, {}),
+}
+NVIDIA = ("sm_80", "sm_100")
+AMD = ("gfx942", "gfx950")
+
+
+@functools.cache
+def kernels_of(name: str, dtype: torch.dtype) -> tuple[Kernel, ...]:
+    """The kernels of the second step."""
+    kind, given = {**ELEMENTWISE, **REDUCING}[name]
+    params = parameters((dtype,), ((5,), (7, 3)))
+    foreach = {"foreach": True} if kind.__module__.startswith("torch") else {}
+    optimizer = kind(params, **given, **foreach)
+    found: list[Kernel] = []
+
+    def backend(gm: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
+        _, plan = planned(gm, args)
+        found[:] = [step for step in plan.steps if isinstance(step, Kernel)]
+        return gm
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        step = torch.compile(optimizer.step, backend=backend)
+        for _ in range(2):
+            for p in params:
+                p.grad = torch.randn_like(p)
+            step()
+    return tuple(found)
+
+
+@functools.cache
+def compiled(
+    name: str, dtype: torch.dtype, gpu: str, folder: str, fast: bool = False
+) -> tuple[Source, dict[str, Any]]:
+    """Text and what Triton makes of it, of an optimizer's one kernel."""
+    (kernel,) = kernels_of(name, dtype)
+    source = TritonTarget(fast=fast).render(kernel)
+    return source, compile_offline(source, gpu, folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("kernels"))
+
+
+def tool(name: str) -> str:
+    return str(Path(triton.__file__).parent / "backends/nvidia/bin" / name)
+
+
+def run_tool(name: str, cubin: bytes, folder: str, *flags: str) -> str:
+    path = Path(folder) / "kernel.cubin"
+    path.write_bytes(cubin)
+    command = [tool(name), *flags, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def resources(cubin: bytes, folder: str) -> dict[str, int]:
+    """What a kernel needs of registers, stack, local memory."""
+    text = run_tool("cuobjdump", cubin, folder, "--dump-resource-usage")
+    found = re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)
+    return {name: int(number) for name, number in found}
+
+
+def sizes(source: Source, folder: str) -> tuple[int, int]:
+    """Elements of a chunk, warps of a program."""
+    module = TritonBuilder().load(source, folder, interpret=False)
+    return module.sizes["BLOCK"], module.options["num_warps"]
+
+
+def accesses(kernel: Kernel, block: int, threads: int) -> tuple[int, int]:
+    """Loads and stores of 16 bytes that a thread needs for its elements of a chunk."""
+    (v,) = [v for v in kernel.variants if any(s.domain == "element" for s in v.slots)]
+    loads = stores = 0
+    for s in v.slots:
+        if s.domain == "element":
+            count = block * DTYPE_BYTES[s.dtype] // (16 * threads)
+            loads += count * s.read
+            stores += count * s.write
+    return loads, stores
+
+
+def loads_before_use(sass: str) -> int:
+    """Loads of 16 bytes that are begun before the first register of one is read."""
+    loaded: set[int] = set()
+    count = 0
+    for line in sass.splitlines():
+        found = re.search(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s+(.*?);", line)
+        if not found:
+            continue
+        op, operands = found.groups()
+        first, _, rest = operands.partition(",")
+        if op.startswith("LDG.E.128"):
+            start = int(first.strip().removeprefix("R"))
+            loaded.update(range(start, start + 4))
+            count += 1
+            continue
+        read = operands if op.startswith("STG") else rest
+        if loaded & {int(r) for r in re.findall(r"\bR(\d+)", read)}:
+            return count
+    return count
+
+
+def element_function(text: str) -> str:
+    """The arithmetic of an element, of the variant that has one."""
+    (found,) = re.findall(r"^def element\d+\(.*?(?=^@triton)", text, re.M | re.S)
+    return str(found)
+
+
+def check_nvidia(name: str, dtype: torch.dtype, gpu: str, folder: str) -> None:
+    source, made = compiled(name, dtype, gpu, folder)
+    (kernel,) = kernels_of(name, dtype)
+    block, warps = sizes(source, folder)
+    loads, stores = accesses(kernel, block, warps * 32)
+    ptx = made["ptx"]
+    assert len(re.findall(r"\bld\.global\.v4\.b32", ptx)) == loads
+    assert len(re.findall(r"\bst\.global\.v4\.b32", ptx)) == stores
+    used = resources(made["cubin"], folder)
+    assert used["STACK"] == used["LOCAL"] == 0
+    assert not re.search(r"\.local\b", ptx)
+    assert used["REG"] <= 168
+    sass = run_tool("nvdisasm", made["cubin"], folder, "-c")
+    assert loads_before_use(sass) == loads
+    # powers, roots of lane code stand there once, not once per element
+    per_thread = block // (warps * 32)
+    assert len(re.findall(r"\b(?:ex2|lg2)\.", ptx)) < per_thread
+    element = element_function(source.text)
+    assert not re.search(r"float64|libdevice|exp|log|pow", element)
+    # no product contracted with a sum, no denormal lost, IEEE roots and quotients
+    assert not re.search(r"(?:add|mul|fma|div|sqrt)\.\w*\.?ftz", ptx)
+    assert not re.search(r"(?:div|sqrt|rcp)\.(?:approx|full)\.f32", ptx)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_kernels(name: str, dtype: torch.dtype, folder: str) -> None:
+    check_nvidia(name, dtype, "sm_90", folder)
+
+
+@pytest.mark.parametrize("gpu", NVIDIA)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_other_nvidia_gpus(gpu: str, dtype: torch.dtype, folder: str) -> None:
+    check_nvidia("AdamW", dtype, gpu, folder)
+
+
+def test_float16(folder: str) -> None:
+    check_nvidia("AdamW", F16, "sm_90", folder)
+
+
+@pytest.mark.parametrize("gpu", AMD)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_amd_gpus(gpu: str, dtype: torch.dtype, folder: str) -> None:
+    source, made = compiled("AdamW", dtype, gpu, folder)
+    (kernel,) = kernels_of("AdamW", dtype)
+    text = made["amdgcn"]
+    block, warps = sizes(source, folder)
+    loads, stores = accesses(kernel, block, warps * 64)
+    wide_loads = list(re.finditer(r"\b(?:buffer|global)_load_dwordx4", text))
+    wide_stores = list(re.finditer(r"\b(?:buffer|global)_store_dwordx4", text))
+    assert (len(wide_loads), len(wide_stores)) == (loads, stores)
+    # all loads are under way before anything is divided or stored
+    assert wide_loads[-1].start() < wide_stores[0].start()
+    assert re.search(r"\.vgpr_spill_count:\s+0\b", text)
+    assert re.search(r"\.private_segment_fixed_size:\s+0\b", text)
+    # each wave has its lane's numbers before it comes to the first barrier
+    before = text[: text.index("s_barrier")]
+    assert "s_load_dword" in before
+    assert re.search(r"s_waitcnt[^\n]*lgkmcnt\(0\)(?!.*s_load)", before, re.S)
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_reductions_use_no_stack(name: str, folder: str) -> None:
+    for kernel in kernels_of(name, F32):
+        made = compile_offline(TritonTarget().render(kernel), "sm_90", folder)
+        used = resources(made["cubin"], folder)
+        assert used["STACK"] == used["LOCAL"] == 0
+
+
+def instructions(sass: str) -> int:
+    """Instructions, without those that only numbers near the ends of a range need."""
+    lines = []
+    for line in sass.splitlines():
+        label = re.match(r"(\.L_\S+):", line)
+        found = re.search(r"\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?);", line)
+        if label:
+            lines.append((label[1], "", False))
+        elif found:
+            lines.append(("", found[2] + " " + found[3], bool(found[1])))
+    place = {name: k for k, (name, _, _) in enumerate(lines) if name}
+    count = at = 0
+    while at < len(lines):
+        _, text, guarded = lines[at]
+        count += bool(text)
+        to = re.search(r"^BRA.*`\((\.L_\S+)\)", text)
+        if to and guarded and at < place.get(to[1], 0) < at + 40:
+            around = lines[at + 1 : place[to[1]]]
+            if any(x.startswith("CALL") for _, x, _ in around):
+                at = place[to[1]]
+                continue
+        at += 1
+    return count
+
+
+def per_element(name: str, dtype: torch.dtype, fast: bool, folder: str) -> float:
+    """Instructions for one element more, from two sizes of chunks."""
+    (kernel,) = kernels_of(name, dtype)
+    counts = []
+    for block in (1024, 2048):
+        source = TritonTarget(block, 4, fast=fast).render(kernel)
+        cubin = compile_offline(source, "sm_90", folder)["cubin"]
+        counts.append(instructions(run_tool("nvdisasm", cubin, folder, "-c")))
+    return (counts[1] - counts[0]) / 8
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exact", "fast"), [(F32, 60, 40), (BF16, 75, 45)], ids=str
+)
+def test_instructions_per_element(
+    dtype: torch.dtype, exact: int, fast: int, folder: str
+) -> None:
+    """What a GPU can begin while the bytes of an element pass is about 90 for bfloat16,
+    twice as many for float32: see bench/NOTES.md.
+    """
+    assert per_element("AdamW", dtype, False, folder) <= exact
+    assert per_element("AdamW", dtype, True, folder) <= fast
+
+
+def test_fast_has_no_branches_and_keeps_halves_wide(folder: str) -> None:
+    exact, _ = compiled("AdamW", BF16, "sm_90", folder)
+    source, made = compiled("AdamW", BF16, "sm_90", folder, fast=True)
+    assert not re.search(r"(?:div|sqrt)\.rn\.f32", made["ptx"])
+    assert '"enable_fp_fusion": True' in source.text
+    rounded = "to(tl.bfloat16)"
+    few, many = (element_function(x.text).count(rounded) for x in (source, exact))
+    assert few == many  # for what is stored; nobody reads the others
+    assert "tl.sqrt(" in source.text
+    assert "tl.div_rn(" not in element_function(source.text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [F32, torch.float64, BF16, F16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_optimizer_compiles_without_spills(
+    case: Case, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    (kernel,) = kernels(replace(case, make=lambda: parameters((dtype,), ((5,), (7,)))))
+    made = compile_offline(TritonTarget().render(kernel), "sm_90", str(tmp_path))
+    wide = r"global\.v2\.b64" if dtype == torch.float64 else r"global\.v4\.b32"
+    assert re.search(rf"\bld\.{wide}", made["ptx"])
+    assert re.search(rf"\bst\.{wide}", made["ptx"])
+    used = resources(made["cubin"], str(tmp_path))
+    assert used["STACK"] == used["LOCAL"] == 0
+    assert used["REG"] <= 168
