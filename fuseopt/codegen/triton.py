@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import DTYPE_BYTES, FUNCTIONS, VECTOR, Kernel, Variant, makes_numbers
+from ..ir import DTYPE_BYTES, Kernel, Variant, makes_numbers
 from . import forms
 from .forms import TRITON_TYPES as TYPES
 from .target import Source, Target, layout
@@ -53,10 +53,12 @@ CONSTANTS = """\
 BLOCK = {block}
 # So many elements the general path takes at a time.
 REST = {rest}
-{exact}# No number is too small to be kept.
+{exact}# No number is too small to be kept. A thread may have all registers there
+# are: else the assembler saves them, begins loads late and uses the stack.
 OPTIONS = {{
     "num_warps": {warps},
     "num_stages": 1,
+    "maxnreg": 255,
     "enable_fp_fusion": {fusion},
     "enable_reflect_ftz": False,
 }}
@@ -71,6 +73,13 @@ FINISH = """\
 # before the ticket, which releases; the last ticket acquires, and comes before all
 # that is read below: so the numbers of every lane are seen, whatever the order in
 # which the programs ran. They are folded in the order of the tables, by one program.
+"""
+#: After the loads of the main path.
+UNDER_WAY = """\
+# All loads are under way before the first is waited for. To save registers, the
+# assembler would begin some when others' numbers are used up; but nothing can be
+# computed without the lane's numbers, which are asked for behind this barrier.
+tl.debug_barrier()
 """
 #: Above a lane's stores.
 TICKET = """\
@@ -263,12 +272,12 @@ class Function:
         for s in (*self.lane_slots, *self.element_slots, *results):
             lines.append(f"p{s} = {self.address(s)}")
         first = [i for i in v.lane_code if v.instrs[i].op in ("load", "scalar")]
-        for i in first:
-            instr = v.instrs[i]
-            is_load = instr.op == "load"
-            lines.append(
-                self.load(i, f"p{instr.attr}", "") if is_load else self.assign(i)
-            )
+        numbers = [
+            self.load(i, f"p{v.instrs[i].attr}", "")
+            if v.instrs[i].op == "load"
+            else self.assign(i)
+            for i in first
+        ]
         done = set(first)
         lane = [i for i in v.lane_code if i not in done]
         # a constant that element code alone uses is named there
@@ -276,10 +285,11 @@ class Function:
         needed.update(i for i, s in v.stores if v.slots[s].domain != "element")
         lane = [i for i in lane if i in needed or not self.is_const(i)]
         code = ["", *(self.assign(i) for i in lane)]
-        # what elements load would wait in registers through the call of a function, so
-        # that some of it would go to the stack
-        calls = any(self._calls(i) for i in lane)
-        lines += [*code, *(early or [])] if calls else [*(early or []), *code]
+        elements = early or []
+        if self.lane_stores or not elements:
+            lines += [*numbers, *elements, *code]  # a ticket has a barrier of its own
+        else:
+            lines += [*elements, *UNDER_WAY.splitlines(), *numbers, *code]
         lines += body
         head = _call(
             f"def variant{self.number}(",
@@ -287,13 +297,6 @@ class Function:
             "):",
         )
         return ["@triton.jit", *head, *indent(lines)]
-
-    def _calls(self, i: int) -> bool:
-        """Is instruction i a call where a GPU computes it? In f64 most are."""
-        op, dtype = self.v.instrs[i].op, self.v.instrs[i].dtype
-        return dtype == "f64" and (
-            op in ("div", "sqrt", "vsqrt") or op in FUNCTIONS or op in VECTOR
-        )
 
     def main_loads(self) -> list[str]:
         """Loads of the main path, begun before lane code, which hides their wait."""
@@ -414,16 +417,23 @@ def _entry(kernel: Kernel) -> list[str]:
     ]
 
 
-def _launch(kernel: Kernel) -> tuple[int, int]:
-    """Elements of a chunk and warps of a program, from the bytes that an element loads.
+#: Elements of a chunk and warps of a program, by the bytes that an element loads at
+#: most: a thread then has up to sixteen loads of 16 bytes under way. Chosen by counting
+#: (registers, bytes in flight: bench/NOTES.md), not yet measured on a GPU.
+LAUNCHES = ((16, 2048, 4), (None, 1024, 4))
 
-    A thread then has eight loads of 16 bytes under way, or five where it loads more.
-    """
+
+def _launch(kernel: Kernel) -> tuple[int, int]:
+    """Elements of a chunk and warps of a program, from the table."""
     widest = max(
         sum(DTYPE_BYTES[s.dtype] for s in v.slots if s.domain == "element" and s.read)
         for v in kernel.every
     )
-    return (2048, 4) if widest <= 16 else (1024, 4)
+    return next(
+        (block, warps)
+        for most, block, warps in LAUNCHES
+        if most is None or widest <= most
+    )
 
 
 def functions(kernel: Kernel) -> tuple[int, ...]:
