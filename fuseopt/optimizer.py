@@ -23,7 +23,8 @@ from . import compat
 from .backend import fuseopt
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
-from .session import COMPILED
+from .representatives import Representatives
+from .session import COMPILED, session
 
 log = logging.getLogger("fuseopt")
 
@@ -185,12 +186,14 @@ class Isolated:
         self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
         self.callables: dict[int | str, Callable[..., Any]] = {}
         self.current: dict[int | str, Callable[..., Any]] = {}
+        self.representatives = Representatives(function, options)
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""
         if dict(options) != self.options:
             self.options = dict(options)
             self.compiled.clear()
+            self.representatives = Representatives(self.function, options)
 
     def entry(self) -> Any:
         """A function to stand in the place of the original one."""
@@ -219,12 +222,16 @@ class Isolated:
             args = tuple(self._outside(i, a) for i, a in enumerate(args))
             kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
         places = tuple(self.current)
-        compiled = self.compiled.get(places)
-        if compiled is None:
-            compiled = self.compiled[places] = self._compile()
         # afterwards the groups say `fused` again, as the user wrote
         kept = unfuse(optimizer)
         try:
+            few = self.representatives
+            alone = len(args) == 1 and not kwargs
+            if alone and few.wants(optimizer) and few.step(optimizer, self._lead):
+                return None
+            compiled = self.compiled.get(places)
+            if compiled is None:
+                compiled = self.compiled[places] = self._compile(self._whole())
             return compiled(*args, **kwargs)
         finally:
             self.current.clear()
@@ -233,7 +240,26 @@ class Isolated:
                 if "foreach" in group:
                     group["foreach"] = foreach
 
-    def _compile(self) -> Callable[..., Any]:
+    def _whole(self) -> Callable[..., Any]:
+        """The backend of a step that is traced whole, which reports why."""
+        few = self.representatives
+        if not few.why:
+            return fuseopt
+
+        def whole(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
+            known = len(session.reports)
+            made = fuseopt(gm, example_inputs, **keywords)
+            for report in session.reports[known:]:
+                report.traced = f"all lanes, since {few.why}"
+            return made
+
+        whole._torchdynamo_orig_backend = fuseopt  # type: ignore[attr-defined]
+        return whole
+
+    def _lead(self, backend: Callable[..., Any]) -> Callable[..., Any]:
+        return self._compile(backend, fullgraph=True, options=None)
+
+    def _compile(self, backend: Callable[..., Any], **more: Any) -> Callable[..., Any]:
         function = _copy(self.function, _cells(self.function))
         keywords: dict[str, Any] = {}
         inherits = "__class__" in function.__code__.co_freevars
@@ -241,9 +267,8 @@ class Isolated:
             # what `super().step()` leads to is shared by all optimizers as well. Not
             # asked for elsewhere: threads that step at the same time defeat it
             keywords["isolate_recompiles"] = True
-        return torch.compile(
-            function, backend=fuseopt, options=self.options or None, **keywords
-        )
+        keywords.update({"options": self.options or None, **more})
+        return torch.compile(function, backend=backend, **keywords)
 
     def _outside(self, place: int | str, value: Any) -> Any:
         """A closure runs as it is: no part of the graph, and no reason to retrace.

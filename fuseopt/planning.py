@@ -7,7 +7,7 @@ import ctypes
 import functools
 import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,11 +51,12 @@ def plan_graph(
     config: Config,
     run: bool = True,
     clock: Clock | None = None,
+    extend: Callable[[Captured], Captured] | None = None,
 ) -> tuple[Plan | None, Report]:
     """Capture, schedule, generate, build: one graph for tensors like these.
 
     With `run` False nothing is built and the Plan is None. `clock` has the seconds of
-    what came before.
+    what came before. `extend` makes the captured step one of more tensors.
     """
     clock = clock or Clock()
     report = Report()
@@ -65,6 +66,8 @@ def plan_graph(
     helpers.shutdown(wait=False)
     builds = session.builder.builds
     captured: Captured = capture(gm, args)
+    if extend is not None:
+        captured = extend(captured)
     clock.lap("capture")
     checks = config.check or config.debug > 0 or config.dump_dir is not None
     if checks:

@@ -59,6 +59,8 @@ class Report:
     fallback: "" or what runs the graph instead, and why.
     parts: where each part of a graph went that was split, in the order in which they
     run; empty where the graph is one update.
+    traced: how many of the lanes Dynamo traced, or why it traced them all; empty where
+    nobody asked.
     """
 
     launches: int = 0
@@ -72,6 +74,7 @@ class Report:
     fallback: str = ""
     parts: list[PartReport] = field(default_factory=list)
     dump_dir: str | None = None
+    traced: str = ""
 
     @property
     def lanes(self) -> int:
@@ -121,6 +124,8 @@ class Report:
             )
         for text in told:
             table.add_row(text, "", "", "", "", "")
+        if self.traced:
+            table.add_row(f"traced: {self.traced}", "", "", "", "", "")
         for name, reason in self.externs:
             table.add_row(f"extern {name}: {reason}", "aten", "", "", "", "")
         for r in self.not_fused:

@@ -39,7 +39,12 @@ HOUSE = (
     "session",
     "planning",
     "notices",
+    "lanes",
+    "paths",
+    "extend",
+    "rehearsal",
     "backend",
+    "representatives",
     "optimizer",
     "preview",
 )
@@ -49,7 +54,9 @@ TORCH_SIDE = {
     "runtime",
     "split",
     "notices",
+    "rehearsal",
     "backend",
+    "representatives",
     "optimizer",
     "preview",
 }

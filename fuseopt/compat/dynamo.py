@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -313,3 +313,76 @@ def leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
         else:
             return False
     return False
+
+
+def group_as_traced(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group as Dynamo shows it to the step that it traces.
+
+    Relies on what it does for all optimizers: the step sees `capturable` set.
+    """
+    if "capturable" in group:
+        group["capturable"] = True
+    return group
+
+
+def initialize(optimizer: Any) -> bool:
+    """Make the state of all parameters as Dynamo makes it before it traces.
+
+    Dynamo calls `_init_group` for real, with empty lists. False where there is none, or
+    one with other arguments.
+    """
+    make = getattr(optimizer, "_init_group", None)
+    if make is None:
+        return False
+    given = list(inspect.signature(make).parameters.values())[1:]
+    if any(x.kind not in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in given):
+        return False
+    for group in optimizer.param_groups:
+        make(group, *([] for x in given if x.default is x.empty))
+    return True
+
+
+class _AsIf(threading.local):
+    """Does this thread run a step as if it were compiled?"""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+_as_if = _AsIf()
+_patching = threading.Lock()
+
+
+@contextlib.contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """Let `torch.compiler.is_compiling()` say yes, in this thread."""
+    with _patching:
+        asked = torch.compiler.is_compiling
+
+        def answer() -> bool:
+            return bool(_as_if.depth) or asked()
+
+        torch.compiler.is_compiling = answer
+        _as_if.depth += 1
+        try:
+            yield
+        finally:
+            _as_if.depth -= 1
+            torch.compiler.is_compiling = asked
+
+
+def number_sources(gm: torch.fx.GraphModule) -> list[str]:
+    """Where the numbers among a graph's arguments come from: "L['self'].t".
+
+    Relies on what Dynamo notes at each placeholder; "" where it does not.
+    """
+    found = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        given = node.meta.get("grapharg")
+        if given is None or not isinstance(
+            node.meta.get("example_value"), torch.Tensor
+        ):
+            source = getattr(given, "source", None)
+            name = getattr(source, "name", "")
+            found.append(name() if callable(name) else str(name))
+    return found

@@ -1,0 +1,218 @@
+"""The lanes of an optimizer: its parameters, each with its gradient and its state.
+
+`survey(optimizer)` says which of them are alike in all that a step can see of them but
+the contents of tensors. `Lanes.look()` asks, before a call, whether that still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .errors import FuseoptError
+
+#: What a number of a lane's state may be; equal numbers of other types are others.
+NUMBERS = (int, float, bool, str, type(None))
+PARAM, GRAD = "param", "grad"
+#: (what it is, key of the state)
+Role = tuple[str, str]
+KINDS = (torch.Tensor, torch.nn.Parameter)
+_GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
+
+
+class Unlike(FuseoptError):
+    """Why an optimizer's lanes cannot be led by a few of them."""
+
+
+def _exactly(x: Any) -> tuple[type, str]:
+    """A key that tells numbers apart that Python takes for equal."""
+    return type(x), repr(x)
+
+
+def _layout(t: torch.Tensor) -> tuple[object, ...]:
+    if type(t) not in KINDS:
+        raise Unlike(f"a tensor of the step is a {type(t).__name__}")
+    if t.layout != torch.strided or t.is_complex() or t.is_quantized:
+        raise Unlike(f"a tensor of the step is {t.layout}, {t.dtype}")
+    if t.is_conj() or t.is_neg():
+        raise Unlike("a tensor of the step is a conjugated or negated view")
+    return type(t), t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.is_leaf
+
+
+def lane_key(group: int, p: torch.Tensor, state: dict[str, Any] | None) -> Any:
+    """Equal for lanes that a step cannot tell apart. Raises Unlike."""
+    grad = p.grad
+    known = []
+    for name, value in (state or {}).items():
+        if not isinstance(name, str):
+            raise Unlike(f"the state has the key {name!r}")
+        if isinstance(value, torch.Tensor):
+            known.append((name, *_layout(value)))
+        elif type(value) in NUMBERS:
+            known.append((name, *_exactly(value)))
+        else:
+            raise Unlike(f"the state {name!r} is a {type(value).__name__}")
+    return (
+        group,
+        _layout(p),
+        grad is not None and _layout(grad),
+        state is None,
+        tuple(known),
+    )
+
+
+@dataclass(eq=False)
+class Kind:
+    """Lanes that are alike: a representative and the others, by lane number."""
+
+    lead: int
+    others: list[int]
+    keys: tuple[str, ...]
+    tensors: tuple[str, ...]  # keys of the state that are tensors
+    numbers: dict[str, Any]
+    has_grad: bool
+    has_state: bool
+
+
+class Lanes:
+    """All lanes of an optimizer, and what is known of them. See the module.
+
+    `params[i]` is the parameter of lane i, `groups[i]` the number of its group,
+    `states[i]` its state, None while it has none.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.lists = [list(group["params"]) for group in optimizer.param_groups]
+        self.params: list[torch.Tensor] = [p for own in self.lists for p in own]
+        self.groups = [g for g, own in enumerate(self.lists) for _ in own]
+        get = optimizer.state.get
+        self.states: list[dict[str, Any] | None] = [get(p) for p in self.params]
+        if len(optimizer.state) > sum(s is not None for s in self.states):
+            raise Unlike("the optimizer has state of something besides its parameters")
+        if any(s is not None and type(s) is not dict for s in self.states):
+            raise Unlike("the state of a parameter is no dict")
+        found: dict[Any, list[int]] = {}
+        for i, (g, p, s) in enumerate(
+            zip(self.groups, self.params, self.states, strict=True)
+        ):
+            found.setdefault(lane_key(g, p, s), []).append(i)
+        self.kinds = [self._kind(own) for own in found.values()]
+        if len(self.kinds) == 1 and len(self.params) > 1:
+            # two of them, so that what belongs to all is seen to be of both
+            first = self.kinds[0]
+            second = self._kind([first.others.pop()])
+            self.kinds.append(second)
+        self.kinds.sort(key=lambda kind: kind.lead)
+        self.leads = [kind.lead for kind in self.kinds]
+        lead = set(self.leads)
+        self.rest = [i for i in range(len(self.params)) if i not in lead]
+        self._rest_params = [self.params[i] for i in self.rest]
+        self._known_grads = [p.grad is None for p in self._rest_params]
+        self._flags = [p.requires_grad for p in self._rest_params]
+        self._rest_states = [self.states[i] for i in self.rest]
+        self._rest_kinds: list[Kind] = [self.kinds[0]] * len(self.rest)
+        place = {i: k for k, i in enumerate(self.rest)}
+        self._members: list[tuple[Kind, list[int]]] = []
+        for kind in self.kinds:
+            own = [place[i] for i in kind.others]
+            self._members.append((kind, own))
+            for k in own:
+                self._rest_kinds[k] = kind
+        seen: set[int] = set()
+        for t in self.tensors(range(len(self.params))).values():
+            if id(t) in seen:
+                raise Unlike("lanes have a tensor in common")
+            seen.add(id(t))
+
+    def _kind(self, own: list[int]) -> Kind:
+        state = self.states[own[0]]
+        known = state or {}
+        tensors = tuple(k for k, v in known.items() if isinstance(v, torch.Tensor))
+        return Kind(
+            own[0],
+            own[1:],
+            tuple(known),
+            tensors,
+            {k: v for k, v in known.items() if k not in tensors},
+            self.params[own[0]].grad is not None,
+            state is not None,
+        )
+
+    def tensors(self, lanes: Sequence[int]) -> dict[tuple[int, Role], torch.Tensor]:
+        """The tensors of some lanes, by lane and role."""
+        found: dict[tuple[int, Role], torch.Tensor] = {}
+        for i in lanes:
+            p = self.params[i]
+            found[i, (PARAM, "")] = p
+            if p.grad is not None:
+                found[i, (GRAD, "")] = p.grad
+            for key, value in (self.states[i] or {}).items():
+                if isinstance(value, torch.Tensor):
+                    found[i, ("state", key)] = value
+        return found
+
+    def look(self, optimizer: Optimizer) -> list[Any] | None:
+        """The tensors of the lanes that are not led, if all is as it was, else None.
+
+        In the order of `places`. Says nothing of their metadata.
+        """
+        for known, group in zip(self.lists, optimizer.param_groups, strict=True):
+            now = group["params"]
+            if len(now) != len(known) or not all(map(is_, now, known)):
+                return None
+        params, states = self._rest_params, self._rest_states
+        if not all(map(is_, map(optimizer.state.get, params), states)):
+            return None
+        grads = list(map(_GRAD, params))
+        if [g is None for g in grads] != self._known_grads:
+            return None
+        if list(map(_FLAG, params)) != self._flags:
+            return None
+        found: list[Any] = []
+        for kind, own in self._members:
+            if not own:
+                continue
+            found.extend([params[k] for k in own])
+            if kind.has_grad:
+                found.extend([grads[k] for k in own])
+            if not kind.has_state:
+                continue
+            mine: list[dict[str, Any]] = [states[k] for k in own]  # type: ignore[misc]
+            keys = kind.keys
+            if any(tuple(s) != keys for s in mine):
+                return None
+            for key in kind.tensors:
+                found.extend(map(itemgetter(key), mine))
+            lead = self.states[kind.lead]
+            assert lead is not None
+            for key in kind.numbers:
+                value = lead[key]
+                kept = _exactly(value)
+                if any(
+                    other is not value and _exactly(other) != kept
+                    for other in map(itemgetter(key), mine)
+                ):
+                    return None
+        if not set(map(type, found)) <= set(KINDS):
+            return None
+        return found
+
+    def lists_of(self) -> list[list[int]]:
+        """The parameters of each group, by identity."""
+        return [list(map(id, own)) for own in self.lists]
+
+    def places(self) -> list[tuple[int, Role]]:
+        """Lane and role of each tensor that `look` returns."""
+        found: list[tuple[int, Role]] = []
+        for kind in self.kinds:
+            found.extend((i, (PARAM, "")) for i in kind.others)
+            if kind.has_grad:
+                found.extend((i, (GRAD, "")) for i in kind.others)
+            for key in kind.tensors:
+                found.extend((i, ("state", key)) for i in kind.others)
+        return found

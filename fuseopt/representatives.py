@@ -1,0 +1,531 @@
+"""An optimizer of many lanes -> its step, of which Dynamo traces a few lanes.
+
+Lanes that are alike have one of them lead. Dynamo compiles the step of an optimizer
+that has only the leading ones; what it captured is extended to all. That this gives
+what the whole step would is not assumed: the step is rehearsed on all lanes and on the
+leading ones, and the calls that reach a lane must be those that reach the one that
+leads it, in both. What it may depend on and no guard of Dynamo's covers is compared at
+each call. Where anything stands against it, Dynamo traces the whole step as ever.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.optim import Optimizer
+
+from . import compat, planning
+from .backend import fuseopt
+from .capture import Captured
+from .capture.trace import static_tensors
+from .config import resolve
+from .errors import CaptureError, CompilerMissing, UnsupportedInput
+from .extend import COMMON, Extended, extend
+from .lanes import GRAD, PARAM, Lanes, Unlike
+from .paths import Reach
+from .rehearsal import Record, holdings, own_attributes, rehearse
+from .runtime.probe import CHANGED
+from .runtime.step import CompiledStep, Plan
+from .session import session
+from .split import decide
+
+log = logging.getLogger("fuseopt")
+
+#: Optimizers of fewer lanes than this are traced whole.
+FEW = 16
+#: At most this share of the lanes may lead.
+SHARE = 0.5
+#: After so many surveys, or rehearsals of one graph, an optimizer is traced whole.
+PATIENCE = 6
+REFUSALS = (Unlike, CaptureError, CompilerMissing, UnsupportedInput)
+
+
+class Stale(Exception):
+    """Lanes are other than they were surveyed to be; nothing was written yet."""
+
+
+class Representatives:
+    """The step of one optimizer, led by a few lanes. `why`: why it no longer is."""
+
+    def __init__(self, function: Any, options: Mapping[str, Any]) -> None:
+        self.function = function
+        self.options = dict(options)
+        self.config = resolve(None, options)
+        self.why = "verify was asked for" if self.config.verify else ""
+        self.reach: Reach | None = None
+        self.lanes: Lanes | None = None
+        self.few: list[list[torch.Tensor]] = []  # the leading ones of each group
+        self.compiled: Callable[..., Any] | None = None
+        self.surveys = 0
+        self.generation = 0
+        self.entered = 0
+        self.tensors: list[Any] = []  # of the lanes that are led, in this call
+        self.steps: list[LedStep] = []
+        self._values: list[Any] = []
+        self._python: dict[Any, Any] = {}
+        self.optimizer: Any = None  # during a call
+
+    def wants(self, optimizer: Optimizer) -> bool:
+        """Are there so many lanes that it is worth while?"""
+        n = sum(len(group["params"]) for group in optimizer.param_groups)
+        return not self.why and n >= FEW
+
+    # ---------------------------------------------------------------- a call
+
+    def step(
+        self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
+    ) -> bool:
+        """Do one step; False, with `why`, if nothing was done.
+
+        `make(backend)` compiles the step's function anew.
+        """
+        entered = self.entered
+        self.optimizer = optimizer
+        try:
+            for _ in range(2):
+                try:
+                    self._step(optimizer, make)
+                    return True
+                except Stale:
+                    self.lanes = None
+            raise Unlike("its lanes change while it steps")
+        except REFUSALS as error:
+            self.why = str(error).partition("\n")[0]
+        except Exception as error:
+            if self.entered != entered:
+                raise
+            # whatever it is, the whole step says it again if it is the step's own
+            reason = str(error).strip().partition("\n")[0]
+            self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
+        finally:
+            self.optimizer = None
+            self.tensors = []
+        log.info("%s is traced whole: %s", type(optimizer).__name__, self.why)
+        self.lanes = self.compiled = self.reach = None
+        self.steps.clear()
+        return False
+
+    def _step(
+        self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
+    ) -> None:
+        if self.reach is None:
+            self.reach = Reach(self.function, optimizer)
+            if self.reach.why:
+                raise Unlike(self.reach.why)
+        found = None if self.lanes is None else self._look(optimizer)
+        if found is None:
+            self._survey(optimizer)
+            found = self._look(optimizer)
+            if found is None:
+                raise Unlike("its lanes are not what they seem")
+        self.tensors = found
+        self._notice(optimizer)
+        assert self.lanes is not None
+        if self.compiled is None:
+            self.few = [[] for _ in self.lanes.lists]
+            for i in self.lanes.leads:
+                self.few[self.lanes.groups[i]].append(self.lanes.params[i])
+            self.compiled = make(self._backend())
+            self.steps.clear()
+        self._state = optimizer.state
+        self._swap(optimizer)
+        try:
+            self.compiled(optimizer)
+        finally:
+            self._restore(optimizer)
+        self._follow(optimizer)
+
+    def _look(self, optimizer: Optimizer) -> list[Any] | None:
+        lanes = self.lanes
+        assert lanes is not None
+        if len(optimizer.param_groups) != len(lanes.lists):
+            return None
+        leads = [optimizer.state.get(lanes.params[i]) for i in lanes.leads]
+        if not all(map(is_, leads, [lanes.states[i] for i in lanes.leads])):
+            return None
+        for kind in lanes.kinds:
+            own = lanes.states[kind.lead]
+            if tuple(own or ()) != kind.keys:
+                return None
+            if (lanes.params[kind.lead].grad is not None) != kind.has_grad:
+                return None
+        return lanes.look(optimizer)
+
+    def _survey(self, optimizer: Optimizer) -> None:
+        self.surveys += 1
+        if self.surveys > PATIENCE:
+            raise Unlike("its lanes change too often")
+        known = self.lanes
+        lanes = self.lanes = Lanes(optimizer)
+        self.generation += 1
+        if len(lanes.leads) > SHARE * len(lanes.params):
+            raise Unlike(
+                f"{len(lanes.leads)} of its {len(lanes.params)} lanes are unlike"
+            )
+        same = known is not None and _grouping(known) == _grouping(lanes)
+        if not same:
+            self.compiled = None
+
+    def _swap(self, optimizer: Optimizer) -> None:
+        lanes = self.lanes
+        assert lanes is not None
+        few: Any = collections.defaultdict(dict)
+        for i in lanes.leads:
+            state = lanes.states[i]
+            if state is not None:
+                few[lanes.params[i]] = state
+        self._before = [dict(lanes.states[i] or {}) for i in lanes.leads]
+        optimizer.state = few
+        for group, own in zip(optimizer.param_groups, self.few, strict=True):
+            group["params"] = own
+
+    def _restore(self, optimizer: Optimizer) -> None:
+        few, optimizer.state = optimizer.state, self._state
+        self._state.update(few)
+        for group, own in zip(optimizer.param_groups, self._lists, strict=True):
+            group["params"] = own
+
+    # ---------------------------------------------------------------- Python's state
+
+    def _notice(self, optimizer: Optimizer) -> None:
+        """Note what the optimizer holds besides its lanes, where it has changed."""
+        self._lists = [group["params"] for group in optimizer.param_groups]
+        attributes = own_attributes(optimizer)
+        places: list[Any] = list(attributes)
+        values: list[Any] = list(attributes.values())
+        for g, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if key != "params":
+                    places.append((g, key))
+                    values.append(value)
+        known = self._python
+        if len(values) == len(self._values) and all(map(is_, values, self._values)):
+            deep = [
+                (place, value)
+                for place, value in zip(places, values, strict=True)
+                if isinstance(value, (dict, list))
+            ]
+            for place, value in deep:
+                known[place] = holdings(value, id)
+            return
+        self._values = values
+        self._python = {
+            place: holdings(value, id)
+            for place, value in zip(places, values, strict=True)
+        }
+
+    def python(self, moving: frozenset[Any]) -> list[Any]:
+        """What the optimizer holds, less the numbers that a graph takes as they are."""
+        return [item for item in self._python.items() if item[0] not in moving]
+
+    # ---------------------------------------------------------------- Dynamo's side
+
+    def _backend(self) -> Callable[..., Any]:
+        def lead(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
+            if len(self.steps) >= PATIENCE:
+                raise Unlike("its step is traced too often")
+            decision = decide(gm, list(args), compat.traces_step())
+            if decision.parts or decision.whole != "update":
+                raise Unlike(f"its graph is more than an update: {decision.why}")
+            made = LedStep(self, gm)
+            self.steps.append(made)
+            return made
+
+        lead._torchdynamo_orig_backend = fuseopt  # type: ignore[attr-defined]
+        return lead
+
+    def settle(self) -> None:
+        """Give all lanes the state that tracing gave the leading ones."""
+        optimizer, lanes = self.optimizer, self.lanes
+        assert lanes is not None
+        few = optimizer.state
+        fresh = [
+            kind
+            for kind in lanes.kinds
+            if not kind.has_state and few.get(lanes.params[kind.lead])
+        ]
+        if not fresh:
+            return
+        self._restore(optimizer)
+        try:
+            if not compat.initialize(optimizer):
+                raise Unlike("tracing made state, and nothing says how")
+            self.in_order(optimizer)
+            now = Lanes(optimizer)
+            if _grouping(now) != _grouping(lanes):
+                raise Unlike("lanes that were alike get unlike state")
+            self.lanes = now
+            self.generation += 1
+            found = self._look(optimizer)
+            if found is None:
+                raise Unlike("its lanes are not what they seem")
+            self.tensors = found
+        finally:
+            self._swap(optimizer)
+
+    def in_order(self, optimizer: Optimizer) -> None:
+        """Let the state have the order of the parameters, as a whole step gives it."""
+        state = optimizer.state
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p in state:
+                    state[p] = state.pop(p)
+
+    # ---------------------------------------------------------------- afterwards
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        """Give the lanes that are led what the step gave the leading ones' state."""
+        lanes = self.lanes
+        assert lanes is not None
+        made: dict[int, list[torch.Tensor]] = {}
+        for step in self.steps:
+            made.update(step.take())
+        state = optimizer.state
+        added = False
+        for kind, old in zip(lanes.kinds, self._before, strict=True):
+            p = lanes.params[kind.lead]
+            if p not in state or not kind.others:
+                continue
+            now = state[p]
+            if kind.has_state and tuple(now) == tuple(old):
+                changed = [k for k, v in now.items() if v is not old[k]]
+                if not changed:
+                    continue
+                if all(k in kind.numbers for k in changed):
+                    for k in changed:
+                        value = now[k]
+                        for i in kind.others:
+                            lanes.states[i][k] = value  # type: ignore[index]
+                    continue
+            places: dict[int, Any] = {id(p): (PARAM, "")}
+            if p.grad is not None:
+                places[id(p.grad)] = GRAD, ""
+            places.update(
+                (id(v), ("state", k))
+                for k, v in old.items()
+                if isinstance(v, torch.Tensor)
+            )
+            for m, i in enumerate(kind.others):
+                q = lanes.params[i]
+                added = added or q not in state
+                own = state[q]
+                given: dict[str, Any] = {}
+                for key, value in now.items():
+                    place = places.get(id(value))
+                    if not isinstance(value, torch.Tensor):
+                        given[key] = value
+                    elif id(value) in made:
+                        given[key] = made[id(value)][m]
+                    elif place is None:
+                        # made of nothing that lanes have: for all the same
+                        given[key] = value.clone()
+                    elif place[0] == "state":
+                        given[key] = own[place[1]]
+                    else:
+                        given[key] = q if place[0] == PARAM else q.grad
+                own.clear()
+                own.update(given)
+        if added:
+            self.in_order(optimizer)
+
+
+class LedStep:
+    """One of Dynamo's graphs of the leading lanes, called in its place."""
+
+    def __init__(self, owner: Representatives, gm: GraphModule) -> None:
+        self.owner = owner
+        self.gm = gm
+        self.generation = -1
+        self.rehearsed: list[Any] = []
+        self.inner: ExtendedStep | None = None
+        self.moving = frozenset(
+            place for place in map(_place, compat.number_sources(gm)) if place
+        )
+
+    def take(self) -> dict[int, list[torch.Tensor]]:
+        """What the last call made for the lanes that are led, by the leading ones'."""
+        if self.inner is None:
+            return {}
+        made, self.inner.made = self.inner.made, {}
+        return made
+
+    def __call__(self, *args: Any) -> Any:
+        owner = self.owner
+        owner.entered += 1
+        owner.settle()
+        if self.generation != owner.generation:
+            self.rehearsed.clear()
+            self.inner = None
+            self.generation = owner.generation
+        python = owner.python(self.moving)
+        if python not in self.rehearsed:
+            if len(self.rehearsed) >= PATIENCE:
+                raise Unlike("what it depends on changes too often")
+            self._rehearse(args)
+            self.rehearsed.append(python)
+        if self.inner is None:
+            self.inner = self._extended(args)
+        return self.inner(*args)
+
+    def _rehearse(self, args: Sequence[Any]) -> None:
+        """Raise Unlike unless all lanes do as the one that leads them."""
+        owner = self.owner
+        lanes, reach = owner.lanes, owner.reach
+        assert lanes is not None
+        assert reach is not None
+        every = range(len(lanes.params))
+        moving = {x for x in args if isinstance(x, (int, float))}
+
+        def moved(x: Any) -> Any:
+            """A number a little beside that of this call, if it may be another."""
+            if isinstance(x, torch.Tensor) or x in moving:
+                if isinstance(x, int):
+                    return x + 1
+                value = float(x)
+                return value * (1 + 2**-10) if value else 2**-10
+            return x
+
+        for perturb in (None, moved):
+            runs = [
+                rehearse(owner.optimizer, owner.function, lanes, members, perturb)
+                for members in (every, lanes.leads)
+            ]
+            compare(lanes, *runs)
+            strange = {code for code, _, _ in runs[0].paths} - reach.codes
+            if strange:
+                raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
+            if not moving and not runs[0].reads:
+                break
+
+    def _extended(self, args: Sequence[Any]) -> ExtendedStep:
+        owner, gm = self.owner, self.gm
+        lanes = owner.lanes
+        assert lanes is not None
+        own = [*static_tensors(gm).values()]
+        own += [x for x in args if isinstance(x, torch.Tensor)]
+        roles = {id(t): place for place, t in lanes.tensors(lanes.leads).items()}
+        nobody = (COMMON, ("", ""))
+        known = [roles.get(id(t), nobody) for t in own]
+        source = [lane for lane, _ in known]
+        late = frozenset(s for s, (_, role) in enumerate(known) if role[0] == GRAD)
+        led = {kind.lead: len(kind.others) for kind in lanes.kinds}
+        found: list[Extended] = []
+
+        def extended(captured: Captured) -> Captured:
+            if captured.complexes:
+                raise Unlike("it computes with complex numbers")
+            found.append(extend(captured, source, led, late))
+            return found[-1].captured
+
+        def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
+            made, report = planning.plan_graph(
+                graph, now, owner.config, extend=extended
+            )
+            report.traced = (
+                f"{len(lanes.leads)} of {len(lanes.params)} lanes; the others do as "
+                "these"
+            )
+            session.reports.append(report)
+            assert made is not None
+            return made
+
+        step = ExtendedStep(gm, plan, args)
+        others = {kind.lead: kind.others for kind in lanes.kinds}
+        place = {x: k for k, x in enumerate(lanes.places())}
+        step.arguments = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
+        step.pick = [
+            s if m == COMMON else len(own) + place[others[source[s]][m], known[s][1]]
+            for s, m in found[-1].order
+        ]
+        step.copies = found[-1].copies
+        step.owner = owner
+        return step
+
+
+def compare(lanes: Lanes, full: Record, cut: Record) -> None:
+    """Raise Unlike unless led lanes do as their lead, and that as it does alone."""
+    if full.shared != cut.shared or full.rest != cut.rest:
+        raise Unlike("what the step does to all lanes depends on how many there are")
+    if not full.paths <= cut.paths:
+        raise Unlike("the step takes ways for some lanes that it takes for no lead")
+    if not set(cut.lanes) <= set(lanes.leads):
+        raise Unlike("the step reaches parameters that are not in its groups")
+    for kind in lanes.kinds:
+        lead = kind.lead
+        calls, state = full.lanes.get(lead, []), full.states[lead]
+        if calls != cut.lanes.get(lead, []) or state != cut.states[lead]:
+            raise Unlike("what the step does to a lane depends on the others")
+        for i in kind.others:
+            if full.lanes.get(i, []) != calls or full.states[i] != state:
+                raise Unlike(
+                    f"lanes {lead} and {i} look alike, and the step treats them "
+                    "in different ways"
+                )
+
+
+def _grouping(lanes: Lanes) -> list[Any]:
+    return [
+        lanes.lists_of(),
+        [(kind.lead, kind.others) for kind in lanes.kinds],
+    ]
+
+
+def _place(source: str) -> Any:
+    """Where a number lies that Dynamo names so: (group, key), or an attribute."""
+    found = re.fullmatch(r"L\['self'\]\.param_groups\[(\d+)\]\['(\w+)'\]", source)
+    if found:
+        return int(found[1]), found[2]
+    found = re.fullmatch(r"L\['self'\]\.(\w+)", source)
+    return found[1] if found else None
+
+
+class ExtendedStep(CompiledStep):
+    """The step of all lanes, called with the tensors of the leading ones."""
+
+    owner: Representatives
+    arguments: list[int]
+    pick: list[int]
+    copies: Mapping[tuple[int, int], int]
+
+    def __init__(self, *args: Any) -> None:
+        self.made: dict[int, list[torch.Tensor]] = {}
+        super().__init__(*args)
+
+    def _tensors(self, args: Sequence[Any]) -> list[Any]:
+        gm = self.gm
+        every = [*gm._buffers.values(), *gm._parameters.values()]
+        every += [args[i] for i in self.arguments]
+        every += self.owner.tensors
+        return [every[k] for k in self.pick]
+
+    def _adapt(
+        self, found: int, tensors: list[Any], args: Sequence[Any]
+    ) -> Plan | None:
+        known = self.plan.metadata
+        if known:
+            now = [(t.dtype, t.shape, t.device) for t in tensors]
+            if found & CHANGED or now != known:
+                raise Stale
+        return super()._adapt(found, tensors, args)
+
+    def _realias(
+        self, args: Sequence[Any], tensors: list[torch.Tensor], ptrs: list[int]
+    ) -> Plan | None:
+        raise Unlike("lanes share memory")
+
+    def _result(self, plan: Plan, tensors: list[Any], memory: Any) -> Any:
+        result = super()._result(plan, tensors, memory)
+        self.made = {}
+        for (b, m), copy in self.copies.items():
+            if plan.captured.graph.buffers[b].kind == "temp":
+                own = self.made.setdefault(id(memory.tensor(b)), [])
+                assert len(own) == m
+                own.append(memory.tensor(copy))
+        return result
