@@ -24,15 +24,16 @@ from torch.optim import Optimizer
 from . import compat, planning
 from .backend import fuseopt
 from .capture import Captured
-from .capture.trace import static_tensors
+from .capture.inputs import static_tensors
 from .config import resolve
 from .errors import CaptureError, CompilerMissing, UnsupportedInput
 from .extend import COMMON, Extended, extend
 from .lanes import GRAD, PARAM, Lanes, Unlike
 from .paths import Reach
 from .rehearsal import Record, holdings, own_attributes, rehearse
+from .runtime.plan import Plan
 from .runtime.probe import CHANGED
-from .runtime.step import CompiledStep, Plan
+from .runtime.step import CompiledStep
 from .session import session
 from .split import decide
 
@@ -497,6 +498,9 @@ class ExtendedStep(CompiledStep):
     def __init__(self, *args: Any) -> None:
         self.made: dict[int, list[torch.Tensor]] = {}
         super().__init__(*args)
+
+    def _given(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return {}, {}, tuple(self._tensors(args))
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         gm = self.gm
