@@ -29,6 +29,9 @@ from .scheduler import schedule
 from .session import session
 from .verify import check_graph, check_schedule
 
+#: Compilers that run at one time, at most.
+COMPILERS = 4
+
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
@@ -60,10 +63,9 @@ def plan_graph(
     """
     clock = clock or Clock()
     report = Report()
-    helpers = ThreadPoolExecutor(1)
-    # the compiler runs beside capture where the cache does not have the probe yet
+    # compilers run beside each other, and beside what needs no kernel
+    helpers = ThreadPoolExecutor(COMPILERS)
     probe = helpers.submit(_probe, config) if run else None
-    helpers.shutdown(wait=False)
     builds = session.builder.builds
     captured: Captured = capture(gm, args)
     if extend is not None:
@@ -82,21 +84,30 @@ def plan_graph(
     targets = {name: target_of(config, device) for name, device in devices.items()}
     sources = {kernel.name: targets[kernel.name].render(kernel) for kernel in kernels}
     clock.lap("codegen")
+    loading = {
+        name: helpers.submit(_load, source, config)
+        for name, source in sources.items()
+        if run and targets[name].name == "cpp"
+    }
+    helpers.shutdown(wait=False)
     factories: dict[str, TableFactory] = {}
-    if run:
-        for name, source in sources.items():
-            factories[name] = _factory(targets[name], source, devices[name], config)
-    helper = probe.result() if probe is not None else None
-    clock.lap("build")
-    result = Plan(captured, plan, factories, helper) if run else None
+    result = Plan(captured, plan, factories) if run else None
     report.kernels = [
         reporting.kernel_report(k, targets[k.name].name, sources[k.name].text)
         for k in kernels
     ]
     reporting.fill(report, plan)
     report.launches = len(sources)
-    report.builds = session.builder.builds - builds
     clock.lap("plan")
+    if result is not None and probe is not None:
+        for name, source in sources.items():
+            if name in loading:
+                factories[name] = _cpp_factory(source, loading[name].result())
+            else:
+                factories[name] = _triton_factory(source, devices[name], config)
+        result.helper = probe.result()
+    report.builds = session.builder.builds - builds
+    clock.lap("build")
     report.seconds = clock.seconds
     report.build_seconds = clock.seconds["build"]
     report.backend_seconds = clock.total
@@ -134,18 +145,20 @@ def target_of(config: Config, device: str) -> Target:
     return TritonTarget(fast=config.numerics == "fast")
 
 
-def _factory(
-    target: Target, source: Source, device: str, config: Config
-) -> TableFactory:
-    """Build a kernel; the result makes its tables, which launch it."""
-    if target.name == "cpp":
-        built = session.builder.load(
-            source, config.cache_dir, config.numerics == "fast"
-        )
-        entry = getattr(built, source.entry)
-        entry.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        entry.restype = None
-        return functools.partial(CppTable, entry, session.vectors.address(built))
+def _load(source: Source, config: Config) -> ctypes.CDLL:
+    fast = config.numerics == "fast"
+    return session.builder.load(source, config.cache_dir, fast)
+
+
+def _cpp_factory(source: Source, built: ctypes.CDLL) -> TableFactory:
+    """What makes the tables of a kernel, which launch it."""
+    entry = getattr(built, source.entry)
+    entry.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    entry.restype = None
+    return functools.partial(CppTable, entry, session.vectors.address(built))
+
+
+def _triton_factory(source: Source, device: str, config: Config) -> TableFactory:
     from .runtime.triton_table import triton_factory
 
     return triton_factory(source, config.cache_dir, device, session.triton_builder)

@@ -112,11 +112,16 @@ class Buffers:
 
     def alone(self, buffer: int) -> bool:
         """Is a buffer the one way in which its memory is seen?"""
-        return (
-            len(self._by_storage[self.buffers[buffer].storage]) == 1
-            and buffer not in self._near
-            and buffer not in self._folded
-            and buffer not in self._seen
+        storage = self.buffers[buffer].storage
+        return len(self._by_storage[storage]) == 1 and self.untangled(buffer)
+
+    def untangled(self, buffer: int) -> bool:
+        """Is memory of a buffer changed through itself only, and once for each element?
+
+        Not so if it shares some with another, or has an element twice.
+        """
+        return not (
+            buffer in self._near or buffer in self._folded or buffer in self._seen
         )
 
     def first_of(self, storage: int) -> int:

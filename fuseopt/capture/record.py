@@ -21,6 +21,8 @@ from ..lowering import RULES
 from . import folds, outer
 from .constants import swap
 from .externs import Externs, tensors_in
+from .lists import Positions
+from .lists import results as new_tensors
 from .promote import DTYPE_NAMES
 from .scalars import Scalars
 from .schemas import (
@@ -281,7 +283,7 @@ class Recorder(Externs, TorchDispatchMode):
         if op.inplace:
             out, results = None, list(bound["self"])
         else:
-            results = list(func(*args, **kwargs))
+            results = new_tensors(func, op.arguments, bound, len(args))
             out = results
         if name == "copy":
             columns = [("src", list(bound["src"]))]
@@ -292,9 +294,16 @@ class Recorder(Externs, TorchDispatchMode):
             columns = [(k, column(k, v, n)) for k, v in bound.items()]
         if name == "mul" and op.inplace and self._is_number(columns[1][1][0]):
             name = "mul_rounded"  # the one foreach op that rounds its number
+        positions = Positions(self, columns)
+        quick = op.inplace or not self.host_numbers
         for i in range(n):
-            operands = tuple((k, values[i]) for k, values in columns)
             result = results[i]
+            operands = tuple([(k, values[i]) for k, values in columns])
+            if quick:
+                self._inherit(result, dict(operands))
+                if positions.again(i, result):
+                    continue
+            nodes = len(self.nodes)
             if not op.inplace:
                 result = results[i] = self._as_with_numbers(operands, result)
             self._inherit(result, dict(operands))
@@ -304,6 +313,8 @@ class Recorder(Externs, TorchDispatchMode):
                 rest = {k: alone[k] for k in kwargs}
                 made = [] if op.inplace else [result]
                 self._extern(func, given, rest, made, self._reason(operands, result))
+            elif quick:
+                positions.learn(nodes)
         return out
 
     def _foreach_reductions(

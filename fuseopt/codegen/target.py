@@ -23,12 +23,16 @@ class VariantLayout:
 
 @dataclass(frozen=True)
 class Source:
-    """Generated text and the launch layout beside it: a complete artifact."""
+    """Generated text and the launch layout beside it: a complete artifact.
+
+    `throws`: its C++ knows exceptions, and so needs the library of C++.
+    """
 
     target: str
     text: str
     entry: str
     layout: tuple[VariantLayout, ...]
+    throws: bool = False
 
 
 class Target(ABC):

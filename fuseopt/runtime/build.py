@@ -38,6 +38,8 @@ COMMON_FLAGS = (
     "-fPIC",
     "-shared",
     "-fopenmp",
+    # <math.h> as C has it: libstdc++'s brings templates, a third of all that is read
+    "-D_GLIBCXX_INCLUDE_NEXT_C_HEADERS",
     "-fno-math-errno",
     "-fwrapv",  # integers overflow as they do in eager
     "-fno-trapping-math",
@@ -46,6 +48,11 @@ COMMON_FLAGS = (
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
 EXACT_FLAGS = ("-ffp-contract=off",)
+#: For what neither throws nor catches, which is all but the helper of a call.
+PLAIN_FLAGS = ("-fno-exceptions",)
+#: What GCC links then; unasked it adds the library of C++, which no kernel calls and
+#: which takes longer to read than all others.
+GCC_LIBRARIES = ("-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc")
 FAST_FLAGS = ("-ffp-contract=fast", "-fassociative-math", "-fno-signed-zeros")
 
 
@@ -55,6 +62,13 @@ class Compiler:
 
     path: str
     identity: str
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """What is linked to a kernel; the arguments after the source."""
+        name = self.identity.split(" ", 1)[0]
+        is_gcc = name.endswith("g++") and "clang" not in self.identity
+        return GCC_LIBRARIES if is_gcc else ()
 
 
 @functools.cache
@@ -118,21 +132,26 @@ class Builder:
         """The library of a C++ source. Raises CompilerMissing or BuildError."""
         compiler = find_compiler()
         flags = (*COMMON_FLAGS, *(FAST_FLAGS if fast else EXACT_FLAGS))
-        parts = (source.text, compiler.identity, " ".join(flags), _processor())
+        flags += () if source.throws else PLAIN_FLAGS
+        libraries = () if source.throws else compiler.libraries
+        asked = " ".join((*flags, *libraries))
+        parts = (source.text, compiler.identity, asked, _processor())
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         if key in self._loaded:
             self.memory_hits += 1
             return self._loaded[key]
         folder = Path(cache_dir) if cache_dir else default_cache_dir()
         try:
-            library = self._from_disk(folder, key, source, compiler, flags)
+            library = self._from_disk(folder, key, source, compiler, flags, libraries)
         except OSError as error:  # filelock's Timeout is one
             log.warning(
                 "kernel cache %s cannot be used (%s); building in a temporary folder",
                 folder,
                 error,
             )
-            library = self._from_disk(self._temporary(), key, source, compiler, flags)
+            library = self._from_disk(
+                self._temporary(), key, source, compiler, flags, libraries
+            )
         self._loaded[key] = library
         return library
 
@@ -149,6 +168,7 @@ class Builder:
         source: Source,
         compiler: Compiler,
         flags: tuple[str, ...],
+        libraries: tuple[str, ...],
     ) -> ctypes.CDLL:
         place = folder / key[:2]
         library, check = place / f"{key}.so", place / f"{key}.sha256"
@@ -164,7 +184,7 @@ class Builder:
             if found is not None:
                 self.disk_hits += 1
                 return found
-            self._compile(place, key, source, compiler, flags)
+            self._compile(place, key, source, compiler, flags, libraries)
         found = _open(library, check)
         if found is None:
             raise OSError(f"{library} was written but cannot be read back")
@@ -177,6 +197,7 @@ class Builder:
         source: Source,
         compiler: Compiler,
         flags: tuple[str, ...],
+        libraries: tuple[str, ...],
     ) -> None:
         with tempfile.TemporaryDirectory(dir=place, prefix=".build-") as work:
             text = Path(work) / "kernel.cpp"
@@ -185,7 +206,10 @@ class Builder:
             with self._lock:
                 self.builds += 1
             done = subprocess.run(
-                [compiler.path, *flags, "-o", str(made), str(text)],
+                [
+                    *(compiler.path, *flags, "-o", str(made), str(text)),
+                    *libraries,
+                ],
                 capture_output=True,
                 text=True,
             )

@@ -159,6 +159,7 @@ extern "C" int64_t fuseopt_bump(const Functions* f, const Known* k,
 """,
     "fuseopt_probe",
     (),
+    throws=True,
 )
 
 
