@@ -21,9 +21,10 @@ eager's bits, and an update always has.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -97,27 +98,46 @@ def _nodes(x: Any) -> list[Node]:
     return []
 
 
+class _Target(NamedTuple):
+    """What is known of a function or method by itself.
+
+    `writes`: the arguments (position, name) that its schema says it changes, or None
+    where it has no schema; `inplace`: its name says that it changes the first.
+    """
+
+    writes: tuple[tuple[int, str], ...] | None
+    inplace: bool
+    nests: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _known(target: Any) -> _Target:
+    name = str(getattr(target, "__name__", target))
+    nests = name.endswith("_increment_nesting")
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        writes = tuple(
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        return _Target(writes, False, nests)
+    inplace = name in INPLACE_OPERATORS or (name.endswith("_") and name[-2:] != "__")
+    return _Target(None, inplace and target is not GRAD_SWITCH, nests)
+
+
 def written(node: Node) -> list[Node]:
     """The arguments of a call that it changes in place."""
     if not node.op.startswith("call"):
         return []
-    found = _nodes(node.kwargs.get("out"))
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None:
-        for position, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                inside = position < len(node.args)
-                value = (
-                    node.args[position] if inside else node.kwargs.get(argument.name)
-                )
-                found += _nodes(value)
-        return found
-    name = _name(node)
-    inplace = name in INPLACE_OPERATORS or (name.endswith("_") and name[-2:] != "__")
-    if (inplace and node.target is not GRAD_SWITCH) or node.kwargs.get(
-        "inplace"
-    ) is True:
-        found += _nodes(node.args[0] if node.args else node.kwargs.get("self"))
+    target, args, kwargs = _known(node.target), node.args, node.kwargs
+    found = _nodes(kwargs["out"]) if "out" in kwargs else []
+    if target.writes is not None:
+        for position, name in target.writes:
+            inside = position < len(args)
+            found += _nodes(args[position] if inside else kwargs.get(name))
+    elif target.inplace or kwargs.get("inplace") is True:
+        found += _nodes(args[0] if args else kwargs.get("self"))
     return found
 
 
@@ -252,7 +272,9 @@ class _Facts:
 
 
 def _sides(facts: _Facts) -> dict[Node, Side]:
-    """The side of every call, before it is known whether that can be."""
+    """The side of every call, before it is known whether that can be; none if all are
+    the update's.
+    """
     place, writes = facts.place, facts.writes
     first, last = place[writes[0]], place[writes[-1]]
     early = [n for n in facts.calls if place[n] < first]
@@ -272,6 +294,8 @@ def _sides(facts: _Facts) -> dict[Node, Side]:
         if not pays(before):
             before = set()
     after = set(late) if pays(late) else set()
+    if not before and not after:
+        return {}
     return {
         n: "before" if n in before else "after" if n in after else "update"
         for n in facts.calls
@@ -324,7 +348,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             # a schedule's numbers: eager's bits, and nothing that compiling could gain
             return Decision("eager", f"{why}, and computes only numbers")
         return Decision("fallback", why)
-    if any(_name(n).endswith("_increment_nesting") for n in facts.calls):
+    if any(_known(n.target).nests for n in facts.calls):
         # levels that are entered and left: no part of them can run alone
         why = "the step is written with a transform (torch.func.grad, torch.vmap)"
         return Decision("eager", why)
@@ -342,7 +366,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             why = "autograd records this graph, so it is no optimizer step"
             return Decision("fallback", why)
     sides = _sides(facts)
-    if set(sides.values()) == {"update"}:
+    if set(sides.values()) <= {"update"}:
         return Decision("update", "")
     obstacle = _obstacle(facts, sides)
     if not obstacle:

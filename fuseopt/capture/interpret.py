@@ -60,9 +60,10 @@ class Interpreter:
         self.recorder = Recorder(self.scalars, vector_library)
         self.templates = Templates(self.recorder)
         self.env: dict[Node, Any] = {}
-        self.lerps, self.dropped = find_lerps(gm.graph)
-        self.scaled, unscaled = find_scaled_adds(gm.graph, OPTIM)
-        self.products, unfused = find_products(gm.graph)
+        self.nodes = list(gm.graph.nodes)
+        self.lerps, self.dropped = find_lerps(self.nodes)
+        self.scaled, unscaled = find_scaled_adds(self.nodes, OPTIM)
+        self.products, unfused = find_products(self.nodes)
         self.dropped |= unscaled | unfused
         self.metas = MetaInputs()
         self.computes = False  # reads numbers from tensors that it computed
@@ -74,8 +75,8 @@ class Interpreter:
         self.twins: list[tuple[int, int]] = []
 
     def register_inputs(self) -> None:
-        placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
-        attributes = [n for n in self.gm.graph.nodes if n.op == "get_attr"]
+        placeholders = [n for n in self.nodes if n.op == "placeholder"]
+        attributes = [n for n in self.nodes if n.op == "get_attr"]
         twins = {}
         for index, (name, value) in enumerate(static_tensors(self.gm).items()):
             twins[name] = self._register(value, name, "static", index)
@@ -117,9 +118,7 @@ class Interpreter:
     def run(self) -> Any:
         """Run every node; the value that the graph returns."""
         nodes = [
-            n
-            for n in self.gm.graph.nodes
-            if n.op.startswith("call") and n not in self.dropped
+            n for n in self.nodes if n.op.startswith("call") and n not in self.dropped
         ]
         names = tokens(nodes)
         grad_mode = torch.is_grad_enabled()
@@ -133,7 +132,7 @@ class Interpreter:
                 self._run(nodes[done:])
         finally:
             torch.set_grad_enabled(grad_mode)
-        (result,) = (n for n in self.gm.graph.nodes if n.op == "output")
+        (result,) = (n for n in self.nodes if n.op == "output")
         return self._map(result.args[0])
 
     def _run(self, nodes: Sequence[Node]) -> None:

@@ -16,11 +16,12 @@ from __future__ import annotations
 import linecache
 import operator
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from ..compat import MAKE_TENSOR
 
@@ -126,14 +127,16 @@ def _match(node: Node) -> tuple[Lerp, list[Node]] | None:
     return None
 
 
-def find_lerps(graph: Graph) -> tuple[dict[Node, Lerp], set[Node]]:
+def find_lerps(nodes: Iterable[Node]) -> tuple[dict[Node, Lerp], set[Node]]:
     """The addcmul nodes that are lerps, and the nodes that need not run.
 
     A match whose inner nodes have another reader is left as it is.
     """
     lerps: dict[Node, Lerp] = {}
     dropped: set[Node] = set()
-    for node in graph.nodes:
+    for node in nodes:
+        if node.target is not torch._foreach_addcmul_:
+            continue
         got = _match(node)
         if got is None:
             continue
@@ -155,7 +158,7 @@ class ScaledAdd:
 
 
 def find_scaled_adds(
-    graph: Graph, optim: str
+    nodes: Iterable[Node], optim: str
 ) -> tuple[dict[Node, ScaledAdd], set[Node]]:
     """The adds of torch.optim (sources below the folder `optim`) that eager scales.
 
@@ -165,8 +168,10 @@ def find_scaled_adds(
     """
     found: dict[Node, ScaledAdd] = {}
     dropped: set[Node] = set()
-    for node in graph.nodes:
-        if not _calls(node, torch._foreach_add_) or len(node.args) != 2 or node.kwargs:
+    for node in nodes:
+        if node.target is not torch._foreach_add_:
+            continue
+        if len(node.args) != 2 or node.kwargs:
             continue
         products = node.args[1]
         if not isinstance(products, (list, tuple)) or not products:
@@ -183,7 +188,8 @@ def find_scaled_adds(
             continue
         inner = {*products, mul}
         if all(user in inner or user is node for n in inner for user in n.users):
-            found[node] = ScaledAdd(list(node.args[0]), list(mul.args[0]), mul.args[1])
+            target: Any = node.args[0]
+            found[node] = ScaledAdd(list(target), list(mul.args[0]), mul.args[1])
             dropped |= inner
     return found, dropped
 
@@ -208,7 +214,7 @@ class Product:
     scale: Any
 
 
-def find_products(graph: Graph) -> tuple[dict[Node, Product], set[Node]]:
+def find_products(nodes: Iterable[Node]) -> tuple[dict[Node, Product], set[Node]]:
     """The methods that Dynamo writes as `target.copy_(fma(product, scale, target))`.
 
     Eager scales the first factor and then fuses; the polyfill fuses the scale. Like
@@ -216,8 +222,8 @@ def find_products(graph: Graph) -> tuple[dict[Node, Product], set[Node]]:
     """
     found: dict[Node, Product] = {}
     dropped: set[Node] = set()
-    for node in graph.nodes:
-        if not _calls(node, "copy_") or len(node.args) != 2:
+    for node in nodes:
+        if node.target != "copy_" or node.op != "call_method" or len(node.args) != 2:
             continue
         operands: Any = node.args
         target, fma = operands

@@ -56,9 +56,9 @@ class _Eager(Interpreter):
     def __init__(self, gm: GraphModule, clones: dict[str, torch.Tensor]) -> None:
         super().__init__(gm)
         self.clones = clones
-        self.lerps, self.dropped = find_lerps(gm.graph)
-        self.scaled, unscaled = find_scaled_adds(gm.graph, OPTIM)
-        self.products, unfused = find_products(gm.graph)
+        self.lerps, self.dropped = find_lerps(gm.graph.nodes)
+        self.scaled, unscaled = find_scaled_adds(gm.graph.nodes, OPTIM)
+        self.products, unfused = find_products(gm.graph.nodes)
         self.dropped |= unscaled | unfused
         for node in self.dropped:
             # what it would have read last is read by what runs in its place

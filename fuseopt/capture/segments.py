@@ -124,11 +124,20 @@ def describe(
             key.append((product.name, product.keyword))
             write(key, (product.target, product.factors, product.scale))
         else:
-            write(key, n.args)
-            if n.kwargs:
-                write(key, n.kwargs)
-        if any(map(leaves, n.users)):
-            leaving.append(k)
+            args, kwargs = n.args, n.kwargs
+            key.append(len(args))
+            for x in args:
+                at = place.get(x) if type(x) is Node else None
+                if at is None:
+                    write(key, x)
+                else:
+                    key.append(at)
+            if kwargs:
+                write(key, kwargs)
+        for user in n.users:
+            if user not in place and leaves(user):
+                leaving.append(k)
+                break
     return Form((*key, None, *leaving), tuple(outside), tuple(leaving))
 
 
