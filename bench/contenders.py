@@ -235,8 +235,9 @@ def peer(name: str) -> Callable[[Work], Ready]:
 
     def make(work: Work) -> Ready:
         step = peers.PEERS[name](work.recipe.name, work.params, work.device)
-        for _ in range(WARM_UP):
-            step()
+        with at_most(work.cap):  # some are compiled by Inductor
+            for _ in range(WARM_UP):
+                step()
         return Ready(step)
 
     return make

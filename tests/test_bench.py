@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,6 +147,25 @@ def test_a_contender_that_fails_is_named_and_does_not_end_the_run(monkeypatch):
     monkeypatch.setitem(CONTENDERS, "broken", broken_one)
     with pytest.raises(Unavailable, match=r"ValueError: no such kernel$"):
         contenders.ready("broken", work())
+
+
+def test_a_peer_that_takes_gradients_away_gives_them_back(monkeypatch):
+    class AdamW(torch.optim.SGD):
+        def __init__(self, params, lr, weight_decay):
+            super().__init__(params, lr)
+
+        def step(self):
+            super().step()
+            self.zero_grad()
+
+    monkeypatch.setitem(sys.modules, "heavyball", SimpleNamespace(AdamW=AdamW))
+    own = work("AdamW")
+    before = own.params[0].detach().clone()
+    contenders.ready("heavyball", own).call()
+    assert not torch.equal(own.params[0], before)
+    assert all(p.grad is not None for p in own.params)
+    with pytest.raises(Unavailable, match="heavyball has no LAMB"):
+        contenders.ready("heavyball", work("LAMB"))
 
 
 def test_time_is_up_and_the_alarm_before_it_is_kept():
