@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from . import dump
 from . import report as reporting
 from .capture import Captured, capture
 from .clock import Clock
@@ -27,7 +26,6 @@ from .runtime.probe import PROBE
 from .runtime.table import CppTable, TableFactory
 from .scheduler import schedule
 from .session import session
-from .verify import check_graph, check_schedule
 
 #: Compilers that run at one time, at most.
 COMPILERS = 4
@@ -73,6 +71,8 @@ def plan_graph(
     clock.lap("capture")
     checks = config.check or config.debug > 0 or config.dump_dir is not None
     if checks:
+        from .verify import check_graph, check_schedule
+
         check_graph(captured.graph)
         clock.lap("check")
     plan: Schedule = schedule(captured.graph, clock.lap)
@@ -184,6 +184,8 @@ def _dump(
     """Write the files that options or FUSEOPT_DEBUG ask for."""
     if not config.dump_dir and not config.debug:
         return
+    from . import dump
+
     folder = dump.new_folder(config.dump_dir or "fuseopt_debug")
     report.dump_dir = str(folder)
     level = config.debug or dump.SOURCES
