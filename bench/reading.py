@@ -147,8 +147,12 @@ class Reading:
 
 
 def readings(folder: Path = FOLDER) -> list[Reading]:
-    """Return all results files, those of CPUs first, then by name."""
-    found = [Reading(path) for path in sorted(folder.glob("*.json"))]
+    """Return all results files, those of CPUs first, then by name.
+
+    What `make gpu` writes beside them has sections instead of cases, and is left out.
+    """
+    paths = [path for path in sorted(folder.glob("*.json")) if "cases" in read(path)]
+    found = [Reading(path) for path in paths]
     return sorted(found, key=lambda r: r.environment["device"] != "cpu")
 
 

@@ -211,10 +211,12 @@ def first_steps(reading: Reading) -> str:
                     s(figures.get("backend_seconds")),
                     s(again.get("backend_seconds")),
                     s(figures.get("build_seconds")),
+                    NOTHING if way == "inductor" else s(figures.get("import_seconds")),
                 ]
             )
     header = ["compiled by", "parameters", "cold, s", "warm, s", "of cold: Dynamo"]
-    return table([*header, "fuseopt", "fuseopt, warm", "kernel build"], rows)
+    header += ["fuseopt", "fuseopt, warm", "kernel build", "and importing fuseopt"]
+    return table(header, rows)
 
 
 def passes(reading: Reading) -> str:

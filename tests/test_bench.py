@@ -369,6 +369,7 @@ def made_up():
 @pytest.fixture
 def reading(tmp_path):
     (tmp_path / "cpu.json").write_text(dumped(made_up()))
+    (tmp_path / "gpu-some.json").write_text('{"sections": {}}')
     (found,) = readings(tmp_path)
     return found
 
