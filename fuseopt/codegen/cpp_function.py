@@ -40,12 +40,13 @@ class Function:
         self.n_slots = len(variant.slots)
         self.elements = frozenset(variant.code)
         self.n_elements = sum(s.domain == "element" for s in variant.slots)
-        self.inverse = frozenset(self.reciprocals())
         #: the kinds of vector loops whose rest is asked for, see `ir.ARITY`
         self.tails = sorted(
             {i.attr for i in variant.instrs if i.op == "tail" and i.attr}
         )
-        self.phases = phases(variant, frozenset(op for op, _ in LIBRARY))
+        library = frozenset(op for op, _ in LIBRARY)
+        #: of lanes whose elements are neighbours, and of others
+        self.phases = {near: phases(variant, library, near) for near in (True, False)}
 
     def name(self, i: int) -> str:
         instr = self.v.instrs[i]
@@ -57,26 +58,9 @@ class Function:
             return forms.cpp_literal(float(instr.attr or 0.0), instr.dtype)
         return f"x{i}"
 
-    def reciprocals(self) -> list[int]:
-        """Lane numbers that element code divides float32 by.
-
-        `(float)((double)x * (1.0 / (double)y))` is x / y rounded once: a quotient of
-        two float32 numbers is at least 2**-49 of itself away from where rounding
-        changes, and the product is within 2**-52. It costs a third of a division.
-        """
-        v, lane = self.v, set(self.v.lane_code)
-        divisors = {
-            v.instrs[i].args[1]
-            for i in v.code
-            if v.instrs[i].op == "div" and v.instrs[i].dtype == "f32"
-        }
-        return sorted(divisors & lane)
-
     def compute(self, i: int) -> str:
         instr = self.v.instrs[i]
         args = [self.name(a) for a in instr.args]
-        if i in self.elements and instr.op == "div" and instr.args[1] in self.inverse:
-            return f"const float x{i} = (float)((double){args[0]} * r{instr.args[1]});"
         dtypes = [self.v.instrs[a].dtype for a in instr.args]
         return f"const {REGISTER[instr.dtype]} x{i} = {forms.cpp(instr, args, dtypes)};"
 
@@ -165,12 +149,6 @@ class Function:
                 lines.append(f"const {kind} x{i} = ({kind}){place};")
         return lines
 
-    def inverses(self) -> list[str]:
-        return [
-            f"const double r{i} = 1.0 / (double){self.name(i)};"
-            for i in sorted(self.inverse)
-        ]
-
     def element(self) -> list[str]:
         """Element code: elements [begin, end) of one lane."""
         v, n = self.v, self.number
@@ -182,7 +160,6 @@ class Function:
         ]
         body = self.prologue(slots)
         body += self.lane_numbers(v.code, "element")
-        body += self.inverses()
         body.append("if (t.strided[lane] < 0) {")
         flat = self.blocks("begin", "end", {s: f"p{s}[i + j]" for s in slots}, True)
         body += [f"  {x}" for x in flat]
@@ -313,7 +290,7 @@ class Function:
         self, begin: str, end: str, place: dict[int, str], vector: bool
     ) -> list[str]:
         """Loop over [begin, end): one loop, or blocks with library calls between."""
-        plan = self.phases
+        plan = self.phases[vector]
         if plan.count == 1:
             return [
                 f"const int64_t i = {begin}, n = {end} - i;",
@@ -329,10 +306,7 @@ class Function:
         for k in range(plan.count):
             for x in plan.calls.get(k, ()):
                 instr = self.v.instrs[x]
-                args = [
-                    (f"s{a}", 1) if a in self.elements else (f"&one{x}_{a}", 0)
-                    for a in instr.args
-                ]
+                args = [self.argument(x, a, vector) for a in instr.args]
                 kind = REGISTER[instr.dtype]
                 lines += [
                     f"  const {kind} one{x}_{a} = {self.name(a)};"
@@ -344,15 +318,24 @@ class Function:
             lines += [f"  {line}" for line in self.phase(k, place, vector)]
         return [*lines, "}"]
 
+    def argument(self, call: int, a: int, vector: bool) -> tuple[str, int]:
+        """Where a library finds the elements of an argument, and the step to the next:
+        in memory, in an array, or one number for all.
+        """
+        if a not in self.elements:
+            return f"&one{call}_{a}", 0
+        slot = self.phases[vector].direct.get((call, a))
+        return (f"s{a}", 1) if slot is None else (f"p{slot} + i", 1)
+
     def phase(self, k: int, place: dict[int, str], vector: bool) -> list[str]:
         """The loop of one phase over a block of n elements from i."""
-        v, plan = self.v, self.phases
+        v, plan = self.v, self.phases[vector]
         lines = []
         for x in plan.reads[k]:
             instr = v.instrs[x]
             kind = REGISTER[instr.dtype]
-            if instr.op == "load" and x in plan.reloaded[k]:
-                loaded = _load(instr.dtype, place[int(instr.attr or 0)])
+            if x in plan.reloaded[k]:
+                loaded = _load(instr.dtype, place[plan.reloaded[k][x]])
                 lines.append(f"const {kind} x{x} = {loaded};")
             else:
                 lines.append(f"const {kind} x{x} = s{x}[j];")

@@ -56,7 +56,6 @@ class ReduceWriter:
         v, n, w = self.v, self.n, self.w
         body = w.prologue(self.slots)
         body += w.lane_numbers(v.code, "element")
-        body += w.inverses()
         for k, s in enumerate(self.slots):
             body.append(f"p{s} += at[{k}];")
         place = {s: f"p{s}[(i + j) * step[{k}]]" for k, s in enumerate(self.slots)}

@@ -3,7 +3,9 @@
 A function that only a library can give (eager's square root) works on arrays. Element
 code then runs in phases over blocks that stay in cache: loop, call, loop. Each
 instruction goes to the last phase that can hold it, so that few values cross a call;
-what does cross is loaded again if its memory is unchanged, else kept in a small array.
+what does cross is loaded again if its memory is unchanged, or was given that very
+value, else kept in a small array. Where the elements of a lane are neighbours, a
+library reads such memory itself.
 """
 
 from __future__ import annotations
@@ -18,22 +20,31 @@ class Phases:
     """What each phase runs, in instruction numbers.
 
     `code[k]`: computed in phase k. `reads[k]`: made in an earlier phase and used in k;
-    those in `reloaded[k]` are loaded again, others come from an array. `calls[k]`:
-    library calls made before phase k. `stores[k]`: (instruction, slot); slots past the
+    those in `reloaded[k]` are loaded again from its slot, others come from an array.
+    `calls[k]`: library calls made before phase k; `direct`: slots that they read
+    themselves, by (call, argument). `stores[k]`: (instruction, slot); slots past the
     last are the arrays of what the variant's reductions fold, in their order.
     """
 
     count: int
     code: tuple[tuple[int, ...], ...]
     reads: tuple[tuple[int, ...], ...]
-    reloaded: tuple[frozenset[int], ...]
+    reloaded: tuple[dict[int, int], ...]
     calls: dict[int, tuple[int, ...]]
+    direct: dict[tuple[int, int], int]
     stores: tuple[tuple[tuple[int, int], ...], ...]
     spilled: frozenset[int]
 
 
-def phases(variant: Variant, library: frozenset[str]) -> Phases:
-    """The phases of a variant's element code; one if nothing calls the library."""
+#: What is in memory as it is in registers.
+_EXACT = frozenset({"f32", "f64"})
+
+
+def phases(variant: Variant, library: frozenset[str], neighbours: bool) -> Phases:
+    """The phases of a variant's element code; one if nothing calls the library.
+
+    `neighbours`: element i + 1 of every slot lies behind element i.
+    """
     instrs, elements = variant.instrs, set(variant.code)
     level: dict[int, int] = {}
     for i in variant.code:
@@ -66,7 +77,26 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
     store_phase = {s: max(phase.get(x, 0), loads.get(s, 0)) for x, s in stores}
     code: list[list[int]] = [[] for _ in range(count)]
     reads: list[dict[int, None]] = [{} for _ in range(count)]
-    reloaded: list[set[int]] = [set() for _ in range(count)]
+    reloaded: list[dict[int, int]] = [{} for _ in range(count)]
+    direct: dict[tuple[int, int], int] = {}
+    # slots that are given a value as it is
+    given = {
+        x: s
+        for x, s in stores
+        if s < len(variant.slots)
+        and variant.slots[s].dtype == instrs[x].dtype
+        and instrs[x].dtype in _EXACT
+    }
+
+    def memory(x: int, k: int) -> int | None:
+        """The slot whose memory has the value of instruction x before loop k."""
+        if instrs[x].op == "load":
+            slot = int(instrs[x].attr or 0)
+            if store_phase.get(slot, count) >= k:
+                return slot
+        slot = given.get(x, -1)
+        return slot if slot >= 0 and store_phase[slot] < k else None
+
     calls: dict[int, list[int]] = {}
     spilled: set[int] = set()
 
@@ -78,18 +108,22 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
         if phase[x] == k and not is_call:
             return
         reads[k][x] = None
-        slot = int(instrs[x].attr or 0)
-        unchanged = store_phase.get(slot, count) >= k
-        if instrs[x].op == "load" and unchanged:
-            reloaded[k].add(x)
-        else:
+        slot = memory(x, k)
+        if slot is None:
             spilled.add(x)
+        else:
+            reloaded[k][x] = slot
 
     for i in variant.code:
         if instrs[i].op in library:
             calls.setdefault(phase[i], []).append(i)
             spilled.add(i)
-            spilled.update(a for a in instrs[i].args if a in elements)
+            for a in instrs[i].args:
+                slot = memory(a, phase[i]) if a in elements and neighbours else None
+                if slot is not None and instrs[a].dtype in _EXACT:
+                    direct[i, a] = slot
+                elif a in elements:
+                    spilled.add(a)
             continue
         code[phase[i]].append(i)
         for a in instrs[i].args:
@@ -102,8 +136,9 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
         count,
         tuple(map(tuple, code)),
         tuple(tuple(sorted(r)) for r in reads),
-        tuple(map(frozenset, reloaded)),
+        tuple(reloaded),
         {k: tuple(v) for k, v in calls.items()},
+        direct,
         tuple(map(tuple, by_phase)),
         frozenset(spilled),
     )

@@ -14,27 +14,82 @@ struct Library {
 };
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
-static const int64_t BLOCK = 256;
+static const int64_t BLOCK = 128;
 
-// The root that vector libraries refine from the processor's estimate, eight at a time.
-// It is used only where a test at load time finds it equal to the library's.
+// The root that vector libraries refine from the processor's estimate, a vector at a
+// time. It is used only where a test at load time finds it equal to the library's.
+#ifdef __AVX__
+typedef float Eight __attribute__((vector_size(32)));
+static inline Eight estimate(Eight v) { return __builtin_ia32_rsqrtps256(v); }
+#if defined(__AVX512F__) && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SIXTEEN
+typedef float Floats __attribute__((vector_size(64)));
+static inline Floats estimate(Floats v) {
+  Eight low, high;  // wider estimates of the processor are others
+  __builtin_memcpy(&low, &v, 32);
+  __builtin_memcpy(&high, (const char*)&v + 32, 32);
+  return __builtin_shufflevector(estimate(low), estimate(high), 0, 1, 2, 3, 4, 5, 6, 7,
+                                 8, 9, 10, 11, 12, 13, 14, 15);
+}
+#endif
+#endif
+#ifndef SIXTEEN
+typedef Eight Floats;
+#endif
+typedef uint32_t EightBits __attribute__((vector_size(32)));
+typedef uint32_t FloatBits __attribute__((vector_size(sizeof(Floats))));
+// Of all but normal, positive numbers that are not among the largest, the library takes
+// the processor's root.
+static const uint32_t ROOT_LEAST = 0x00800000u, ROOT_RANGE = 0x7f7ff000u - ROOT_LEAST;
+
+// `most`: how far above ROOT_LEAST the numbers lie at most.
+template <class V, class B> static inline V newton_sqrt(V v, B* most) {
+  const B above = (B)v - ROOT_LEAST;
+  *most = above > *most ? above : *most;
+  const V r = estimate(v);
+  const V s = v * r, h = .5f * r, e = .5f - s * h;
+  const V s1 = s * e + s, h1 = h * e + h, d = v - s1 * s1;
+  return d * h1 + s1;
+}
+template <class B> static inline bool roots_are_inside(B most) {
+  const B outside = (B)(most > ROOT_RANGE);
+  uint64_t words[sizeof(B) / 8], any = 0;
+  __builtin_memcpy(words, &outside, sizeof outside);
+  for (unsigned k = 0; k < sizeof(B) / 8; ++k) any |= words[k];
+  return any == 0;
+}
+#endif
 extern "C" int64_t newton_sqrt_f32(int64_t n, const float* x, float* y) {
 #ifdef __AVX__
-  typedef float Vector __attribute__((vector_size(32)));
-  for (int64_t i = 0; i < n; i += 8) {
-    const int64_t count = i + 8 <= n ? 8 : n - i;
-    Vector v = {0};
-    if (count == 8) __builtin_memcpy(&v, x + i, 32);
-    else for (int64_t k = 0; k < count; ++k) v[k] = x[i + k];
-    const Vector r = __builtin_ia32_rsqrtps256(v);
-    const Vector s = v * r, h = .5f * r, e = .5f - s * h;
-    const Vector s1 = s * e + s, h1 = h * e + h, d = v - s1 * s1;
-    Vector root = d * h1 + s1;
-    // the library takes the processor's root of what lies outside this range
-    const auto inside = (v >= 0x1p-126f) & (v <= 0x1.ffep+127f);
-    root = inside ? root : __builtin_ia32_sqrtps256(v);
-    if (count == 8) __builtin_memcpy(y + i, &root, 32);
-    else for (int64_t k = 0; k < count; ++k) y[i + k] = root[k];
+  const int64_t width = sizeof(Floats) / 4;
+  for (int64_t i = 0, stop; i < n; i = stop) {
+    stop = n - i < BLOCK ? n : i + BLOCK;
+    FloatBits most = {0};
+    int64_t j = i;
+    for (; j + width <= stop; j += width) {
+      Floats v;
+      __builtin_memcpy(&v, x + j, sizeof v);
+      v = newton_sqrt(v, &most);
+      __builtin_memcpy(y + j, &v, sizeof v);
+    }
+    bool inside = roots_are_inside(most);
+    for (; j < stop; j += 8) {
+      EightBits last = {0};
+      Eight v = {1, 1, 1, 1, 1, 1, 1, 1};
+      const int64_t count = stop - j < 8 ? stop - j : 8;
+      if (count == 8) __builtin_memcpy(&v, x + j, sizeof v);
+      else for (int64_t k = 0; k < count; ++k) v[k] = x[j + k];
+      v = newton_sqrt(v, &last);
+      if (count == 8) __builtin_memcpy(y + j, &v, sizeof v);
+      else for (int64_t k = 0; k < count; ++k) y[j + k] = v[k];
+      inside &= roots_are_inside(last);
+    }
+    for (j = i; !inside && j < stop; ++j) {
+      uint32_t bits;
+      __builtin_memcpy(&bits, x + j, 4);
+      if (bits - ROOT_LEAST > ROOT_RANGE) y[j] = __builtin_sqrtf(x[j]);
+    }
   }
   return 1;
 #else
