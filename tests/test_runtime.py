@@ -49,6 +49,27 @@ def test_moved_grads_change_only_addresses() -> None:
     assert (graphs(), session.builder.builds) == (before, builds)
 
 
+def test_neighbours_of_other_steps_and_other_groups() -> None:
+    """A lane takes the numbers of the one before only if it would make the same."""
+    shapes = [(3,)] * 10
+    t = Twins("AdamW", shapes)
+    for optimizer, params in ((t.eager, t.eager_params), (t.optimizer, t.params)):
+        optimizer.param_groups[0]["params"] = params[:4]
+        for first, betas in ((4, (0.8, 0.9)), (7, (0.9, 0.999))):
+            group = {"params": params[first : first + 3], "betas": betas}
+            optimizer.add_param_group(group)
+    assert t.step() == []
+    steps = [3.0, 3.0, 8.0, 8.0, 8.0, 3.0, float("nan"), float("nan"), 3.0, 3.0]
+    for _ in range(2):
+        for optimizer, params in ((t.eager, t.eager_params), (t.optimizer, t.params)):
+            for p, step in zip(params, steps, strict=True):
+                optimizer.state[p]["step"].fill_(step)
+        assert t.step() == []
+    for p, step in zip(t.params, steps, strict=True):
+        made = t.optimizer.state[p]["step"].item()
+        assert made == step + 1 or step != step
+
+
 @pytest.mark.parametrize("which", ["transposed", "strided", "expanded", "offset"])
 def test_grads_of_other_strides(which: str) -> None:
     t = twins()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..ir import VECTOR, Kernel
 from .cpp_folds import FOLDS
-from .cpp_function import Function
+from .cpp_function import Function, remembers
 from .cpp_reduce import ReduceWriter
 from .cpp_text import BITS, DRIVER, FOLDING, FUNCTIONS, PIECES, PRELUDE
 from .target import Source, Target, layout
@@ -49,10 +49,13 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
     folding = [v for v in numbers if variants[v].reduction]
     lines = []
     for v in numbers:
+        last = f", last{v}" if remembers(variants[v]) else ""
+        if last:
+            lines.append(f"    Lane{v} last{v} = {{}};")
         lines += [
             "    #pragma omp for schedule(static) nowait",
             f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
-            f"      lane{v}(tables[{v}], lane);",
+            f"      lane{v}(tables[{v}], lane{last});",
         ]
     lines.append("    #pragma omp barrier")
     for v in folding:

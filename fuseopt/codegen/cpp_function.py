@@ -30,6 +30,12 @@ def _store(dtype: str, place: str, value: str) -> str:
     return f"{place} = ({STORAGE[dtype]}){value};"
 
 
+def remembers(variant: Variant) -> bool:
+    """Does lane code compute enough to ask whether the lane before did the same?"""
+    free = ("scalar", "const", "tail", "load")
+    return any(variant.instrs[i].op not in free for i in variant.lane_code)
+
+
 class Function:
     """Writes the functions of one variant."""
 
@@ -86,31 +92,69 @@ class Function:
         return lines
 
     def lane(self) -> list[str]:
-        """Lane code: runs once per lane, before any element."""
+        """Lane code: runs once per lane, before any element.
+
+        Most lanes make the numbers of the lane before them, from the same scalars and
+        an equal step: those are kept, and taken where the bits that were read are.
+        """
         v, n = self.v, self.number
         slots = [s for s, slot in enumerate(v.slots) if slot.domain == "lane"]
-        lines = [
-            f"static void lane{n}(const Table& t, int64_t lane) {{",
-            "  const bool TAIL = true;  // one element is never a vector",
-            "  (void)TAIL;",
+        keeps = remembers(v)
+        stores = [(i, s) for i, s in v.stores if v.slots[s].domain == "lane"]
+        loads = [i for i in v.lane_code if v.instrs[i].op == "load"]
+        made = [i for i, _ in stores if v.instrs[i].op != "const"]
+        kept = list(dict.fromkeys([*loads, *made, *self.handed]))
+        kinds = [REGISTER[v.instrs[i].dtype] for i in kept]
+        results = [self.store(s, f"p{s}[0]", self.name(i)) for i, s in stores] + [
+            f"t.values[lane * {len(self.handed)} + {k}] = (double)x{i};"
+            for i, k in self.handed.items()
         ]
         body = self.prologue(slots)
+        body += [self.load(i, f"p{v.instrs[i].attr}[0]") for i in loads]
+        if keeps:
+            same = "".join(f" && same(last.x{i}, x{i})" for i in loads)
+            body += [
+                f"if (last.known && last.row == t.row[lane]{same}) {{",
+                *(
+                    f"  const {kind} x{i} = last.x{i};"
+                    for i, kind in zip(kept, kinds, strict=True)
+                    if i not in loads
+                ),
+                *(f"  {line}" for line in results),
+                "  return;",
+                "}",
+            ]
         for i in v.lane_code:
             instr = v.instrs[i]
-            if instr.op == "load":
-                body.append(self.load(i, f"p{instr.attr}[0]"))
-            elif instr.op == "scalar":
+            if instr.op == "scalar":
                 body.append(self.scalar(i))
             elif (instr.op, instr.dtype) in LIBRARY:
                 body += self.call_once(i)
-            elif instr.op not in ("const", "tail"):
+            elif instr.op not in ("const", "tail", "load"):
                 body.append(self.compute(i))
-        for i, s in v.stores:
-            if v.slots[s].domain == "lane":
-                body.append(self.store(s, f"p{s}[0]", self.name(i)))
-        for i, k in self.handed.items():
-            body.append(f"t.values[lane * {len(self.handed)} + {k}] = (double)x{i};")
-        return [*lines, *(f"  {line}" for line in body), "}"]
+        body += results
+        last = ""
+        lines = []
+        if keeps:
+            last = f", Lane{n}& last"
+            body.append(
+                f"last = {{true, t.row[lane]{''.join(f', x{i}' for i in kept)}}};"
+            )
+            lines = [
+                f"struct Lane{n} {{  // what the lane before read and made",
+                "  bool known;",
+                "  int32_t row;",
+                *(f"  {kind} x{i};" for i, kind in zip(kept, kinds, strict=True)),
+                "};",
+            ]
+        return [
+            *lines,
+            f"static void lane{n}(const Table& t, int64_t lane{last}) {{",
+            "  const bool TAIL = true;  // one element is never a vector",
+            "  (void)TAIL;",
+            *(f"  {line}" for line in body),
+            "}",
+        ]
 
     def load(self, i: int, place: str) -> str:
         instr = self.v.instrs[i]

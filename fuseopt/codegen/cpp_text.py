@@ -159,7 +159,10 @@ static inline float round_bf16(float x) {
   union { uint32_t i; float f; } n = {0x7fc00000u};
   return x != x ? n.f : r.f;
 }
-// NaN wins, as in torch.maximum and torch.minimum.
+// Are the bits the same?
+template <class T> static inline bool same(T a, T b) {
+  return __builtin_memcmp(&a, &b, sizeof a) == 0;
+}
 // Eager's loops share out n elements in parts of this size; in each, what does not fill
 // two vectors of 16 is left over.
 static inline int64_t eager_part(int64_t n, int64_t threads) {
@@ -169,6 +172,7 @@ static inline int64_t eager_part(int64_t n, int64_t threads) {
   parts = parts < threads ? parts : threads;
   return (n + parts - 1) / parts;
 }
+// NaN wins, as in torch.maximum and torch.minimum.
 template <class T> static inline T larger(T a, T b) {
   return a != a ? a : (a > b ? a : b);
 }
