@@ -88,6 +88,9 @@ class Plan:
             for buffer in buffers
             if buffer.kind in ("static", "arg") and buffer.storage in storages
         )
+        #: buffers of arguments by their place among the tensors; is one written?
+        self._args = {x.source: b for b, x in enumerate(buffers) if x.kind == "arg"}
+        self._writes_args = any(i >= len(captured.statics) for i in self.mutated)
         #: what of the inputs' places the plan rests on
         self.rests = shared_inputs(buffers, storages)
         self.metadata: list[Any] = []
@@ -132,7 +135,12 @@ class Plan:
         self.probe = Probe(tensors, self.helper, bump)
         self.metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         self.ptrs = []
-        self._layouts = layouts
+        #: bytes from the first to behind the last element of each tensor
+        self._reach = {
+            b: extent(x._replace(shape=layouts[b].shape, stride=layouts[b].stride))
+            for b, x in enumerate(buffers)
+            if x.kind in ("static", "arg")
+        }
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Do the strides allow what was planned? Of most tensors any do."""
@@ -148,7 +156,7 @@ class Plan:
             raise AliasError("tensors that shared memory do so in another way")
         statics = len(self.captured.statics)
         moved = not self.ptrs or self.ptrs[:statics] != ptrs[:statics]
-        if moved or any(i >= statics for i in self.mutated):
+        if moved or self._writes_args:
             self._check_all(ptrs)
         else:
             self._check_moved(ptrs, statics)
@@ -158,10 +166,7 @@ class Plan:
         self.ptrs = ptrs
 
     def _interval(self, b: int, ptr: int) -> tuple[int, int]:
-        buffer = self.captured.graph.buffers[b]
-        layout = self._layouts[b]
-        own = buffer._replace(shape=layout.shape, stride=layout.stride)
-        return ptr, ptr + extent(own)
+        return ptr, ptr + self._reach[b]
 
     def _check_all(self, ptrs: list[int]) -> None:
         """Memory that a lane writes must be no other lane's, unless capture knew."""
@@ -194,19 +199,16 @@ class Plan:
 
     def _check_moved(self, ptrs: list[int], statics: int) -> None:
         """The same for read-only arguments that moved: none in written memory."""
-        known = {
-            x.source: (b, x)
-            for b, x in enumerate(self.captured.graph.buffers)
-            if x.kind == "arg"
-        }
         for i in range(statics, len(ptrs)):
-            if ptrs[i] == self.ptrs[i] or i not in known:
+            b = self._args.get(i)
+            if ptrs[i] == self.ptrs[i] or b is None:
                 continue
-            low, high = self._interval(known[i][0], ptrs[i])
+            low, high = self._interval(b, ptrs[i])
             k = bisect_right(self._starts, low)
             before = k > 0 and self._ends[k - 1] > low
             after = k < len(self._starts) and self._starts[k] < high
             if low != high and (before or after):
                 raise AliasError(
-                    f"{known[i][1].name} now lies in memory that the step writes"
+                    f"{self.captured.graph.buffers[b].name} now lies in memory that "
+                    "the step writes"
                 )

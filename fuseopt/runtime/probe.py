@@ -258,6 +258,15 @@ class Probe:
         self._now[:] = array("Q", map(torch.Tensor.data_ptr, tensors))
         return MOVED * (self._now != self.addresses)
 
+    def found(self) -> list[int]:
+        """The addresses of the last look, if it found nothing but those changed."""
+        return self._now.tolist()
+
+    def moved(self) -> list[int]:
+        """Tensors whose addresses the last look found changed."""
+        both = zip(self._now, self.addresses, strict=True)
+        return [i for i, (now, known) in enumerate(both) if now != known]
+
     def accept(self) -> None:
         """Take the addresses of the last look as known."""
         self.addresses[:] = self._now

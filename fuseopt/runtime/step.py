@@ -9,6 +9,7 @@ written.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from ..ir import Kernel
 from .batch import Batch
 from .memory import Memory, seen_real
 from .plan import Plan
-from .probe import CHANGED
+from .probe import CHANGED, MOVED
 
 log = logging.getLogger("fuseopt")
 
@@ -114,6 +115,14 @@ class CompiledStep:
     ) -> Plan | None:
         """Follow tensors that moved or changed; None if only eager can run the call."""
         plan = self.plan
+        if found == MOVED and plan.probe is not None:
+            # the probe compared all but the device
+            moved = plan.probe.moved()
+            if all(tensors[i].device == plan.metadata[i][2] for i in moved):
+                with contextlib.suppress(AliasError):
+                    plan.move(plan.probe.found())
+                    plan.probe.accept()
+                    return plan
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         if found & CHANGED or metadata != plan.metadata:
             try:
