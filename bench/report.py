@@ -73,7 +73,7 @@ def short(found: Sequence[Reading]) -> str:
     made = "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
     told = "Medians; contenders of a row took turns in one run. "
     told += f"{tables.conditions(reading)} Again: `make bench`, then "
-    told += "`python -m bench report`."
+    told += "`python -m bench report`. More: [docs/benchmarks.md](docs/benchmarks.md)."
     return f"{made}\n{wrapped(told)}"
 
 
