@@ -1,10 +1,10 @@
 """ATen name -> Body: the arithmetic of every pointwise operation, in one table.
 
 `lower` takes the name of an op, its operands and the dtypes torch's promotion gave, and
-returns the `Body` that gives the bits of eager on a CPU; None if no rule covers it. A
-rule receives its operands already in the type eager computes in (bf16 and f16 compute
-in f32) and returns the unrounded result; the store rounds it, as eager does after every
-call.
+returns the `Body` that gives the bits of eager, on a CPU or on a GPU; None if no rule
+covers it. A rule receives its operands already in the type eager computes in (bf16 and
+f16 compute in f32) and returns the unrounded result; the store rounds it, as eager does
+after every call.
 
 docs/ops.md shows the table, docs/numerics.md what is not exact.
 """
@@ -57,6 +57,13 @@ ROUND_NUMBERS = frozenset(
         "masked_fill nan_to_num atan2 hypot"
     ).split()
 )
+#: Those of them whose kernels for GPUs keep it in float32 as well.
+WIDE_ON_GPU = frozenset(
+    (
+        "add sub rsub mul_rounded clamp clamp_min clamp_max maximum minimum hardtanh "
+        "lt le gt ge eq ne"
+    ).split()
+)
 #: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
 WIDE_ZERO_DIM = frozenset(
     {("mul", 1), ("div", 1), ("lerp", 2), ("addcmul", 3), ("addcdiv", 3)}
@@ -73,7 +80,10 @@ RULES: dict[str, Rule] = {
     # of the parts of complex numbers
     "add_parts": arithmetic.add_parts,
     "sub_parts": arithmetic.sub_parts,
-    "div": choices.plain("div"),
+    "div": arithmetic.div,
+    # aten._foreach_div by a number and by a list of numbers, where that is a GPU's
+    "div_listed": arithmetic.div_listed,
+    "div_exact": choices.plain("div"),
     "neg": choices.plain("neg"),
     "abs": choices.plain("abs"),
     "sqrt": arithmetic.sqrt,
@@ -161,13 +171,15 @@ def lower(
     common: str,
     out: str,
     vector_library: bool = True,
+    on_gpu: bool = False,
 ) -> Body | None:
     """The body of `op`, or None where no rule covers it.
 
     `operands`: tensors and numbers in the order of the op's arguments, None for one
     left out. `common`: the dtype torch's promotion gives the operands. `out`: storage
     dtype of the result. `vector_library`: give the bits of eager on a CPU, which takes
-    some functions from a vector library; else those of IEEE arithmetic, as on a GPU.
+    some functions from a vector library; else those of IEEE arithmetic. `on_gpu`: give
+    the bits of eager's kernels for GPUs.
     """
     rule = RULES.get(op)
     if rule is None:
@@ -177,7 +189,7 @@ def lower(
         return None
     tensors = [x for x in operands if isinstance(x, Tensor)]
     single = bool(tensors) and all(x.zero_dim for x in tensors)
-    b = Builder(common, compute, vector_library, single)
+    b = Builder(common, compute, vector_library and not on_gpu, single, on_gpu)
     args: list[int | None] = []
     reads: list[str] = []
     n_scalars = 0
@@ -207,7 +219,7 @@ def lower(
         else:
             x = b.emit(Instr("scalar", (), compute, n_scalars))
             n_scalars += 1
-        if op in ROUND_NUMBERS:
+        if op in ROUND_NUMBERS and not (b.on_gpu and op in WIDE_ON_GPU):
             x = b.rounded(x)
         b.numbers[x] = operand.value
         b.shared.add(x)

@@ -19,6 +19,7 @@ DTYPES = ("f32", "f64", "bf16", "f16")
 NUMBERS = {
     "add": 1,
     "sub": 1,
+    "div_listed": 1,
     "rsub": 1,
     "addcmul": 1,
     "addcdiv": 1,
@@ -99,7 +100,7 @@ def _body(op: str, dtype: str, vector_library: bool) -> Body | None:
         )
         given = (*given[:tensors], *[Number(None)] * NUMBERS[op])
     out = "b8" if op in MASKED | COMPARE else dtype
-    return lower(op, given, dtype, out, vector_library)
+    return lower(op, given, dtype, out, vector_library, not vector_library)
 
 
 def _ops() -> str:

@@ -35,6 +35,7 @@ from tests.steps import (
     make_params,
     set_grads,
 )
+from tests.versions import limit_counts_the_dead
 
 SHAPES = [(3, 4), (5,)]
 
@@ -670,10 +671,7 @@ def test_steps_of_others(kind: Any) -> None:
     assert len(launches()) <= 9 + 3  # a counter that Dynamo makes a symbol
 
 
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12),
-    reason="torch 2.11 counts what it compiled for optimizers that are gone",
-)
+@limit_counts_the_dead
 def test_ten_that_inherit_their_step_stay_compiled() -> None:
     def build(params: Any, plain: bool) -> torch.optim.Optimizer:
         return Decayed(params, foreach=True, capturable=plain)

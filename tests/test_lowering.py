@@ -19,6 +19,7 @@ COMPARE = {"lt", "le", "gt", "ge", "eq", "ne"}
 THREE = {"addcmul", "addcdiv", "lerp", "fma", "where", "masked_fill", "threshold"}
 THREE |= {"softplus"}
 TWO = COMPARE | {"add", "sub", "rsub", "mul", "mul_rounded", "div", "pow", "maximum"}
+TWO |= {"div_listed", "div_exact"}
 TWO |= WHOLE - {"bitwise_not"}
 TWO |= {"leaky_relu", "heaviside", "xlogy", "copysign", "fmod", "remainder"}
 TWO |= {"floor_divide", "div_floor", "div_trunc", "atan2", "hypot", "nextafter"}
@@ -138,6 +139,37 @@ def test_value_of_one_in_addcmul_and_addcdiv() -> None:
     assert ops(body("addcdiv", X, X, X, ANY)) == ["mul", "div", "add"]
 
 
+def test_products_and_quotients_with_a_value_on_a_gpu() -> None:
+    """As eager's kernels for GPUs are compiled: the value comes last, contracted."""
+    gpu = {"on_gpu": True}
+    assert ops(body("addcmul", X, X, X, Number(1.0), **gpu)) == ["fma"]
+    made = body("addcmul", X, X, X, ANY, **gpu)
+    assert ops(made) == ["mul", "fma"]
+    loads = [i for i, x in enumerate(made.instrs) if x.op == "load"]
+    (product,) = [x.args for x in made.instrs if x.op == "mul"]
+    assert product == tuple(loads[1:])
+    assert ops(body("addcdiv", X, X, X, Number(1.0), **gpu)) == ["div", "add"]
+    assert ops(body("addcdiv", X, X, X, ANY, **gpu)) == ["div", "fma"]
+
+
+def test_a_division_by_a_number_is_a_product_on_a_gpu() -> None:
+    gpu = {"on_gpu": True}
+    assert ops(body("div", X, ANY)) == ["div"]
+    assert ops(body("div", X, ANY, **gpu)) == ["div", "mul"]
+    assert ops(body("div", X, X, **gpu)) == ["div"]
+    made = body("div_listed", X, ANY, **gpu)
+    assert [x.dtype for x in made.instrs if x.op == "div"] == ["f64"]
+    assert ops(body("div_exact", X, ANY, **gpu)) == ["div"]
+
+
+def test_numbers_meet_16_bits_unrounded_on_a_gpu() -> None:
+    gpu = {"on_gpu": True, "dtype": "bf16"}
+    for op in ("add", "mul_rounded", "lt"):
+        casts = [x for x in body(op, H, ANY, **gpu).instrs if x.op == "cast"]
+        rounded = [x for x in body(op, H, ANY, dtype="bf16").instrs if x.op == "cast"]
+        assert len(casts) < len(rounded), op
+
+
 def test_roots_come_from_the_vector_library_where_eager_has_one() -> None:
     assert ops(body("sqrt", X)) == ["vsqrt"]
     assert ops(body("sqrt", X, vector_library=False)) == ["sqrt"]
@@ -167,3 +199,31 @@ def test_other_powers_of_float32_are_taken_in_double() -> None:
 def test_equal_instructions_are_one() -> None:
     made = body("mul", X, X)
     assert len(set(made.instrs)) == len(made.instrs)
+
+
+def test_capture_asks_the_device_of_each_result(monkeypatch) -> None:
+    """No GPU is needed to see which forms a step there would take."""
+    import torch
+    from torch.fx import symbolic_trace
+
+    from fuseopt.capture import capture
+    from fuseopt.capture.pointwise import Pointwise
+
+    def step(p, q):
+        torch._foreach_div_([p, q], 3.0)
+        torch._foreach_div_([p, q], [3.0, 5.0])
+        p.div_(7.0)
+        p.addcdiv_(q, q, value=0.5)
+
+    def forms() -> list[str]:
+        captured = capture(symbolic_trace(step), [torch.ones(4), torch.ones(4)])
+        return [f"{n.body.name} {' '.join(ops(n.body))}" for n in captured.graph.nodes]
+
+    assert forms() == ["div div"] * 5 + ["addcdiv mul div add"]
+    monkeypatch.setattr(Pointwise, "_on_gpu", lambda self, out: True)
+    assert forms() == [
+        *["div_listed div cast mul"] * 2,
+        *["div_exact div"] * 2,
+        "div div mul",
+        "addcdiv div fma",
+    ]

@@ -20,6 +20,7 @@ from torch import Tensor
 import fuseopt
 from fuseopt.backend import fuseopt as backend
 from tests.steps import DTYPES, name_of, same_bits
+from tests.versions import OLD
 
 Step = Callable[..., tuple[Tensor, ...]]
 
@@ -114,6 +115,8 @@ def lines(dims: Any) -> Step:
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_rows_and_columns_give_eagers_bits(dtype: torch.dtype, dims: int) -> None:
     shapes = [(5, 3), (33, 77), (130, 7), (7, 130), (300, 401), (3, 40, 50), (9, 1)]
+    if OLD and dims == -1:
+        shapes.pop()  # torch 2.11 gives the norm of a fake tensor a wrong shape there
     generator = torch.Generator().manual_seed(1)
     xs = [torch.randn(s, generator=generator).to(dtype) for s in shapes]
     check(lines(dims), torch.zeros(()), *xs, *[x.transpose(-1, -2) for x in xs[:4]])

@@ -33,6 +33,7 @@ from .triton_cases import (
     strided_grads,
     train,
 )
+from .versions import golden_graphs
 
 triton = pytest.importorskip("triton")
 
@@ -410,6 +411,7 @@ def test_text_of_3_and_of_1000_lanes_is_the_same() -> None:
     assert texts[0] == texts[1]
 
 
+@golden_graphs
 @pytest.mark.parametrize("case", [ADAMW, MOMENTUM], ids=str)
 def test_golden_text(case: Case, golden: Any) -> None:
     golden(f"{case.name.lower()}.triton.txt", _text(replace(case, make=_mixed)))

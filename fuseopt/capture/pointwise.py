@@ -71,7 +71,10 @@ class Pointwise(Buffers):
                 return False
             name = rule
         vectors = self._has_vectors(out)
-        key: list[Any] = [name, made, out.dim() == 0, vectors]
+        on_gpu = self._on_gpu(out)
+        if on_gpu and name == "div" and self._is_number(operands[0][1]):
+            name = "div_exact"  # of Python's numbers, wherever they lie
+        key: list[Any] = [name, made, out.dim() == 0, vectors, on_gpu]
         for argument, x in operands:
             if x is None:
                 described.append(None)
@@ -124,6 +127,7 @@ class Pointwise(Buffers):
                     DTYPE_NAMES[common],
                     DTYPE_NAMES[made],
                     vectors,
+                    on_gpu,
                 )
                 if common in DTYPE_NAMES
                 else None
@@ -154,6 +158,10 @@ class Pointwise(Buffers):
         if self.vector_library is not None:
             return self.vector_library
         return self.device_of(out) == "cpu"
+
+    def _on_gpu(self, out: torch.Tensor) -> bool:
+        """Is this a result of eager's kernels for GPUs? (ROCm's are named so, too.)"""
+        return self.vector_library is None and self.device_of(out).startswith("cuda")
 
     def reduce(
         self,

@@ -294,6 +294,12 @@ class Recorder(Externs, TorchDispatchMode):
             columns = [(k, column(k, v, n)) for k, v in bound.items()]
         if name == "mul" and op.inplace and self._is_number(columns[1][1][0]):
             name = "mul_rounded"  # the one foreach op that rounds its number
+        if name == "div" and self._is_number(columns[1][1][0]):
+            own = columns[0][1][0]
+            if self._on_gpu(own) and not self._is_number(own):
+                # for one number eager's kernels for GPUs take the inverse
+                one = func._overloadname == "Scalar"
+                name = "div_listed" if one else "div_exact"
         positions = Positions(self, columns)
         quick = op.inplace or not self.host_numbers
         for i in range(n):

@@ -1,4 +1,4 @@
-"""All uses of torch that are not its public API. Checked with torch 2.13.0.
+"""All uses of torch that are not its public API. Checked with torch 2.11.0 and 2.13.0.
 
 Each function says what it relies on, and what happens where it is missing.
 """

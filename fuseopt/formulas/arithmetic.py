@@ -51,16 +51,35 @@ def mul(b: Builder, x: int, y: int) -> int:
     return b.op("and" if b.compute == "b8" else "mul", x, y)
 
 
+def div(b: Builder, x: int, y: int) -> int:
+    """x / y; by a number, on a GPU, x * (1 / y)."""
+    if b.on_gpu and y in b.numbers and b.compute in FLOATS:
+        return b.op("mul", x, b.op("div", b.const(1.0), y))
+    return b.op("div", x, y)
+
+
+def div_listed(b: Builder, x: int, y: int) -> int:
+    """A list divided by one number, on a GPU: the inverse is taken in float64."""
+    if y not in b.numbers or b.compute not in FLOATS:
+        return b.op("div", x, y)
+    wide = b.op("div", b.const(1.0, "f64"), b.unrounded(y), dtype="f64")
+    return b.op("mul", x, b.cast(wide, b.compute))
+
+
 def addcmul(b: Builder, x: int, s: int, t: int, value: int | None = None) -> int:
-    """fma(value * s, t, x)."""
+    """fma(value * s, t, x); on a GPU fma(s * t, value, x)."""
     if value is not None and not b.is_number(value, 1):
+        if b.on_gpu:
+            return b.op("fma", b.op("mul", s, t), value, x)
         s = b.op("mul", value, s)
     return b.op("fma", s, t, x)
 
 
 def addcdiv(b: Builder, x: int, s: int, t: int, value: int | None = None) -> int:
-    """x + (value * s) / t."""
+    """x + (value * s) / t; on a GPU fma(s / t, value, x)."""
     if value is not None and not b.is_number(value, 1):
+        if b.on_gpu:
+            return b.op("fma", b.op("div", s, t), value, x)
         s = b.op("mul", value, s)
     return b.op("add", x, b.op("div", s, t))
 
@@ -102,7 +121,7 @@ def pow(b: Builder, x: int, y: int) -> int | None:
         if exponent == -0.5:
             twice = 2 if b.common == "bf16" else None
             return rsqrt(b, x, twice) if b.common != "f16" else inverse_sqrt(b, x)
-        if b.common == "f32":
+        if b.common == "f32" and not b.on_gpu:
             # eager takes the power in double, the exponent being one, but in its
             # vector loop
             wide = b.cast(x, "f64"), b.emit(b.instrs[y]._replace(dtype="f64"))

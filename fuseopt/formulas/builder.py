@@ -16,12 +16,19 @@ def single(value: float) -> float:
 class Builder:
     """Collects the instructions of one body, reusing those that are equal.
 
+    `on_gpu`: the bits of eager's kernels for GPUs are wanted.
     `single`: the operands are numbers without dimensions, which no vector holds.
     """
 
     def __init__(
-        self, common: str, compute: str, vector_library: bool, single: bool = False
+        self,
+        common: str,
+        compute: str,
+        vector_library: bool,
+        single: bool = False,
+        on_gpu: bool = False,
     ) -> None:
+        self.on_gpu = on_gpu
         self.single = single
         self.common = common
         self.compute = compute
@@ -31,6 +38,13 @@ class Builder:
         self.numbers: dict[int, float | None] = {}
         #: operands that are one number for all elements, written or without dimensions
         self.shared: set[int] = set()
+
+    def unrounded(self, number: int) -> int:
+        """A number that stands in the call, or in memory, as the float64 that it is."""
+        instr = self.instrs[number]
+        if instr.op == "cast":
+            return self.unrounded(instr.args[0])
+        return self.emit(instr._replace(dtype="f64"))
 
     def emit(self, instr: Instr) -> int:
         if instr not in self.known:
