@@ -60,6 +60,19 @@ class _Owners:
         self.nodes = [COMMON] * len(graph.nodes)
         while self._spread():
             pass
+        self._take_along()
+
+    def _take_along(self) -> None:
+        """Views inside the step that no call touches go with those that one does."""
+        graph = self.graph
+        touched = {graph.values[v] for n in graph.nodes for v in (*n.reads, *n.writes)}
+        holders: dict[int, set[int]] = {}
+        for b in touched:
+            holders.setdefault(graph.buffers[b].storage, set()).add(self.buffers[b])
+        for b, buffer in enumerate(graph.buffers):
+            own = holders.get(buffer.storage, ())
+            if buffer.kind == "temp" and b not in touched and len(own) == 1:
+                (self.buffers[b],) = own
 
     def _spread(self) -> bool:
         """One more pass over the nodes; True if something got another owner."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
@@ -123,6 +124,8 @@ class Lanes:
             self._members.append((kind, own))
             for k in own:
                 self._rest_kinds[k] = kind
+        self._holders = list(optimizer.state)
+        self._held = list(optimizer.state.values())
         seen: set[int] = set()
         for t in self.tensors(range(len(self.params))).values():
             if id(t) in seen:
@@ -166,7 +169,12 @@ class Lanes:
             if len(now) != len(known) or not all(map(is_, now, known)):
                 return None
         params, states = self._rest_params, self._rest_states
-        if not all(map(is_, map(optimizer.state.get, params), states)):
+        # no key is looked up: a tensor's hash is a call of Python
+        now = optimizer.state
+        if len(now) != len(self._held) or not (
+            all(map(is_, now, self._holders))
+            and all(map(is_, now.values(), self._held))
+        ):
             return None
         grads = list(map(_GRAD, params))
         if [g is None for g in grads] != self._known_grads:
@@ -183,20 +191,23 @@ class Lanes:
             if not kind.has_state:
                 continue
             mine: list[dict[str, Any]] = [states[k] for k in own]  # type: ignore[misc]
-            keys = kind.keys
-            if any(tuple(s) != keys for s in mine):
+            if set(map(len, mine)) != {len(kind.keys)}:
                 return None
-            for key in kind.tensors:
-                found.extend(map(itemgetter(key), mine))
+            if not kind.keys:
+                continue
+            try:
+                for key in kind.tensors:
+                    found.extend(map(itemgetter(key), mine))
+                numbers = [list(map(itemgetter(k), mine)) for k in kind.numbers]
+            except KeyError:
+                return None
             lead = self.states[kind.lead]
             assert lead is not None
-            for key in kind.numbers:
+            for key, values in zip(kind.numbers, numbers, strict=True):
                 value = lead[key]
-                kept = _exactly(value)
-                if any(
-                    other is not value and _exactly(other) != kept
-                    for other in map(itemgetter(key), mine)
-                ):
+                if all(map(is_, values, repeat(value))):
+                    continue
+                if set(map(_exactly, values)) != {_exactly(value)}:
                     return None
         if not set(map(type, found)) <= set(KINDS):
             return None

@@ -217,6 +217,9 @@ class Isolated:
         same = len(self.seen) == 3 and all(map(_same, state, self.seen))
         if not same:
             self.compiled.clear()
+            if self.seen:
+                few = Representatives(self.function, self.options)
+                self.representatives = few
             self.seen = state
         if len(args) > 1 or kwargs:
             args = tuple(self._outside(i, a) for i, a in enumerate(args))

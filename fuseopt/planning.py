@@ -32,7 +32,7 @@ COMPILERS = 4
 
 
 @contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Planning makes many small objects that live on: collecting among Dynamo's own,
     again and again, would take longer than the planning.
     """
@@ -45,7 +45,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-@_collector_paused()
+@collector_paused()
 def plan_graph(
     gm: GraphModule,
     args: Sequence[Any],

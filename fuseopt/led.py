@@ -1,0 +1,252 @@
+"""One of Dynamo's graphs of the leading lanes -> the step of all lanes.
+
+Before it first runs, and whenever something changed that no guard of Dynamo's covers,
+the step is rehearsed (`compare` says of what must agree). Then what was captured is
+extended, planned and bound to the tensors of all lanes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Protocol
+
+import torch
+from torch.fx import GraphModule
+
+from . import compat, planning
+from .capture import Captured
+from .capture.inputs import static_tensors
+from .config import Config
+from .errors import FuseoptError
+from .extend import COMMON, Extended, extend
+from .lanes import GRAD, Lanes, Unlike
+from .paths import Reach
+from .rehearsal import Record, rehearse
+from .runtime.plan import Plan
+from .runtime.probe import CHANGED
+from .runtime.step import CompiledStep
+from .session import session
+
+#: After so many rehearsals of one graph an optimizer is traced whole.
+PATIENCE = 6
+
+
+class Stale(FuseoptError):
+    """Lanes are other than they were surveyed to be; nothing was written yet."""
+
+
+class Owner(Protocol):
+    """What a step asks of those who have the lanes in hand.
+
+    `entered` counts calls, `generation` surveys; `tensors` are those of the lanes that
+    are led, in this call. `python(moving)`: what the optimizer holds besides its lanes,
+    less those places; `settle()` gives led lanes the state that tracing made.
+    """
+
+    optimizer: Any
+    function: Any
+    config: Config
+    lanes: Lanes | None
+    reach: Reach | None
+    entered: int
+    generation: int
+    tensors: list[Any]
+
+    def settle(self) -> None: ...
+
+    def python(self, moving: frozenset[Any]) -> list[Any]: ...
+
+
+class LedStep:
+    """One of Dynamo's graphs of the leading lanes, called in its place."""
+
+    def __init__(self, owner: Owner, gm: GraphModule) -> None:
+        self.owner = owner
+        self.gm = gm
+        self.generation = -1
+        self.rehearsed: list[Any] = []
+        self.inner: ExtendedStep | None = None
+        self.moving = frozenset(
+            place for place in map(_place, compat.number_sources(gm)) if place
+        )
+
+    def take(self) -> dict[int, list[torch.Tensor]]:
+        """What the last call made for the lanes that are led, by the leading ones'."""
+        if self.inner is None:
+            return {}
+        made, self.inner.made = self.inner.made, {}
+        return made
+
+    def __call__(self, *args: Any) -> Any:
+        owner = self.owner
+        owner.entered += 1
+        owner.settle()
+        if self.generation != owner.generation:
+            self.rehearsed.clear()
+            self.inner = None
+            self.generation = owner.generation
+        python = owner.python(self.moving)
+        if python not in self.rehearsed:
+            if len(self.rehearsed) >= PATIENCE:
+                raise Unlike("what it depends on changes too often")
+            self._rehearse(args)
+            self.rehearsed.append(python)
+        if self.inner is None:
+            self.inner = self._extended(args)
+        return self.inner(*args)
+
+    @planning.collector_paused()
+    def _rehearse(self, args: Sequence[Any]) -> None:
+        """Raise Unlike unless all lanes do as the one that leads them."""
+        owner = self.owner
+        lanes, reach = owner.lanes, owner.reach
+        assert lanes is not None
+        assert reach is not None
+        every = range(len(lanes.params))
+        moving = {x for x in args if isinstance(x, (int, float))}
+
+        def moved(x: Any) -> Any:
+            """A number a little beside that of this call, if it may be another."""
+            if isinstance(x, torch.Tensor) or x in moving:
+                if isinstance(x, int):
+                    return x + 1
+                value = float(x)
+                return value * (1 + 2**-10) if value else 2**-10
+            return x
+
+        for perturb in (None, moved):
+            runs = [
+                rehearse(owner.optimizer, owner.function, lanes, members, perturb)
+                for members in (every, lanes.leads)
+            ]
+            compare(lanes, *runs)
+            strange = {code for code, _, _ in runs[0].paths} - reach.codes
+            if strange:
+                raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
+            if not moving and not runs[0].reads:
+                break
+
+    def _extended(self, args: Sequence[Any]) -> ExtendedStep:
+        owner, gm = self.owner, self.gm
+        lanes = owner.lanes
+        assert lanes is not None
+        own = [*static_tensors(gm).values()]
+        own += [x for x in args if isinstance(x, torch.Tensor)]
+        roles = {id(t): place for place, t in lanes.tensors(lanes.leads).items()}
+        nobody = (COMMON, ("", ""))
+        known = [roles.get(id(t), nobody) for t in own]
+        source = [lane for lane, _ in known]
+        late = frozenset(s for s, (_, role) in enumerate(known) if role[0] == GRAD)
+        led = {kind.lead: len(kind.others) for kind in lanes.kinds}
+        found: list[Extended] = []
+
+        def extended(captured: Captured) -> Captured:
+            if captured.complexes:
+                raise Unlike("it computes with complex numbers")
+            found.append(extend(captured, source, led, late))
+            return found[-1].captured
+
+        def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
+            made, report = planning.plan_graph(
+                graph, now, owner.config, extend=extended
+            )
+            report.traced = (
+                f"{len(lanes.leads)} of {len(lanes.params)} lanes; the others do as "
+                "these"
+            )
+            session.reports.append(report)
+            assert made is not None
+            return made
+
+        step = ExtendedStep(gm, plan, args)
+        others = {kind.lead: kind.others for kind in lanes.kinds}
+        place = {x: k for k, x in enumerate(lanes.places())}
+        step.arguments = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
+        picked = [
+            s if m == COMMON else len(own) + place[others[source[s]][m], known[s][1]]
+            for s, m in found[-1].order
+        ]
+        step.pick = itemgetter(*picked)
+        step.copies = found[-1].copies
+        step.owner = owner
+        return step
+
+
+def compare(lanes: Lanes, full: Record, cut: Record) -> None:
+    """Raise Unlike unless led lanes do as their lead, and that as it does alone."""
+    if full.shared != cut.shared or full.rest != cut.rest:
+        raise Unlike("what the step does to all lanes depends on how many there are")
+    if not full.paths <= cut.paths:
+        raise Unlike("the step takes ways for some lanes that it takes for no lead")
+    if not set(cut.lanes) <= set(lanes.leads):
+        raise Unlike("the step reaches parameters that are not in its groups")
+    for kind in lanes.kinds:
+        lead = kind.lead
+        calls, state = full.lanes.get(lead, []), full.states[lead]
+        if calls != cut.lanes.get(lead, []) or state != cut.states[lead]:
+            raise Unlike("what the step does to a lane depends on the others")
+        for i in kind.others:
+            if full.lanes.get(i, []) != calls or full.states[i] != state:
+                raise Unlike(
+                    f"lanes {lead} and {i} look alike, and the step treats them "
+                    "in different ways"
+                )
+
+
+def _place(source: str) -> Any:
+    """Where a number lies that Dynamo names so: (group, key), or an attribute."""
+    found = re.fullmatch(r"L\['self'\]\.param_groups\[(\d+)\]\['(\w+)'\]", source)
+    if found:
+        return int(found[1]), found[2]
+    found = re.fullmatch(r"L\['self'\]\.(\w+)", source)
+    return found[1] if found else None
+
+
+class ExtendedStep(CompiledStep):
+    """The step of all lanes, called with the tensors of the leading ones."""
+
+    owner: Owner
+    arguments: list[int]
+    pick: itemgetter[Any]
+    copies: Mapping[tuple[int, int], int]
+
+    def __init__(self, *args: Any) -> None:
+        self.made: dict[int, list[torch.Tensor]] = {}
+        super().__init__(*args)
+
+    def _given(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return {}, {}, tuple(self._tensors(args))
+
+    def _tensors(self, args: Sequence[Any]) -> list[Any]:
+        gm = self.gm
+        every = [*gm._buffers.values(), *gm._parameters.values()]
+        every += [args[i] for i in self.arguments]
+        every += self.owner.tensors
+        return list(self.pick(every))
+
+    def _adapt(
+        self, found: int, tensors: list[Any], args: Sequence[Any]
+    ) -> Plan | None:
+        known = self.plan.metadata
+        if known:
+            now = [(t.dtype, t.shape, t.device) for t in tensors]
+            if found & CHANGED or now != known:
+                raise Stale
+        return super()._adapt(found, tensors, args)
+
+    def _realias(
+        self, args: Sequence[Any], tensors: list[torch.Tensor], ptrs: list[int]
+    ) -> Plan | None:
+        raise Unlike("lanes share memory")
+
+    def _result(self, plan: Plan, tensors: list[Any], memory: Any) -> Any:
+        result = super()._result(plan, tensors, memory)
+        self.made = {}
+        for (b, m), copy in self.copies.items():
+            if plan.captured.graph.buffers[b].kind == "temp":
+                own = self.made.setdefault(id(memory.tensor(b)), [])
+                assert len(own) == m
+                own.append(memory.tensor(copy))
+        return result
