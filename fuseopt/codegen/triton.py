@@ -7,7 +7,9 @@ six tables, which `runtime.triton_table` makes:
 
     chunks    int32[1 + chunk][4]  a head: how many chunks the grid runs, how many
                                 come after all those, how many lanes they wait for, 0;
-                                then variant, place in lanes, ordinal in lane, ticket
+                                then variant, place in lanes, ordinal in lane, ticket;
+                                or -1 - variant, place of the first of some small
+                                lanes, how many, elements of the longest
     lanes     int64[...]        by lane: layout, numel, scalars, chunks, addresses
     rows      float64[...]      hyperparameters
     geometry  int64[...]        dims, sizes, strides of lanes that no flat index serves
@@ -17,7 +19,8 @@ six tables, which `runtime.triton_table` makes:
 
 A chunk runs its lane's scalar code in registers, then its elements on a main path of
 16-byte accesses. What that path cannot take (a lane whose tensors differ in layout, one
-that is not aligned, the last few elements of a lane) goes through a general path.
+that is not aligned, the last few elements of a lane) goes through a general path. Of
+lanes of few elements one program takes several, a row of threads for each.
 """
 
 from __future__ import annotations
@@ -37,6 +40,9 @@ FLAT, ALIGNED = -1, -2
 #: The main path moves elements in groups of this many: 16 bytes of the narrowest type.
 GROUP = 16
 CHUNK_FIELDS = 4
+#: Lanes of a program that takes several, elements of each at a time, and elements that
+#: a lane may have to be one of them.
+ROWS, COLUMNS, SMALL = 8, 32, 128
 
 SIZES = ("BLOCK: tl.constexpr", "REST: tl.constexpr")
 
@@ -73,6 +79,12 @@ FINISH = """\
 # before the ticket, which releases; the last ticket acquires, and comes before all
 # that is read below: so the numbers of every lane are seen, whatever the order in
 # which the programs ran. They are folded in the order of the tables, by one program.
+"""
+#: Above the lane stores of a program that takes whole lanes.
+WHOLE = """\
+# No other program reads what is stored here: each of these lanes is whole in this
+# one. Its own threads have read before the barrier.
+tl.debug_barrier()
 """
 #: After the loads of the main path.
 UNDER_WAY = """\
@@ -271,20 +283,8 @@ class Function:
             lines.append("chunks = tl.load(lane + 3)")
         for s in (*self.lane_slots, *self.element_slots, *results):
             lines.append(f"p{s} = {self.address(s)}")
-        first = [i for i in v.lane_code if v.instrs[i].op in ("load", "scalar")]
-        numbers = [
-            self.load(i, f"p{v.instrs[i].attr}", "")
-            if v.instrs[i].op == "load"
-            else self.assign(i)
-            for i in first
-        ]
-        done = set(first)
-        lane = [i for i in v.lane_code if i not in done]
-        # a constant that element code alone uses is named there
-        needed = {a for i in (*lane, *v.output_code) for a in v.instrs[i].args}
-        needed.update(i for i, s in v.stores if v.slots[s].domain != "element")
-        lane = [i for i in lane if i in needed or not self.is_const(i)]
-        code = ["", *(self.assign(i) for i in lane)]
+        numbers, code = self.lane_parts()
+        code = ["", *code]
         elements = early or []
         if self.lane_stores or not elements:
             lines += [*numbers, *elements, *code]  # a ticket has a barrier of its own
@@ -297,6 +297,76 @@ class Function:
             "):",
         )
         return ["@triton.jit", *head, *indent(lines)]
+
+    def packed(self) -> list[str]:
+        """Several small lanes: lane code for all at once, then a row of each."""
+        v = self.v
+        rows = [f"p{s}" for s in (*self.lane_slots, *self.element_slots)]
+        places = [
+            f"{p} = {self.address(int(p[1:])).replace('lane +', 'own +')}" for p in rows
+        ]
+        lines = [
+            f"each = tl.arange(0, {ROWS})",
+            "there = each < count",
+            "# a row without a lane repeats the first one, and stores nothing",
+            f"own = lane + tl.where(there, each, 0) * {RECORD + len(v.slots)}",
+            *(["scalars = rows + tl.load(own + 2)"] if v.scalars else []),
+            *places,
+            *self.lane_lines(),
+        ]
+        if self.lane_stores:
+            lines += ["", *WHOLE.splitlines()]
+            lines += [
+                self.store(i, s, f"p{s}", f"x{i}", ", mask=there")
+                for i, s in self.lane_stores
+            ]
+        if self.element_stores:
+            varies: set[int] = set()
+            for i in v.lane_code:
+                instr = v.instrs[i]
+                own = instr.op in ("load", "scalar")
+                if own or any(a in varies for a in instr.args):
+                    varies.add(i)
+            place = {s: f"a{s}" for s in self.element_slots}
+            lines += [
+                "",
+                *(f"x{i} = x{i}[:, None]" for i in self.handed if i in varies),
+                "numel = tl.where(there, tl.load(own + 1), 0)",
+                f"for at in range(0, longest, {COLUMNS}):",
+                *indent(
+                    [
+                        f"inside = at + tl.arange(0, {COLUMNS})[None, :]",
+                        "mask = inside < numel[:, None]",
+                        *(f"a{s} = p{s}[:, None] + inside" for s in self.element_slots),
+                        *self.element_loads(place, ", mask=mask"),
+                        *self.apply(place, ", mask=mask"),
+                    ]
+                ),
+            ]
+        head = f"def packed{self.number}(lane, count, longest, rows):"
+        return ["@triton.jit", head, *indent(lines)]
+
+    def lane_lines(self) -> list[str]:
+        """Loads of a lane's numbers, then lane code."""
+        first, rest = self.lane_parts()
+        return [*first, "", *rest]
+
+    def lane_parts(self) -> tuple[list[str], list[str]]:
+        """Lane code: what it loads, and what it computes."""
+        v = self.v
+        loaded = [i for i in v.lane_code if v.instrs[i].op in ("load", "scalar")]
+        numbers = [
+            self.load(i, f"p{v.instrs[i].attr}", "")
+            if v.instrs[i].op == "load"
+            else self.assign(i)
+            for i in loaded
+        ]
+        lane = [i for i in v.lane_code if i not in set(loaded)]
+        # a constant that element code alone uses is named there
+        needed = {a for i in (*lane, *v.output_code) for a in v.instrs[i].args}
+        needed.update(i for i, s in v.stores if v.slots[s].domain != "element")
+        lane = [i for i in lane if i in needed or not self.is_const(i)]
+        return numbers, [self.assign(i) for i in lane]
 
     def main_loads(self) -> list[str]:
         """Loads of the main path, begun before lane code, which hides their wait."""
@@ -355,10 +425,21 @@ class Function:
         return ["layout", "geometry", "start", "begin", "count", *pointers, *numbers]
 
 
-def _dispatch(kernel: Kernel, numbers: Sequence[int], told: str) -> list[str]:
+def packs(kernel: Kernel, v: Variant) -> bool:
+    """May one program take several lanes of a variant?
+
+    Not where it says when each is done, nor where it folds.
+    """
+    return not v.reduction and not (kernel.finish and makes_numbers(v))
+
+
+def _dispatch(
+    kernel: Kernel, numbers: Sequence[int], told: str, packed: Sequence[int] = ()
+) -> list[str]:
     """Find the chunk at `chunk` and run its variant, one of `numbers`.
 
-    `told`: what to call the word that a lane is done, "" if nobody asks.
+    `told`: what to call the word that a lane is done, "" if nobody asks. `packed`:
+    variants of which a program may take several lanes.
     """
     lines = [
         "lane = lanes + tl.load(chunk + 1)",
@@ -368,7 +449,8 @@ def _dispatch(kernel: Kernel, numbers: Sequence[int], told: str) -> list[str]:
     every = functions(kernel)
     tells = {n: makes_numbers(kernel.every[every.index(n)]) for n in numbers}
     call = "variant{}(lane, ordinal, rows, geometry, ticket, partials, BLOCK, REST)"
-    several = len(numbers) > 1
+    rows = [n for n in packed if n in numbers]
+    several = len(numbers) > 1 or bool(rows)
     if several:
         lines.append("variant = tl.load(chunk)")
     if told and not (tells[numbers[0]] and not several):
@@ -377,6 +459,9 @@ def _dispatch(kernel: Kernel, numbers: Sequence[int], told: str) -> list[str]:
         run = call.format(n)
         run = f"{told} = {run}" if told and tells[n] else run
         lines += [f"if variant == {n}:", f"    {run}"] if several else [run]
+    for n in rows:
+        call = f"packed{n}(lane, ordinal, tl.load(chunk + 3), rows)"
+        lines += [f"if variant == {-1 - n}:", f"    {call}"]
     return lines
 
 
@@ -385,9 +470,10 @@ def _entry(kernel: Kernel) -> list[str]:
     numbers = functions(kernel)
     first = sorted(set(numbers[: len(kernel.variants)]))
     last = sorted(set(numbers[len(kernel.variants) :]))
+    packed = [n for n in first if packs(kernel, kernel.every[numbers.index(n)])]
     lines = [
         f"chunk = chunks + (1 + tl.program_id(0).to(tl.int64)) * {CHUNK_FIELDS}",
-        *_dispatch(kernel, first, "done" if last else ""),
+        *_dispatch(kernel, first, "done" if last else "", packed),
     ]
     if last:
         each = [
@@ -487,6 +573,8 @@ class TritonTarget(Target):
             if writer.element_stores:
                 parts += [writer.element(), writer.general()]
             parts.append(writer.variant())
+            if packs(kernel, variant):
+                parts.append(writer.packed())
         parts.append(_entry(kernel))
         code = "\n\n\n".join("\n".join(p) for p in parts)
         if any(v.reduction for v in kernel.every):

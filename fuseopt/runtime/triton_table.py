@@ -20,7 +20,10 @@ from ..codegen.triton import (
     CHUNK_FIELDS,
     FLAT,
     RECORD,
+    ROWS,
+    SMALL,
     functions,
+    packs,
 )
 from ..codegen.triton_reduce import OUTS
 from ..errors import ConfigError, LaunchError
@@ -68,6 +71,20 @@ def _chunk_table(counts: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
     first = torch.cumsum(counts, 0) - counts
     ordinal = torch.arange(total) - first[lane]
     return torch.stack((records[lane], ordinal, lane), 1)
+
+
+def _packed_table(
+    number: int, records: torch.Tensor, numel: torch.Tensor
+) -> torch.Tensor:
+    """Chunks of ROWS lanes each, for the records of small ones, in order of size."""
+    firsts = records[::ROWS]
+    chunks = torch.zeros((len(firsts), CHUNK_FIELDS), dtype=torch.int64)
+    chunks[:, 0] = -1 - number
+    chunks[:, 1] = firsts
+    chunks[:, 2] = (len(records) - torch.arange(len(firsts)) * ROWS).clamp(max=ROWS)
+    ends = torch.arange(len(firsts)) * ROWS + chunks[:, 2] - 1
+    chunks[:, 3] = numel[ends]
+    return chunks
 
 
 class TritonTable:
@@ -120,6 +137,22 @@ class TritonTable:
                 counts = (numel + block - 1) // block
             # a lane without elements still has numbers to store
             counts = counts.clamp(min=1) if writes else counts
+            row = torch.tensor(table.row, dtype=torch.int64)
+            strided = torch.tensor(table.strided, dtype=torch.int64)
+            place_in_pool = torch.tensor(table.position, dtype=torch.int64)
+            place_in_pool = place_in_pool.view(n, len(slots))
+            small = torch.zeros(n, dtype=torch.bool)
+            if packs(kernel, variant):
+                small = (strided < 0) & (numel <= min(SMALL, block)) & (counts > 0)
+            if int(small.sum()) < 2:
+                small[:] = False
+            else:
+                # those come first, by size, so that neighbours share a program
+                order = torch.where(small, numel, 2**62).argsort(stable=True)
+                numel, counts, row, strided, place_in_pool, small = (
+                    x[order]
+                    for x in (numel, counts, row, strided, place_in_pool, small)
+                )
             if len(chunks) < len(kernel.variants) and makes_numbers(variant):
                 waited += int((counts > 0).sum())
             if variant.reduction == "full":
@@ -127,23 +160,25 @@ class TritonTable:
                 ends = partials + torch.cumsum(counts * folds, 0)
                 records[:, -1] = ends - counts * folds
                 partials = int(ends[-1])
-            row = torch.tensor(table.row, dtype=torch.int64)
             records[:, 1] = numel
             records[:, 2] = row * len(variant.scalars) + rows[-1]
             records[:, 3] = counts
-            strided = torch.tensor(table.strided, dtype=torch.int64)
             self.views.append(
                 (
                     records,
-                    torch.tensor(table.position, dtype=torch.int64).view(n, len(slots)),
+                    place_in_pool,
                     torch.tensor([s.domain == "element" for s in slots]),
                     torch.where(strided >= 0, strided + len(geometry) - 1, -1),
                 )
             )
-            found = _chunk_table(counts, base + torch.arange(n) * width)
-            found[:, 2] += tickets
+            several = int(small.sum())
+            places = base + torch.arange(n) * width
+            found = _chunk_table(counts[several:], places[several:])
+            found[:, 2] += tickets + several
             first = torch.full((len(found), 1), number)
-            chunks.append(torch.cat((first, found), 1))
+            alone = torch.cat((first, found), 1)
+            together = _packed_table(number, places[:several], numel)
+            chunks.append(torch.cat((together, alone)))
             geometry[-1:] = [*table.geometry, 0]
             rows.append(rows[-1] + len(table.rows))
             base += n * width
