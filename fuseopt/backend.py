@@ -206,7 +206,7 @@ def _verified(gm: GraphModule, args: Sequence[Any], step: Callable[[], Any]) -> 
 
 
 def reset() -> None:
-    """Called by torch._dynamo.reset(): forget reports."""
+    """Called by torch._dynamo.reset(): forget reports, release graphs."""
     session.reset()
 
 

@@ -15,7 +15,14 @@ from typing import Any
 
 from .errors import ConfigError
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+#: The modes of torch.compile, and what each says of `cudagraphs`, unless options do;
+#: kernels are never tuned on a step's own state, so that no mode asks for that.
+MODES: dict[str, bool | None] = {
+    "default": None,
+    "reduce-overhead": True,
+    "max-autotune": True,
+    "max-autotune-no-cudagraphs": False,
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class Config:
     cache_dir: where built kernels are kept.
     check: hold each pass to the invariants of the graph, and prove the schedule right;
         a dump does that too.
+    cudagraphs: capture the launches of a step on an accelerator and replay them; with
+        "require" it is an error where they cannot be captured.
     """
 
     target: str = "auto"
@@ -45,6 +54,7 @@ class Config:
     debug: int = 0
     cache_dir: str | None = None
     check: bool = False
+    cudagraphs: bool | str = True
 
 
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -54,7 +64,10 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "verify": (True, False),
     "debug": (0, 1, 2, 3, 4),
     "check": (True, False),
+    "cudagraphs": (True, False, "require"),
 }
+#: What a variable of the environment may say of `cudagraphs`.
+SWITCH: dict[str, bool | str] = {"0": False, "1": True, "require": "require"}
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -97,5 +110,13 @@ def resolve(
             config = replace(config, **{name: _checked(name, env[variable])})
     if env.get("FUSEOPT_CHECK", "0") != "0":
         config = replace(config, check=True)
+    wish = env.get("FUSEOPT_CUDAGRAPHS", "")
+    if wish:
+        if wish not in SWITCH:
+            known = ", ".join(SWITCH)
+            raise ConfigError(f"FUSEOPT_CUDAGRAPHS={wish!r}: expected one of {known}")
+        config = replace(config, cudagraphs=SWITCH[wish])
+    if mode is not None and MODES[mode] is not None:
+        config = replace(config, cudagraphs=bool(MODES[mode]))
     given = {k: _checked(k, v) for k, v in (options or {}).items()}
     return replace(config, **given)

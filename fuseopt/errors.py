@@ -51,3 +51,7 @@ class VerifyError(FuseoptError):
 
 class LaunchError(FuseoptError):
     """A kernel failed when it was launched; the message names it and its dump."""
+
+
+class CudaGraphError(FuseoptError):
+    """`options={"cudagraphs": "require"}`: a step cannot be captured in a graph."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from . import dump
 from . import report as reporting
 from .capture import Captured, capture
 from .clock import Clock
@@ -26,6 +27,7 @@ from .runtime.probe import PROBE
 from .runtime.table import CppTable, TableFactory
 from .scheduler import schedule
 from .session import session
+from .verify import check_graph, check_schedule
 
 #: Compilers that run at one time, at most.
 COMPILERS = 4
@@ -71,8 +73,6 @@ def plan_graph(
     clock.lap("capture")
     checks = config.check or config.debug > 0 or config.dump_dir is not None
     if checks:
-        from .verify import check_graph, check_schedule
-
         check_graph(captured.graph)
         clock.lap("check")
     plan: Schedule = schedule(captured.graph, clock.lap)
@@ -91,7 +91,10 @@ def plan_graph(
     }
     helpers.shutdown(wait=False)
     factories: dict[str, TableFactory] = {}
-    result = Plan(captured, plan, factories) if run else None
+    result = None
+    if run:
+        replays = _replays(config, captured, plan, set(devices.values()), report)
+        result = Plan(captured, plan, factories, None, replays)
     report.kernels = [
         reporting.kernel_report(k, targets[k.name].name, sources[k.name].text)
         for k in kernels
@@ -164,6 +167,31 @@ def _triton_factory(source: Source, device: str, config: Config) -> TableFactory
     return triton_factory(source, config.cache_dir, device, session.triton_builder)
 
 
+def _replays(
+    config: Config,
+    captured: Captured,
+    plan: Schedule,
+    devices: set[str],
+    report: Report,
+) -> Any:
+    """What captures and replays a plan's launches; None where nothing is to be.
+
+    Raises CudaGraphError if a graph is required and cannot be.
+    """
+    if not config.cudagraphs:
+        report.cudagraph = "off: cudagraphs=False"
+        return None
+    required = config.cudagraphs == "require"
+    if not required and all(device.split(":")[0] == "cpu" for device in devices):
+        return None
+    from .runtime.graphs import Replays
+
+    def tell(state: str) -> None:
+        report.cudagraph = state
+
+    return Replays(session.graphs, captured, plan, required, tell)
+
+
 def _probe(config: Config) -> ctypes.PyDLL | None:
     """The helper that asks tensors for their addresses; None without a compiler."""
     try:
@@ -184,8 +212,6 @@ def _dump(
     """Write the files that options or FUSEOPT_DEBUG ask for."""
     if not config.dump_dir and not config.debug:
         return
-    from . import dump
-
     folder = dump.new_folder(config.dump_dir or "fuseopt_debug")
     report.dump_dir = str(folder)
     level = config.debug or dump.SOURCES

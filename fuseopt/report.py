@@ -61,6 +61,7 @@ class Report:
     run; empty where the graph is one update.
     traced: how many of the lanes Dynamo traced, or why it traced them all; empty where
     nobody asked.
+    cudagraph: "captured", what it waits for, or "off: " and why.
     """
 
     launches: int = 0
@@ -75,6 +76,7 @@ class Report:
     parts: list[PartReport] = field(default_factory=list)
     dump_dir: str | None = None
     traced: str = ""
+    cudagraph: str = ""
 
     @property
     def lanes(self) -> int:
@@ -122,6 +124,8 @@ class Report:
                 f"{k.elements:,}",
                 f"{k.bytes_per_element:g}",
             )
+        if self.cudagraph:
+            told.append(f"graph of the launches: {self.cudagraph}")
         for text in told:
             table.add_row(text, "", "", "", "", "")
         if self.traced:

@@ -1,7 +1,8 @@
-"""What this process has compiled: reports, built kernels, warnings given."""
+"""What this process has compiled: reports, built kernels, graphs, warnings given."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import warnings
 from typing import Any
@@ -15,7 +16,7 @@ COMPILED = "_fuseopt"
 
 
 class Session:
-    """What this process has compiled: reports and built kernels."""
+    """What this process has compiled: reports, built kernels, captured graphs."""
 
     def __init__(self) -> None:
         self.builder = Builder()
@@ -30,7 +31,18 @@ class Session:
 
         return TritonBuilder()
 
+    @functools.cached_property
+    def graphs(self) -> Any:
+        """Made on first use. Graphs end before the libraries that they call do."""
+        from .runtime.graphs import Graphs
+
+        made = Graphs()
+        atexit.register(made.release)
+        return made
+
     def reset(self) -> None:
+        if "graphs" in self.__dict__:
+            self.graphs.release()
         self.reports.clear()
         self.warned.clear()
 

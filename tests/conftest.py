@@ -48,9 +48,14 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 @pytest.fixture
-def sim() -> Iterator[ModuleType]:
-    """The simulated accelerator: see tests/simulated. Without work, counting from 0."""
+def sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The simulated accelerator: see tests/simulated. Without work, counting from 0.
+    Fuseopt's kernels run there.
+    """
+    from fuseopt.runtime.device import DEVICES
+
     from . import simulated
+    from .simulated.kernels import SIM
 
     if simulated.compiler() is None:
         pytest.skip("the simulated accelerator needs a C++ compiler")
@@ -58,6 +63,7 @@ def sim() -> Iterator[ModuleType]:
     module.reset()
     module.set_available(True)
     module.reset_counters()
+    monkeypatch.setitem(DEVICES, "sim", SIM)
     yield module
     module.reset()
     module.set_available(False)

@@ -71,6 +71,7 @@ def test_the_variables_are_read() -> None:
         "dump_dir": "a",
         "cache_dir": "b",
         "check": "True",
+        "cudagraphs": "require",
     }
     found = {quoted(r[0])[0]: quoted(r[3]) for r in table(README, "Options") if r[3]}
     assert found.keys() == values.keys()

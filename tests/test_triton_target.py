@@ -337,8 +337,8 @@ def test_offsets_have_64_bits(tmp_path: Path) -> None:
     block = table.module.sizes["BLOCK"]
     assert table.programs == -(-n // block)
     # of a million chunks the last three
-    chunks, *others = table.arguments
-    table.arguments = (torch.cat((chunks[:1], chunks[-3:])), *others)
+    chunks, *others = table.constants
+    table.constants = (torch.cat((chunks[:1], chunks[-3:])), *others)
     table.programs = 3
     table.fill_rows(())
     table.launch()
@@ -367,7 +367,7 @@ def test_pow_of_lane_code(tmp_path: Path) -> None:
     bases_and_powers = [(0.999, 5), (0.9, 1), (0.95, 1000), (0.999, 100000), (0.0, 3)]
     for base, power in [*bases_and_powers, (-2.0, 3), (-2.0, 0.5), (7.0, 0)]:
         step.fill_(power)
-        bound.table.rows.host[0] = base
+        bound.table.rows[0] = base
         bound.table.launch()
         single = float(torch.tensor(base, dtype=torch.float32))
         try:
@@ -454,10 +454,8 @@ def test_a_folder_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
 
 def test_refuses_cpu_tensors_without_the_interpreter(tmp_path: Path) -> None:
     kernel = _scaled((3,))
-    make = triton_factory(TritonTarget().render(kernel), str(tmp_path), interpret=False)
-    layout = TensorLayout((3,), (1,))
     with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
-        make(kernel, array("Q", [0, 0]), {0: 0, 1: 1}, {0: layout, 1: layout})
+        triton_factory(TritonTarget().render(kernel), str(tmp_path), interpret=False)
 
 
 def test_refused_text_is_named(tmp_path: Path) -> None:
@@ -469,8 +467,8 @@ def test_refused_text_is_named(tmp_path: Path) -> None:
 def test_a_failed_launch_names_kernel_and_file(tmp_path: Path) -> None:
     x = torch.zeros(3)
     bound = Bound(_scaled((3,)), tmp_path, x, x)
+    bound.table.constants = bound.table.constants[:1]
     bound.table.fill_rows([1.0])
-    bound.table.arguments = ()
     with pytest.raises(LaunchError, match=r"by_hand failed.*fuseopt_\w+\.py"):
         bound.table.launch()
 

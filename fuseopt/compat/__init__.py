@@ -3,6 +3,7 @@
 Each function says what it relies on, and what happens where it is missing.
 """
 
+from .accelerators import before_process_groups_end, end_allocation
 from .dynamo import (
     as_if_compiling,
     disabled,
@@ -39,9 +40,11 @@ __all__ = [
     "LibraryStruct",
     "TensorFunctions",
     "as_if_compiling",
+    "before_process_groups_end",
     "bump_versions",
     "disabled",
     "dtype_code",
+    "end_allocation",
     "first_difference",
     "group_as_traced",
     "initialize",

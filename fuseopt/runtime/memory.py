@@ -187,6 +187,21 @@ class Memory:
             if self.layout.buffers[b].storage not in self.layout.given:
                 self.tensor(b)
 
+    def take_copies(self, made: Mapping[int, torch.Tensor]) -> None:
+        """Take copies of buffers that are somebody else's; what shares memory there
+        shares it here.
+        """
+        storages: dict[int, torch.Tensor] = {}
+        for b, t in made.items():
+            own = t.untyped_storage()
+            if own.data_ptr() not in storages:
+                whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(own)
+                storages[own.data_ptr()] = whole.clone()
+            copy = storages[own.data_ptr()].untyped_storage()
+            seen = torch.empty(0, dtype=t.dtype, device=t.device)
+            place = (t.storage_offset(), t.shape, t.stride())
+            self._made[b] = seen.set_(copy, *place)
+
     def _adopt(self, b: int, t: torch.Tensor, name: str) -> None:
         """An extern returned the memory of temp b."""
         buffer = self.layout.buffers[b]

@@ -11,17 +11,21 @@ import ctypes
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ..capture.trace import Captured
 from ..errors import AliasError
 from ..ir import DTYPE_BYTES, Kernel, Schedule
+from .arena import Arena, settle_together
 from .batch import Trials, in_batches
 from .memory import extent, layout, shared_inputs
 from .probe import Probe
-from .table import KernelTable, TableFactory, TensorLayout
+from .table import DeviceTable, KernelTable, TableFactory, TensorLayout
+
+if TYPE_CHECKING:
+    from .graphs import Replays
 
 
 class Plan:
@@ -37,8 +41,11 @@ class Plan:
         schedule: Schedule,
         factories: dict[str, TableFactory],
         helper: ctypes.PyDLL | None = None,
+        replays: Replays | None = None,
     ) -> None:
         self.helper = helper
+        #: graphs of its launches; None if none are wanted
+        self.replays = replays
         self.captured = captured
         self.schedule = schedule
         self.factories = factories
@@ -97,6 +104,11 @@ class Plan:
         self.ptrs: list[int] = []
         self.probe: Probe | None = None
         self.tables: dict[str, KernelTable] = {}
+        self.on_host: list[KernelTable] = []
+        self.on_devices: list[DeviceTable] = []
+        self.arenas: list[Arena] = []
+        #: the devices that kernels run on, other than the CPU
+        self.devices: list[torch.device] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
         self.simple = (
@@ -120,16 +132,24 @@ class Plan:
                 layouts[b] = TensorLayout(tuple(t.shape), t.stride())
             else:
                 layouts[b] = TensorLayout(buffer.shape, buffer.stride)
-        self.tables = {
+        tables = {
             step.name: self.factories[step.name](
                 step, self.pool, self.position, layouts
             )
             for step in self.schedule.steps
             if isinstance(step, Kernel)
         }
-        if not any(t.symbolic for t in self.tables.values()):
-            for table in self.tables.values():
+        on_devices = [cast(DeviceTable, t) for t in tables.values() if t.place]
+        arenas = settle_together(on_devices)
+        if not any(t.symbolic for t in tables.values()):
+            for table in tables.values():
                 table.fill_rows(())
+        # from here on nothing fails: a plan is bound anew, or as it was
+        if self.replays is not None:
+            self.replays.release()
+        self.tables, self.on_devices, self.arenas = tables, on_devices, arenas
+        self.on_host = [t for t in tables.values() if not t.place]
+        self.devices = [a.at for a in arenas if a.remote]
         self.numbers: list[Any] | None = None
         bump = [i for i in self.mutated if tensors[i].requires_grad]
         self.probe = Probe(tensors, self.helper, bump)
@@ -141,6 +161,17 @@ class Plan:
             for b, x in enumerate(buffers)
             if x.kind in ("static", "arg")
         }
+
+    def follow(self) -> None:
+        """The streams that are current use the plan's memory on their devices."""
+        for arena in self.arenas:
+            if arena.remote:
+                own = [t for t in self.on_devices if t.arena is arena]
+                arena.follow(own)
+
+    def named(self) -> str:
+        """Its kernels, for messages."""
+        return ", ".join(self.tables)
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Do the strides allow what was planned? Of most tensors any do."""

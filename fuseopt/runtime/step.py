@@ -21,12 +21,13 @@ from torch.fx import GraphModule
 from .. import compat
 from ..capture.inputs import check_tensor, static_tensors
 from ..capture.numbers import NumberRef
-from ..errors import AliasError, CaptureError
-from ..ir import Kernel
-from .batch import Batch
+from ..errors import AliasError, CaptureError, LaunchError
+from .device import is_capturing
+from .joined import join
 from .memory import Memory, seen_real
 from .plan import Plan
 from .probe import CHANGED, MOVED
+from .sequence import in_order
 
 log = logging.getLogger("fuseopt")
 
@@ -95,13 +96,8 @@ class CompiledStep:
                 plan = changed
             if plan.captured.scalars.exprs:
                 self._scalars(plan, args, tensors)
-            threads = torch.get_num_threads()
-            if plan.simple:
-                for table in plan.tables.values():
-                    table.launch(threads)
-                result = self._result(plan, tensors, None)
-            else:
-                result = self._steps(plan, tensors, threads)
+            memory = self._launch(plan, args, tensors)
+            result = self._result(plan, tensors, memory)
             if plan.probe is not None and not plan.probe.bump():
                 tensors = tensors or self._tensors(args)
                 compat.bump_versions([tensors[i] for i in plan.probe.mutated])
@@ -125,6 +121,7 @@ class CompiledStep:
                     return plan
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         if found & CHANGED or metadata != plan.metadata:
+            _refuse_in_capture(tensors)
             try:
                 plan = self._refit(tensors, args)
             except CaptureError as error:
@@ -152,7 +149,11 @@ class CompiledStep:
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         known = [p for p in self.plans if p.metadata == metadata and p.fits(tensors)]
         if known:
-            self.plan = known[-1]
+            plan = self.plan = known[-1]
+            if plan.probe is not None and not (
+                plan.probe.look({}, {}, tuple(tensors)) & CHANGED
+            ):
+                return plan
         elif self.plan.metadata or not self.plan.fits(tensors):
             self.plan = self._plan_for(args)
         self.plan.bind(tensors)
@@ -181,21 +182,21 @@ class CompiledStep:
 
     # ---------------------------------------------------------------- running
 
-    def _steps(self, plan: Plan, tensors: list[Any], threads: int) -> Any:
-        """Kernels and externs in order, with memory for temps."""
-        memory = Memory(
-            plan.memory, tensors, plan.pool, plan.position, plan.numbers or ()
-        )
-        memory.allocate(plan.temps)
-        with torch.no_grad():
-            for step in plan.order:
-                if isinstance(step, Kernel):
-                    plan.tables[step.name].launch(threads)
-                elif isinstance(step, Batch):
-                    memory.run_batch(step.members, plan.captured.calls, plan.trials)
-                else:
-                    memory.run(step, plan.captured.calls[step.payload])
-        return self._result(plan, tensors, memory)
+    def _launch(
+        self, plan: Plan, args: Sequence[Any], tensors: list[Any]
+    ) -> Memory | None:
+        """Do what a plan says; what of it the caller may be given.
+
+        `tensors` may be empty where a plan is lean.
+        """
+        threads = torch.get_num_threads()
+        if plan.devices:
+            if any(map(is_capturing, plan.devices)):
+                return join(plan, tensors or self._tensors(args))
+            plan.follow()
+            if plan.replays is not None:
+                return plan.replays.run(plan, tensors, threads)
+        return in_order(plan, tensors, lambda table: table.launch(threads))
 
     def _result(self, plan: Plan, tensors: list[Any], memory: Memory | None) -> Any:
         if plan.captured.result == ():
@@ -222,6 +223,17 @@ class CompiledStep:
             return type(x)(build(y) for y in x)
 
         return build(plan.captured.result)
+
+
+def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:
+    """New tables cannot be made inside a capture: nothing in it runs."""
+    for device in {t.device for t in tensors}:
+        if is_capturing(device):
+            raise LaunchError(
+                f"a graph is being captured on {device}, and the step must first be "
+                "made ready for its tensors: run it once before the capture, with "
+                "tensors of the same shapes and strides"
+            )
 
 
 __all__ = ["CompiledStep", "static_tensors"]

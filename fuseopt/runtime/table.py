@@ -12,8 +12,11 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from ..codegen.target import lane_values
 from ..ir import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
+from .arena import Arena
 from .rows import longest_run, result_strides, rows
 
 
@@ -28,16 +31,47 @@ class KernelTable(Protocol):
     """One kernel bound to the tensors of a call: what a target's runtime provides.
 
     The pool of addresses is shared by all kernels of a step and read at each launch.
-    `symbolic` says that some scalar is computed at each call.
+    `symbolic` says that some scalar is computed at each call. `place`: the device whose
+    memory the table is in, None for the host's own.
     """
 
     symbolic: bool
+
+    @property
+    def place(self) -> torch.device | None:
+        """See above."""
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write the scalars; `numbers` are the values of the step's symbols."""
 
     def launch(self, threads: int) -> None:
         """Run the kernel once."""
+
+
+class DeviceTable(KernelTable, Protocol):
+    """A table on a device; what changes of it lies in an arena."""
+
+    arena: Arena | None
+
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """What no launch changes, and what launches leave as they found it."""
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """Words of an arena that it needs: for lanes, for rows."""
+
+    def settle(self, arena: Arena, lanes: int, rows: int) -> None:
+        """Take its words of an arena, from `lanes` and from `rows` on."""
+
+    def refresh(self) -> None:
+        """Write the addresses that changed since the last refresh to the arena."""
+
+    def starter(self, words: torch.Tensor) -> Callable[[], None]:
+        """What starts the kernel once, over the words of an arena or a copy of them."""
+
+    def run(self, start: Callable[[], None] | None = None) -> None:
+        """Start the kernel with the tables as they are on the device."""
 
 
 #: (kernel, pool, pool position of a buffer, layouts of buffers) -> table
@@ -246,6 +280,8 @@ class CppTable:
     `entry(structs, threads)` is the compiled function; `library` the address of the
     struct of vector functions.
     """
+
+    place: torch.device | None = None
 
     def __init__(
         self,

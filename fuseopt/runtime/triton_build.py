@@ -151,6 +151,21 @@ def _import(name: str, path: Path) -> ModuleType:
     return module
 
 
+def ast_source(module: TritonModule) -> Any:
+    """What triton.compile takes: the entry, and what is known of its arguments.
+
+    Every table begins at a multiple of 16 bytes.
+    """
+    from triton.compiler import ASTSource
+
+    return ASTSource(
+        fn=module.entry,
+        signature={**TABLES, **dict.fromkeys(SIZES, "constexpr")},
+        constexprs=dict(module.sizes),
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(TABLES))},
+    )
+
+
 def compile_offline(
     source: Source, target: str, cache_dir: str | None = None
 ) -> dict[str, Any]:
@@ -161,7 +176,6 @@ def compile_offline(
     """
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     if target.startswith("sm_"):
         gpu = GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
@@ -170,14 +184,10 @@ def compile_offline(
     else:
         raise BuildError(f"unknown GPU {target!r}: expected sm_<number> or gfx<number>")
     module = TritonBuilder().load(source, cache_dir, interpret=False)
-    ast = ASTSource(
-        fn=module.entry,
-        signature={**TABLES, **dict.fromkeys(SIZES, "constexpr")},
-        constexprs=dict(module.sizes),
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(TABLES))},
-    )
     try:
-        compiled = triton.compile(ast, target=gpu, options=dict(module.options))
+        compiled = triton.compile(
+            ast_source(module), target=gpu, options=dict(module.options)
+        )
     except Exception as error:
         message = f"triton refused {module.path} for {target}: {error}"
         raise BuildError(message) from error

@@ -6,10 +6,9 @@ the kernel runs in the interpreter, through the same tables that a GPU reads.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,42 +25,13 @@ from ..codegen.triton import (
     packs,
 )
 from ..codegen.triton_reduce import OUTS
-from ..errors import ConfigError, LaunchError
+from ..errors import LaunchError
 from ..ir import Kernel, makes_numbers
+from .arena import Arena, settle_together
+from .device import Program, type_of
 from .rows import tiles
 from .table import TableFactory, TensorLayout, VariantTable
 from .triton_build import TritonBuilder, TritonModule
-from .triton_interpreter import interpreting
-
-
-class _Mirror:
-    """A table in host memory and its copy on the device; on a CPU they are one.
-
-    A copy is asynchronous and reads pinned memory, which is written again only when the
-    copy is done: two pinned stages take turns.
-    """
-
-    def __init__(self, host: torch.Tensor, device: torch.device) -> None:
-        self.host = host
-        self.remote = device.type != "cpu"
-        self.device = torch.empty_like(host, device=device) if self.remote else host
-        self.stages: list[tuple[torch.Tensor, torch.Event]] = []
-        if self.remote:
-            self.stages = [
-                (torch.empty_like(host, pin_memory=True), torch.Event(device))
-                for _ in range(2)
-            ]
-
-    def push(self) -> None:
-        """Bring what the host wrote to the device."""
-        if not self.remote:
-            return
-        self.stages.reverse()
-        stage, done = self.stages[0]
-        done.synchronize()
-        stage.copy_(self.host)
-        self.device.copy_(stage, non_blocking=True)
-        done.record()
 
 
 def _chunk_table(counts: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
@@ -90,24 +60,26 @@ def _packed_table(
 class TritonTable:
     """All variants' tables of one Triton kernel, as the tensors that a launch passes.
 
-    `refresh` brings moved addresses and new scalars to the device; `run` starts the
-    kernel and does nothing else, so that a CUDA graph may hold it; `launch` is both.
+    Addresses and scalars lie in an arena, which the tables of a step share. `refresh`
+    writes moved addresses there; `run` starts the kernel and does nothing else, so that
+    a graph may hold it; `launch` is both, and brings the arena to the device between.
     """
 
     def __init__(
         self,
         module: TritonModule,
-        device: torch.device | str,
+        program: Program,
+        device: torch.device,
         kernel: Kernel,
         pool: array[int],
         position: Mapping[int, int],
         layouts: Mapping[int, TensorLayout],
     ) -> None:
         self.module = module
-        self.target = torch.device(device)
+        self.program = program
+        self.place = device
         self.name = kernel.name
         self.pool = pool
-        self._check()
         self.tables = [VariantTable(v, position, layouts, tiles) for v in kernel.every]
         self.symbolic = any(t.symbolic for t in self.tables)
         block = module.sizes["BLOCK"]
@@ -118,8 +90,9 @@ class TritonTable:
         geometry = [0]
         rows = [0]
         chunks: list[torch.Tensor] = []
-        #: by variant: its records, positions in the pool, element slots, geometry
-        self.views: list[tuple[torch.Tensor, ...]] = []
+        #: by variant: where its records are, how many, how wide; positions in the
+        #: pool, element slots, geometry
+        self.views: list[tuple[Any, ...]] = []
         base = partials = waited = 0
         tickets = 1  # the first is that of lanes that are done
         for number, width, variant, table in zip(
@@ -165,7 +138,9 @@ class TritonTable:
             records[:, 3] = counts
             self.views.append(
                 (
-                    records,
+                    base,
+                    n,
+                    width,
                     place_in_pool,
                     torch.tensor([s.domain == "element" for s in slots]),
                     torch.where(strided >= 0, strided + len(geometry) - 1, -1),
@@ -184,9 +159,6 @@ class TritonTable:
             base += n * width
             tickets += n
         self.row_starts = rows
-        place = self.target
-        self.lanes = _Mirror(lanes, place)
-        self.rows = _Mirror(torch.zeros(rows[-1], dtype=torch.float64), place)
         table_of_chunks = torch.cat(chunks)
         #: chunks of the grid; those after them wait until all lanes are done
         self.programs = sum(map(len, chunks[: len(kernel.variants)]))
@@ -194,76 +166,102 @@ class TritonTable:
         table_of_chunks = torch.cat((torch.tensor([head]), table_of_chunks))
         assert table_of_chunks.shape[1] == CHUNK_FIELDS
         assert int(table_of_chunks.max()) < 2**31  # 64 bits are only in addresses
-        self.arguments = (
-            table_of_chunks.to(torch.int32).to(place),
-            self.lanes.device,
-            self.rows.device,
-            torch.tensor(geometry, dtype=torch.int64).to(place),
-            torch.zeros(tickets, dtype=torch.int32).to(place),
-            torch.zeros(max(1, partials), dtype=torch.int64).to(place),
+        #: records of lanes; once settled, those of the arena
+        self.lanes = lanes
+        #: words of an arena that it needs: for lanes, for rows
+        self.words = (len(lanes), max(1, rows[-1]))
+        self.arena: Arena | None = None
+        #: what no launch changes, and what launches leave as they found it
+        self.constants = tuple(
+            x.to(device)
+            for x in (
+                table_of_chunks.to(torch.int32),
+                torch.tensor(geometry, dtype=torch.int64),
+                torch.zeros(tickets, dtype=torch.int32),
+                torch.zeros(max(1, partials), dtype=torch.int64),
+            )
         )
         self.known: array[int] | None = None
-        self.new_rows = True
-        self.options = _known_options(module) if self.programs else {}
 
-    def _check(self) -> None:
-        on_cpu = self.target.type == "cpu"
-        if on_cpu and not self.module.interpreted:
-            raise ConfigError(
-                f"{self.name}: on CPU tensors the triton target runs in Triton's "
-                "interpreter only. Set TRITON_INTERPRET=1 before Python starts, or use "
-                'options={"target": "cpp"}.'
-            )
-        if not on_cpu and self.module.interpreted:
-            raise ConfigError(
-                f"{self.name}: TRITON_INTERPRET is set, but the tensors are on "
-                f"{self.target}. Unset it to run the kernel there."
-            )
+    # ---------------------------------------------------------------- its arena
+
+    def settle(self, arena: Arena, lanes: int, rows: int) -> None:
+        """Take words of an arena, from `lanes` and from `rows` on."""
+        self.arena = arena
+        self.lanes_at, self.rows_at = lanes, rows
+        own = arena.host[lanes : lanes + len(self.lanes)]
+        self.lanes = own.copy_(self.lanes)
+        self._views = [
+            (arena.host[lanes + base : lanes + base + n * width].view(n, width), *rest)
+            for base, n, width, *rest in self.views
+        ]
+        self.rows = arena.host[rows : rows + self.words[1]].view(torch.float64)
+        self._start = self.starter(arena.device)
+
+    def starter(self, words: torch.Tensor) -> Callable[[], None]:
+        """What starts the kernel once, over the words of an arena or a copy of them."""
+        chunks, *others = self.constants
+        lanes = words[self.lanes_at : self.lanes_at + self.words[0]]
+        rows = words[self.rows_at : self.rows_at + self.words[1]].view(torch.float64)
+        if not self.programs:
+            return lambda: None
+        return self.program.bind(self.programs, (chunks, lanes, rows, *others))
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write the scalars; `numbers` are the values of the step's symbols."""
+        arena = self._settled()
         for k, table in enumerate(self.tables):
             table.fill_rows(numbers)
             low, high = self.row_starts[k : k + 2]
-            self.rows.host[low:high] = torch.frombuffer(table.rows, dtype=torch.float64)
-        self.new_rows = True
+            self.rows[low:high] = torch.frombuffer(table.rows, dtype=torch.float64)
+        arena.changed(self.rows_at, self.rows_at + self.row_starts[-1])
+
+    def _settled(self) -> Arena:
+        if self.arena is None:
+            settle_together([self])
+        assert self.arena is not None
+        return self.arena
+
+    # ---------------------------------------------------------------- launches
 
     def refresh(self) -> None:
-        """Bring to the device what changed since the last launch."""
-        if self.known != self.pool:
-            # addresses lie below 2**63
-            pool = torch.frombuffer(self.pool, dtype=torch.int64)
-            for records, position, elements, strided in self.views:
-                addresses = pool[position]
-                records[:, RECORD : RECORD + addresses.shape[1]] = addresses
-                aligned = ((addresses & 15 == 0) | ~elements).all(1)
-                flat = torch.where(aligned, ALIGNED, FLAT)
-                records[:, 0] = torch.where(strided >= 0, strided, flat)
-            self.known = self.pool[:]
-            self.lanes.push()
-        if self.new_rows:
-            self.rows.push()
-            self.new_rows = False
-
-    def run(self) -> None:
-        """Start the kernel with the tables as they are."""
-        if not self.programs:
+        """Write the addresses that changed since the last refresh."""
+        arena = self._settled()
+        if self.known == self.pool:
             return
-        module = self.module
-        scope = interpreting() if module.interpreted else _on(self.target)
+        # addresses lie below 2**63
+        pool = torch.frombuffer(self.pool, dtype=torch.int64)
+        base = self.lanes_at
+        for records, position, elements, strided in self._views:
+            addresses = pool[position]
+            aligned = ((addresses & 15 == 0) | ~elements).all(1)
+            flat = torch.where(aligned, ALIGNED, FLAT)
+            new = records.clone()
+            new[:, RECORD : RECORD + addresses.shape[1]] = addresses
+            new[:, 0] = torch.where(strided >= 0, strided, flat)
+            moved = (new != records).flatten().nonzero()
+            if len(moved):
+                records.copy_(new)
+                arena.changed(base + int(moved[0]), base + int(moved[-1]) + 1)
+            base += records.numel()
+        self.known = self.pool[:]
+
+    def run(self, start: Callable[[], None] | None = None) -> None:
+        """Start the kernel with the tables as they are on the device.
+
+        `start`: what `starter` gave for other words. Raises LaunchError.
+        """
         try:
-            with scope:
-                module.entry[(self.programs,)](
-                    *self.arguments, **module.sizes, **self.options
-                )
+            (start or self._start)()
         except Exception as error:
             raise LaunchError(
-                f"{self.name} failed on {self.target} ({module.path}): {error}"
+                f"{self.name} failed on {self.place} ({self.module.path}): {error}"
             ) from error
 
     def launch(self, threads: int = 0) -> None:
         """Run the kernel once; `threads` has no meaning here."""
         self.refresh()
+        self._settled().push()
         self.run()
 
 
@@ -274,28 +272,14 @@ def triton_factory(
     builder: TritonBuilder | None = None,
     interpret: bool | None = None,
 ) -> TableFactory:
-    """What makes the tables of a kernel whose tensors are on `device`."""
-    module = (builder or TritonBuilder()).load(source, cache_dir, interpret)
-    return functools.partial(TritonTable, module, device)
+    """What makes the tables of a kernel whose tensors are on `device`.
 
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Make a device current, if it is not."""
-    if device.index in (None, torch.accelerator.current_device_index()):
-        return contextlib.nullcontext()
-    manager: contextlib.AbstractContextManager[Any] = torch.get_device_module(
-        device.type
-    ).device(device)
-    return manager
-
-
-def _known_options(module: TritonModule) -> dict[str, Any]:
-    """The launch options that this machine's Triton backend has."""
-    if module.interpreted:
-        return dict(module.options)
-    import triton
-    from triton.compiler import make_backend
-
-    backend = make_backend(triton.runtime.driver.active.get_current_target())
-    known = backend.parse_options({}).__dict__
-    return {k: v for k, v in module.options.items() if k in known}
+    The kernel is compiled here. Raises BuildError, and ConfigError where nothing starts
+    kernels on the device.
+    """
+    place = torch.device(device)
+    kind = type_of(place)
+    wanted = kind.interpreted if interpret is None else interpret
+    module = (builder or TritonBuilder()).load(source, cache_dir, wanted)
+    program = kind.program(module, place)
+    return functools.partial(TritonTable, module, program, place)

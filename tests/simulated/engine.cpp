@@ -247,7 +247,16 @@ void* allocate(size_t n) {
 
 static void to_cache(void* p, size_t n, Key k) {
   auto& s = state();
-  if (!executing() && !s.streams[k].queue.empty())
+  if (executing()) {
+    // Python collects garbage inside a kernel, which may be reading this very memory
+    s.streams[k].queue.push_back({[p, n, k] {
+                                    poison(p, n);
+                                    state().cache[{k, n}].push_back(p);
+                                  },
+                                  nullptr, nullptr, 0});
+    return;
+  }
+  if (!s.streams[k].queue.empty())
     later(k, [p, n] { poison(p, n); });
   else
     poison(p, n);
@@ -266,8 +275,17 @@ void release(void* p) {
   s.allocated[block.stream.first] -= block.size;
   if (auto pool = block.pool.lock())
     pool->unused.emplace(block.size, std::make_pair(p, block.stream));
-  else
+  else if (block.users.empty())
     to_cache(p, block.size, block.stream);
+  else {
+    auto left = std::make_shared<size_t>(block.users.size());
+    for (Key user : block.users)
+      s.streams[user].queue.push_back(
+          {[=] {
+             if (--*left == 0) to_cache(p, block.size, block.stream);
+           },
+           nullptr, nullptr, 0});
+  }
 }
 
 Pool::~Pool() {

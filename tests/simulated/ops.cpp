@@ -93,13 +93,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& s) const override { sync_stream(key_of(s)); }
   void synchronizeDevice(c10::DeviceIndex d) const override { sync_device(d); }
   void recordDataPtrOnStream(const c10::DataPtr& p, const c10::Stream& s) const override {
-    // what that stream holds now must be done before the memory is used again
+    // what that stream holds when the memory is given back must be done before it is
+    // used again
     Lock lock;
     auto found = state().blocks.find(p.get());
     if (found == state().blocks.end() || found->second.stream == key_of(s)) return;
-    auto e = std::make_shared<EventState>();
-    sim::record(e, key_of(s));
-    sim::block(e, found->second.stream);
+    found->second.users.insert(key_of(s));
   }
 };
 

@@ -61,6 +61,7 @@ struct Block {
   Key stream;
   std::weak_ptr<Pool> pool;
   bool pooled = false;
+  std::set<Key> users{}; // other streams that it was recorded on
 };
 
 struct Pool {

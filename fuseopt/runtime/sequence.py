@@ -1,0 +1,47 @@
+"""The steps of a plan, one after another: kernels, batches, ATen calls.
+
+`in_order` runs them on the tensors of a call; how a kernel is started is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..ir import Kernel
+from .batch import Batch
+from .memory import Memory
+from .plan import Plan
+from .table import KernelTable
+
+
+def in_order(
+    plan: Plan,
+    tensors: Sequence[torch.Tensor],
+    launch: Callable[[KernelTable], None],
+    temps: Sequence[int] | None = None,
+) -> Memory | None:
+    """Run the steps of a plan; the memory of what they made, None if they made none.
+
+    All memory that no ATen call returns is there before the first kernel starts:
+    `temps`, or what the plan has of it.
+    """
+    if plan.simple:
+        for table in plan.tables.values():
+            launch(table)
+        return None
+    memory = Memory(plan.memory, tensors, plan.pool, plan.position, plan.numbers or ())
+    memory.allocate(plan.temps if temps is None else temps)
+    # what is known now goes to the device at once, before the first kernel
+    for table in plan.on_devices:
+        table.refresh()
+    with torch.no_grad():
+        for step in plan.order:
+            if isinstance(step, Kernel):
+                launch(plan.tables[step.name])
+            elif isinstance(step, Batch):
+                memory.run_batch(step.members, plan.captured.calls, plan.trials)
+            else:
+                memory.run(step, plan.captured.calls[step.payload])
+    return memory
