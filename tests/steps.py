@@ -113,7 +113,7 @@ def capturable_on_cpu() -> Iterator[None]:
             patches.enter_context(
                 mock.patch(
                     f"torch.optim.{module}._get_capturable_supported_devices",
-                    return_value=["cpu", "cuda"],
+                    return_value=["cpu", "cuda", "sim"],
                 )
             )
         yield
