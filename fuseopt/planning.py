@@ -19,9 +19,10 @@ from .capture import Captured, capture
 from .clock import Clock
 from .codegen import CppTarget, Source, Target
 from .config import Config
-from .errors import CaptureError, CompilerMissing, ConfigError
+from .errors import CompilerMissing, ConfigError
 from .ir import Kernel, Schedule
 from .report import Report
+from .runtime.cells import place_of
 from .runtime.plan import Plan
 from .runtime.probe import PROBE
 from .runtime.table import CppTable, TableFactory
@@ -80,7 +81,8 @@ def plan_graph(
         check_schedule(captured.graph, plan)
         clock.lap("check")
     kernels = [step for step in plan.steps if isinstance(step, Kernel)]
-    devices = {kernel.name: device_of(captured, kernel) for kernel in kernels}
+    buffers = captured.graph.buffers
+    devices = {kernel.name: place_of(buffers, kernel) for kernel in kernels}
     targets = {name: target_of(config, device) for name, device in devices.items()}
     sources = {kernel.name: targets[kernel.name].render(kernel) for kernel in kernels}
     clock.lap("codegen")
@@ -116,21 +118,6 @@ def plan_graph(
     report.backend_seconds = clock.total
     _dump(report, config, captured, plan, sources, targets)
     return result, report
-
-
-def device_of(captured: Captured, kernel: Kernel) -> str:
-    """The device of a kernel's tensors. Raises CaptureError if they are on several."""
-    buffers = captured.graph.buffers
-    named = {
-        buffers[b].device: buffers[b].name
-        for v in kernel.every
-        for column in v.columns
-        for b in column
-    }
-    if len(named) > 1:
-        places = ", ".join(f"{name} on {device}" for device, name in named.items())
-        raise CaptureError(f"one update uses tensors of several devices: {places}")
-    return next(iter(named))
 
 
 def target_of(config: Config, device: str) -> Target:

@@ -30,6 +30,7 @@ from ..capture.scalars import Sym
 from ..capture.trace import Captured
 from ..errors import CudaGraphError, LaunchError
 from ..ir import Extern, Kernel, Schedule
+from .cells import place_of
 from .device import is_remote, module_of, on, type_of
 from .memory import Memory
 from .plan import Plan
@@ -108,9 +109,7 @@ def why_not(captured: Captured, schedule: Schedule) -> str:
     buffers, values = captured.graph.buffers, captured.graph.values
     kernels = [s for s in schedule.steps if isinstance(s, Kernel)]
     externs = [s for s in schedule.steps if isinstance(s, Extern)]
-    places = {
-        buffers[b].device for k in kernels for v in k.variants for b in v.columns[0]
-    }
+    places = {place_of(buffers, kernel) for kernel in kernels}
     remote = {p for p in places if is_remote(torch.device(p))}
     if not remote:
         return "no kernel runs on a device that has graphs"
@@ -266,15 +265,26 @@ class Replays:
             for position, address in held.temps:
                 plan.pool[position] = address
             self.current = held
-        for table in plan.on_devices:
-            table.refresh()
+        self._make_ready(plan, threads)
         for arena in plan.arenas:
             arena.push()
         self._replay(plan, held)
-        for host in plan.on_host:
-            host.launch(threads)
+        if not plan.fed:
+            for host in plan.on_host:
+                host.launch(threads)
         self.replayed += 1
         return self._copies(plan, tensors, held) if self.results else None
+
+    def _make_ready(self, plan: Plan, threads: int) -> None:
+        """Refresh the tables on devices; before, what kernels of the CPU make for them,
+        in the order of the step.
+        """
+        for table in plan.tables.values():
+            if table.place is not None:
+                cast(DeviceTable, table).fetch()
+                cast(DeviceTable, table).refresh()
+            elif plan.fed:
+                table.launch(threads)
 
     def _replay(self, plan: Plan, held: Held) -> None:
         try:

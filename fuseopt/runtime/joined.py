@@ -43,10 +43,15 @@ def join(plan: Plan, tensors: Sequence[torch.Tensor]) -> Memory | None:
 
     memory = in_order(plan, tensors, start)
     for table in plan.on_devices:
+        table.fetch()
         table.refresh()
     for arena in plan.arenas:
         # the graph reads it when it is replayed
-        frozen[id(arena)][1].copy_(arena.host)
+        words, stage = frozen[id(arena)]
+        stage.copy_(arena.host)
+        for table in plan.on_devices:
+            if table.arena is arena:
+                table.relocate(stage, words)
     _keep(plan, tensors, (frozen, starts, [t.constants for t in plan.on_devices]))
     return memory
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class Layout:
 
     `base`: the input that a storage came in by. `members`: all buffers of a temp
     storage. `given`: temp storages that an extern returns, so that nobody allocates.
-    `loose`: temps that only externs touch, which may keep any strides.
+    `loose`: temps that only externs touch, which may keep any strides. `homes`: memory
+    that a storage of temps has for good, as uint8.
     """
 
     buffers: Sequence[Buffer]
@@ -49,6 +50,7 @@ class Layout:
     members: Mapping[int, Sequence[int]]
     given: frozenset[int]
     loose: frozenset[int]
+    homes: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 def layout(
@@ -178,13 +180,16 @@ class Memory:
         """One allocation for all the temps of a storage."""
         own = [self.layout.buffers[m] for m in self.layout.members[buffer.storage]]
         size = max(first_byte(x) + extent(x) for x in own)
-        made = torch.empty(size, dtype=torch.uint8, device=buffer.device)
+        made = self.layout.homes.get(buffer.storage)
+        if made is None:
+            made = torch.empty(size, dtype=torch.uint8, device=buffer.device)
         self._storages[buffer.storage] = made, 0
 
     def allocate(self, temps: Sequence[int]) -> None:
         """Give memory to those temps that no extern returns."""
         for b in temps:
-            if self.layout.buffers[b].storage not in self.layout.given:
+            storage = self.layout.buffers[b].storage
+            if storage not in self.layout.given and storage not in self.layout.homes:
                 self.tensor(b)
 
     def take_copies(self, made: Mapping[int, torch.Tensor]) -> None:

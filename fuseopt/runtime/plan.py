@@ -20,6 +20,7 @@ from ..errors import AliasError
 from ..ir import DTYPE_BYTES, Kernel, Schedule
 from .arena import Arena, settle_together
 from .batch import Trials, in_batches
+from .cells import CPU, place_of
 from .memory import extent, layout, shared_inputs
 from .probe import Probe
 from .table import DeviceTable, KernelTable, TableFactory, TensorLayout
@@ -132,15 +133,25 @@ class Plan:
                 layouts[b] = TensorLayout(tuple(t.shape), t.stride())
             else:
                 layouts[b] = TensorLayout(buffer.shape, buffer.stride)
-        tables = {
-            step.name: self.factories[step.name](
-                step, self.pool, self.position, layouts
-            )
-            for step in self.schedule.steps
-            if isinstance(step, Kernel)
-        }
-        on_devices = [cast(DeviceTable, t) for t in tables.values() if t.place]
-        arenas = settle_together(on_devices)
+            if buffer.device == CPU:
+                layouts[b] = layouts[b]._replace(on_host=buffer.dtype)
+        kernels = [s for s in self.schedule.steps if isinstance(s, Kernel)]
+        places = {k.name: place_of(buffers, k) for k in kernels}
+        try:
+            tables = {
+                step.name: self.factories[step.name](
+                    step, self.pool, self.position, layouts
+                )
+                for step in kernels
+            }
+            on_devices = [cast(DeviceTable, t) for t in tables.values() if t.place]
+            arenas = settle_together(on_devices)
+        except torch.OutOfMemoryError as error:
+            named = ", ".join(f"{name} on {place}" for name, place in places.items())
+            raise torch.OutOfMemoryError(
+                f"{error} It was for the tables of {named}. The step has changed "
+                "nothing, and the next call makes them anew."
+            ) from error
         if not any(t.symbolic for t in tables.values()):
             for table in tables.values():
                 table.fill_rows(())
@@ -148,6 +159,7 @@ class Plan:
         if self.replays is not None:
             self.replays.release()
         self.tables, self.on_devices, self.arenas = tables, on_devices, arenas
+        self._settle_numbers()
         self.on_host = [t for t in tables.values() if not t.place]
         self.devices = [a.at for a in arenas if a.remote]
         self.numbers: list[Any] | None = None
@@ -161,6 +173,31 @@ class Plan:
             for b, x in enumerate(buffers)
             if x.kind in ("static", "arg")
         }
+
+    def _settle_numbers(self) -> None:
+        """What kernels of the CPU make for a device alone, they write into its arena.
+
+        It is the caller's, or another extern's, memory that must not be there.
+        """
+        buffers, known = self.captured.graph.buffers, self.memory
+        outputs = set(self.captured.graph.outputs)
+        alone = [
+            b
+            for b in self.temps
+            if buffers[b].device == CPU
+            and buffers[b].shape == ()
+            and b not in outputs
+            and len(known.members[buffers[b].storage]) == 1
+            and buffers[b].storage not in known.given
+        ]
+        known.homes.clear()
+        for table in self.on_devices:
+            for b, home in table.cells.give_homes(alone).items():
+                known.homes[buffers[b].storage] = home
+                self.pool[self.position[b]] = home.data_ptr()
+            alone = [b for b in alone if buffers[b].storage not in known.homes]
+        #: kernels of a device read what those of the CPU have made
+        self.fed = any(len(table.cells) for table in self.on_devices)
 
     def follow(self) -> None:
         """The streams that are current use the plan's memory on their devices."""

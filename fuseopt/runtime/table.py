@@ -17,14 +17,19 @@ import torch
 from ..codegen.target import lane_values
 from ..ir import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
 from .arena import Arena
+from .cells import Cells
 from .rows import longest_run, result_strides, rows
 
 
 class TensorLayout(NamedTuple):
-    """Shape and strides (in elements) of one tensor of the call."""
+    """Shape and strides (in elements) of one tensor of the call.
+
+    `on_host`: its dtype, if it lies in the CPU's memory.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    on_host: str = ""
 
 
 class KernelTable(Protocol):
@@ -52,6 +57,7 @@ class DeviceTable(KernelTable, Protocol):
     """A table on a device; what changes of it lies in an arena."""
 
     arena: Arena | None
+    cells: Cells
 
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
@@ -66,6 +72,12 @@ class DeviceTable(KernelTable, Protocol):
 
     def refresh(self) -> None:
         """Write the addresses that changed since the last refresh to the arena."""
+
+    def fetch(self) -> None:
+        """Write the numbers of the CPU that it reads to the arena, as they are now."""
+
+    def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
+        """Make a copy of the arena's words fit for the memory it will be read from."""
 
     def starter(self, words: torch.Tensor) -> Callable[[], None]:
         """What starts the kernel once, over the words of an arena or a copy of them."""
@@ -227,7 +239,7 @@ class VariantTable:
             for s in elements:
                 self.geometry.extend(by_slot[s])
             if variant.reduction:
-                self.geometry.extend(longest_run(layouts[variant.operands[lane]]))
+                self.geometry.extend(longest_run(layouts[variant.operands[lane]][:2]))
         self.values = array("d", [0.0] * max(1, lanes * len(lane_values(variant))))
         self.elements = total
 
@@ -243,7 +255,7 @@ class VariantTable:
         results = []
         for s, slot in enumerate(variant.slots):
             if slot.domain == "output":
-                shape, stride = layouts[variant.columns[s][lane]]
+                shape, stride = layouts[variant.columns[s][lane]][:2]
                 results.append(result_strides(shape, stride, space, dims))
         return self.fold_geometry(
             space,

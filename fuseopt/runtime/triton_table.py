@@ -28,7 +28,8 @@ from ..codegen.triton_reduce import OUTS
 from ..errors import LaunchError
 from ..ir import Kernel, makes_numbers
 from .arena import Arena, settle_together
-from .device import Program, type_of
+from .cells import WORD, Cells
+from .device import Program, is_remote, type_of
 from .rows import tiles
 from .table import TableFactory, TensorLayout, VariantTable
 from .triton_build import TritonBuilder, TritonModule
@@ -83,6 +84,9 @@ class TritonTable:
         self.tables = [VariantTable(v, position, layouts, tiles) for v in kernel.every]
         self.symbolic = any(t.symbolic for t in self.tables)
         block = module.sizes["BLOCK"]
+        self.position = position
+        host = {b: x.on_host for b, x in layouts.items() if x.on_host}
+        self.cells = Cells(kernel, host if is_remote(device) else {})
         # what a lane's chunks fold to lies where the word after its addresses says
         widths = [RECORD + len(v.slots) + (v.reduction == "full") for v in kernel.every]
         words = sum(w * v.lanes for w, v in zip(widths, kernel.every, strict=True))
@@ -144,6 +148,7 @@ class TritonTable:
                     place_in_pool,
                     torch.tensor([s.domain == "element" for s in slots]),
                     torch.where(strided >= 0, strided + len(geometry) - 1, -1),
+                    self.cells.column(variant.columns, n),
                 )
             )
             several = int(small.sum())
@@ -168,8 +173,8 @@ class TritonTable:
         assert int(table_of_chunks.max()) < 2**31  # 64 bits are only in addresses
         #: records of lanes; once settled, those of the arena
         self.lanes = lanes
-        #: words of an arena that it needs: for lanes, for rows
-        self.words = (len(lanes), max(1, rows[-1]))
+        #: words of an arena that it needs: for lanes, for rows and cells
+        self.words = (len(lanes), max(1, rows[-1] + len(self.cells)))
         self.arena: Arena | None = None
         #: what no launch changes, and what launches leave as they found it
         self.constants = tuple(
@@ -196,6 +201,9 @@ class TritonTable:
             for base, n, width, *rest in self.views
         ]
         self.rows = arena.host[rows : rows + self.words[1]].view(torch.float64)
+        self.cells_at = rows + self.row_starts[-1]
+        cells = arena.host[self.cells_at : self.cells_at + len(self.cells)]
+        self.cells.settle(cells, self.pool, self.position)
         self._start = self.starter(arena.device)
 
     def starter(self, words: torch.Tensor) -> Callable[[], None]:
@@ -224,6 +232,12 @@ class TritonTable:
 
     # ---------------------------------------------------------------- launches
 
+    def fetch(self) -> None:
+        """Write the numbers of the CPU that changed, as they are now."""
+        arena = self._settled()
+        if len(self.cells) and self.cells.fetch():
+            arena.changed(self.cells_at, self.cells_at + len(self.cells))
+
     def refresh(self) -> None:
         """Write the addresses that changed since the last refresh."""
         arena = self._settled()
@@ -232,8 +246,11 @@ class TritonTable:
         # addresses lie below 2**63
         pool = torch.frombuffer(self.pool, dtype=torch.int64)
         base = self.lanes_at
-        for records, position, elements, strided in self._views:
+        first_cell = arena.device.data_ptr() + WORD * self.cells_at
+        for records, position, elements, strided, cell in self._views:
             addresses = pool[position]
+            if len(self.cells):
+                addresses = torch.where(cell < 0, addresses, first_cell + WORD * cell)
             aligned = ((addresses & 15 == 0) | ~elements).all(1)
             flat = torch.where(aligned, ALIGNED, FLAT)
             new = records.clone()
@@ -245,6 +262,18 @@ class TritonTable:
                 arena.changed(base + int(moved[0]), base + int(moved[-1]) + 1)
             base += records.numel()
         self.known = self.pool[:]
+
+    def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
+        """Make a copy of the arena's words, in host memory, fit for `device`, the
+        memory from which a kernel will read it: cells lie there too.
+        """
+        arena = self._settled()
+        base = self.lanes_at
+        moved = device.data_ptr() - arena.device.data_ptr()
+        for records, position, _, _, cell in self._views:
+            own = words[base : base + records.numel()].view(records.shape)
+            own[:, RECORD : RECORD + position.shape[1]] += moved * (cell >= 0)
+            base += records.numel()
 
     def run(self, start: Callable[[], None] | None = None) -> None:
         """Start the kernel with the tables as they are on the device.
@@ -260,6 +289,7 @@ class TritonTable:
 
     def launch(self, threads: int = 0) -> None:
         """Run the kernel once; `threads` has no meaning here."""
+        self.fetch()
         self.refresh()
         self._settled().push()
         self.run()

@@ -206,7 +206,7 @@ def graph(
         except BaseException:
             # the error of the body tells more than that of the capture it broke
             with contextlib.suppress(RuntimeError):
-                made.capture_end()
+                made._graph.end()
             raise
         made.capture_end()
 
