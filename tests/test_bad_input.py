@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,9 @@ import fuseopt
 from fuseopt import errors
 from fuseopt.backend import fuseopt as backend
 from fuseopt.config import resolve
-from fuseopt.planning import device_of, target_of
+from fuseopt.ir import Kernel
+from fuseopt.planning import target_of
+from fuseopt.runtime.cells import place_of
 from fuseopt.scheduler import schedule
 from fuseopt.session import session
 from tests.build_graphs import GraphBuilder
@@ -207,13 +208,17 @@ def test_tensors_of_several_devices_are_named() -> None:
     """A lane whose tensors lie apart cannot be one kernel; it is left to eager."""
     g = GraphBuilder()
     p = g.tensor("weight", (4,), device="cuda:0")
-    lr = g.tensor("lr", (), device="cpu")
-    g.op("mul", p, lr, out=p)
+    other = g.tensor("other", (4,), device="cuda:0")
+    g.op("mul", p, other, out=p)
     graph = g.graph()
     (kernel,) = schedule(graph).steps
-    captured: Any = SimpleNamespace(graph=graph)
-    with pytest.raises(errors.CaptureError, match=r"weight on cuda:0.*lr on cpu"):
-        device_of(captured, kernel)  # type: ignore[arg-type]
+    assert isinstance(kernel, Kernel)
+    assert place_of(graph.buffers, kernel) == "cuda:0"
+    apart = [
+        b._replace(device="cpu") if b.name == "other" else b for b in graph.buffers
+    ]
+    with pytest.raises(errors.CaptureError, match=r"weight on cuda:0.*other on cpu"):
+        place_of(apart, kernel)
 
 
 def test_each_device_has_a_kernel_of_its_own() -> None:
@@ -221,12 +226,13 @@ def test_each_device_has_a_kernel_of_its_own() -> None:
     for device in ("cuda:0", "cuda:1", "cpu"):
         p = g.tensor(f"p@{device}", (4,), device=device)
         g.op("mul", p, 0.5, out=p)
-    captured: Any = SimpleNamespace(graph=g.graph())
-    kernels = schedule(captured.graph).steps
-    devices = [device_of(captured, k) for k in kernels]  # type: ignore[arg-type]
-    assert devices == ["cuda:0", "cuda:1", "cpu"]
+    graph = g.graph()
+    kernels = [k for k in schedule(graph).steps if isinstance(k, Kernel)]
+    devices = [place_of(graph.buffers, k) for k in kernels]
+    # the CPU's first: kernels of devices may read its numbers
+    assert devices == ["cpu", "cuda:0", "cuda:1"]
     targets = [target_of(resolve(), d).name for d in devices]
-    assert targets == ["triton", "triton", "cpp"]
+    assert targets == ["cpp", "triton", "triton"]
     with pytest.raises(errors.ConfigError, match="cannot run on cuda:0"):
         target_of(resolve(None, {"target": "cpp"}), "cuda:0")
 

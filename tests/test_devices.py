@@ -55,10 +55,11 @@ class Both:
         devices: Sequence[str] = ("sim",) * 3,
         dtype: torch.dtype = torch.float32,
         reference: Callable[[torch.optim.Optimizer], None] = lambda x: x.step(),
+        shapes: Sequence[tuple[int, ...]] = SHAPES,
         **options: Any,
     ) -> None:
         self.generator = torch.Generator().manual_seed(1)
-        start = [torch.randn(s, generator=self.generator).to(dtype) for s in SHAPES]
+        start = [torch.randn(s, generator=self.generator).to(dtype) for s in shapes]
         self.sides = [
             [torch.nn.Parameter(t.to(d)) for t, d in zip(start, devices, strict=True)]
             for _ in range(2)
@@ -123,6 +124,20 @@ def test_counters_of_the_cpu_beside_parameters_of_a_device(
         both.step()
         assert both.differences() == []
     assert both.optimizer.state[both.sides[1][0]]["step"].device.type == "cpu"
+
+
+def test_lanes_that_share_a_program_have_counters_of_their_own(
+    sim: ModuleType,
+) -> None:
+    """Small lanes are put in order of size: their cells go with them."""
+    both = Both(Counting, shapes=((128,), (64,), (96,)))
+    for side, optimizer in zip(both.sides, (both.eager, both.optimizer), strict=True):
+        for i, p in enumerate(side):
+            optimizer.state[p]["step"] = torch.tensor(float(3 * i))
+            optimizer.state[p]["mean"] = torch.zeros_like(p)
+    for _ in range(4):
+        both.step()
+        assert both.differences() == []
 
 
 def test_numbers_of_the_cpu_come_over_in_one_copy_and_without_a_wait(

@@ -72,7 +72,7 @@ def table_of(
 
 def idle(table: TritonTable, elements: int) -> int:
     """Places of threads that have no element."""
-    chunks = table.arguments[0][1:]
+    chunks = table.constants[0][1:]
     packed = chunks[:, 0] < 0
     turns = (chunks[packed, 3] + COLUMNS - 1) // COLUMNS
     places = int(turns.sum()) * ROWS * COLUMNS
@@ -119,7 +119,7 @@ def test_lanes_that_share_a_program_give_the_bits_of_others(tmp_path: Path) -> N
     params = [torch.randn(s[0] + 1)[1:] for s in shapes]
     expected = [t + t for t in (*steps, *params)]
     table = table_of(shapes, tmp_path, [*steps, *params])
-    chunks = table.arguments[0][1:]
+    chunks = table.constants[0][1:]
     assert int((chunks[:, 0] < 0).sum()) == 2
     table.fill_rows(())
     table.launch()
@@ -129,7 +129,7 @@ def test_lanes_that_share_a_program_give_the_bits_of_others(tmp_path: Path) -> N
 
 def test_one_small_lane_is_a_chunk_like_others(tmp_path: Path) -> None:
     table = table_of([(8,), (5000,)], tmp_path, None)
-    assert (table.arguments[0][1:, 0] >= 0).all()
+    assert (table.constants[0][1:, 0] >= 0).all()
 
 
 def test_tables_hold_more_than_2_to_the_31_elements(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_tables_hold_more_than_2_to_the_31_elements(tmp_path: Path) -> None:
     shapes = [(2**32 + 1,), (2**31,)]
     table = table_of(shapes, tmp_path, None)
     block = table.module.sizes["BLOCK"]
-    chunks = table.arguments[0]
+    chunks = table.constants[0]
     assert table.programs == 2**32 // block + 1 + 2**31 // block
     assert int(chunks[:, 2].max()) == 2**32 // block
     assert int(chunks.min()) >= 0
-    numel = table.lanes.host.view(2, -1)[:, 1]
+    numel = table.lanes.view(2, -1)[:, 1]
     assert sorted(numel.tolist()) == [2**31, 2**32 + 1]
     assert torch.iinfo(chunks.dtype).max * block > 2**41

@@ -66,7 +66,8 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
             f"      fold_{'part' if full else 'items'}<fold{v}>(tables[{v}], k);",
         ]
     if plain:
-        lines.append(f"    int64_t chunks[{len(plain) + 1}] = {{0}};")
+        # a block: what is finished later has chunks of its own
+        lines += ["    {", f"    int64_t chunks[{len(plain) + 1}] = {{0}};"]
         lines += [
             f"    chunks[{k + 1}] = chunks[{k}] + chunks_of(tables[{v}]);"
             for k, v in enumerate(plain)
@@ -80,7 +81,7 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
                 f"      {'if' if k == 0 else 'else if'} (c < chunks[{k + 1}]) "
                 f"run_chunk<span{v}>(tables[{v}], c - chunks[{k}]);"
             )
-        lines.append("    }")
+        lines += ["    }", "    }"]
     to_finish = [v for v in folding if variants[v].reduction == "full"]
     if to_finish:
         lines.append("    #pragma omp barrier")

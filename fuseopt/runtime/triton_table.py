@@ -118,6 +118,7 @@ class TritonTable:
             strided = torch.tensor(table.strided, dtype=torch.int64)
             place_in_pool = torch.tensor(table.position, dtype=torch.int64)
             place_in_pool = place_in_pool.view(n, len(slots))
+            cells = self.cells.column(variant.columns, n)
             small = torch.zeros(n, dtype=torch.bool)
             if packs(kernel, variant):
                 small = (strided < 0) & (numel <= min(SMALL, block)) & (counts > 0)
@@ -126,9 +127,9 @@ class TritonTable:
             else:
                 # those come first, by size, so that neighbours share a program
                 order = torch.where(small, numel, 2**62).argsort(stable=True)
-                numel, counts, row, strided, place_in_pool, small = (
+                numel, counts, row, strided, place_in_pool, cells, small = (
                     x[order]
-                    for x in (numel, counts, row, strided, place_in_pool, small)
+                    for x in (numel, counts, row, strided, place_in_pool, cells, small)
                 )
             if len(chunks) < len(kernel.variants) and makes_numbers(variant):
                 waited += int((counts > 0).sum())
@@ -148,7 +149,7 @@ class TritonTable:
                     place_in_pool,
                     torch.tensor([s.domain == "element" for s in slots]),
                     torch.where(strided >= 0, strided + len(geometry) - 1, -1),
-                    self.cells.column(variant.columns, n),
+                    cells,
                 )
             )
             several = int(small.sum())

@@ -571,6 +571,7 @@ extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
     for (int64_t lane = 0; lane < tables[1].lanes; ++lane)
       lane1(tables[1], lane, last1);
     #pragma omp barrier
+    {
     int64_t chunks[3] = {0};
     chunks[1] = chunks[0] + chunks_of(tables[0]);
     chunks[2] = chunks[1] + chunks_of(tables[1]);
@@ -578,6 +579,7 @@ extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
     for (int64_t c = 0; c < chunks[2]; ++c) {
       if (c < chunks[1]) run_chunk<span0>(tables[0], c - chunks[0]);
       else if (c < chunks[2]) run_chunk<span1>(tables[1], c - chunks[1]);
+    }
     }
   }
 }

@@ -289,11 +289,13 @@ extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
     for (int64_t lane = 0; lane < tables[0].lanes; ++lane)
       lane0(tables[0], lane);
     #pragma omp barrier
+    {
     int64_t chunks[2] = {0};
     chunks[1] = chunks[0] + chunks_of(tables[0]);
     #pragma omp for schedule(guided) nowait
     for (int64_t c = 0; c < chunks[1]; ++c) {
       if (c < chunks[1]) run_chunk<span0>(tables[0], c - chunks[0]);
+    }
     }
   }
 }
