@@ -6,6 +6,7 @@ the contents of tensors. `Lanes.look()` asks, before a call, whether that still 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -16,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from .errors import FuseoptError
+from .runtime.watch import Watch
 
 #: What a number of a lane's state may be; equal numbers of other types are others.
 NUMBERS = (int, float, bool, str, type(None))
@@ -126,6 +128,9 @@ class Lanes:
                 self._rest_kinds[k] = kind
         self._holders = list(optimizer.state)
         self._held = list(optimizer.state.values())
+        self._watch: Watch | None = None
+        self._found: list[Any] = []
+        self._grads_at: list[tuple[int, int, int]] = []
         seen: set[int] = set()
         for t in self.tensors(range(len(self.params))).values():
             if id(t) in seen:
@@ -159,10 +164,12 @@ class Lanes:
                     found[i, ("state", key)] = value
         return found
 
-    def look(self, optimizer: Optimizer) -> list[Any] | None:
+    def look(
+        self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None
+    ) -> list[Any] | None:
         """The tensors of the lanes that are not led, if all is as it was, else None.
 
-        In the order of `places`. Says nothing of their metadata.
+        In the order of `places`. Says nothing of their metadata. `helper`: as in Watch.
         """
         for known, group in zip(self.lists, optimizer.param_groups, strict=True):
             now = group["params"]
@@ -176,6 +183,50 @@ class Lanes:
             and all(map(is_, now.values(), self._held))
         ):
             return None
+        if self._watch is not None:
+            found = self._watched(self._watch)
+            if found is not None:
+                return found
+        found = self._look_closely(params, states)
+        self._watch = None
+        if found is not None and helper is not None:
+            self._watch_from_now(helper, found)
+        return found
+
+    def _watch_from_now(self, helper: ctypes.PyDLL, found: list[Any]) -> None:
+        """Let the helper look from now on, where no numbers are to be compared."""
+        if any(kind.numbers for kind in self.kinds):
+            return
+        order = [k for _, own in self._members for k in own]
+        params = [self._rest_params[k] for k in order]
+        states = [self._rest_states[k] for k in order]
+        self._watch = Watch(helper, params, states, KINDS)
+        self._found = found.copy()
+        # where a kind's gradients lie: among those tensors, among all gradients
+        self._grads_at = []
+        place = lane = 0
+        for kind, own in self._members:
+            n = len(own)
+            if n and kind.has_grad:
+                self._grads_at.append((place + n, lane, n))
+                # of gradients none is kept alive
+                self._found[place + n : place + 2 * n] = [None] * n
+            place += n * (1 + kind.has_grad + len(kind.tensors) * kind.has_state)
+            lane += n
+
+    def _watched(self, watch: Watch) -> list[Any] | None:
+        grads = watch.look()
+        if grads is None:
+            return None
+        found = self._found.copy()
+        for place, lane, n in self._grads_at:
+            found[place : place + n] = grads[lane : lane + n]
+        return found
+
+    def _look_closely(
+        self, params: list[torch.Tensor], states: list[Any]
+    ) -> list[Any] | None:
+        """What `look` does, but for the lists of parameters and of states."""
         grads = list(map(_GRAD, params))
         if [g is None for g in grads] != self._known_grads:
             return None
@@ -190,7 +241,7 @@ class Lanes:
                 found.extend([grads[k] for k in own])
             if not kind.has_state:
                 continue
-            mine: list[dict[str, Any]] = [states[k] for k in own]  # type: ignore[misc]
+            mine: list[dict[str, Any]] = [states[k] for k in own]
             if set(map(len, mine)) != {len(kind.keys)}:
                 return None
             if not kind.keys:

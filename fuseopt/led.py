@@ -7,6 +7,7 @@ extended, planned and bound to the tensors of all lanes.
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -71,6 +72,11 @@ class LedStep:
         self.moving = frozenset(
             place for place in map(_place, compat.number_sources(gm)) if place
         )
+
+    @property
+    def helper(self) -> ctypes.PyDLL | None:
+        """The compiled helper of its plan, once it has one."""
+        return None if self.inner is None else self.inner.plan.helper
 
     def take(self) -> dict[int, list[torch.Tensor]]:
         """What the last call made for the lanes that are led, by the leading ones'."""
@@ -217,14 +223,18 @@ class ExtendedStep(CompiledStep):
         super().__init__(*args)
 
     def _given(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return {}, {}, tuple(self._tensors(args))
+        return {}, {}, self._picked(args)
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
+        return list(self._picked(args))
+
+    def _picked(self, args: Sequence[Any]) -> tuple[Any, ...]:
         gm = self.gm
         every = [*gm._buffers.values(), *gm._parameters.values()]
         every += [args[i] for i in self.arguments]
         every += self.owner.tensors
-        return list(self.pick(every))
+        picked: tuple[Any, ...] = self.pick(every)
+        return picked
 
     def _adapt(
         self, found: int, tensors: list[Any], args: Sequence[Any]

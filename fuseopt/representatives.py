@@ -144,7 +144,7 @@ class Representatives:
                 return None
             if (lanes.params[kind.lead].grad is not None) != kind.has_grad:
                 return None
-        return lanes.look(optimizer)
+        return lanes.look(optimizer, self.steps[-1].helper if self.steps else None)
 
     def _survey(self, optimizer: Optimizer) -> None:
         self.surveys += 1

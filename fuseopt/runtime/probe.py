@@ -19,6 +19,7 @@ import torch
 
 from .. import compat
 from ..codegen import Source
+from . import watch
 
 MOVED, CHANGED = 1, 2
 #: What the helper says of tensors that cannot be asked.
@@ -156,7 +157,9 @@ extern "C" int64_t fuseopt_bump(const Functions* f, const Known* k,
   }
   return 0;
 }
-""",
+
+"""
+    + watch.TEXT,
     "fuseopt_probe",
     (),
     throws=True,
