@@ -25,6 +25,7 @@ pytest.importorskip("triton")
 
 PLAIN = partial(torch.optim.SGD, lr=0.1, weight_decay=0.01, foreach=True)
 SGD = partial(PLAIN, momentum=0.9)
+ADAGRAD = partial(torch.optim.Adagrad, lr=0.1, foreach=True)
 ADAMW = partial(torch.optim.AdamW, lr=0.01, foreach=True, capturable=True)
 
 
@@ -144,12 +145,15 @@ LIVE: list[tuple[Any, list[dict[str, Any]]]] = [
             {"lr": 0.01},
         ],
     ),
+    (ADAGRAD, [{"lr": 0.02}, {"eps": 1e-6}, {"weight_decay": 0.3}, {"lr": 0.01}]),
     (Lion, [{"lr": 0.02}, {"betas": (0.8, 0.9)}, {"weight_decay": 0.3}, {"lr": 0.01}]),
 ]
 
 
 @pytest.mark.parametrize(
-    ("make", "changes"), LIVE, ids=["SGD", "SGD-tensor", "AdamW", "LAMB", "Lion"]
+    ("make", "changes"),
+    LIVE,
+    ids=["SGD", "SGD-tensor", "AdamW", "LAMB", "Adagrad", "Lion"],
 )
 def test_hyperparameters_are_live(
     make: Any, changes: list[dict[str, Any]], sim: ModuleType
