@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from fuseopt.codegen.triton import COLUMNS, ROWS, SMALL, TritonTarget
+from fuseopt.codegen.triton import TritonTarget
+from fuseopt.codegen.triton_function import COLUMNS, ROWS, SMALL
 from fuseopt.ir import Instr, Kernel, Slot, Variant
 from fuseopt.runtime.table import TensorLayout
 from fuseopt.runtime.triton_table import TritonTable, triton_factory

@@ -16,7 +16,7 @@ from ..ir import REDUCTIONS, Variant
 from .forms import TRITON_TYPES as TYPES
 
 if TYPE_CHECKING:
-    from .triton import Function
+    from .triton_function import Function
 
 #: Results of a program where rows or columns are folded, and results of chunks that the
 #: last one folds at a time.

@@ -14,16 +14,8 @@ from typing import Any
 import torch
 
 from ..codegen.target import Source
-from ..codegen.triton import (
-    ALIGNED,
-    CHUNK_FIELDS,
-    FLAT,
-    RECORD,
-    ROWS,
-    SMALL,
-    functions,
-    packs,
-)
+from ..codegen.triton import functions, packs
+from ..codegen.triton_function import ALIGNED, CHUNK_FIELDS, FLAT, RECORD, ROWS, SMALL
 from ..codegen.triton_reduce import OUTS
 from ..errors import LaunchError
 from ..ir import Kernel, makes_numbers
