@@ -252,7 +252,7 @@ def time_steps(run: Run, options: argparse.Namespace, progress: Progress) -> Sec
     for step in contenders.values():
         for _ in range(3):
             step()
-    return interleave(contenders, rounds, lambda: progress.advance(task))
+    return interleave(contenders, rounds, after_round=lambda: progress.advance(task))
 
 
 def copy_of(

@@ -6,6 +6,8 @@ The tables of docs/numerics.md are held by test_exceptions.py.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -150,3 +152,14 @@ def test_the_house_has_all_modules() -> None:
     package = ROOT / "fuseopt"
     files = {p for p in package.rglob("*.py") if p.name != "__init__.py"}
     assert named == {str(p.relative_to(package)) for p in files}
+
+
+@pytest.mark.slow
+def test_the_demo_trains_and_draws(tmp_path: Path) -> None:
+    """`make demo`, in short: the benchmarks' turns that it uses had changed once."""
+    command = [sys.executable, "-m", "demo.train_gpt2", "--quick", "--steps", "3"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list(tmp_path.glob("*.png"))
