@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.results import Figures
@@ -119,8 +118,3 @@ def _status(field: str) -> int:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise LookupError(field)
-
-
-def bytes_of(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of all elements."""
-    return sum(t.numel() * t.element_size() for t in tensors)

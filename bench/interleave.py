@@ -7,7 +7,6 @@ rotates so that nobody always runs after the same one, on the cache that one lef
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 
@@ -109,11 +108,6 @@ def finish_gpu() -> None:
     """Wait for the work queued on the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def medians(seconds: Seconds) -> dict[str, float]:
-    """Return the median of each contender's seconds."""
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
 def p10(taken: list[float]) -> float:

@@ -1,6 +1,6 @@
 """The lanes of an optimizer: its parameters, each with its gradient and its state.
 
-`survey(optimizer)` says which of them are alike in all that a step can see of them but
+`Lanes(optimizer)` says which of them are alike in all that a step can see of them but
 the contents of tensors. `Lanes.look()` asks, before a call, whether that still holds.
 """
 
@@ -118,17 +118,15 @@ class Lanes:
         self._known_grads = [p.grad is None for p in self._rest_params]
         self._flags = [p.requires_grad for p in self._rest_params]
         self._rest_states = [self.states[i] for i in self.rest]
-        self._rest_kinds: list[Kind] = [self.kinds[0]] * len(self.rest)
         place = {i: k for k, i in enumerate(self.rest)}
         self._members: list[tuple[Kind, list[int]]] = []
         for kind in self.kinds:
             own = [place[i] for i in kind.others]
             self._members.append((kind, own))
-            for k in own:
-                self._rest_kinds[k] = kind
         self._holders = list(optimizer.state)
         self._held = list(optimizer.state.values())
         self._watch: Watch | None = None
+        self._steady = True  # but for gradients, as far as is known
         self._found: list[Any] = []
         self._grads_at: list[tuple[int, int, int]] = []
         seen: set[int] = set()
@@ -187,9 +185,11 @@ class Lanes:
             found = self._watched(self._watch)
             if found is not None:
                 return found
+            # a step that gives lanes other objects each time would be watched anew
+            # at each call
+            self._watch, self._steady = None, False
         found = self._look_closely(params, states)
-        self._watch = None
-        if found is not None and helper is not None:
+        if found is not None and helper is not None and self._steady:
             self._watch_from_now(helper, found)
         return found
 

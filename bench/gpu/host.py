@@ -22,8 +22,6 @@ from bench.results import Figures
 ALONE = True
 CAP = 180.0
 ROUNDS = 7
-#: each case a process of its own: nothing compiled may be in memory already
-PROCESSES = 5
 
 
 def cases(place: Place) -> list[dict[str, Any]]:

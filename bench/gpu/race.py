@@ -6,7 +6,7 @@ The reference is eager in the form that the compiled step was traced from, with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,25 +78,12 @@ def set_grads(
 # ---------------------------------------------------------------- comparing
 
 
-def leaves(x: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """All tensors and numbers of some state, with where they lie."""
-    if isinstance(x, Tensor):
-        yield path, x.detach()
-    elif isinstance(x, (int, float)):
-        yield path, torch.tensor(float(x), dtype=torch.float64)
-    elif isinstance(x, dict):
-        for key, value in x.items():
-            yield from leaves(value, f"{path}.{key}")
-    elif isinstance(x, (list, tuple)):
-        for i, value in enumerate(x):
-            yield from leaves(value, f"{path}.{i}")
-
-
 def compare(
     params: Sequence[Tensor], opt: Optimizer, others: Sequence[Tensor], ref: Optimizer
 ) -> list[tuple[str, str, float]]:
     """What differs: its name, the first element in words, the distance in ulp."""
     from fuseopt.compat import first_difference
+    from tests.zoo import leaves
 
     found = []
     for i, (p, q) in enumerate(zip(params, others, strict=True)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..ir import Variant, makes_numbers
 from . import forms
 from .forms import TRITON_TYPES as TYPES
-from .triton_reduce import indent
+from .triton_text import indent, over_lines
 
 #: Fields of a lane's record before its addresses, and what `layout` holds for lanes
 #: without geometry. The runtime's tables follow these.
@@ -47,14 +47,6 @@ TICKET = """\
 # acquires, before the last taker's stores: so each read happens before each store,
 # and none sees a new number.
 """
-
-
-def over_lines(head: str, args: list[str], close: str) -> list[str]:
-    """A call or a signature, over several lines where one is too long."""
-    line = f"{head}{', '.join(args)}{close}"
-    if len(line) <= 84:
-        return [line]
-    return [head, *(f"    {a}," for a in args), close]
 
 
 class Function:
@@ -194,10 +186,6 @@ class Function:
     def tells(self) -> bool:
         """Does the variant's function say whether a lane is done?"""
         return makes_numbers(self.v)
-
-    @staticmethod
-    def call(head: str, args: list[str], close: str) -> list[str]:
-        return over_lines(head, args, close)
 
     def variant(self) -> list[str]:
         """One chunk: lane code, then elements on the main path, then on the general."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..ir import REDUCTIONS, Variant
 from .forms import TRITON_TYPES as TYPES
+from .triton_text import indent, over_lines
 
 if TYPE_CHECKING:
     from .triton_function import Function
@@ -40,11 +41,6 @@ def smaller(a, b):
 """
 COMBINE = {"largest": "larger", "least": "smaller"}
 INTEGER_LIMITS = {"i64": 63, "i32": 31, "i16": 15, "i8": 7}
-
-
-def indent(lines: list[str], levels: int = 1) -> list[str]:
-    """Lines moved to the right, empty ones as they are."""
-    return [f"{'    ' * levels}{line}" if line else line for line in lines]
 
 
 class ReduceWriter:
@@ -124,7 +120,7 @@ class ReduceWriter:
         made += [w.name(self.v.instrs[i].args[0]) for i in self.folds]
         return [
             "@triton.jit",
-            *w.call(f"def element{self.n}(", args, "):"),
+            *over_lines(f"def element{self.n}(", args, "):"),
             *indent([*body, f"return {', '.join(made)}"]),
         ]
 
@@ -135,7 +131,7 @@ class ReduceWriter:
         made = [*(f"y{s}" for _, s in w.element_stores), *(f"f{i}" for i in self.folds)]
         return [
             *w.element_loads(place, ", mask=mask"),
-            *w.call(f"{', '.join(made)} = element{self.n}(", args, ")"),
+            *over_lines(f"{', '.join(made)} = element{self.n}(", args, ")"),
             *(
                 w.store(i, s, place[s], f"y{s}", ", mask=mask")
                 for i, s in w.element_stores
@@ -191,7 +187,7 @@ class ReduceWriter:
         ]
         general = [
             "@triton.jit",
-            *self.w.call(f"def general{self.n}(", [*args, "REST: tl.constexpr"], "):"),
+            *over_lines(f"def general{self.n}(", [*args, "REST: tl.constexpr"], "):"),
             *indent(
                 [
                     "strided = layout >= 0",
@@ -216,7 +212,7 @@ class ReduceWriter:
             "if begin < count:",
             *indent(
                 [
-                    *self.w.call(
+                    *over_lines(
                         f"{self.names('w')} = general{self.n}(", [*args, "REST"], ")"
                     ),
                     *(f"z{i} = {self.combine(i)}(z{i}, w{i})" for i in self.folds),
@@ -330,7 +326,7 @@ class ReduceWriter:
         shape = f"(REDS, {OUTS}) if COLUMNS else ({OUTS}, REDS)"
         fold = [
             "@triton.jit",
-            *self.w.call(
+            *over_lines(
                 f"def fold{self.n}(",
                 [*args, "REDS: tl.constexpr", "COLUMNS: tl.constexpr"],
                 "):",
@@ -367,7 +363,7 @@ class ReduceWriter:
             "folded = tl.load(shape + 4).to(tl.int32)",
             "if tl.load(shape) != 0:",
             *indent(
-                self.w.call(
+                over_lines(
                     f"{self.names()} = fold{self.n}(",
                     [*given, f"BLOCK // {OUTS}", "True"],
                     ")",
@@ -375,7 +371,7 @@ class ReduceWriter:
             ),
             "else:",
             *indent(
-                self.w.call(
+                over_lines(
                     f"{self.names()} = fold{self.n}(",
                     [*given, f"BLOCK // {OUTS}", "False"],
                     ")",
