@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--minutes", type=float, help="begin no case after so many; 0: no limit"
     )
     group.addoption("--cap", type=float, help="seconds a compiled one may take")
+    group.addoption(
+        "--caches", type=Path, help="keep what Inductor compiled for steps here"
+    )
     group.addoption("--into", type=Path, default=FOLDER, help="folder for results")
 
 
@@ -52,6 +55,7 @@ class Bench:
         self.device: str = config.getoption("--device")
         self.suite: str = config.getoption("--suite")
         self.cap: float = config.getoption("--cap") or CAPS[self.suite]
+        self.caches: Path | None = config.getoption("--caches")
         self.first_rounds = 1 if self.suite == "short" else 3
         self.again: bool = config.getoption("--again")
         minutes = config.getoption("--minutes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -26,7 +27,8 @@ OWN = "fuseopt"
 class StepRun:
     """All contenders of one case, ready to take turns.
 
-    cap: seconds that a compiled one may take until its first step.
+    cap: seconds that a compiled one may take until its first step. caches: folder that
+    keeps what Inductor compiled, if any.
     Raises Unavailable where the model cannot be had.
     """
 
@@ -36,6 +38,7 @@ class StepRun:
         device: str = "cpu",
         cap: float = 120.0,
         budget: float = BUDGET,
+        caches: Path | None = None,
     ) -> None:
         self.begin = time.perf_counter()
         self.device = device
@@ -44,7 +47,7 @@ class StepRun:
             params = params_of(case.model, getattr(torch, case.dtype), device)
         except ModelMissing as error:
             raise Unavailable(str(error)) from error
-        self.work = Work(RECIPES[case.optimizer], params, device, cap)
+        self.work = Work(RECIPES[case.optimizer], params, device, cap, caches=caches)
         self.figures: dict[str, Figures] = {
             name: {"skipped": why} for name, why in case.left_out
         }

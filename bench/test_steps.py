@@ -11,7 +11,7 @@ from bench.plan import StepCase
 
 def test_step(benchmark: BenchmarkFixture, bench: Bench, case: StepCase) -> None:
     try:
-        run = StepRun(case, bench.device, bench.cap)
+        run = StepRun(case, bench.device, bench.cap, caches=bench.caches)
     except Unavailable as error:
         bench.put(case, {"skipped": str(error)})
         pytest.skip(str(error))
