@@ -214,5 +214,6 @@ fuseopt.reset = reset  # type: ignore[attr-defined]
 compat.on_trace(fuseopt, notices.refuse_untraceable)
 compat.trace_power(fuseopt)
 compat.trace_rewrites(fuseopt)
+compat.spare_inductor()
 compat.on_recompile_limit(fuseopt, notices.tell_of_limit)
 compat.on_graph_break(fuseopt, notices.tell_of_graph_break)

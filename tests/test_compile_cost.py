@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from fuseopt.verify import check_graph, check_schedule
 
 from .steps import make_params
 
+ROOT = Path(__file__).parent.parent
 FEW, MANY = 4, 12
 #: Two shapes with dimensions, and every fourth lane is one number.
 SHAPES = ((6, 5), (7,), (3, 4), ())
@@ -140,3 +144,29 @@ def test_lanes_that_differ_are_recorded_each() -> None:
     assert found >= {(4, 3), (1, 5), (5,), (0,)}
     strides = {b.stride for b in captured.graph.buffers if b.shape == (4, 3)}
     assert strides == {(3, 1), (1, 4)}
+
+
+@pytest.mark.parametrize("way", ["torch.compile", "fuseopt.compile"])
+def test_a_first_step_does_not_import_inductor(way: str) -> None:
+    """Dynamo would, to ask which gradients Inductor captured in a graph."""
+    compiled = {
+        "torch.compile": "torch.compile(optimizer.step, backend='fuseopt')",
+        "fuseopt.compile": "fuseopt.compile(optimizer).step",
+    }[way]
+    code = (
+        "import sys, torch, fuseopt\n"
+        "params = [torch.ones(3, requires_grad=True) for _ in range(16)]\n"
+        "for p in params: p.grad = torch.ones(3)\n"
+        "optimizer = torch.optim.AdamW(params)\n"
+        f"step = {compiled}\n"
+        "step()\n"
+        "print(*(r.launches for r in fuseopt.reports()))\n"
+        "large = ('compile_fx', 'cudagraph_trees', 'lowering')\n"
+        "print(*(m for m in large if f'torch._inductor.{m}' in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    launches, imported = done.stdout.split("\n")[:2]
+    assert (launches, imported) == ("1", "")

@@ -19,6 +19,7 @@ from .dynamo import (
     traces_step,
 )
 from .fields import TensorFunctions, dtype_code, tensor_functions
+from .imports import spare_inductor
 from .rewrites import trace_rewrites
 from .tensors import (
     GRAD_SWITCH,
@@ -57,6 +58,7 @@ __all__ = [
     "on_trace",
     "scalar_outputs",
     "shapes_of",
+    "spare_inductor",
     "tensor_functions",
     "trace_power",
     "trace_rewrites",
