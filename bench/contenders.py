@@ -260,7 +260,8 @@ def peer(name: str) -> Callable[[Work], Ready]:
 
     def make(work: Work) -> Ready:
         step = peers.PEERS[name](work.recipe.name, work.params, work.device)
-        with at_most(work.cap):  # some are compiled by Inductor
+        kept = kept_caches(work.caches) if work.caches else contextlib.nullcontext()
+        with kept, at_most(work.cap):  # some are compiled by Inductor
             for _ in range(WARM_UP):
                 step()
         return Ready(step)

@@ -2,7 +2,7 @@
 
 None of these packages is needed. One that is not installed, does not have the optimizer
 or does not run on the device raises Unavailable, whose message is the reason. Seen to
-step on a CPU: heavyball 3.2.1, bitsandbytes 0.50.2, torchao 0.18.0.
+step on a CPU: DeepSpeed 0.19.8, heavyball 3.2.1, bitsandbytes 0.50.2, torchao 0.18.0.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ FEW = {
         "mobilenetv3_large_100 pvt_v2_b2"
     ).split(),
 }
+#: contenders that Inductor compiles
+SLOW_TO_COMPILE = ("inductor", "inductor-graphs", "heavyball", "torchao")
 #: loops that Inductor compiles in the short suite
 LOOPS = ("Lion", "LAMB")
 #: the full suite's models beside MODELS: many tensors, or many elements
@@ -102,7 +104,7 @@ Case = StepCase | FirstCase | HostCase | TrainingCase
 
 
 def step(model: str, optimizer: str, dtype: str, suite: str) -> StepCase:
-    """Return one case, with Inductor where the suite runs it."""
+    """Return one case, with what Inductor compiles where the suite runs it."""
     few = model in FEW[suite] and dtype == "float32"
     if suite == "full":
         wanted = few or optimizer in ("AdamW", "SGD")
@@ -110,7 +112,7 @@ def step(model: str, optimizer: str, dtype: str, suite: str) -> StepCase:
         wanted = few and optimizer in ("AdamW", "SGD")
         wanted |= few and model == FEW[suite][0] and optimizer in LOOPS
     why = f"the {suite} suite runs it on few models, for its compile time"
-    skipped = () if wanted else ("inductor", "inductor-graphs")
+    skipped = () if wanted else SLOW_TO_COMPILE
     return StepCase(model, optimizer, dtype, tuple((name, why) for name in skipped))
 
 
