@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from bench import peers
 from bench.counting import count_compiled
+from bench.environment import version
 from bench.optimizers import Recipe
 from bench.peers import Unavailable
 from bench.results import Figures
@@ -264,7 +265,7 @@ def peer(name: str) -> Callable[[Work], Ready]:
         with kept, at_most(work.cap):  # some are compiled by Inductor
             for _ in range(WARM_UP):
                 step()
-        return Ready(step)
+        return Ready(step, {"version": version(name)})
 
     return make
 

@@ -37,6 +37,10 @@ class Step:
         """Any other figure of a contender; None where there is none."""
         return self.figures["contenders"].get(contender, {}).get(what)
 
+    def told(self, contender: str, what: str) -> str | None:
+        """What a contender says of itself in words."""
+        return self.figures["contenders"].get(contender, {}).get(what)
+
     def others(self) -> dict[str, float]:
         """Seconds of all that do the step and are not fuseopt."""
         found = {}

@@ -164,6 +164,7 @@ def part(reading: Reading) -> str:
             )
             for optimizer, dtype in _measured(reading)
         ),
+        ("Beside other packages", tables.peers, None, PEERS),
         ("Launches, memory, source", tables.counts, None, COUNTS),
         ("The first step, by model", tables.models_compiled, None, MODELS),
         ("The first step, by parameters", tables.first_steps, "compiling", FIRST),
@@ -196,6 +197,10 @@ SHORT = (
     "Times of the others, divided by fuseopt's of the same case: above 1×, fuseopt is "
     "faster. Geometric means over the models; “at worst” is the model where the "
     "fastest other is best. “Of a copy”: models of more than 20M elements."
+)
+PEERS = (
+    "Geometric means over the models that a package's optimizer stepped; above 1×, "
+    "fuseopt is faster. None of them promises eager's bits."
 )
 COUNTS = (
     "Of eager on a CPU, launches are loops over a tensor. Peak memory is what one step "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bench.optimizers import RECIPES
+from bench.peers import PEERS
 from bench.reading import NAMES, OWN, TORCH, Reading, Step, geomean
 from bench.results import Figures
 
@@ -127,6 +128,30 @@ def steps(reading: Reading, optimizer: str, dtype: str) -> str:
     header = ["ms of a step", "tensors", "elements"]
     header += [*(LABELS.get(name, name) for name in shown), "best other ÷ fuseopt"]
     return table([*header, "of a copy"], rows)
+
+
+def peers(reading: Reading) -> str:
+    """Optimizers of other packages: geometric means over the models they stepped."""
+    rows = []
+    for name in PEERS:
+        for optimizer in RECIPES:
+            for dtype in ("float32", "bfloat16"):
+                found = reading.steps(optimizer, dtype)
+                ratios = [ratio for x in found if (ratio := x.times(name))]
+                if not ratios:
+                    continue
+                version = next(v for x in found if (v := x.told(name, "version")))
+                rows.append(
+                    [
+                        f"{name} {version}",
+                        f"{NAMES.get(optimizer, optimizer)}, {dtype}",
+                        str(len(ratios)),
+                        times(geomean(ratios)),
+                        times(min(ratios)),
+                    ]
+                )
+    header = ["package", "step", "models", "its time ÷ fuseopt's", "at worst"]
+    return table(header, rows, 2)
 
 
 def _count(number: float | None) -> str:

@@ -169,6 +169,22 @@ def test_a_peer_that_takes_gradients_away_gives_them_back(monkeypatch):
         contenders.ready("heavyball", work("LAMB"))
 
 
+def test_kept_caches_tell_no_time_of_compiling(monkeypatch, tmp_path):
+    seen = []
+
+    def compiled(step):
+        seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        return step
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    ready = contenders.ready("inductor", work(caches=tmp_path))
+    assert ready.figures == {"cached": True, "graph_breaks": 0}
+    assert seen == [str(tmp_path)]
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
+    assert "first_step_seconds" in contenders.ready("inductor", work()).figures
+
+
 def test_time_is_up_and_the_alarm_before_it_is_kept():
     signal.setitimer(signal.ITIMER_REAL, 500)
     try:
@@ -393,6 +409,14 @@ def test_a_slower_step_is_shown_as_slower(reading):
     assert "slower than torch's on 1" in report.short([reading])
 
 
+def test_other_packages_are_compared_with_their_version(reading):
+    case = reading.cases["step/slow/AdamW/float32"]["contenders"]
+    assert tables.peers(reading).count("\n") == 2
+    case["deepspeed"] = {"p50": 0.002, "version": "0.19"}
+    row = cells(tables.peers(reading), "deepspeed 0.19")
+    assert row[1:] == ["AdamW, float32", "1", "0.50×", "0.50×"]
+
+
 def test_what_did_not_run_is_in_the_report(reading):
     made = report.long([reading])
     assert "| inductor | not finished in 120 s | 2 |" in made
@@ -468,6 +492,15 @@ def test_a_count_that_differs_fails(where, key, value, tmp_path, capsys):
     assert main(["compare", *map(str, paths)]) == 1
     assert "FAILED: " + where in capsys.readouterr().out
     assert main(["compare", str(paths[0]), str(paths[0])]) == 0
+
+
+def test_what_was_compiled_earlier_is_not_counted():
+    changed = made_up()
+    changed["cases"]["step/slow/AdamW/float32"]["contenders"]["foreach"] = {
+        "p50": 0.03,
+        "cached": True,
+    }
+    assert compare(made_up(), changed).failures == []
 
 
 def test_a_time_that_moved_only_warns():
