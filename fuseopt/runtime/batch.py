@@ -2,7 +2,7 @@
 
 `in_batches` puts products of equal shape that do not depend on one another together.
 Whether one call pays, and whether it has the same bits, depends on the processor, the
-dtype and the sizes; `Trials` finds out, on random numbers, when a batch first runs.
+dtype and the sizes; `Trials` finds out, on drawn numbers, when a batch first runs.
 bench/bmm.py has the figures of one processor.
 """
 
@@ -138,17 +138,13 @@ class Trials:
 
     def _try(self, func: Any, columns: Columns, kwargs: dict[str, Any]) -> bool:
         generator = torch.Generator().manual_seed(0)
-
-        def like(t: torch.Tensor) -> torch.Tensor:
-            drawn = torch.randn(t.shape, generator=generator)
-            made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
-            return made.copy_(drawn)
-
-        trial = [[like(t) for t in column] for column in columns]
         ways = (as_one, one_by_one)
-        results = [way(func, trial, kwargs) for way in ways]
-        if not all(torch.equal(a, b) for a, b in zip(*results, strict=True)):
-            return False
+        for draw in (_random, _cancelling):
+            rows = [draw(row, generator) for row in zip(*columns, strict=True)]
+            trial = list(zip(*rows, strict=True))
+            results = [way(func, trial, kwargs) for way in ways]
+            if not all(torch.equal(a, b) for a, b in zip(*results, strict=True)):
+                return False
         best = [float("inf")] * 2
         for _ in range(5):
             for i, way in enumerate(ways):
@@ -156,3 +152,42 @@ class Trials:
                 way(func, trial, kwargs)
                 best[i] = min(best[i], self.clock() - start)
         return best[0] < PAYS * best[1]
+
+
+Row = Sequence[torch.Tensor]
+
+
+def _like(tensor: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """What was drawn, with the strides and the dtype of a tensor."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return made.copy_(drawn)
+
+
+def _random(row: Row, generator: torch.Generator) -> Row:
+    """Operands of one lane as they come."""
+    return [_like(t, torch.randn(t.shape, generator=generator)) for t in row]
+
+
+def _cancelling(row: Row, generator: torch.Generator) -> Row:
+    """Operands whose products cancel out, in any order: what is left is rounding.
+
+    Sums of random numbers in another order differ in a bit of float32, which rounding to
+    16 bits hides all but once in thousands of elements. Here every bit of a result says
+    in which order it was summed.
+    """
+    *others, a, b = row
+    inner = a.shape[1]
+    half = inner // 2
+
+    def wide(*shape: int) -> torch.Tensor:
+        scale = torch.randint(-6, 7, shape, generator=generator).float().exp2()
+        return torch.randn(shape, generator=generator) * scale
+
+    left, right = wide(len(a), half), wide(half, b.shape[1])
+    odd = inner - 2 * half
+    order = torch.randperm(inner, generator=generator)
+    first = torch.cat([left, -left, 2.0**-12 * wide(len(a), odd)], 1)[:, order]
+    second = torch.cat([right, right, wide(odd, b.shape[1])])[order]
+    small = [2.0**-20 * torch.randn(t.shape, generator=generator) for t in others]
+    drawn = (*small, first, second)
+    return [_like(t, made) for t, made in zip(row, drawn, strict=True)]
