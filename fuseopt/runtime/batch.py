@@ -171,9 +171,9 @@ def _random(row: Row, generator: torch.Generator) -> Row:
 def _cancelling(row: Row, generator: torch.Generator) -> Row:
     """Operands whose products cancel out, in any order: what is left is rounding.
 
-    Sums of random numbers in another order differ in a bit of float32, which rounding to
-    16 bits hides all but once in thousands of elements. Here every bit of a result says
-    in which order it was summed.
+    Sums of random numbers in another order differ in a bit of float32, which rounding
+    to 16 bits hides in all but one of thousands of elements. Here every bit of a result
+    says in which order it was summed.
     """
     *others, a, b = row
     inner = a.shape[1]
