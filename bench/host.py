@@ -2,13 +2,16 @@
 
 The arithmetic of 8 elements takes no time, so a call's seconds are its cost. A backend
 that does nothing pays for Dynamo's guards and the call, too: the difference between it
-and `backend="fuseopt"` is what fuseopt itself costs.
+and `backend="fuseopt"` is what fuseopt itself costs. In turns that are MOVED each call
+finds its gradients elsewhere than the last one did, as after `zero_grad()`; what it
+takes to set them is in the figures of all.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from bench.contenders import WARM_UP, Unavailable, Work, ready
 from bench.interleave import Turns, p10
 from bench.models import make_params, model_shapes
 from bench.optimizers import RECIPES
+from bench.reading import MOVED
 from bench.results import Figures
 
 CALLS = 20
@@ -44,7 +48,13 @@ class HostRun:
                 self.owners.append(made)
         for name, backend in (("backend", "fuseopt"), ("no-op", no_op)):
             self.steps[name] = self._compiled(backend)
-        self.turns = Turns({n: calls_of(step) for n, step in self.steps.items()})
+        moved = moving(self.work.params)
+        every = dict(self.steps)
+        every |= {n + MOVED: moved(step) for n, step in self.steps.items()}
+        for step in every.values():
+            step()  # what a first move costs is none of a call's cost
+            step()
+        self.turns = Turns({n: calls_of(step) for n, step in every.items()})
         self.own = "fuseopt" if "fuseopt" in self.steps else "backend"
 
     def _compiled(self, backend: str | Callable[..., object]) -> Callable[[], object]:
@@ -75,6 +85,26 @@ def no_op(
 ) -> Callable[..., tuple[()]]:
     """Compile any step, whose graph returns nothing, to nothing."""
     return lambda *args: ()
+
+
+def moving(
+    params: Sequence[torch.Tensor],
+) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """Return what makes a step one whose gradients move to and fro at each call."""
+    grads = [p.grad for p in params if p.grad is not None]
+    others = [g.clone() for g in grads]
+
+    def moved(step: Callable[[], object]) -> Callable[[], object]:
+        turns = itertools.cycle((others, grads))
+
+        def call() -> None:
+            for p, g in zip(params, next(turns), strict=True):
+                p.grad = g
+            step()
+
+        return call
+
+    return moved
 
 
 def calls_of(step: Callable[[], object]) -> Callable[[], None]:

@@ -16,6 +16,8 @@ from bench.results import FOLDER, Figures, read
 OWN = "fuseopt"
 TORCH = ("for-loop", "foreach", "fused", "inductor", "inductor-graphs")
 NAMES = {"SGD": "SGD-momentum"}
+#: behind the name of a contender whose gradients move at each call
+MOVED = ", moved"
 #: from so many elements on a model does not fit a cache
 LARGE = 20_000_000
 

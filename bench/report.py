@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import tables
 from bench.pictures import PICTURES, draw
-from bench.reading import NAMES, OWN, Reading, Step, geomean, readings
+from bench.reading import MOVED, NAMES, OWN, Reading, Step, geomean, readings
 from bench.results import FOLDER
 
 ROOT = Path(__file__).parent.parent
@@ -134,11 +134,18 @@ def _host_rows(reading: Reading) -> list[list[str]]:
     if figures is None:
         return []
     cost = {n: c.get("host_microseconds") for n, c in figures["contenders"].items()}
-    if None in (cost.get("backend"), cost.get("no-op")):
-        return []
-    above = f"{cost['backend'] - cost['no-op']:+.0f} µs"
-    told = f"above a backend that does nothing ({cost['no-op']:.0f} µs)"
-    return [["a call, 300 small parameters", "", "", above, told]]
+    rows = []
+    for moved in ("", MOVED):
+        own, led, floor = (cost.get(n + moved) for n in ("backend", "fuseopt", "no-op"))
+        if own is None or floor is None:
+            continue
+        told = f"above a backend that does nothing ({floor:.0f} µs)"
+        if led is not None:
+            told += f"; with `fuseopt.compile` {led - floor:+.0f} µs"
+        where = ", gradients elsewhere at each" if moved else ""
+        what = f"a call, 300 small parameters{where}"
+        rows.append([what, "", "", f"{own - floor:+.0f} µs", told])
+    return rows
 
 
 # ---------------------------------------------------------------- the page

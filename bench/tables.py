@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from bench.optimizers import RECIPES
 from bench.peers import PEERS
-from bench.reading import NAMES, OWN, TORCH, Reading, Step, geomean
+from bench.reading import MOVED, NAMES, OWN, TORCH, Reading, Step, geomean
 from bench.results import Figures
 
 NOTHING = "–"
@@ -260,12 +260,17 @@ def hosts(reading: Reading) -> str:
     rows = []
     for params, figures in reading.host().items():
         cost = {n: c.get("host_microseconds") for n, c in figures["contenders"].items()}
-        own, floor = cost.get("backend"), cost.get("no-op")
-        above = own - floor if own and floor else None
-        names = ("foreach", "fused", OWN, "backend", "no-op")
-        cells = [cost.get(name) for name in names]
-        shown = [NOTHING if c is None else f"{c:,.0f}" for c in (*cells, above)]
-        rows.append([f"{params:,}", *shown])
+        for moved in ("", MOVED):
+            own, floor = cost.get(f"backend{moved}"), cost.get(f"no-op{moved}")
+            if own is None or floor is None:
+                continue
+            names = ("foreach", "fused", OWN, "backend", "no-op")
+            cells = [cost.get(name + moved) for name in names]
+            shown = [
+                NOTHING if c is None else f"{c:,.0f}" for c in (*cells, own - floor)
+            ]
+            title = f"{params:,}, gradients elsewhere" if moved else f"{params:,}"
+            rows.append([title, *shown])
     header = ["parameters", "eager foreach", "torch fused", "fuseopt.compile"]
     header += ['backend="fuseopt"', "no-op backend", "fuseopt above no-op"]
     return table(header, rows)

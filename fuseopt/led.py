@@ -139,12 +139,16 @@ class LedStep:
         lanes = owner.lanes
         assert lanes is not None
         own = [*static_tensors(gm).values()]
+        statics = len(own)
         own += [x for x in args if isinstance(x, torch.Tensor)]
         roles = {id(t): place for place, t in lanes.tensors(lanes.leads).items()}
         nobody = (COMMON, ("", ""))
         known = [roles.get(id(t), nobody) for t in own]
         source = [lane for lane, _ in known]
-        late = frozenset(s for s, (_, role) in enumerate(known) if role[0] == GRAD)
+        # arguments: gradients, and the tensors in which Dynamo hands over numbers
+        late = frozenset(
+            s for s, (_, (role, _)) in enumerate(known) if s >= statics or role == GRAD
+        )
         led = {kind.lead: len(kind.others) for kind in lanes.kinds}
         found: list[Extended] = []
 

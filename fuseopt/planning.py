@@ -23,8 +23,8 @@ from .errors import CompilerMissing, ConfigError
 from .ir import Kernel, Schedule
 from .report import Report
 from .runtime.cells import place_of
+from .runtime.helper import PROBE
 from .runtime.plan import Plan
-from .runtime.probe import PROBE
 from .runtime.table import CppTable, TableFactory
 from .scheduler import schedule
 from .session import session

@@ -25,6 +25,7 @@ from bench.compare import compare
 from bench.contenders import CONTENDERS, Unavailable, Work, at_most
 from bench.environment import code_version, environment, file_name
 from bench.first_step import WAYS
+from bench.host import moving
 from bench.interleave import LEAST_ROUNDS, Turns, interleave, p10, plan_rounds
 from bench.pictures import PICTURES, draw
 from bench.reading import Reading, geomean, readings
@@ -366,6 +367,8 @@ def made_up():
     whole = {"whole-inductor": {"p50": 0.1, "ready_seconds": 9.0}}
     whole["whole-fuseopt"] = {"p50": 0.08, "ready_seconds": 8.0}
     host = {"foreach": 9.0, "fused": 5.0, "no-op": 1.0, "fuseopt": 3.0, "backend": 4.0}
+    host |= {f"{name}, moved": us + 1 for name, us in host.items()}
+    host["backend, moved"] = 7.0
     cases = {
         "step/resnet50/AdamW/float32": step(161, 0.001),
         "step/slow/AdamW/float32": step(10, 0.004),
@@ -424,7 +427,28 @@ def test_what_did_not_run_is_in_the_report(reading):
 
 
 def test_host_cost_is_above_a_backend_that_does_nothing(reading):
-    assert cells(tables.hosts(reading), "300")[1:] == ["9", "5", "3", "4", "1", "3"]
+    made = tables.hosts(reading)
+    assert cells(made, "300")[1:] == ["9", "5", "3", "4", "1", "3"]
+    moved = cells(made, "300, gradients elsewhere")[1:]
+    assert moved == ["10", "6", "4", "7", "2", "5"]
+    made = report.short([reading])
+    assert (
+        "| +3 µs | above a backend that does nothing (1 µs); with `fuseopt.com" in made
+    )
+    assert (
+        "| +5 µs | above a backend that does nothing (2 µs); with `fuseopt.com" in made
+    )
+
+
+def test_gradients_move_between_two_places():
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for p in params:
+        p.grad = torch.ones(3)
+    seen = []
+    step = moving(params)(lambda: seen.append([id(p.grad) for p in params]))
+    for _ in range(4):
+        step()
+    assert seen[0] == seen[2] != seen[1] == seen[3]
 
 
 def test_training_stands_beside_the_published_claims(reading):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+import fuseopt
 from fuseopt import compat
+from fuseopt.backend import fuseopt as BACKEND
 from fuseopt.compat import fields
 from fuseopt.runtime.build import Builder
-from fuseopt.runtime.probe import CHANGED, MOVED, PROBE, Probe
+from fuseopt.runtime.helper import PROBE
+from fuseopt.runtime.probe import CHANGED, MOVED, Moves, Probe
+from fuseopt.runtime.step import CompiledStep
+from tests.steps import make_params, set_grads
 
 Places = tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, ...]]
 
@@ -163,3 +169,128 @@ def test_a_tensor_without_a_version_counter(helper: ctypes.PyDLL) -> None:
     probe = Probe(ts, helper, [6])
     probe.look(*places(ts))
     assert not probe.bump()
+
+
+def moving(helper: ctypes.PyDLL, loose: set[int]) -> tuple[list[Tensor], Probe, Moves]:
+    """Tensors of which some may move, but not to where the first one lies; the pool
+    has a view behind the third.
+    """
+    ts = tensors()
+    probe = probe_of(ts, helper)
+    pool = array("Q", [*probe.addresses, probe.addresses[2] + 4])
+    start = ts[0].data_ptr()
+    reach = [t.numel() * t.element_size() for t in ts]
+    may = [i in loose for i in range(len(ts))]
+    moves = Moves(may, reach, [start], [start + reach[0]], pool, [(len(ts), 6, 4)])
+    probe.let_move(moves)
+    return ts, probe, moves
+
+
+def test_what_may_move_is_followed(helper: ctypes.PyDLL) -> None:
+    ts, probe, moves = moving(helper, {1, 6})
+    for _ in range(3):
+        own = [torch.ones(()), torch.ones(9)]
+        ts[1].data, ts[6].data = own
+        assert probe.look(*places(ts)) == 0
+        now = [t.data_ptr() for t in ts]
+        assert moves.pool.tolist() == [*now, now[6] + 4]
+        assert probe.addresses.tolist() == now
+        assert probe.look(*places(ts)) == 0
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_may_not_move_is_not(helper: ctypes.PyDLL, beside: bool) -> None:
+    ts, probe, moves = moving(helper, {1})
+    known = moves.pool.tolist()
+    ts[6].data = torch.ones(9)
+    if beside:  # nothing is followed where not all may be
+        ts[1].data = torch.ones(())
+    for _ in range(2):
+        assert probe.look(*places(ts)) == MOVED
+        assert moves.pool.tolist() == known
+    assert probe.moved() == ([1, 6] if beside else [6])
+
+
+@pytest.mark.parametrize(
+    ("offset", "follows"), [(-1, True), (0, False), (7, False), (14, False), (15, True)]
+)
+def test_nothing_moves_into_memory_that_is_written(
+    helper: ctypes.PyDLL, offset: int, follows: bool
+) -> None:
+    ts = tensors()
+    room = bytearray(256)
+
+    def part(start: int, n: int) -> Tensor:
+        return torch.frombuffer(room, dtype=torch.float32, count=n, offset=4 * start)
+
+    ts[0] = part(8, 15).view(3, 5)
+    probe = probe_of(ts, helper)
+    pool = array("Q", probe.addresses)
+    start = ts[0].data_ptr()
+    loose = [i == 1 for i in range(len(ts))]
+    reach = [4 * t.numel() for t in ts]
+    probe.let_move(Moves(loose, reach, [start], [start + 60], pool, ()))
+    ts[1].data = part(8 + offset, 1).view(())
+    assert probe.look(*places(ts)) == (0 if follows else MOVED)
+
+
+def test_what_moves_to_another_device_is_not_followed(helper: ctypes.PyDLL) -> None:
+    ts, probe, _ = moving(helper, {1, 6})
+    ts[6] = torch.zeros(9, device="meta", requires_grad=True)
+    assert probe.look(*places(ts)) != 0
+
+
+def test_what_moves_and_changes_is_not_followed(helper: ctypes.PyDLL) -> None:
+    ts, probe, moves = moving(helper, {1, 6})
+    known = moves.pool.tolist()
+    for other in (torch.ones(18)[::2], torch.ones(9).double(), torch.ones(10)):
+        ts[6].data = other
+        assert probe.look(*places(ts)) == CHANGED
+    assert moves.pool.tolist() == known
+    ts[6].data = torch.ones(18)[9:]  # a part of something: its offset is another
+    assert probe.look(*places(ts)) == 0
+    assert moves.pool[6] == ts[6].data_ptr()
+
+
+def test_a_negated_view_is_another_kind_of_tensor(helper: ctypes.PyDLL) -> None:
+    ts, probe, _ = moving(helper, {1, 6})
+    ts[6] = torch._neg_view(torch.ones(9))
+    assert probe.look(*places(ts)) == CHANGED
+
+
+def test_bits_that_no_field_has_do_not_count(helper: ctypes.PyDLL) -> None:
+    """Between dtype and keys a tensor has bits that nobody sets."""
+    ts, probe, _ = moving(helper, {1, 6})
+    found = fields.fields()
+    other = torch.ones(9, requires_grad=True)
+    place = other._cdata + 8 * (found.first + found.kind)
+    word = ctypes.c_uint64.from_address(place)
+    word.value ^= 1 << 63
+    assert (ts[6].dtype, ts[6].device) == (other.dtype, other.device)
+    ts[6] = other
+    assert probe.look(*places(ts)) == 0
+    ts[6] = torch.ones(9, dtype=torch.int32)
+    assert probe.look(*places(ts)) == CHANGED
+
+
+@pytest.mark.parametrize("led", [False, True])
+def test_gradients_that_move_are_followed_in_the_helper(
+    led: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training makes them anew at each step: nothing is asked of them in Python."""
+    params = make_params([(3, 4)] * 18)
+    opt = torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True)
+    step = (
+        fuseopt.compile(opt).step if led else torch.compile(opt.step, backend=BACKEND)
+    )
+    asked: list[object] = []
+    adapt = CompiledStep._adapt
+    monkeypatch.setattr(CompiledStep, "_adapt", lambda *a: asked.append(a) or adapt(*a))
+    alive = []
+    for n in range(8):
+        alive.append([p.grad for p in params])
+        set_grads(params, params, n)
+        step()
+        if n == 3:
+            asked.clear()
+    assert not asked

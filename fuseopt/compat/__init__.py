@@ -18,7 +18,7 @@ from .dynamo import (
     trace_power,
     traces_step,
 )
-from .fields import TensorFunctions, dtype_code, tensor_functions
+from .fields import Codes, TensorFunctions, tensor_functions
 from .imports import spare_inductor
 from .rewrites import trace_rewrites
 from .tensors import (
@@ -38,13 +38,13 @@ __all__ = [
     "GRAD_SWITCH",
     "HIGHER_ORDER",
     "MAKE_TENSOR",
+    "Codes",
     "LibraryStruct",
     "TensorFunctions",
     "as_if_compiling",
     "before_process_groups_end",
     "bump_versions",
     "disabled",
-    "dtype_code",
     "end_allocation",
     "first_difference",
     "group_as_traced",

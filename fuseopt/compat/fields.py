@@ -18,19 +18,22 @@ import torch
 
 
 class TensorFunctions(ctypes.Structure):
-    """Mirrors `struct Functions` of fuseopt.runtime.probe."""
+    """Mirrors `struct Functions` of fuseopt.runtime.helper."""
 
     _fields_ = [
         ("handle", ctypes.c_int64),
         ("data", ctypes.c_void_p),
         ("dims", ctypes.c_void_p),
         ("dtype", ctypes.c_void_p),
+        ("device", ctypes.c_void_p),
+        ("index", ctypes.c_void_p),
         ("sizes", ctypes.c_void_p),
         ("strides", ctypes.c_void_p),
         ("bump", ctypes.c_void_p),
         ("storage", ctypes.c_int64),
         ("first", ctypes.c_int64),
         ("words", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
         ("inlined", ctypes.c_int64),
         ("memory", ctypes.c_int64),
     ]
@@ -41,13 +44,15 @@ class Fields(NamedTuple):
 
     `storage`: in a TensorImpl, its storage. `first`, `words`: there, all that says what
     of the storage the tensor is: number of dims, sizes, strides, offset, number of
-    elements, dtype, device, dispatch keys. `inlined`: most dims that are kept there.
+    elements, dtype, device, dispatch keys in the last word. `kind`: the word of them
+    that has the dtype and the device. `inlined`: most dims that are kept there.
     `memory`: in a storage, where its memory is; what owns it follows in two words.
     """
 
     storage: int = 0
     first: int = 0
     words: int = 0
+    kind: int = 0
     inlined: int = 0
     memory: int = 0
 
@@ -103,13 +108,17 @@ def fields() -> Fields:
     ]
     if any(_words(o._cdata, _TENSOR)[first:last] == region for o in others):
         return Fields()
+    like = _words(others[0]._cdata, _TENSOR)[first:last]
+    kind = [i for i, (a, b) in enumerate(zip(region, like, strict=True)) if a != b]
+    if len(kind) != 1:
+        return Fields()
     # a lazy clone shares its memory until one of both is written: not the same owner
     lender = torch.zeros(8, device="cpu")
     place = _owner(lender, storage, memory)
     torch._lazy_clone(lender)
     if _owner(lender, storage, memory) == place:
         return Fields()
-    return Fields(storage, first, last - first, inlined, memory)
+    return Fields(storage, first, last - first, kind[0], inlined, memory)
 
 
 def _owner(t: torch.Tensor, storage: int, memory: int) -> list[int]:
@@ -138,6 +147,8 @@ _NAMES = {
     "data": "aoti_torch_get_data_ptr",
     "dims": "aoti_torch_get_dim",
     "dtype": "aoti_torch_get_dtype",
+    "device": "aoti_torch_get_device_type",
+    "index": "aoti_torch_get_device_index",
     "sizes": "aoti_torch_get_sizes",
     "strides": "aoti_torch_get_strides",
 }
@@ -176,19 +187,33 @@ def tensor_functions(tensors: Sequence[torch.Tensor]) -> TensorFunctions | None:
         storage=8 * found.storage,
         first=8 * found.first,
         words=found.words,
+        kind=found.kind,
         inlined=found.inlined,
         memory=8 * found.memory,
         **shims,
     )
 
 
-@functools.cache
-def dtype_code(dtype: torch.dtype) -> int:
-    """The number that the C shim gives for a dtype."""
+def _ask(field: str, t: torch.Tensor) -> int:
+    """A number that the C shim says of a tensor."""
     shims = _shims() or {}
-    t = torch.empty((), dtype=dtype)
-    offset = _handle_offset((t,)) or 0
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
     code = ctypes.c_int32()
-    kind(shims["dtype"])(id(t) + offset, ctypes.addressof(code))
+    offset = _handle_offset((t,)) or 0
+    kind(shims[field])(id(t) + offset, ctypes.addressof(code))
     return code.value
+
+
+class Codes:
+    """The numbers that the C shim gives for dtypes and devices, each asked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[torch.dtype, torch.device], tuple[int, ...]] = {}
+
+    def of(self, t: torch.Tensor) -> tuple[int, ...]:
+        """Of a tensor: its dtype, its kind of device, the index of that."""
+        key = t.dtype, t.device
+        if key not in self._known:
+            names = "dtype", "device", "index"
+            self._known[key] = tuple([_ask(name, t) for name in names])
+        return self._known[key]

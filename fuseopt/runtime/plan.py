@@ -22,7 +22,7 @@ from .arena import Arena, settle_together
 from .batch import Trials, in_batches
 from .cells import CPU, place_of
 from .memory import extent, layout, shared_inputs
-from .probe import Probe
+from .probe import Moves, Probe
 from .table import DeviceTable, KernelTable, TableFactory, TensorLayout
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Plan:
         #: what of the inputs' places the plan rests on
         self.rests = shared_inputs(buffers, storages)
         self.metadata: list[Any] = []
-        self.ptrs: list[int] = []
+        self.settled = False  # have the tables the addresses that the probe knows?
         self.probe: Probe | None = None
         self.tables: dict[str, KernelTable] = {}
         self.on_host: list[KernelTable] = []
@@ -166,7 +166,7 @@ class Plan:
         bump = [i for i in self.mutated if tensors[i].requires_grad]
         self.probe = Probe(tensors, self.helper, bump)
         self.metadata = [(t.dtype, t.shape, t.device) for t in tensors]
-        self.ptrs = []
+        self.settled = False
         #: bytes from the first to behind the last element of each tensor
         self._reach = {
             b: extent(x._replace(shape=layouts[b].shape, stride=layouts[b].stride))
@@ -223,15 +223,35 @@ class Plan:
         if not together or any(ptrs[i] != ptrs[k] for i, k in self.captured.twins):
             raise AliasError("tensors that shared memory do so in another way")
         statics = len(self.captured.statics)
-        moved = not self.ptrs or self.ptrs[:statics] != ptrs[:statics]
-        if moved or self._writes_args:
+        known = self.pool[: self.n_tensors]
+        now = array("Q", ptrs)
+        whole = not self.settled or known[:statics] != now[:statics]
+        if whole or self._writes_args:
             self._check_all(ptrs)
         else:
-            self._check_moved(ptrs, statics)
-        self.pool[: self.n_tensors] = array("Q", ptrs)
+            self._check_moved(ptrs, known, statics)
+        self.settled = True
+        self.pool[: self.n_tensors] = now
         for position, base, distance in self.views:
             self.pool[position] = self.pool[base] + distance
-        self.ptrs = ptrs
+        if (whole or self._writes_args) and self.probe is not None:
+            self.probe.let_move(self._moves(statics))
+
+    def _moves(self, statics: int) -> Moves:
+        """What the probe may follow by itself: arguments that are only read, and on
+        whose place nothing rests.
+        """
+        fixed = {x for i, k, _ in self.rests.distances for x in (i, k)}
+        fixed.update(x for pair in self.captured.twins for x in pair)
+        inputs = range(self.n_tensors)
+        loose = [
+            i >= statics
+            and i not in fixed
+            and (i not in self._args or self._args[i] not in self.written)
+            for i in inputs
+        ]
+        reach = [self._reach.get(self._args.get(i, -1), 0) for i in inputs]
+        return Moves(loose, reach, self._starts, self._ends, self.pool, self.views)
 
     def _interval(self, b: int, ptr: int) -> tuple[int, int]:
         return ptr, ptr + self._reach[b]
@@ -265,11 +285,13 @@ class Plan:
         self._starts = [s[0] for s in written]
         self._ends = [s[1] for s in written]
 
-    def _check_moved(self, ptrs: list[int], statics: int) -> None:
+    def _check_moved(
+        self, ptrs: Sequence[int], known: Sequence[int], statics: int
+    ) -> None:
         """The same for read-only arguments that moved: none in written memory."""
         for i in range(statics, len(ptrs)):
             b = self._args.get(i)
-            if ptrs[i] == self.ptrs[i] or b is None:
+            if ptrs[i] == known[i] or b is None:
                 continue
             low, high = self._interval(b, ptrs[i])
             k = bisect_right(self._starts, low)

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: Goes into the helper of `probe`.
+#: Goes into the helper.
 TEXT = """\
 extern "C" {
 void* PyObject_GetAttr(void* object, void* name);
@@ -86,7 +86,7 @@ class _Lanes(ctypes.Structure):
 class Watch:
     """What some lanes hold now, in order: parameters, states (None: no state).
 
-    `helper`: probe.PROBE, built. `kinds`: the two types that a gradient may have.
+    `helper`: helper.PROBE, built. `kinds`: the two types that a gradient may have.
     `look()` returns their gradients, or None if anything but those is another object.
     """
 
