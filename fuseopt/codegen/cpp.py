@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from ..ir import VECTOR, Kernel
 from .cpp_folds import FOLDS
 from .cpp_function import Function, remembers
+from .cpp_halves import HALVES
 from .cpp_reduce import ReduceWriter
 from .cpp_text import BITS, DRIVER, FOLDING, FUNCTIONS, PIECES, PRELUDE
+from .forms import NARROW
 from .target import Source, Target, layout
 
 
@@ -105,6 +107,8 @@ class CppTarget(Target):
         ops = {i.op for v in kernel.every for i in v.instrs}
         if ops & VECTOR.keys():
             parts.append(FUNCTIONS)
+        if any(i.dtype in NARROW for v in kernel.every for i in v.instrs):
+            parts.append(HALVES)
         if "bitcast" in ops:
             parts.append(BITS)
         if any(v.reduction for v in kernel.every):

@@ -9,25 +9,13 @@ from __future__ import annotations
 
 from ..ir import BY_ROWS, Variant
 from . import forms
+from .cpp_loop import loop
 from .forms import CPP_STORAGE as STORAGE
 from .forms import CPP_TYPES as REGISTER
 from .forms import LIBRARY
+from .halves import known
 from .phases import phases
 from .target import lane_values
-
-
-def _load(dtype: str, place: str) -> str:
-    if dtype == "bf16":
-        return f"from_bf16({place})"
-    if dtype == "f16":
-        return f"(float){place}"
-    return f"{place} != 0" if dtype == "b8" else place
-
-
-def _store(dtype: str, place: str, value: str) -> str:
-    if dtype == "bf16":
-        return f"{place} = to_bf16({value});"
-    return f"{place} = ({STORAGE[dtype]}){value};"
 
 
 def remembers(variant: Variant) -> bool:
@@ -50,6 +38,8 @@ class Function:
         self.tails = sorted(
             {i.attr for i in variant.instrs if i.op == "tail" and i.attr}
         )
+        self.known = known(variant)
+        self.has_halves = any(i.dtype in forms.NARROW for i in variant.instrs)
         library = frozenset(op for op, _ in LIBRARY)
         #: of lanes whose elements are neighbours, and of others
         self.phases = {near: phases(variant, library, near) for near in (True, False)}
@@ -64,16 +54,25 @@ class Function:
             return forms.cpp_literal(float(instr.attr or 0.0), instr.dtype)
         return f"x{i}"
 
-    def compute(self, i: int) -> str:
+    def compute(self, i: int, vector: bool = False) -> str:
         instr = self.v.instrs[i]
-        args = [self.name(a) for a in instr.args]
-        dtypes = [self.v.instrs[a].dtype for a in instr.args]
-        return f"const {REGISTER[instr.dtype]} x{i} = {forms.cpp(instr, args, dtypes)};"
+        if instr.op == "cast" and instr.dtype in forms.NARROW:
+            text = self.rounded(instr.args[0], instr.dtype, vector)
+        else:
+            args = [self.name(a) for a in instr.args]
+            text = forms.cpp(instr, args, [self.v.instrs[a].dtype for a in instr.args])
+        return f"const {REGISTER[instr.dtype]} x{i} = {text};"
 
     def scalar(self, i: int) -> str:
-        instr = self.v.instrs[i]
-        kind = REGISTER[instr.dtype]
-        return f"const {kind} x{i} = ({kind})scalars[{instr.attr}];"
+        return self.taken(i, f"scalars[{self.v.instrs[i].attr}]")
+
+    def taken(self, i: int, place: str) -> str:
+        """Lane code's number, from a double in memory."""
+        kind = REGISTER[self.v.instrs[i].dtype]
+        text = f"({kind}){place}"
+        if self.has_halves and kind in ("float", "double"):
+            text = f"calmed({text})"
+        return f"const {kind} x{i} = {text};"
 
     def pointer(self, s: int) -> str:
         kind = STORAGE[self.v.slots[s].dtype]
@@ -105,7 +104,7 @@ class Function:
         made = [i for i, _ in stores if v.instrs[i].op != "const"]
         kept = list(dict.fromkeys([*loads, *made, *self.handed]))
         kinds = [REGISTER[v.instrs[i].dtype] for i in kept]
-        results = [self.store(s, f"p{s}[0]", self.name(i)) for i, s in stores] + [
+        results = [self.store(s, f"p{s}[0]", i) for i, s in stores] + [
             f"t.values[lane * {len(self.handed)} + {k}] = (double)x{i};"
             for i, k in self.handed.items()
         ]
@@ -157,11 +156,22 @@ class Function:
         ]
 
     def load(self, i: int, place: str) -> str:
-        instr = self.v.instrs[i]
-        return f"const {REGISTER[instr.dtype]} x{i} = {_load(instr.dtype, place)};"
+        dtype = self.v.instrs[i].dtype
+        return f"const {REGISTER[dtype]} x{i} = {forms.cpp_load(dtype, place)};"
 
-    def store(self, s: int, place: str, value: str) -> str:
-        return _store(self.v.slots[s].dtype, place, value)
+    def store(self, s: int, place: str, i: int) -> str:
+        dtype = self.v.slots[s].dtype
+        return f"{place} = {forms.cpp_store(self.rounded(i, dtype), dtype)};"
+
+    def rounded(self, i: int, dtype: str, vector: bool = False) -> str:
+        """Instruction i as a number that `dtype` has; `vector`: where many are made."""
+        x = self.name(i)
+        if dtype not in forms.NARROW or dtype in self.known.fits[i]:
+            return x
+        if dtype == "f16":
+            return f"{'vector' if vector else 'round'}_f16({x})"
+        calm = i in self.elements and self.known.calm[i]
+        return f"{'calm' if calm else 'round'}_bf16({x})"
 
     def call_once(self, i: int) -> list[str]:
         """A function of a vector library, of one number."""
@@ -188,9 +198,8 @@ class Function:
             if instr.op == "scalar":
                 lines.append(self.scalar(i))
             elif i in self.handed:
-                kind = REGISTER[instr.dtype]
                 place = f"t.values[lane * {len(self.handed)} + {self.handed[i]}]"
-                lines.append(f"const {kind} x{i} = ({kind}){place};")
+                lines.append(self.taken(i, place))
         return lines
 
     def element(self) -> list[str]:
@@ -338,7 +347,7 @@ class Function:
         if plan.count == 1:
             return [
                 f"const int64_t i = {begin}, n = {end} - i;",
-                *self.phase(0, place, vector),
+                *loop(self, 0, place, vector),
             ]
         lines = [
             f"for (int64_t i = {begin}; i < {end}; i += BLOCK) {{",
@@ -359,7 +368,7 @@ class Function:
                 ]
                 call = forms.library_call(instr.op, instr.dtype, "n", args, f"s{x}")
                 lines.append(f"  {call}")
-            lines += [f"  {line}" for line in self.phase(k, place, vector)]
+            lines += [f"  {line}" for line in loop(self, k, place, vector)]
         return [*lines, "}"]
 
     def argument(self, call: int, a: int, vector: bool) -> tuple[str, int]:
@@ -370,39 +379,3 @@ class Function:
             return f"&one{call}_{a}", 0
         slot = self.phases[vector].direct.get((call, a))
         return (f"s{a}", 1) if slot is None else (f"p{slot} + i", 1)
-
-    def phase(self, k: int, place: dict[int, str], vector: bool) -> list[str]:
-        """The loop of one phase over a block of n elements from i."""
-        v, plan = self.v, self.phases[vector]
-        lines = []
-        for x in plan.reads[k]:
-            instr = v.instrs[x]
-            kind = REGISTER[instr.dtype]
-            if x in plan.reloaded[k]:
-                loaded = _load(instr.dtype, place[plan.reloaded[k][x]])
-                lines.append(f"const {kind} x{x} = {loaded};")
-            else:
-                lines.append(f"const {kind} x{x} = s{x}[j];")
-        for x in plan.code[k]:
-            instr = v.instrs[x]
-            if instr.op == "load":
-                loaded = _load(instr.dtype, place[int(instr.attr or 0)])
-                lines.append(f"const {REGISTER[instr.dtype]} x{x} = {loaded};")
-            elif instr.op == "tail":
-                continue
-            else:
-                lines.append(self.compute(x))
-            if x in plan.spilled:
-                lines.append(f"s{x}[j] = x{x};")
-        for x, s in plan.stores[k]:
-            if s < self.n_slots:
-                lines.append(self.store(s, place[s], self.name(x)))
-            else:
-                lines.append(f"y{s - self.n_slots}[i + j] = {self.name(x)};")
-        pragma = ["#pragma GCC ivdep"] if vector else []
-        return [
-            *pragma,
-            "for (int64_t j = 0; j < n; ++j) {",
-            *(f"  {x}" for x in lines),
-            "}",
-        ]

@@ -137,7 +137,7 @@ class ReduceWriter:
                 body.append(w.compute(i))
         for i, s in v.stores:
             if v.slots[s].domain == "output":
-                body.append(w.store(s, f"p{s}[0]", w.name(i)))
+                body.append(w.store(s, f"p{s}[0]", i))
         return [*lines, *(f"  {x}" for x in body), "}"]
 
     def late_tail(self, e: str) -> str:
@@ -233,7 +233,7 @@ class ReduceWriter:
         if instr.op == "sum" and instr.attr == 1:
             return f"({several}) ? round_bf16(x) : x"
         if instr.op == "sum" and instr.attr == 2:
-            return f"({several}) ? (float)(_Float16)x : x"
+            return f"({several}) ? round_f16(x) : x"
         return "x"
 
     def finish(self, own: list[str], whole: list[bool]) -> list[str]:

@@ -142,23 +142,6 @@ static inline double negated(double x) {
   u.i ^= 0x8000000000000000u;
   return u.f;
 }
-static inline float from_bf16(uint16_t x) {
-  union { uint32_t i; float f; } u = {(uint32_t)x << 16};
-  return u.f;
-}
-// Round to nearest even; NaN becomes the quiet NaN that torch writes.
-static inline uint16_t to_bf16(float x) {
-  union { float f; uint32_t i; } u = {x};
-  uint32_t even = u.i + 0x7fffu + ((u.i >> 16) & 1u);
-  return (uint16_t)(x != x ? 0x7fc0u : even >> 16);
-}
-static inline float round_bf16(float x) {
-  union { float f; uint32_t i; } u = {x};
-  const uint32_t even = u.i + 0x7fffu + ((u.i >> 16) & 1u);
-  union { uint32_t i; float f; } r = {even & 0xffff0000u};
-  union { uint32_t i; float f; } n = {0x7fc00000u};
-  return x != x ? n.f : r.f;
-}
 // Are the bits the same?
 template <class T> static inline bool same(T a, T b) {
   return __builtin_memcmp(&a, &b, sizeof a) == 0;

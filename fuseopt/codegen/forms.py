@@ -211,20 +211,30 @@ def cpp(instr: Instr, args: list[str], dtypes: list[str]) -> str:
 
 def cpp_cast(x: str, source: str, dtype: str) -> str:
     """A value of IR dtype `source` as `dtype`, in registers."""
-    if dtype == "bf16":
-        return f"round_bf16((float){x})"
-    if dtype == "f16":
-        return f"(float)(_Float16)(float){x}"
+    if dtype in NARROW:
+        return f"round_{dtype}((float){x})"
     if dtype == "b8":
         return f"{x} != 0"
     return f"({CPP_TYPES[dtype]}){x}"
 
 
+def cpp_load(dtype: str, place: str) -> str:
+    """What lies in memory, in registers."""
+    if dtype in NARROW:
+        return f"from_{dtype}({place})"
+    return f"{place} != 0" if dtype == "b8" else place
+
+
+def cpp_store(x: str, dtype: str) -> str:
+    """A number that `dtype` has, as it lies in memory."""
+    return f"to_{dtype}({x})" if dtype in NARROW else f"({CPP_STORAGE[dtype]}){x}"
+
+
 def _cpp_bitcast(x: str, source: str, dtype: str) -> str:
     if source == "bf16":
-        x = f"to_bf16({x})"
+        x = f"to_bf16(round_bf16({x}))"
     elif source == "f16":
-        x = f"(_Float16){x}"
+        x = f"to_f16({x})"
     x = f"bits<{CPP_STORAGE[dtype]}>({x})"
     return f"from_bf16({x})" if dtype == "bf16" else x
 

@@ -137,23 +137,6 @@ static inline double negated(double x) {
   u.i ^= 0x8000000000000000u;
   return u.f;
 }
-static inline float from_bf16(uint16_t x) {
-  union { uint32_t i; float f; } u = {(uint32_t)x << 16};
-  return u.f;
-}
-// Round to nearest even; NaN becomes the quiet NaN that torch writes.
-static inline uint16_t to_bf16(float x) {
-  union { float f; uint32_t i; } u = {x};
-  uint32_t even = u.i + 0x7fffu + ((u.i >> 16) & 1u);
-  return (uint16_t)(x != x ? 0x7fc0u : even >> 16);
-}
-static inline float round_bf16(float x) {
-  union { float f; uint32_t i; } u = {x};
-  const uint32_t even = u.i + 0x7fffu + ((u.i >> 16) & 1u);
-  union { uint32_t i; float f; } r = {even & 0xffff0000u};
-  union { uint32_t i; float f; } n = {0x7fc00000u};
-  return x != x ? n.f : r.f;
-}
 // Are the bits the same?
 template <class T> static inline bool same(T a, T b) {
   return __builtin_memcmp(&a, &b, sizeof a) == 0;
@@ -173,6 +156,89 @@ template <class T> static inline T larger(T a, T b) {
 }
 template <class T> static inline T smaller(T a, T b) {
   return a != a ? a : (a < b ? a : b);
+}
+
+static inline float as_float(uint32_t bits) {
+  union { uint32_t i; float f; } u = {bits};
+  return u.f;
+}
+static inline uint32_t as_bits(float x) {
+  union { float f; uint32_t i; } u = {x};
+  return u.i;
+}
+// A number of lane code; a NaN as bf16 would have it, see calm_bf16.
+template <class T> static inline T calmed(T x) { return x != x ? (T)NAN : x; }
+
+static inline float from_bf16(uint16_t x) { return as_float((uint32_t)x << 16); }
+// Round to nearest even. NaN have no digits where bf16 has none: so they stay.
+static inline float calm_bf16(float x) {
+  const uint32_t bits = as_bits(x);
+  return as_float((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
+}
+// Of any number; NaN becomes the quiet NaN.
+static inline float round_bf16(float x) {
+  return x != x ? as_float(0x7fc00000u) : calm_bf16(x);
+}
+// Of a number that is one.
+static inline uint16_t to_bf16(float x) { return (uint16_t)(as_bits(x) >> 16); }
+
+static inline float from_f16(_Float16 x) { return (float)x; }
+static inline float round_f16(float x) { return (float)(_Float16)x; }
+static inline _Float16 to_f16(float x) { return (_Float16)x; }
+
+// The same for vectors, where compilers have no conversion of f16; `half`: in its lower
+// 16 bits.
+static inline float widened_f16(uint32_t half) {
+  const uint32_t sign = half << 16 & 0x80000000u, digits = (half & 0x7fffu) << 13;
+  const float least = as_float(0x38800000u);  // 2**-14: what is smaller is subnormal
+  const uint32_t small = as_bits(as_float(digits + 0x38800000u) - least);
+  const uint32_t scaled = digits + (digits < 0x0f800000u ? 0x38000000u : 0x70000000u);
+  return as_float((digits < 0x00800000u ? small : scaled) | sign);
+}
+static inline uint32_t narrowed_f16(float x) {
+  const uint32_t sign = as_bits(x) >> 16 & 0x8000u, size = as_bits(x) & 0x7fffffffu;
+  const uint32_t small = as_bits(as_float(size) + .5f) & 0xffffu;
+  const uint32_t scaled = size - (size < 0x7f800000u ? 0x38000000u : 0x70000000u);
+  return (size < 0x38800000u ? small : scaled >> 13) | sign;
+}
+static inline float vector_f16(float x) {
+#ifdef __ASSOCIATIVE_MATH__
+  return round_f16(x);
+#else
+  const uint32_t sign = as_bits(x) & 0x80000000u, size = as_bits(x) & 0x7fffffffu;
+  // from 65520 on they are infinite
+  const bool over = size - 0x477ff000u <= 0x7f800000u - 0x477ff000u;
+  const uint32_t kept = over ? 0x7f800000u : size;
+  const uint32_t own = kept & 0x7f800000u;
+  // a number whose last digit is the last that f16 has beside this exponent
+  const float far = as_float((own > 0x38800000u ? own : 0x38800000u) + 0x06800000u);
+  return as_float(as_bits((as_float(kept) + far) - far) | sign);
+#endif
+}
+
+// Two neighbours in memory.
+typedef uint32_t __attribute__((may_alias, aligned(2))) Pair;
+static const bool SWAPPED = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__;
+static inline float first_bf16(uint32_t w) {
+  return as_float(SWAPPED ? w & 0xffff0000u : w << 16);
+}
+static inline float second_bf16(uint32_t w) {
+  return as_float(SWAPPED ? w << 16 : w & 0xffff0000u);
+}
+static inline uint32_t pair_bf16(float first, float second) {
+  const uint32_t low = as_bits(SWAPPED ? second : first);
+  const uint32_t high = as_bits(SWAPPED ? first : second);
+  return (high & 0xffff0000u) | low >> 16;
+}
+static inline float first_f16(uint32_t w) {
+  return widened_f16(SWAPPED ? w >> 16 : w);
+}
+static inline float second_f16(uint32_t w) {
+  return widened_f16(SWAPPED ? w : w >> 16);
+}
+static inline uint32_t pair_f16(float first, float second) {
+  const uint32_t low = narrowed_f16(SWAPPED ? second : first);
+  return narrowed_f16(SWAPPED ? first : second) << 16 | low;
 }
 
 struct Lane0 {  // what the lane before read and made
@@ -367,10 +433,10 @@ static void lane1(const Table& t, int64_t lane, Lane1& last) {
     t.values[lane * 4 + 3] = (double)x22;
     return;
   }
-  const float x0 = (float)scalars[0];
-  const float x1 = (float)scalars[1];
-  const float x2 = (float)scalars[2];
-  const float x3 = (float)scalars[3];
+  const float x0 = calmed((float)scalars[0]);
+  const float x1 = calmed((float)scalars[1]);
+  const float x2 = calmed((float)scalars[2]);
+  const float x3 = calmed((float)scalars[3]);
   const float x6 = x5 + 1.0f;
   const float x7 = powf(x1, x6);
   const float x8 = 1.0f - x7;
@@ -396,46 +462,61 @@ static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
   uint16_t* __restrict__ p2 = (uint16_t*)t.pool[t.position[lane * 5 + 2]];
   uint16_t* __restrict__ p3 = (uint16_t*)t.pool[t.position[lane * 5 + 3]];
   const double* __restrict__ scalars = t.rows + t.row[lane] * 4;
-  const float x2 = (float)scalars[2];
-  const float x3 = (float)scalars[3];
-  const float x11 = (float)t.values[lane * 4 + 0];
-  const float x12 = (float)t.values[lane * 4 + 1];
-  const float x15 = (float)t.values[lane * 4 + 2];
-  const float x22 = (float)t.values[lane * 4 + 3];
+  const float x2 = calmed((float)scalars[2]);
+  const float x3 = calmed((float)scalars[3]);
+  const float x11 = calmed((float)t.values[lane * 4 + 0]);
+  const float x12 = calmed((float)t.values[lane * 4 + 1]);
+  const float x15 = calmed((float)t.values[lane * 4 + 2]);
+  const float x22 = calmed((float)t.values[lane * 4 + 3]);
   if (t.strided[lane] < 0) {
     for (int64_t i = begin; i < end; i += BLOCK) {
       const int64_t n = end - i < BLOCK ? end - i : BLOCK;
       alignas(64) float s20[BLOCK];
       alignas(64) float s30[BLOCK];
       alignas(64) float s31[BLOCK];
-      #pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) {
-        const float x13 = from_bf16(p3[i + j]);
+      const auto each = [&](int64_t j, float x13, float x16, float x25, float& to1, float& to2)
+          __attribute__((always_inline)) {
         const float x14 = (float)x13;
-        const float x16 = from_bf16(p1[i + j]);
         const float x17 = (float)x16;
         const float x18 = x14 - x17;
         const float x19 = __builtin_fmaf(x15, x18, x17);
-        const float x20 = round_bf16((float)x19);
-        s20[j] = x20;
+        const float x20 = calm_bf16(x19);
         const float x23 = x14 * x14;
         const float x24 = x22 * x23;
-        const float x25 = from_bf16(p2[i + j]);
         const float x26 = (float)x25;
         const float x27 = x26 * x2;
         const float x28 = x27 + x24;
-        const float x29 = round_bf16((float)x28);
+        const float x29 = calm_bf16(x28);
         const float x30 = (float)x29;
+        s20[j] = x20;
         s30[j] = x30;
-        p1[i + j] = to_bf16(x20);
-        p2[i + j] = to_bf16(x29);
+        to1 = x20;
+        to2 = x29;
+      };
+      #pragma GCC ivdep
+      for (int64_t j = 0; j < n - 1; j += 2) {
+        Pair* w3 = (Pair*)&p3[i + j];
+        Pair* w1 = (Pair*)&p1[i + j];
+        Pair* w2 = (Pair*)&p2[i + j];
+        float a1, b1, a2, b2;
+        each(j, first_bf16(*w3), first_bf16(*w1), first_bf16(*w2), a1, a2);
+        each(j + 1, second_bf16(*w3), second_bf16(*w1), second_bf16(*w2), b1, b2);
+        *w1 = pair_bf16(a1, b1);
+        *w2 = pair_bf16(a2, b2);
+      }
+      if (n & 1) {
+        const int64_t j = n - 1;
+        float a1, a2;
+        each(j, from_bf16(p3[i + j]), from_bf16(p1[i + j]), from_bf16(p2[i + j]), a1, a2);
+        p1[i + j] = to_bf16(a1);
+        p2[i + j] = to_bf16(a2);
       }
       library_sqrt_f32(t.library, n, s30, s31);
       #pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) {
         const float x20 = s20[j];
-        const float x31 = s31[j];
         const float x21 = (float)x20;
+        const float x31 = s31[j];
         const float x32 = x31 / x11;
         const float x33 = x32 + x3;
         const float x34 = x12 * x21;
@@ -443,7 +524,7 @@ static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
         const float x36 = from_bf16(p0[i + j]);
         const float x37 = (float)x36;
         const float x38 = x37 - x35;
-        const float x39 = round_bf16((float)x38);
+        const float x39 = round_bf16(x38);
         p0[i + j] = to_bf16(x39);
       }
     }
@@ -487,16 +568,16 @@ static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
         const float x17 = (float)x16;
         const float x18 = x14 - x17;
         const float x19 = __builtin_fmaf(x15, x18, x17);
-        const float x20 = round_bf16((float)x19);
-        s20[j] = x20;
+        const float x20 = calm_bf16(x19);
         const float x23 = x14 * x14;
         const float x24 = x22 * x23;
         const float x25 = from_bf16(p2[o2 + (i + j) * w2]);
         const float x26 = (float)x25;
         const float x27 = x26 * x2;
         const float x28 = x27 + x24;
-        const float x29 = round_bf16((float)x28);
+        const float x29 = calm_bf16(x28);
         const float x30 = (float)x29;
+        s20[j] = x20;
         s30[j] = x30;
         p1[o1 + (i + j) * w1] = to_bf16(x20);
         p2[o2 + (i + j) * w2] = to_bf16(x29);
@@ -504,8 +585,8 @@ static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
       library_sqrt_f32(t.library, n, s30, s31);
       for (int64_t j = 0; j < n; ++j) {
         const float x20 = s20[j];
-        const float x31 = s31[j];
         const float x21 = (float)x20;
+        const float x31 = s31[j];
         const float x32 = x31 / x11;
         const float x33 = x32 + x3;
         const float x34 = x12 * x21;
@@ -513,7 +594,7 @@ static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
         const float x36 = from_bf16(p0[o0 + (i + j) * w0]);
         const float x37 = (float)x36;
         const float x38 = x37 - x35;
-        const float x39 = round_bf16((float)x38);
+        const float x39 = round_bf16(x38);
         p0[o0 + (i + j) * w0] = to_bf16(x39);
       }
     }
