@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 from ..ir import VECTOR, Kernel
 from .cpp_folds import FOLDS
-from .cpp_function import Function, remembers
+from .cpp_function import Function, has_elements, remembers
 from .cpp_halves import HALVES
 from .cpp_reduce import ReduceWriter
-from .cpp_text import BITS, DRIVER, FOLDING, FUNCTIONS, PIECES, PRELUDE
+from .cpp_rows import FOLDING, ROWS
+from .cpp_text import BITS, DRIVER, FUNCTIONS, PIECES, PRELUDE
+from .cpp_walk import WALK
 from .forms import NARROW
 from .target import Source, Target, layout
 
@@ -111,8 +113,10 @@ class CppTarget(Target):
             parts.append(HALVES)
         if "bitcast" in ops:
             parts.append(BITS)
+        if any(has_elements(v) or v.reduction for v in kernel.every):
+            parts.append(WALK)
         if any(v.reduction for v in kernel.every):
-            parts += [FOLDS, PIECES, FOLDING]
+            parts += [FOLDS, PIECES, ROWS, FOLDING]
         for number, variant in enumerate(kernel.every):
             writer = Function(number, variant)
             element = (

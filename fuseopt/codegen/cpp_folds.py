@@ -50,7 +50,28 @@ template <class T, int ROWS, int V> struct Cascade {
     if (seen == whole && open) close();
     T* sums = level[0][seen < whole ? seen % ROWS : 0];
     for (int v = 0; v < V; ++v) sums[v] += x[v];
-    if (++seen > whole || seen % ROWS) return;
+    if (++seen <= whole && seen % ROWS == 0) carry();
+  }
+  // n vectors, one behind the other
+  void add(const T* x, int64_t n) {
+    for (int64_t turns; n > 0; n -= turns * ROWS, x += turns * ROWS * V) {
+      const int64_t turn = seen / ROWS, mask = (int64_t(1) << power) - 1;
+      turns = shorter(mask + 1 - (turn & mask), shorter(n, whole - seen) / ROWS);
+      if (seen % ROWS || turns <= 0) {
+        add(x);
+        x += V, --n, turns = 0;
+        continue;
+      }
+      T sums[ROWS * V];
+      __builtin_memcpy(sums, level, sizeof sums);
+      for (int64_t k = 0; k < turns; ++k)
+        for (int v = 0; v < ROWS * V; ++v) sums[v] += x[k * ROWS * V + v];
+      __builtin_memcpy(level, sums, sizeof sums);
+      seen += turns * ROWS;
+      carry();
+    }
+  }
+  void carry() {
     const int64_t turn = seen / ROWS, mask = (int64_t(1) << power) - 1;
     if (turn & mask) return;
     for (int k = 1; k < 4; ++k) {
@@ -70,6 +91,17 @@ template <class T, int ROWS, int V> struct Cascade {
   }
 };
 
+// What Cascade<T, 4, 1> makes of so few numbers that no level is full.
+template <class T> static inline T few_in_turns(const T* x, int64_t n, int64_t step) {
+  T sums[4] = {0};
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4)
+    for (int r = 0; r < 4; ++r) sums[r] += x[(i + r) * step];
+  for (; i < n; ++i) sums[0] += x[i * step];
+  return n < 4 ? sums[0] : sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+// `few`: may `of` fold n numbers that are one run, all at once?
 template <class T, int FROM> struct SumRun {
   static const int W = REGISTER / sizeof(T);
   static const int E = FROM == NATIVE ? W : 2 * W;  // numbers in one load
@@ -78,6 +110,21 @@ template <class T, int FROM> struct SumRun {
   T held[E], total;
   int count;
   bool wide, started;
+  static bool few(int64_t n, bool dense) { return n < 64 || (dense && n <= BLOCK); }
+  static T of(const T* x, int64_t n, bool dense) {
+    if (!dense || n < E) return few_in_turns(x, n, 1);
+    T sums[4][W] = {{0}}, sum = 0;
+    const int64_t count = n / E;
+    for (int64_t i = 0; i < count; ++i) {
+      T* to = sums[i < count / 4 * 4 ? i % 4 : 0];
+      for (int k = 0; k < W; ++k)
+        to[k] += FROM == NATIVE ? x[i * E + k] : x[i * E + k] + x[i * E + W + k];
+    }
+    for (int64_t i = count * E; i < n; ++i) sum += x[i];
+    for (int k = 0; k < W; ++k)
+      sum += sums[0][k] + sums[1][k] + sums[2][k] + sums[3][k];
+    return sum;
+  }
   void open() { total = 0, started = false; }
   // n numbers follow; `dense`: they are neighbours in eager's operand
   void next(int64_t n, bool dense) {
@@ -100,6 +147,7 @@ template <class T, int FROM> struct SumRun {
       held[count++] = *x++;
       if (count == E) load(held), count = 0;
     }
+    if (FROM == NATIVE) vectors.add(x, n / W), x += n / W * W, n %= W;
     for (; n >= E; x += E, n -= E) load(x);
     for (; n > 0; --n) held[count++] = *x++;
   }
@@ -120,6 +168,14 @@ template <class T, int FROM> struct SquaresRun {
   T lanes[W], held[E], total;
   int count;
   bool wide, started;
+  static bool few(int64_t n, bool dense) { return n < W || !dense || FROM == FROM_F16; }
+  static T of(const T* x, int64_t n, bool dense) {
+    const int64_t plain = dense && FROM != FROM_F16 ? n / 4 * 4 : n;
+    T sum = 0;
+    for (int64_t i = 0; i < plain; ++i) sum += x[i] * x[i];
+    for (int64_t i = plain; i < n; ++i) sum = fused(x[i], x[i], sum);
+    return sum;
+  }
   void open() { total = 0, count = 0, started = false; }
   void next(int64_t, bool dense) {
     if (started) return;
@@ -155,6 +211,12 @@ template <class T, int FROM> struct SquaresRun {
 
 template <class T> struct InOrderRun {
   T total;
+  static bool few(int64_t, bool) { return true; }
+  static T of(const T* x, int64_t n, bool) {
+    T sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += x[i];
+    return sum;
+  }
   void open() { total = 0; }
   void next(int64_t, bool) {}
   void feed(const T* x, int64_t n) {
@@ -169,6 +231,12 @@ template <class T, bool LARGEST> struct ExtremeRun {
   void open() { any = false; }
   void next(int64_t, bool) {}
   static T choose(T a, T b) { return LARGEST ? larger(a, b) : smaller(a, b); }
+  static bool few(int64_t n, bool) { return n < 8; }
+  static T of(const T* x, int64_t n, bool) {
+    T most = x[0];
+    for (int64_t i = 0; i < n; ++i) most = choose(most, x[i]);
+    return choose(most, x[0]);
+  }
   void feed(const T* x, int64_t n) {
     if (!any) {
       for (int k = 0; k < 8; ++k) best[k] = x[0];
@@ -190,6 +258,13 @@ template <class T> struct SumColumns {
   Cascade<T, 4, COLUMNS> turns;
   T total[COLUMNS];
   bool grouped, started;
+  static bool few(int64_t n, bool grouped) { return n < (grouped ? 16 : 64); }
+  static T of(const T* x, int64_t n, int64_t step, bool grouped) {
+    if (!grouped) return few_in_turns(x, n, step);
+    T sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += x[i * step];
+    return sum;
+  }
   void open(bool whole_group) {
     grouped = whole_group, started = false;
     for (int v = 0; v < COLUMNS; ++v) total[v] = 0;
@@ -212,6 +287,12 @@ template <class T> struct SumColumns {
 };
 template <class T> struct SquaresColumns {
   T total[COLUMNS];
+  static bool few(int64_t, bool) { return true; }
+  static T of(const T* x, int64_t n, int64_t step, bool) {
+    T sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += x[i * step] * x[i * step];
+    return sum;
+  }
   void open(bool) { for (int v = 0; v < COLUMNS; ++v) total[v] = 0; }
   void next(int64_t) {}
   void feed(const T* x) {
@@ -221,6 +302,12 @@ template <class T> struct SquaresColumns {
 };
 template <class T> struct InOrderColumns {
   T total[COLUMNS];
+  static bool few(int64_t, bool) { return true; }
+  static T of(const T* x, int64_t n, int64_t step, bool) {
+    T sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += x[i * step];
+    return sum;
+  }
   void open(bool) { for (int v = 0; v < COLUMNS; ++v) total[v] = 0; }
   void next(int64_t) {}
   void feed(const T* x) { for (int v = 0; v < COLUMNS; ++v) total[v] += x[v]; }
@@ -229,11 +316,17 @@ template <class T> struct InOrderColumns {
 template <class T, bool LARGEST> struct ExtremeColumns {
   T best[COLUMNS];
   bool any;
+  static T choose(T a, T b) { return LARGEST ? larger(a, b) : smaller(a, b); }
+  static bool few(int64_t, bool) { return true; }
+  static T of(const T* x, int64_t n, int64_t step, bool) {
+    T most = x[0];
+    for (int64_t i = 1; i < n; ++i) most = choose(most, x[i * step]);
+    return most;
+  }
   void open(bool) { any = false; }
   void next(int64_t) {}
   void feed(const T* x) {
-    for (int v = 0; v < COLUMNS; ++v)
-      best[v] = any ? LARGEST ? larger(best[v], x[v]) : smaller(best[v], x[v]) : x[v];
+    for (int v = 0; v < COLUMNS; ++v) best[v] = any ? choose(best[v], x[v]) : x[v];
     any = true;
   }
   const T* close() { return best; }

@@ -1,15 +1,17 @@
 """The C++ of one variant: lane code, and element code over a range of elements.
 
-Lane code runs once per lane (step counters, bias corrections). Element code has a flat
-loop, for lanes whose tensors share one dense layout, and a strided one; between loops
-over blocks it calls the vector library.
+Lane code runs once per lane (step counters, bias corrections). Element code is a loop
+over neighbours; between loops over blocks it calls the vector library. A lane whose
+tensors share one dense layout is one run of neighbours, of others blocks are gathered.
 """
 
 from __future__ import annotations
 
-from ..ir import BY_ROWS, Variant
+from ..ir import Variant
 from . import forms
 from .cpp_loop import loop
+from .cpp_tails import Tails
+from .cpp_walk import Walked, gathers, rooms, scatters
 from .forms import CPP_STORAGE as STORAGE
 from .forms import CPP_TYPES as REGISTER
 from .forms import LIBRARY
@@ -24,6 +26,11 @@ def remembers(variant: Variant) -> bool:
     return any(variant.instrs[i].op not in free for i in variant.lane_code)
 
 
+def has_elements(variant: Variant) -> bool:
+    """Has it a slot of elements, or only of numbers?"""
+    return any(slot.domain == "element" for slot in variant.slots)
+
+
 class Function:
     """Writes the functions of one variant."""
 
@@ -33,23 +40,15 @@ class Function:
         self.handed = {x: k for k, x in enumerate(lane_values(variant))}
         self.n_slots = len(variant.slots)
         self.elements = frozenset(variant.code)
-        self.n_elements = sum(s.domain == "element" for s in variant.slots)
-        #: the kinds of vector loops whose rest is asked for, see `ir.ARITY`
-        self.tails = sorted(
-            {i.attr for i in variant.instrs if i.op == "tail" and i.attr}
-        )
+        self.tails = Tails(number, variant)
         self.known = known(variant)
         self.has_halves = any(i.dtype in forms.NARROW for i in variant.instrs)
-        library = frozenset(op for op, _ in LIBRARY)
-        #: of lanes whose elements are neighbours, and of others
-        self.phases = {near: phases(variant, library, near) for near in (True, False)}
+        self.phases = phases(variant, frozenset(op for op, _ in LIBRARY))
 
     def name(self, i: int) -> str:
         instr = self.v.instrs[i]
         if instr.op == "tail":
-            if len(self.tails) < 2 or not instr.attr:
-                return "TAIL"
-            return f"(TAIL >> {self.tails.index(instr.attr)} & 1)"
+            return self.tails.name(instr.attr)
         if instr.op == "const":
             return forms.cpp_literal(float(instr.attr or 0.0), instr.dtype)
         return f"x{i}"
@@ -202,156 +201,106 @@ class Function:
                 lines.append(self.taken(i, place))
         return lines
 
+    def walked(self, domain: str) -> list[Walked]:
+        """The slots of a domain, in the order in which the table has their strides."""
+        return [
+            Walked(s, STORAGE[slot.dtype], slot.read, slot.write)
+            for s, slot in enumerate(self.v.slots)
+            if slot.domain == domain
+        ]
+
+    def row(self, slots: list[Walked], arrays: str = "") -> list[str]:
+        """Element code over neighbours, and a piece: the same, of any tails.
+
+        `arrays`: parameters that get what is folded.
+        """
+        v, n = self.v, self.number
+        given = "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in slots) + arrays
+        body = self.prologue([]) + self.lane_numbers(v.code, "element")
+        lines = [
+            f"template <{self.tails.kind} TAIL>",
+            f"static void row{n}(const Table& t, int64_t lane, "
+            f"int64_t count{given}) {{",
+            *(f"  {x}" for x in [*body, *self.blocks()]),
+            "}",
+        ]
+        names = [f"p{x.slot}" for x in slots]
+        names += [f"y{k}" for k in range(len(v.folds))]
+        head = (
+            f"static void piece{n}(const Table& t, int64_t lane, int64_t e, "
+            f"int64_t count{given}) {{"
+        )
+        if not self.tails.asked:
+            all_of = "".join(f", {x}" for x in names)
+            call = f"  row{n}<false>(t, lane, count{all_of});"
+            return [*lines, "", head, call, "}"]
+        moved = "".join(f", {x} + done" for x in names)
+        return [
+            *lines,
+            "",
+            *self.tails.ends(),
+            "",
+            head,
+            "  for (int64_t done = 0, stop; done < count;) {",
+            f"    int tail = {self.tails.every};",
+            "    int64_t m = count - done;",
+            "    if (e >= 0) {  // else its place in eager's loop is not known",
+            f"      tail = tails{n}(t, lane, e + done, e + count, &stop);",
+            "      m = stop - e - done;",
+            "    }",
+            *(f"    {x}" for x in self.tails.call(f"row{n}", f"(t, lane, m{moved})")),
+            "    done += m;",
+            "  }",
+            "}",
+        ]
+
     def element(self) -> list[str]:
         """Element code: elements [begin, end) of one lane."""
-        v, n = self.v, self.number
-        slots = [s for s, slot in enumerate(v.slots) if slot.domain == "element"]
-        lines = [
-            f"template <{'int' if len(self.tails) > 1 else 'bool'} TAIL>",
-            f"static void run{n}(const Table& t, int64_t lane, int64_t begin, "
-            "int64_t end) {",
-        ]
-        body = self.prologue(slots)
-        body += self.lane_numbers(v.code, "element")
-        body.append("if (t.strided[lane] < 0) {")
-        flat = self.blocks("begin", "end", {s: f"p{s}[i + j]" for s in slots}, True)
-        body += [f"  {x}" for x in flat]
-        body += ["  return;", "}"]
-        body += self.strided(slots)
-        return [*lines, *(f"  {line}" for line in body), "}", "", *self.span()]
-
-    def span(self) -> list[str]:
-        """Split a range where eager's vector loops end, if a rounding depends on it."""
-        n = self.number
-        lines = [
-            f"static void span{n}(const Table& t, int64_t lane, int64_t begin, "
-            "int64_t end) {"
-        ]
-        if not self.tails:
-            return [*lines, f"  run{n}<false>(t, lane, begin, end);", "}"]
-        return [
-            *self.ends(),
-            *lines,
-            "  while (begin < end) {",
-            "    int64_t stop;",
-            f"    const int tail = tails{n}(t, lane, begin, end, &stop);",
-            *(f"    {x}" for x in self.by_tail(f"run{n}", "(t, lane, begin, stop)")),
-            "    begin = stop;",
-            "  }",
-            "}",
-        ]
-
-    def by_tail(self, function: str, call: str) -> list[str]:
-        """Call the instance of a function for the tails that hold."""
-        if len(self.tails) < 2:
+        n, slots = self.number, self.walked("element")
+        if not slots:
             return [
-                f"if (tail) {function}<true>{call};",
-                f"else {function}<false>{call};",
+                f"static void span{n}(const Table&, int64_t, int64_t, int64_t) {{}}"
             ]
-        return [
-            f"if (tail == {k}) {function}<{k}>{call};"
-            for k in range(1 << len(self.tails))
-        ]
-
-    def ends(self) -> list[str]:
-        """Which tails hold from an element on, and how far that is so."""
-        kinds = [int(x) for x in self.tails]
-        lines = [
-            f"static inline int tails{self.number}(const Table& t, int64_t lane, "
-            "int64_t e,",
-            "                         int64_t end, int64_t* stop) {",
-            "  const int64_t count = t.start[lane + 1] - t.start[lane];",
-            "  const int64_t part = eager_part(count, t.threads);",
-            "  const int64_t first = e / part * part;",
-            "  const int64_t size = part < count - first ? part : count - first;",
-            "  int tail = 0;",
-            "  *stop = end < first + size ? end : first + size;",
-        ]
-        if any(x & BY_ROWS for x in kinds):
-            lines += [
-                "  int64_t row = first, length = size;",
-                "  bool vectors = true;  // along a row",
-                *self.row_of_eager(),
-            ]
-        for k, kind in enumerate(kinds):
-            by_rows = bool(kind & BY_ROWS)
-            group = self.group(kind & ~BY_ROWS)
-            start, size = ("row", "length") if by_rows else ("first", "size")
-            lines += [
-                f"  const int64_t l{k} = {start} + {size} - {size} % {group};",
-                f"  if ({'!vectors || ' if by_rows else ''}e >= l{k}) {{",
-                f"    tail |= {1 << k};",
-            ]
-            if by_rows:
-                lines.append("    if (row + length < *stop) *stop = row + length;")
-            lines.append(f"  }} else if (l{k} < *stop) *stop = l{k};")
-        return [*lines, "  return tail;", "}"]
-
-    def row_of_eager(self) -> list[str]:
-        """The row of an element in a lane whose tensors differ in layout."""
-        if self.v.reduction == "dims":
-            return ["  vectors = false;"]
-        return [
-            "  if (t.strided[lane] >= 0) {",
-            "    const int64_t* g = t.geometry + t.strided[lane];",
-            "    const int64_t dims = g[0], inner = g[dims];",
-            f"    for (int64_t k = 1; k <= {self.n_elements}; ++k)",
-            "      vectors = vectors && (g[dims + k * dims] & ~1) == 0;",
-            "    if (dims > 1) row = e / inner * inner, length = inner;",
-            "  }",
-        ]
-
-    @staticmethod
-    def group(kind: int) -> str:
-        """Elements that eager's loop takes at a time."""
-        return "32" if kind == 1 else f"(2 * t.library->vector / {kind})"
-
-    def strided(self, slots: list[int]) -> list[str]:
-        """The loop for lanes whose tensors differ in layout: an odometer of offsets."""
-        place = {s: f"p{s}[o{s} + (i + j) * w{s}]" for s in slots}
-        inner = self.blocks("0", "run", place, False)
-        lines = [
+        flat = "".join(f", p{x.slot} + begin" for x in slots)
+        near = "".join(f", q{x.slot}" for x in slots)
+        body = [self.pointer(x.slot) for x in slots]
+        body += [
+            "if (t.strided[lane] < 0) {",
+            f"  piece{n}(t, lane, begin, end - begin{flat});",
+            "  return;",
+            "}",
             "const int64_t* g = t.geometry + t.strided[lane];",
-            "const int64_t dims = *g++;",
-            "const int64_t* size = g;",
-            "g += dims;",
-            "const int64_t inner = size[dims - 1];",
-        ]
-        lines += [
-            f"const int64_t w{s} = g[{k} * dims + dims - 1];"
-            for k, s in enumerate(slots)
+            f"Walk<{len(slots)}> walk(g[0], g + 1, g + 1 + g[0]);",
+            *rooms(slots),
+            "walk.seek(begin);",
+            "for (int64_t e = begin, n; e < end; e += n) {",
+            "  n = walk.take(end - e);",
+            *(f"  {x}" for x in gathers("walk", slots, "n")),
+            f"  piece{n}(t, lane, e, n{near});",
+            *(f"  {x}" for x in scatters("walk", slots, "n")),
+            "  walk.advance(n);",
+            "}",
         ]
         return [
-            *lines,
-            "for (int64_t e = begin; e < end;) {",
-            "  int64_t rest = e / inner;",
-            "  const int64_t column = e % inner;",
-            "  const int64_t row = inner - column;",
-            "  const int64_t run = row < end - e ? row : end - e;",
-            *(f"  int64_t o{s} = column * w{s};" for s in slots),
-            "  for (int64_t d = dims - 2; d >= 0; --d) {",
-            "    const int64_t c = rest % size[d];",
-            "    rest /= size[d];",
-            *(f"    o{s} += c * g[{k} * dims + d];" for k, s in enumerate(slots)),
-            "  }",
-            *(f"  {x}" for x in inner),
-            "  e += run;",
+            *self.row(slots),
+            "",
+            f"static void span{n}(const Table& t, int64_t lane, int64_t begin, "
+            "int64_t end) {",
+            *(f"  {x}" for x in body),
             "}",
         ]
 
-    def blocks(
-        self, begin: str, end: str, place: dict[int, str], vector: bool
-    ) -> list[str]:
-        """Loop over [begin, end): one loop, or blocks with library calls between."""
-        plan = self.phases[vector]
+    def blocks(self) -> list[str]:
+        """Loop over `count` elements: one loop, or blocks with library calls between.
+
+        `p` of a slot points to the first of them, and `y` to what is folded.
+        """
+        plan = self.phases
         if plan.count == 1:
-            return [
-                f"const int64_t i = {begin}, n = {end} - i;",
-                *loop(self, 0, place, vector),
-            ]
+            return ["const int64_t i = 0, n = count;", *loop(self, 0)]
         lines = [
-            f"for (int64_t i = {begin}; i < {end}; i += BLOCK) {{",
-            f"  const int64_t n = {end} - i < BLOCK ? {end} - i : BLOCK;",
+            "for (int64_t i = 0; i < count; i += BLOCK) {",
+            "  const int64_t n = count - i < BLOCK ? count - i : BLOCK;",
         ]
         for x in sorted(plan.spilled):
             kind = REGISTER[self.v.instrs[x].dtype]
@@ -359,7 +308,7 @@ class Function:
         for k in range(plan.count):
             for x in plan.calls.get(k, ()):
                 instr = self.v.instrs[x]
-                args = [self.argument(x, a, vector) for a in instr.args]
+                args = [self.argument(x, a) for a in instr.args]
                 kind = REGISTER[instr.dtype]
                 lines += [
                     f"  const {kind} one{x}_{a} = {self.name(a)};"
@@ -368,14 +317,14 @@ class Function:
                 ]
                 call = forms.library_call(instr.op, instr.dtype, "n", args, f"s{x}")
                 lines.append(f"  {call}")
-            lines += [f"  {line}" for line in loop(self, k, place, vector)]
+            lines += [f"  {line}" for line in loop(self, k)]
         return [*lines, "}"]
 
-    def argument(self, call: int, a: int, vector: bool) -> tuple[str, int]:
+    def argument(self, call: int, a: int) -> tuple[str, int]:
         """Where a library finds the elements of an argument, and the step to the next:
         in memory, in an array, or one number for all.
         """
         if a not in self.elements:
             return f"&one{call}_{a}", 0
-        slot = self.phases[vector].direct.get((call, a))
+        slot = self.phases.direct.get((call, a))
         return (f"s{a}", 1) if slot is None else (f"p{slot} + i", 1)

@@ -1,8 +1,8 @@
 """The C++ loop over the elements of one phase, see phases.
 
-Where the elements of a lane are neighbours and most of what a loop reads and writes are
-16-bit floats, it takes two elements at a time, as one word of 32 bits. The code of an
-element is then a function of its numbers, written once.
+Where most of what a loop reads and writes are 16-bit floats, it takes two neighbours at
+a time, as one word of 32 bits. The code of an element is then a function of its
+numbers, written once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from .cpp_function import Function
 
 
+def place(slot: int) -> str:
+    """Where element i + j of a slot lies."""
+    return f"p{slot}[i + j]"
+
+
 class _Loop:
     """What one phase reads and writes, by slot, and the lines between."""
 
-    def __init__(
-        self, w: Function, k: int, place: dict[int, str], vector: bool
-    ) -> None:
-        self.w, self.place, self.vector = w, place, vector
-        v, plan = w.v, w.phases[vector]
+    def __init__(self, w: Function, k: int) -> None:
+        self.w = w
+        v, plan = w.v, w.phases
         self.plan = plan
         #: instruction -> slot
         self.loads = dict(plan.reloaded[k])
@@ -45,7 +48,7 @@ class _Loop:
         dtypes = [self.dtype(s) for s in slots]
         narrow = sum(d in NARROW for d in dtypes)
         others = len(dtypes) - narrow + len(self.arrays) + len(self.spilled)
-        return self.vector and (narrow > others or "f16" in dtypes)
+        return narrow > others or "f16" in dtypes
 
     def body(self, paired: bool) -> list[str]:
         """The code of element j; of a pair's, 16-bit floats are not read or written."""
@@ -56,9 +59,9 @@ class _Loop:
             if x in self.arrays:
                 lines.append(f"const {kind} x{x} = s{x}[j];")
             elif x not in self.loads:
-                lines.append(w.compute(x, self.vector))
+                lines.append(w.compute(x, True))
             elif not (paired and self.dtype(self.loads[x]) in NARROW):
-                loaded = cpp_load(instrs[x].dtype, self.place[self.loads[x]])
+                loaded = cpp_load(instrs[x].dtype, place(self.loads[x]))
                 lines.append(f"const {kind} x{x} = {loaded};")
         lines += [f"s{x}[j] = x{x};" for x in self.spilled]
         for x, s in self.stores:
@@ -66,14 +69,14 @@ class _Loop:
             if not dtype:
                 lines.append(f"y{s - w.n_slots}[i + j] = {w.name(x)};")
             elif paired and dtype in NARROW:
-                lines.append(f"to{s} = {w.rounded(x, dtype, self.vector)};")
+                lines.append(f"to{s} = {w.rounded(x, dtype, True)};")
             else:
-                lines.append(w.store(s, self.place[s], x))
+                lines.append(w.store(s, place(s), x))
         return lines
 
     def single(self) -> list[str]:
         return [
-            *(["#pragma GCC ivdep"] if self.vector else []),
+            "#pragma GCC ivdep",
             "for (int64_t j = 0; j < n; ++j) {",
             *(f"  {x}" for x in self.body(False)),
             "}",
@@ -87,7 +90,7 @@ class _Loop:
 
         def element(j: str, read: str, end: str) -> str:
             given = [
-                read.format(s=s, dtype=self.dtype(s), place=self.place[s])
+                read.format(s=s, dtype=self.dtype(s), place=place(s))
                 for s in reads.values()
             ]
             return f"each({', '.join([j, *given, *(f'{end}{s}' for s in writes)])});"
@@ -100,7 +103,7 @@ class _Loop:
             "};",
             "#pragma GCC ivdep",
             "for (int64_t j = 0; j < n - 1; j += 2) {",
-            *(f"  Pair* w{s} = (Pair*)&{self.place[s]};" for s in slots),
+            *(f"  Pair* w{s} = (Pair*)&{place(s)};" for s in slots),
             *([f"  float {results};"] if writes else []),
             f"  {element('j', 'first_{dtype}(*w{s})', 'a')}",
             f"  {element('j + 1', 'second_{dtype}(*w{s})', 'b')}",
@@ -110,15 +113,12 @@ class _Loop:
             "  const int64_t j = n - 1;",
             *([f"  float {', '.join(f'a{s}' for s in writes)};"] if writes else []),
             "  " + element("j", "from_{dtype}({place})", "a"),
-            *(f"  {self.place[s]} = to_{self.dtype(s)}(a{s});" for s in writes),
+            *(f"  {place(s)} = to_{self.dtype(s)}(a{s});" for s in writes),
             "}",
         ]
 
 
-def loop(w: Function, k: int, place: dict[int, str], vector: bool) -> list[str]:
-    """The loop of phase k over a block of n elements from i.
-
-    `place`: where element i + j of a slot lies; `vector`: they are neighbours.
-    """
-    own = _Loop(w, k, place, vector)
+def loop(w: Function, k: int) -> list[str]:
+    """The loop of phase k over a block of n neighbours from i."""
+    own = _Loop(w, k)
     return own.pairs() if own.is_pairs() else own.single()

@@ -1,10 +1,11 @@
 """The C++ of a variant with reductions: its elements are folded as they are computed.
 
-A *piece* is a short row of elements: element code computes it, stores what it stores,
-and hands what is folded to arrays, which the folds take. "full" variants fold a lane to
+Element code computes a block of neighbours (cpp_walk.py), stores what it stores, and
+hands what is folded to arrays, which the folds take. "full" variants fold a lane to
 one number: a thread takes a part of a lane as eager's threads would, and when all are
 done a last loop combines the parts and runs output code. "dims" variants fold rows or
-columns: a thread takes several results, and runs output code for each when it is done.
+columns, several of them in a block where they are short; output code runs over blocks
+of results.
 
 The geometry of a "dims" lane: is it of columns; may runs be loaded as vectors; columns
 of a group; a slot whose tensor is laid out as what eager reduces, without gaps, or -1;
@@ -18,8 +19,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..ir import BY_ROWS, REDUCTIONS, Variant
+from ..ir import REDUCTIONS, Variant
 from .cpp_folds import columns_type, run_type, serial
+from .cpp_walk import gathers, rooms, scatters
 from .forms import CPP_TYPES as REGISTER
 from .forms import LIBRARY
 
@@ -35,129 +37,75 @@ class ReduceWriter:
         self.n = number
         self.v = variant
         self.folds = variant.folds
-        self.slots = [s for s, x in enumerate(variant.slots) if x.domain == "element"]
-        self.results = [s for s, x in enumerate(variant.slots) if x.domain == "output"]
+        self.slots = writer.walked("element")
+        self.results = writer.walked("output")
         self.kinds = [REGISTER[variant.instrs[i].dtype] for i in self.folds]
 
     def write(self) -> list[str]:
         full = self.v.reduction == "full"
-        lines = [*self.piece(), "", *self.output(), ""]
-        return [*lines, *(self.full() if full else self.dims())]
-
-    # ------------------------------------------------------------ pieces
-
-    def arrays(self) -> str:
-        return "".join(
+        arrays = "".join(
             f", {kind}* __restrict__ y{k}" for k, kind in enumerate(self.kinds)
         )
-
-    def piece(self) -> list[str]:
-        """Element code over a row of at most BLOCK elements."""
-        v, n, w = self.v, self.n, self.w
-        body = w.prologue(self.slots)
-        body += w.lane_numbers(v.code, "element")
-        for k, s in enumerate(self.slots):
-            body.append(f"p{s} += at[{k}];")
-        place = {s: f"p{s}[(i + j) * step[{k}]]" for k, s in enumerate(self.slots)}
-        flat = w.blocks("0", "count", {s: f"p{s}[i + j]" for s in self.slots}, True)
-        lines = [
-            f"template <{'int' if len(w.tails) > 1 else 'bool'} TAIL>",
-            f"static void row{n}(const Table& t, int64_t lane, const int64_t* at, "
-            f"const int64_t* step, int64_t count{self.arrays()}) {{",
-            *(f"  {x}" for x in body),
-            "  bool unit = true;",
-            f"  for (int k = 0; k < {len(self.slots)}; ++k) unit &= step[k] == 1;",
-            "  if (unit) {",
-            *(f"    {x}" for x in flat),
-            "    return;",
-            "  }",
-            *(f"  {x}" for x in w.blocks("0", "count", place, False)),
-            "}",
-        ]
-        call = ", ".join(f"y{k}" for k in range(len(self.folds)))
-        head = (
-            f"static void piece{n}(const Table& t, int64_t lane, int64_t e, "
-            f"const int64_t* at, const int64_t* step, int64_t count{self.arrays()}) {{"
-        )
-        if not w.tails:
-            return [
-                *lines,
-                head,
-                f"  row{n}<false>(t, lane, at, step, count, {call});",
-                "}",
-            ]
-        moved = ", ".join(f"y{k} + done" for k in range(len(self.folds)))
-        given = f"(t, lane, here, step, m, {moved})"
-        every = (1 << len(w.tails)) - 1
-        return [
-            *lines,
-            *w.ends(),
-            head,
-            "  for (int64_t done = 0, stop; done < count;) {",
-            f"    int tail = {every};",
-            "    int64_t m = count - done;",
-            "    if (e >= 0) {  // else its place in eager's loop is not known",
-            f"      tail = tails{n}(t, lane, e + done, e + count, &stop);",
-            "      m = stop - e - done;",
-            "    }",
-            f"    int64_t here[{len(self.slots)}];",
-            f"    for (int k = 0; k < {len(self.slots)}; ++k)",
-            "      here[k] = at[k] + done * step[k];",
-            *(f"    {x}" for x in w.by_tail(f"row{n}", given)),
-            "    done += m;",
-            "  }",
-            "}",
-        ]
+        lines = [*self.w.row(self.slots, arrays), "", *self.output(), ""]
+        return [*lines, *(self.full() if full else self.dims())]
 
     # ------------------------------------------------------------ results
 
     def output(self) -> list[str]:
-        """Output code: what becomes of one result of every fold."""
-        v, w = self.v, self.w
-        takes = "".join(
-            f", {kind} x{i}" for kind, i in zip(self.kinds, self.folds, strict=True)
-        )
-        lines = [
-            f"static void output{self.n}(const Table& t, int64_t lane, "
-            f"const int64_t* at, int TAIL{takes}) {{",
-            "  (void)TAIL;",
+        """Output code: what becomes of results that are neighbours."""
+        v, w, n = self.v, self.w, self.n
+        asks = bool(w.tails.asked)
+        given = "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in self.results)
+        given += "".join(f", const {kind}* y{k}" for k, kind in enumerate(self.kinds))
+        body = w.prologue([]) + w.lane_numbers(v.output_code, "output")
+        each = [
+            f"const {kind} x{i} = y{k}[j];"
+            for k, (kind, i) in enumerate(zip(self.kinds, self.folds, strict=True))
         ]
-        body = w.prologue(self.results)
-        body += w.lane_numbers(v.output_code, "output")
-        for k, s in enumerate(self.results):
-            body.append(f"p{s} += at[{k}];")
         for i in v.output_code:
             instr = v.instrs[i]
             if instr.op == "load":
-                place = f"p{instr.attr}[0]"
-                body.append(w.load(i, place))
+                each.append(w.load(i, f"p{instr.attr}[j]"))
             elif (instr.op, instr.dtype) in LIBRARY:
-                body += w.call_once(i)
+                each += w.call_once(i)
             elif instr.op not in ("const", "tail", *REDUCTIONS):
-                body.append(w.compute(i))
+                each.append(w.compute(i))
         for i, s in v.stores:
             if v.slots[s].domain == "output":
-                body.append(w.store(s, f"p{s}[0]", i))
-        return [*lines, *(f"  {x}" for x in body), "}"]
-
-    def late_tail(self, e: str) -> str:
-        """Which tails hold for a result, as `output` takes them."""
-        kinds = [int(x) & ~BY_ROWS for x in self.w.tails]
-        bits = [
-            f"eager_tail({e}, all, t.threads, {self.w.group(kind)}) << {k}"
-            for k, kind in enumerate(kinds)
+                each.append(w.store(s, f"p{s}[j]", i))
+        return [
+            f"static void output{n}(const Table& t, int64_t lane, int TAIL, "
+            f"int64_t count{given}) {{",
+            "  (void)TAIL;",
+            *(f"  {x}" for x in body),
+            "  #pragma GCC ivdep",
+            "  for (int64_t j = 0; j < count; ++j) {",
+            *(f"    {x}" for x in each),
+            "  }",
+            "}",
+            *(w.tails.ends(late=True) if v.reduction == "dims" and asks else ()),
         ]
-        return " | ".join(bits) if bits else "0"
-
-    def buffers(self) -> list[str]:
-        return [f"{kind} y{k}[BLOCK];" for k, kind in enumerate(self.kinds)]
 
     def each(self, text: str) -> list[str]:
-        """A line per fold: {k} its number."""
-        return [text.format(k=k) for k in range(len(self.folds))]
+        """A line per fold: {k} its number, {kind} its type."""
+        return [text.format(k=k, kind=kind) for k, kind in enumerate(self.kinds)]
 
-    def call(self) -> str:
-        return "".join(f", y{k}" for k in range(len(self.folds)))
+    def pointers(self) -> list[str]:
+        """To all tensors, and memory for a block of each."""
+        slots = [*self.slots, *self.results]
+        return [*(self.w.pointer(x.slot) for x in slots), *rooms(slots)]
+
+    def block(self, walk: str, e: str, n: str, done: str) -> list[str]:
+        """Element code over n elements where `walk` stands; e: the first one's place in
+        eager's loop. What is folded goes to the arrays, from `done` on.
+        """
+        near = "".join(f", q{x.slot}" for x in self.slots)
+        arrays = "".join(self.each(f", y{{k}}{done}"))
+        return [
+            *gathers(walk, self.slots, n),
+            f"piece{self.n}(t, lane, {e}, {n}{near}{arrays});",
+            *scatters(walk, self.slots, n),
+        ]
 
     # ------------------------------------------------------------ one number a lane
 
@@ -187,6 +135,8 @@ class ReduceWriter:
         parts = "1" if any(whole) else "eager_parts(all, t.threads)"
         begin = "0" if any(whole) else "item * part"
         end = "all" if any(whole) else "shorter(item * part + part, all)"
+        flat = "".join(f", p{x.slot} + e" for x in self.slots)
+        flat += "".join(self.each(", y{k}"))
         lines = [
             f"static void fold{n}(const Table& t, int64_t lane, int64_t item) {{",
             "  const int64_t all = t.start[lane + 1] - t.start[lane];",
@@ -194,29 +144,37 @@ class ReduceWriter:
             "  const int64_t part = eager_part(all, t.threads);",
             f"  uint64_t* parts = t.partials + lane * t.threads * {count};",
             f"  const int64_t begin = {begin}, end = {end};",
+            *(f"  {self.w.pointer(x.slot)}" for x in self.slots),
+            *(f"  {x}" for x in rooms(self.slots)),
             *(f"  {x}" for x in own),
-            *(f"  {x}" for x in self.buffers()),
-            f"  int64_t at[{slots}], step[{slots}];",
+            *(f"  {x}" for x in self.each("{kind} y{k}[BLOCK];")),
             "  const bool flat = t.strided[lane] < 0;",
             "  int64_t run = all;  // neighbours in the tensor that eager would reduce",
             "  bool unit = true;",
-            f"  if (!flat) operand_row(t, lane, {slots}, &run, &unit);",
+            "  const int64_t none[] = {1, 1}, *g = none;",
+            "  if (!flat) {",
+            "    g = t.geometry + t.strided[lane];",
+            f"    const int64_t* row = g + 1 + g[0] * {1 + slots};",
+            "    run = row[0], unit = row[1];",
+            "  }",
+            f"  Walk<{slots}> walk(flat ? 0 : g[0], g + 1, g + 1 + g[0]);",
+            "  if (!flat) walk.seek(begin);",
             "  for (int64_t first = begin; first < end; first += part) {",
             "    const int64_t stop = shorter(first + part, end);",
             *(f"    {x}" for x in opens),
             "    for (int64_t from = first; from < stop;) {",
             "      const int64_t length = shorter(run - from % run, stop - from);",
             *(f"      {x}" for x in rows),
-            "      for (int64_t e = from; e < from + length;) {",
-            "        int64_t m = shorter(from + length - e, BLOCK);",
+            "      for (int64_t e = from, m; e < from + length; e += m) {",
+            "        m = shorter(from + length - e, BLOCK);",
             "        if (flat) {",
-            f"          for (int k = 0; k < {slots}; ++k) at[k] = e, step[k] = 1;",
+            f"          piece{n}(t, lane, e, m{flat});",
             "        } else {",
-            f"          m = shorter(m, locate(t, lane, e, {slots}, at, step));",
+            "          m = walk.take(m);",
+            *(f"          {x}" for x in self.block("walk", "e", "m", "")),
+            "          walk.advance(m);",
             "        }",
-            f"        piece{n}(t, lane, e, at, step, m{self.call()});",
             *self.each("        f{k}.feed(y{k}, m);"),
-            "        e += m;",
             "      }",
             "      from += length;",
             "    }",
@@ -248,7 +206,7 @@ class ReduceWriter:
         given = ""
         for k, (kind, one) in enumerate(zip(self.kinds, whole, strict=True)):
             lines.append(f"  {kind} x{k} = unpack<{kind}>(from[{k}]);")
-            given += f", x{k}"
+            given += f", &x{k}"
             if one:
                 continue
             # eager adds the parts of a sum as it adds elements, with 0 for each idle
@@ -271,12 +229,13 @@ class ReduceWriter:
                 f"    x{k} = f{k}.close();",
                 "  }",
             ]
-        zeros = ", ".join("0" for _ in self.results) or "0"
+        call = f"t, lane, {max(1, self.w.tails.every)}, 1"
+        call += "".join(f", p{x.slot}" for x in self.results) + given
         return [
             *lines,
-            f"  const int64_t at[] = {{{zeros}}};",
             "  (void)parts;",
-            f"  output{n}(t, lane, at, {(1 << max(1, len(self.w.tails))) - 1}{given});",
+            *(f"  {self.w.pointer(x.slot)}" for x in self.results),
+            f"  output{n}({call});",
             "}",
         ]
 
@@ -291,67 +250,137 @@ class ReduceWriter:
             for k, (x, kind) in enumerate(zip(instrs, self.kinds, strict=True))
         ]
         columns = [
-            f"{columns_type(x.op, kind)} f{k};"
+            f"{columns_type(x.op, kind)} c{k}[BLOCK / COLUMNS];"
             for k, (x, kind) in enumerate(zip(instrs, self.kinds, strict=True))
         ]
-        closed = "".join(f", f{k}.close()" for k in range(len(self.folds)))
-        each_closed = "".join(f", c{k}[j]" for k in range(len(self.folds)))
-        several = [
-            f"const {kind}* c{k} = f{k}.close();" for k, kind in enumerate(self.kinds)
-        ]
-        return [
+        # only what asks for tails has to know where it is in eager's loop
+        whole, place, strip = "-1", "-1", "-1"
+        if self.w.tails.asked:
+            whole = "g.leader"
+            place = "g.leader < 0 ? -1 : walk.at(g.leader)"
+            strip = "g.leader < 0 ? -1 : strip.base[g.leader]"
+        lines = [
             f"static void fold{n}(const Table& t, int64_t lane, int64_t item) {{",
-            f"  const Rows g(t.geometry + t.strided[lane], {slots}, {results});",
-            f"  int64_t at[{slots}], step[{slots}], to[{max(results, 1)}];",
-            *(f"  {x}" for x in self.buffers()),
-            "  const int64_t all = g.batch() * g.columns;",
-            "  if (!g.is_columns) {",
-            *(f"    {x}" for x in runs),
-            "    const int64_t run = g.last(), rows = g.rows_per_item();",
-            "    const int64_t end = shorter((item + 1) * rows, g.batch());",
-            "    for (int64_t b = item * rows; b < end; ++b) {",
+            f"  const Rows g(t.geometry + t.strided[lane], {slots}, t.threads);",
+            *(f"  {x}" for x in self.pointers()),
+            *self.each("  {kind} y{k}[BLOCK + COLUMNS] = {{0}}, r{k}[BLOCK];"),
+            *(f"  {x}" for x in runs),
+            *(f"  {x}" for x in columns),
+            f"  Walk<{slots}> walk(g.dims, g.sizes, g.steps, {whole});",
+            "  const Rows::Kept kept(g);",
+            f"  Walk<{results}> results(g.batches + 1, kept.size, g.to);",
+            "  const auto fill = [&](int64_t count) {",
+            "    for (int64_t done = 0, n; done < count; done += n) {",
+            "      n = walk.take(count - done);",
+            *(f"      {x}" for x in self.block("walk", place, "n", " + done")),
+            "      walk.advance(n);",
+            "    }",
+            "  };",
+            *(f"  {x}" for x in self.give()),
+            "  const int64_t per = g.per_item();",
+            "  const int64_t last = shorter((item + 1) * per, g.count());",
+        ]
+        feeds = self.each("f{k}.feed(y{k}, m);")
+        lines += [
+            "  if (!g.by_tiles()) {",
+            "    int64_t b = item * per;",
+            "    walk.seek(b * g.each);",
+            "    if (g.small()) {",
+            "      for (int64_t m; b < last; b += m) {",
+            "        m = shorter(last - b, BLOCK / g.each);",
+            "        fill(m * g.each);",
+            *self.each("        fold_batches(g, f{k}, c{k}[0], y{k}, m, r{k});"),
+            "        give(b * g.columns, m * g.columns);",
+            "      }",
+            "      return;",
+            "    }",
+            "    const int64_t first = b;",
+            "    for (; b < last; ++b) {",
             *self.each("      f{k}.open();"),
-            "      for (int64_t o = 0; o < g.outer(); ++o) {",
-            "        if (o % g.joined == 0) {",
-            *self.each("          f{k}.next(run * g.joined, g.dense);"),
-            "        }",
-            "        for (int64_t e = 0; e < run; e += BLOCK) {",
-            "          const int64_t m = shorter(run - e, BLOCK);",
-            "          g.place(b, o, e, 0, at, step, true);",
-            f"          piece{n}(t, lane, g.place_of(at), at, step, m{self.call()});",
-            *self.each("          f{k}.feed(y{k}, m);"),
+            "      for (int64_t part = 0; part < g.parts; ++part) {",
+            *self.each("        f{k}.next(g.length, g.dense);"),
+            "        for (int64_t left = g.length, m; left > 0; left -= m) {",
+            "          m = shorter(left, BLOCK);",
+            "          fill(m);",
+            *(f"          {x}" for x in feeds),
             "        }",
             "      }",
-            "      g.result(b, 0, to);",
-            f"      output{n}(t, lane, to, {self.late_tail('b')}{closed});",
+            *self.each("      r{k}[b - first] = f{k}.close();"),
             "    }",
+            "    give(first, last - first);",
             "    return;",
             "  }",
-            *(f"  {x}" for x in columns),
-            "  const int64_t tiles = g.tiles(), per = g.tiles_per_item();",
-            "  const int64_t last = shorter((item + 1) * per, g.batch() * tiles);",
+            "  const int64_t tiles = g.tiles();",
             "  for (int64_t tile = item * per; tile < last; ++tile) {",
             "    const int64_t b = tile / tiles;",
             "    int64_t c, m;",
             "    const bool grouped = g.tile(tile % tiles, &c, &m);",
-            *self.each("    f{k}.open(grouped);"),
-            *self.each("    for (int64_t j = m; j < COLUMNS; ++j) y{k}[j] = 0;"),
-            "    for (int64_t o = 0; o < g.outer(); ++o) {",
-            "      if (o % g.joined == 0) {",
-            *self.each("        f{k}.next(g.last() * g.joined);"),
+            "    const int64_t blocks = (m + COLUMNS - 1) / COLUMNS;",
+            "    for (int64_t i = 0; i < blocks; ++i) {",
+            *self.each("      c{k}[i].open(grouped);"),
+            "    }",
+            "    const bool narrow = m == g.columns && m <= COLUMNS;",
+            "    if (narrow) walk.seek(b * g.each);",
+            "    for (int64_t part = 0, row = 0; part < g.parts; ++part) {",
+            "      for (int64_t i = 0; i < blocks; ++i) {",
+            *self.each("        c{k}[i].next(g.length);"),
             "      }",
-            "      for (int64_t e = 0; e < g.last(); ++e) {",
-            "        g.place(b, o, e, c, at, step, false);",
-            f"        piece{n}(t, lane, g.place_of(at), at, step, m{self.call()});",
-            *self.each("        f{k}.feed(y{k});"),
+            "      const int64_t end = row + g.length;",
+            "      for (int64_t n; narrow && row < end; row += n) {",
+            "        n = shorter(end - row, BLOCK / m);",
+            "        fill(n * m);",
+            *self.each(
+                "        for (int64_t i = 0; i < n; ++i) c{k}[0].feed(y{k} + i * m);"
+            ),
+            "      }",
+            f"      Strip<{slots}> strip;",
+            "      for (; row < end; ++row) {",
+            "        g.place(b, row, c, &strip);",
+            *(f"        {x}" for x in self.block("strip", strip, "m", "")),
+            "        for (int64_t i = 0; i < blocks; ++i) {",
+            *self.each("          c{k}[i].feed(y{k} + i * COLUMNS);"),
+            "        }",
             "      }",
             "    }",
-            *(f"    {x}" for x in several),
-            "    for (int64_t j = 0; j < m; ++j) {",
-            "      g.result(b, c + j, to);",
-            "      const int64_t o = b * g.columns + c + j;",
-            f"      output{n}(t, lane, to, {self.late_tail('o')}{each_closed});",
+            "    for (int64_t i = 0; i < blocks; ++i) {",
+            *self.each(
+                "      __builtin_memcpy(r{k} + i * COLUMNS, c{k}[i].close(), "
+                "COLUMNS * sizeof(*r{k}));"
+            ),
             "    }",
+            "    give(b * g.columns + c, m);",
             "  }",
             "}",
+        ]
+        return lines
+
+    def give(self) -> list[str]:
+        """Output code over `count` results from number e on, which are in arrays r."""
+        n = self.n
+        lines = [
+            "const auto give = [&](int64_t e, int64_t count) {",
+            "  results.seek(e);",
+            "  for (int64_t done = 0, n; done < count; done += n, e += n) {",
+            "    n = results.take(count - done);",
+        ]
+        tail = "0"
+        if self.w.tails.asked:
+            # a block ends where another tail begins
+            tail = "tail"
+            lines += [
+                "    int64_t stop;",
+                "    const int tail ="
+                f" late{n}(t, g.batch * g.columns, e, e + n, &stop);",
+                "    n = stop - e;",
+            ]
+        near = "".join(f", q{x.slot}" for x in self.results)
+        arrays = "".join(self.each(", r{k} + done"))
+        return [
+            *lines,
+            *(f"    {x}" for x in gathers("results", self.results, "n")),
+            f"    output{n}(t, lane, {tail}, n{near}{arrays});",
+            *(f"    {x}" for x in scatters("results", self.results, "n")),
+            "    results.advance(n);",
+            "  }",
+            "};",
         ]

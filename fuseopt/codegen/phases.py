@@ -4,7 +4,7 @@ A function that only a library can give (eager's square root) works on arrays. E
 code then runs in phases over blocks that stay in cache: loop, call, loop. Each
 instruction goes to the last phase that can hold it, so that few values cross a call;
 what does cross is loaded again if its memory is unchanged, or was given that very
-value, else kept in a small array. Where the elements of a lane are neighbours, a
+value, else kept in a small array. The elements of a block are neighbours, so that a
 library reads such memory itself.
 """
 
@@ -40,11 +40,8 @@ class Phases:
 _EXACT = frozenset({"f32", "f64"})
 
 
-def phases(variant: Variant, library: frozenset[str], neighbours: bool) -> Phases:
-    """The phases of a variant's element code; one if nothing calls the library.
-
-    `neighbours`: element i + 1 of every slot lies behind element i.
-    """
+def phases(variant: Variant, library: frozenset[str]) -> Phases:
+    """The phases of a variant's element code; one if nothing calls the library."""
     instrs, elements = variant.instrs, set(variant.code)
     level: dict[int, int] = {}
     for i in variant.code:
@@ -119,7 +116,7 @@ def phases(variant: Variant, library: frozenset[str], neighbours: bool) -> Phase
             calls.setdefault(phase[i], []).append(i)
             spilled.add(i)
             for a in instrs[i].args:
-                slot = memory(a, phase[i]) if a in elements and neighbours else None
+                slot = memory(a, phase[i]) if a in elements else None
                 if slot is not None and instrs[a].dtype in _EXACT:
                     direct[i, a] = slot
                 elif a in elements:

@@ -241,6 +241,111 @@ static inline uint32_t pair_f16(float first, float second) {
   return narrowed_f16(SWAPPED ? first : second) << 16 | low;
 }
 
+// Goes over the elements of a lane. It divides when it is set on an element, and not
+// from one block to the next.
+enum { TOGETHER, REPEATED, APART };
+template <int SLOTS> struct Walk {
+  const int64_t *size, *strides;
+  int64_t dims, dim;      // dimensions after `dim` lie within a block
+  int64_t within, steps;  // their elements; steps along `dim` that make a block
+  int64_t passed;         // elements of the block that are done
+  int64_t index[64], base[SLOTS], offset[SLOTS][BLOCK];
+  int kind[SLOTS];
+  // whole: a slot of whose tensor no block may hold but neighbours, or -1
+  Walk(int64_t dims_, const int64_t* size_, const int64_t* strides_, int whole = -1)
+      : size(size_), strides(strides_), dims(dims_), dim(dims_ - 1), within(1) {
+    if (dims == 0) return;  // a lane that needs no walk
+    const int64_t* kept = whole < 0 ? 0 : strides + whole * dims;
+    while (dim > 0 && within * size[dim] <= BLOCK && size[dim] &&
+           (!kept || kept[dim] == within || size[dim] == 1))
+      within *= size[dim--];
+    steps = BLOCK / within < size[dim] ? BLOCK / within : size[dim];
+    if (kept && kept[dim] != within) steps = 1;
+    for (int k = 0; k < SLOTS; ++k) {
+      const int64_t* own = strides + k * dims;
+      bool together = true, repeated = true;
+      int64_t n = 1;
+      for (int64_t d = dims - 1; d >= dim; --d) {
+        if (size[d] == 1) continue;
+        together &= own[d] == n, repeated &= own[d] == 0, n *= size[d];
+      }
+      kind[k] = together ? TOGETHER : repeated ? REPEATED : APART;
+      if (kind[k] == APART) list(offset[k], own);
+    }
+  }
+  void list(int64_t* to, const int64_t* own) const {
+    int64_t n = 1;
+    to[0] = 0;
+    for (int64_t d = dims - 1; d >= dim; --d) {
+      const int64_t count = d == dim ? steps : size[d];
+      for (int64_t c = 1; c < count; ++c)
+        for (int64_t i = 0; i < n; ++i) to[c * n + i] = to[i] + c * own[d];
+      n *= count;
+    }
+  }
+  void seek(int64_t e) {
+    passed = e % within, e /= within;
+    for (int k = 0; k < SLOTS; ++k) base[k] = 0;
+    for (int64_t d = dim; d >= 0; --d) {
+      index[d] = e % size[d], e /= size[d];
+      for (int k = 0; k < SLOTS; ++k) base[k] += index[d] * strides[k * dims + d];
+    }
+  }
+  int64_t taken() const {  // steps of this block
+    const int64_t rest = size[dim] - index[dim];
+    return rest < steps ? rest : steps;
+  }
+  // elements that the block still has, but no more than `most`
+  int64_t take(int64_t most) const {
+    const int64_t n = taken() * within - passed;
+    return n < most ? n : most;
+  }
+  void advance(int64_t n) {
+    const int64_t count = taken();
+    passed += n;
+    if (passed < count * within) return;
+    passed = 0;
+    move(dim, count);
+    for (int64_t d = dim; d > 0 && index[d] == size[d]; --d) {
+      move(d, -size[d]);
+      move(d - 1, 1);
+    }
+  }
+  void move(int64_t d, int64_t count) {
+    index[d] += count;
+    for (int k = 0; k < SLOTS; ++k) base[k] += count * strides[k * dims + d];
+  }
+  // where the first element of what is left of the block lies in a tensor
+  int64_t at(int k) const {
+    if (kind[k] == APART) return base[k] + offset[k][passed];
+    return base[k] + (kind[k] == TOGETHER ? passed : 0);
+  }
+  // where n elements that are written lie as neighbours: in memory, or in `room`
+  template <class T> T* place(int k, T* p, T* room) const {
+    return kind[k] == TOGETHER ? p + base[k] + passed : room;
+  }
+  // the same of n elements that are read
+  template <class T> T* gather(int k, T* p, T* room, int64_t n) const {
+    p += base[k];
+    if (kind[k] == TOGETHER) return p + passed;
+    if (kind[k] == REPEATED) {
+      const T x = *p;
+      for (int64_t j = 0; j < n; ++j) room[j] = x;
+      return room;
+    }
+    const int64_t* from = offset[k] + passed;
+    for (int64_t j = 0; j < n; ++j) room[j] = p[from[j]];
+    return room;
+  }
+  template <class T> void scatter(int k, T* p, const T* room, int64_t n) const {
+    if (kind[k] == TOGETHER) return;
+    p += base[k];
+    if (kind[k] == REPEATED) { *p = room[n - 1]; return; }
+    const int64_t* to = offset[k] + passed;
+    for (int64_t j = 0; j < n; ++j) p[to[j]] = room[j];
+  }
+};
+
 struct Lane0 {  // what the lane before read and made
   bool known;
   int32_t row;
@@ -293,11 +398,7 @@ static void lane0(const Table& t, int64_t lane, Lane0& last) {
 }
 
 template <bool TAIL>
-static void run0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
-  float* __restrict__ p0 = (float*)t.pool[t.position[lane * 5 + 0]];
-  float* __restrict__ p1 = (float*)t.pool[t.position[lane * 5 + 1]];
-  float* __restrict__ p2 = (float*)t.pool[t.position[lane * 5 + 2]];
-  float* __restrict__ p3 = (float*)t.pool[t.position[lane * 5 + 3]];
+static void row0(const Table& t, int64_t lane, int64_t count, float* __restrict__ p0, float* __restrict__ p1, float* __restrict__ p2, float* __restrict__ p3) {
   const double* __restrict__ scalars = t.rows + t.row[lane] * 4;
   const float x2 = (float)scalars[2];
   const float x3 = (float)scalars[3];
@@ -305,103 +406,71 @@ static void run0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
   const float x12 = (float)t.values[lane * 4 + 1];
   const float x14 = (float)t.values[lane * 4 + 2];
   const float x18 = (float)t.values[lane * 4 + 3];
-  if (t.strided[lane] < 0) {
-    for (int64_t i = begin; i < end; i += BLOCK) {
-      const int64_t n = end - i < BLOCK ? end - i : BLOCK;
-      alignas(64) float s24[BLOCK];
-      #pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) {
-        const float x13 = p3[i + j];
-        const float x15 = p1[i + j];
-        const float x16 = x13 - x15;
-        const float x17 = __builtin_fmaf(x14, x16, x15);
-        const float x19 = x13 * x13;
-        const float x20 = x18 * x19;
-        const float x21 = p2[i + j];
-        const float x22 = x21 * x2;
-        const float x23 = x22 + x20;
-        p1[i + j] = (float)x17;
-        p2[i + j] = (float)x23;
-      }
-      library_sqrt_f32(t.library, n, p2 + i, s24);
-      #pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) {
-        const float x17 = p1[i + j];
-        const float x24 = s24[j];
-        const float x25 = x24 / x11;
-        const float x26 = x25 + x3;
-        const float x27 = x12 * x17;
-        const float x28 = x27 / x26;
-        const float x29 = p0[i + j];
-        const float x30 = x29 - x28;
-        p0[i + j] = (float)x30;
-      }
+  for (int64_t i = 0; i < count; i += BLOCK) {
+    const int64_t n = count - i < BLOCK ? count - i : BLOCK;
+    alignas(64) float s24[BLOCK];
+    #pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) {
+      const float x13 = p3[i + j];
+      const float x15 = p1[i + j];
+      const float x16 = x13 - x15;
+      const float x17 = __builtin_fmaf(x14, x16, x15);
+      const float x19 = x13 * x13;
+      const float x20 = x18 * x19;
+      const float x21 = p2[i + j];
+      const float x22 = x21 * x2;
+      const float x23 = x22 + x20;
+      p1[i + j] = (float)x17;
+      p2[i + j] = (float)x23;
     }
-    return;
-  }
-  const int64_t* g = t.geometry + t.strided[lane];
-  const int64_t dims = *g++;
-  const int64_t* size = g;
-  g += dims;
-  const int64_t inner = size[dims - 1];
-  const int64_t w0 = g[0 * dims + dims - 1];
-  const int64_t w1 = g[1 * dims + dims - 1];
-  const int64_t w2 = g[2 * dims + dims - 1];
-  const int64_t w3 = g[3 * dims + dims - 1];
-  for (int64_t e = begin; e < end;) {
-    int64_t rest = e / inner;
-    const int64_t column = e % inner;
-    const int64_t row = inner - column;
-    const int64_t run = row < end - e ? row : end - e;
-    int64_t o0 = column * w0;
-    int64_t o1 = column * w1;
-    int64_t o2 = column * w2;
-    int64_t o3 = column * w3;
-    for (int64_t d = dims - 2; d >= 0; --d) {
-      const int64_t c = rest % size[d];
-      rest /= size[d];
-      o0 += c * g[0 * dims + d];
-      o1 += c * g[1 * dims + d];
-      o2 += c * g[2 * dims + d];
-      o3 += c * g[3 * dims + d];
+    library_sqrt_f32(t.library, n, p2 + i, s24);
+    #pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) {
+      const float x17 = p1[i + j];
+      const float x24 = s24[j];
+      const float x25 = x24 / x11;
+      const float x26 = x25 + x3;
+      const float x27 = x12 * x17;
+      const float x28 = x27 / x26;
+      const float x29 = p0[i + j];
+      const float x30 = x29 - x28;
+      p0[i + j] = (float)x30;
     }
-    for (int64_t i = 0; i < run; i += BLOCK) {
-      const int64_t n = run - i < BLOCK ? run - i : BLOCK;
-      alignas(64) float s23[BLOCK];
-      alignas(64) float s24[BLOCK];
-      for (int64_t j = 0; j < n; ++j) {
-        const float x13 = p3[o3 + (i + j) * w3];
-        const float x15 = p1[o1 + (i + j) * w1];
-        const float x16 = x13 - x15;
-        const float x17 = __builtin_fmaf(x14, x16, x15);
-        const float x19 = x13 * x13;
-        const float x20 = x18 * x19;
-        const float x21 = p2[o2 + (i + j) * w2];
-        const float x22 = x21 * x2;
-        const float x23 = x22 + x20;
-        s23[j] = x23;
-        p1[o1 + (i + j) * w1] = (float)x17;
-        p2[o2 + (i + j) * w2] = (float)x23;
-      }
-      library_sqrt_f32(t.library, n, s23, s24);
-      for (int64_t j = 0; j < n; ++j) {
-        const float x17 = p1[o1 + (i + j) * w1];
-        const float x24 = s24[j];
-        const float x25 = x24 / x11;
-        const float x26 = x25 + x3;
-        const float x27 = x12 * x17;
-        const float x28 = x27 / x26;
-        const float x29 = p0[o0 + (i + j) * w0];
-        const float x30 = x29 - x28;
-        p0[o0 + (i + j) * w0] = (float)x30;
-      }
-    }
-    e += run;
   }
 }
 
+static void piece0(const Table& t, int64_t lane, int64_t e, int64_t count, float* __restrict__ p0, float* __restrict__ p1, float* __restrict__ p2, float* __restrict__ p3) {
+  row0<false>(t, lane, count, p0, p1, p2, p3);
+}
+
 static void span0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
-  run0<false>(t, lane, begin, end);
+  float* __restrict__ p0 = (float*)t.pool[t.position[lane * 5 + 0]];
+  float* __restrict__ p1 = (float*)t.pool[t.position[lane * 5 + 1]];
+  float* __restrict__ p2 = (float*)t.pool[t.position[lane * 5 + 2]];
+  float* __restrict__ p3 = (float*)t.pool[t.position[lane * 5 + 3]];
+  if (t.strided[lane] < 0) {
+    piece0(t, lane, begin, end - begin, p0 + begin, p1 + begin, p2 + begin, p3 + begin);
+    return;
+  }
+  const int64_t* g = t.geometry + t.strided[lane];
+  Walk<4> walk(g[0], g + 1, g + 1 + g[0]);
+  alignas(64) float b0[BLOCK];
+  alignas(64) float b1[BLOCK];
+  alignas(64) float b2[BLOCK];
+  alignas(64) float b3[BLOCK];
+  walk.seek(begin);
+  for (int64_t e = begin, n; e < end; e += n) {
+    n = walk.take(end - e);
+    float* const q0 = walk.gather(0, p0, b0, n);
+    float* const q1 = walk.gather(1, p1, b1, n);
+    float* const q2 = walk.gather(2, p2, b2, n);
+    float* const q3 = walk.gather(3, p3, b3, n);
+    piece0(t, lane, e, n, q0, q1, q2, q3);
+    walk.scatter(0, p0, q0, n);
+    walk.scatter(1, p1, q1, n);
+    walk.scatter(2, p2, q2, n);
+    walk.advance(n);
+  }
 }
 
 struct Lane1 {  // what the lane before read and made
@@ -456,11 +525,7 @@ static void lane1(const Table& t, int64_t lane, Lane1& last) {
 }
 
 template <bool TAIL>
-static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
-  uint16_t* __restrict__ p0 = (uint16_t*)t.pool[t.position[lane * 5 + 0]];
-  uint16_t* __restrict__ p1 = (uint16_t*)t.pool[t.position[lane * 5 + 1]];
-  uint16_t* __restrict__ p2 = (uint16_t*)t.pool[t.position[lane * 5 + 2]];
-  uint16_t* __restrict__ p3 = (uint16_t*)t.pool[t.position[lane * 5 + 3]];
+static void row1(const Table& t, int64_t lane, int64_t count, uint16_t* __restrict__ p0, uint16_t* __restrict__ p1, uint16_t* __restrict__ p2, uint16_t* __restrict__ p3) {
   const double* __restrict__ scalars = t.rows + t.row[lane] * 4;
   const float x2 = calmed((float)scalars[2]);
   const float x3 = calmed((float)scalars[3]);
@@ -468,142 +533,99 @@ static void run1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
   const float x12 = calmed((float)t.values[lane * 4 + 1]);
   const float x15 = calmed((float)t.values[lane * 4 + 2]);
   const float x22 = calmed((float)t.values[lane * 4 + 3]);
-  if (t.strided[lane] < 0) {
-    for (int64_t i = begin; i < end; i += BLOCK) {
-      const int64_t n = end - i < BLOCK ? end - i : BLOCK;
-      alignas(64) float s20[BLOCK];
-      alignas(64) float s30[BLOCK];
-      alignas(64) float s31[BLOCK];
-      const auto each = [&](int64_t j, float x13, float x16, float x25, float& to1, float& to2)
-          __attribute__((always_inline)) {
-        const float x14 = (float)x13;
-        const float x17 = (float)x16;
-        const float x18 = x14 - x17;
-        const float x19 = __builtin_fmaf(x15, x18, x17);
-        const float x20 = calm_bf16(x19);
-        const float x23 = x14 * x14;
-        const float x24 = x22 * x23;
-        const float x26 = (float)x25;
-        const float x27 = x26 * x2;
-        const float x28 = x27 + x24;
-        const float x29 = calm_bf16(x28);
-        const float x30 = (float)x29;
-        s20[j] = x20;
-        s30[j] = x30;
-        to1 = x20;
-        to2 = x29;
-      };
-      #pragma GCC ivdep
-      for (int64_t j = 0; j < n - 1; j += 2) {
-        Pair* w3 = (Pair*)&p3[i + j];
-        Pair* w1 = (Pair*)&p1[i + j];
-        Pair* w2 = (Pair*)&p2[i + j];
-        float a1, b1, a2, b2;
-        each(j, first_bf16(*w3), first_bf16(*w1), first_bf16(*w2), a1, a2);
-        each(j + 1, second_bf16(*w3), second_bf16(*w1), second_bf16(*w2), b1, b2);
-        *w1 = pair_bf16(a1, b1);
-        *w2 = pair_bf16(a2, b2);
-      }
-      if (n & 1) {
-        const int64_t j = n - 1;
-        float a1, a2;
-        each(j, from_bf16(p3[i + j]), from_bf16(p1[i + j]), from_bf16(p2[i + j]), a1, a2);
-        p1[i + j] = to_bf16(a1);
-        p2[i + j] = to_bf16(a2);
-      }
-      library_sqrt_f32(t.library, n, s30, s31);
-      #pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) {
-        const float x20 = s20[j];
-        const float x21 = (float)x20;
-        const float x31 = s31[j];
-        const float x32 = x31 / x11;
-        const float x33 = x32 + x3;
-        const float x34 = x12 * x21;
-        const float x35 = x34 / x33;
-        const float x36 = from_bf16(p0[i + j]);
-        const float x37 = (float)x36;
-        const float x38 = x37 - x35;
-        const float x39 = round_bf16(x38);
-        p0[i + j] = to_bf16(x39);
-      }
+  for (int64_t i = 0; i < count; i += BLOCK) {
+    const int64_t n = count - i < BLOCK ? count - i : BLOCK;
+    alignas(64) float s20[BLOCK];
+    alignas(64) float s30[BLOCK];
+    alignas(64) float s31[BLOCK];
+    const auto each = [&](int64_t j, float x13, float x16, float x25, float& to1, float& to2)
+        __attribute__((always_inline)) {
+      const float x14 = (float)x13;
+      const float x17 = (float)x16;
+      const float x18 = x14 - x17;
+      const float x19 = __builtin_fmaf(x15, x18, x17);
+      const float x20 = calm_bf16(x19);
+      const float x23 = x14 * x14;
+      const float x24 = x22 * x23;
+      const float x26 = (float)x25;
+      const float x27 = x26 * x2;
+      const float x28 = x27 + x24;
+      const float x29 = calm_bf16(x28);
+      const float x30 = (float)x29;
+      s20[j] = x20;
+      s30[j] = x30;
+      to1 = x20;
+      to2 = x29;
+    };
+    #pragma GCC ivdep
+    for (int64_t j = 0; j < n - 1; j += 2) {
+      Pair* w3 = (Pair*)&p3[i + j];
+      Pair* w1 = (Pair*)&p1[i + j];
+      Pair* w2 = (Pair*)&p2[i + j];
+      float a1, b1, a2, b2;
+      each(j, first_bf16(*w3), first_bf16(*w1), first_bf16(*w2), a1, a2);
+      each(j + 1, second_bf16(*w3), second_bf16(*w1), second_bf16(*w2), b1, b2);
+      *w1 = pair_bf16(a1, b1);
+      *w2 = pair_bf16(a2, b2);
     }
-    return;
-  }
-  const int64_t* g = t.geometry + t.strided[lane];
-  const int64_t dims = *g++;
-  const int64_t* size = g;
-  g += dims;
-  const int64_t inner = size[dims - 1];
-  const int64_t w0 = g[0 * dims + dims - 1];
-  const int64_t w1 = g[1 * dims + dims - 1];
-  const int64_t w2 = g[2 * dims + dims - 1];
-  const int64_t w3 = g[3 * dims + dims - 1];
-  for (int64_t e = begin; e < end;) {
-    int64_t rest = e / inner;
-    const int64_t column = e % inner;
-    const int64_t row = inner - column;
-    const int64_t run = row < end - e ? row : end - e;
-    int64_t o0 = column * w0;
-    int64_t o1 = column * w1;
-    int64_t o2 = column * w2;
-    int64_t o3 = column * w3;
-    for (int64_t d = dims - 2; d >= 0; --d) {
-      const int64_t c = rest % size[d];
-      rest /= size[d];
-      o0 += c * g[0 * dims + d];
-      o1 += c * g[1 * dims + d];
-      o2 += c * g[2 * dims + d];
-      o3 += c * g[3 * dims + d];
+    if (n & 1) {
+      const int64_t j = n - 1;
+      float a1, a2;
+      each(j, from_bf16(p3[i + j]), from_bf16(p1[i + j]), from_bf16(p2[i + j]), a1, a2);
+      p1[i + j] = to_bf16(a1);
+      p2[i + j] = to_bf16(a2);
     }
-    for (int64_t i = 0; i < run; i += BLOCK) {
-      const int64_t n = run - i < BLOCK ? run - i : BLOCK;
-      alignas(64) float s20[BLOCK];
-      alignas(64) float s30[BLOCK];
-      alignas(64) float s31[BLOCK];
-      for (int64_t j = 0; j < n; ++j) {
-        const float x13 = from_bf16(p3[o3 + (i + j) * w3]);
-        const float x14 = (float)x13;
-        const float x16 = from_bf16(p1[o1 + (i + j) * w1]);
-        const float x17 = (float)x16;
-        const float x18 = x14 - x17;
-        const float x19 = __builtin_fmaf(x15, x18, x17);
-        const float x20 = calm_bf16(x19);
-        const float x23 = x14 * x14;
-        const float x24 = x22 * x23;
-        const float x25 = from_bf16(p2[o2 + (i + j) * w2]);
-        const float x26 = (float)x25;
-        const float x27 = x26 * x2;
-        const float x28 = x27 + x24;
-        const float x29 = calm_bf16(x28);
-        const float x30 = (float)x29;
-        s20[j] = x20;
-        s30[j] = x30;
-        p1[o1 + (i + j) * w1] = to_bf16(x20);
-        p2[o2 + (i + j) * w2] = to_bf16(x29);
-      }
-      library_sqrt_f32(t.library, n, s30, s31);
-      for (int64_t j = 0; j < n; ++j) {
-        const float x20 = s20[j];
-        const float x21 = (float)x20;
-        const float x31 = s31[j];
-        const float x32 = x31 / x11;
-        const float x33 = x32 + x3;
-        const float x34 = x12 * x21;
-        const float x35 = x34 / x33;
-        const float x36 = from_bf16(p0[o0 + (i + j) * w0]);
-        const float x37 = (float)x36;
-        const float x38 = x37 - x35;
-        const float x39 = round_bf16(x38);
-        p0[o0 + (i + j) * w0] = to_bf16(x39);
-      }
+    library_sqrt_f32(t.library, n, s30, s31);
+    #pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) {
+      const float x20 = s20[j];
+      const float x21 = (float)x20;
+      const float x31 = s31[j];
+      const float x32 = x31 / x11;
+      const float x33 = x32 + x3;
+      const float x34 = x12 * x21;
+      const float x35 = x34 / x33;
+      const float x36 = from_bf16(p0[i + j]);
+      const float x37 = (float)x36;
+      const float x38 = x37 - x35;
+      const float x39 = round_bf16(x38);
+      p0[i + j] = to_bf16(x39);
     }
-    e += run;
   }
 }
 
+static void piece1(const Table& t, int64_t lane, int64_t e, int64_t count, uint16_t* __restrict__ p0, uint16_t* __restrict__ p1, uint16_t* __restrict__ p2, uint16_t* __restrict__ p3) {
+  row1<false>(t, lane, count, p0, p1, p2, p3);
+}
+
 static void span1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
-  run1<false>(t, lane, begin, end);
+  uint16_t* __restrict__ p0 = (uint16_t*)t.pool[t.position[lane * 5 + 0]];
+  uint16_t* __restrict__ p1 = (uint16_t*)t.pool[t.position[lane * 5 + 1]];
+  uint16_t* __restrict__ p2 = (uint16_t*)t.pool[t.position[lane * 5 + 2]];
+  uint16_t* __restrict__ p3 = (uint16_t*)t.pool[t.position[lane * 5 + 3]];
+  if (t.strided[lane] < 0) {
+    piece1(t, lane, begin, end - begin, p0 + begin, p1 + begin, p2 + begin, p3 + begin);
+    return;
+  }
+  const int64_t* g = t.geometry + t.strided[lane];
+  Walk<4> walk(g[0], g + 1, g + 1 + g[0]);
+  alignas(64) uint16_t b0[BLOCK];
+  alignas(64) uint16_t b1[BLOCK];
+  alignas(64) uint16_t b2[BLOCK];
+  alignas(64) uint16_t b3[BLOCK];
+  walk.seek(begin);
+  for (int64_t e = begin, n; e < end; e += n) {
+    n = walk.take(end - e);
+    uint16_t* const q0 = walk.gather(0, p0, b0, n);
+    uint16_t* const q1 = walk.gather(1, p1, b1, n);
+    uint16_t* const q2 = walk.gather(2, p2, b2, n);
+    uint16_t* const q3 = walk.gather(3, p3, b3, n);
+    piece1(t, lane, e, n, q0, q1, q2, q3);
+    walk.scatter(0, p0, q0, n);
+    walk.scatter(1, p1, q1, n);
+    walk.scatter(2, p2, q2, n);
+    walk.advance(n);
+  }
 }
 
 // Elements per chunk: small enough to balance, large enough to amortise its start.

@@ -158,6 +158,111 @@ template <class T> static inline T smaller(T a, T b) {
   return a != a ? a : (a < b ? a : b);
 }
 
+// Goes over the elements of a lane. It divides when it is set on an element, and not
+// from one block to the next.
+enum { TOGETHER, REPEATED, APART };
+template <int SLOTS> struct Walk {
+  const int64_t *size, *strides;
+  int64_t dims, dim;      // dimensions after `dim` lie within a block
+  int64_t within, steps;  // their elements; steps along `dim` that make a block
+  int64_t passed;         // elements of the block that are done
+  int64_t index[64], base[SLOTS], offset[SLOTS][BLOCK];
+  int kind[SLOTS];
+  // whole: a slot of whose tensor no block may hold but neighbours, or -1
+  Walk(int64_t dims_, const int64_t* size_, const int64_t* strides_, int whole = -1)
+      : size(size_), strides(strides_), dims(dims_), dim(dims_ - 1), within(1) {
+    if (dims == 0) return;  // a lane that needs no walk
+    const int64_t* kept = whole < 0 ? 0 : strides + whole * dims;
+    while (dim > 0 && within * size[dim] <= BLOCK && size[dim] &&
+           (!kept || kept[dim] == within || size[dim] == 1))
+      within *= size[dim--];
+    steps = BLOCK / within < size[dim] ? BLOCK / within : size[dim];
+    if (kept && kept[dim] != within) steps = 1;
+    for (int k = 0; k < SLOTS; ++k) {
+      const int64_t* own = strides + k * dims;
+      bool together = true, repeated = true;
+      int64_t n = 1;
+      for (int64_t d = dims - 1; d >= dim; --d) {
+        if (size[d] == 1) continue;
+        together &= own[d] == n, repeated &= own[d] == 0, n *= size[d];
+      }
+      kind[k] = together ? TOGETHER : repeated ? REPEATED : APART;
+      if (kind[k] == APART) list(offset[k], own);
+    }
+  }
+  void list(int64_t* to, const int64_t* own) const {
+    int64_t n = 1;
+    to[0] = 0;
+    for (int64_t d = dims - 1; d >= dim; --d) {
+      const int64_t count = d == dim ? steps : size[d];
+      for (int64_t c = 1; c < count; ++c)
+        for (int64_t i = 0; i < n; ++i) to[c * n + i] = to[i] + c * own[d];
+      n *= count;
+    }
+  }
+  void seek(int64_t e) {
+    passed = e % within, e /= within;
+    for (int k = 0; k < SLOTS; ++k) base[k] = 0;
+    for (int64_t d = dim; d >= 0; --d) {
+      index[d] = e % size[d], e /= size[d];
+      for (int k = 0; k < SLOTS; ++k) base[k] += index[d] * strides[k * dims + d];
+    }
+  }
+  int64_t taken() const {  // steps of this block
+    const int64_t rest = size[dim] - index[dim];
+    return rest < steps ? rest : steps;
+  }
+  // elements that the block still has, but no more than `most`
+  int64_t take(int64_t most) const {
+    const int64_t n = taken() * within - passed;
+    return n < most ? n : most;
+  }
+  void advance(int64_t n) {
+    const int64_t count = taken();
+    passed += n;
+    if (passed < count * within) return;
+    passed = 0;
+    move(dim, count);
+    for (int64_t d = dim; d > 0 && index[d] == size[d]; --d) {
+      move(d, -size[d]);
+      move(d - 1, 1);
+    }
+  }
+  void move(int64_t d, int64_t count) {
+    index[d] += count;
+    for (int k = 0; k < SLOTS; ++k) base[k] += count * strides[k * dims + d];
+  }
+  // where the first element of what is left of the block lies in a tensor
+  int64_t at(int k) const {
+    if (kind[k] == APART) return base[k] + offset[k][passed];
+    return base[k] + (kind[k] == TOGETHER ? passed : 0);
+  }
+  // where n elements that are written lie as neighbours: in memory, or in `room`
+  template <class T> T* place(int k, T* p, T* room) const {
+    return kind[k] == TOGETHER ? p + base[k] + passed : room;
+  }
+  // the same of n elements that are read
+  template <class T> T* gather(int k, T* p, T* room, int64_t n) const {
+    p += base[k];
+    if (kind[k] == TOGETHER) return p + passed;
+    if (kind[k] == REPEATED) {
+      const T x = *p;
+      for (int64_t j = 0; j < n; ++j) room[j] = x;
+      return room;
+    }
+    const int64_t* from = offset[k] + passed;
+    for (int64_t j = 0; j < n; ++j) room[j] = p[from[j]];
+    return room;
+  }
+  template <class T> void scatter(int k, T* p, const T* room, int64_t n) const {
+    if (kind[k] == TOGETHER) return;
+    p += base[k];
+    if (kind[k] == REPEATED) { *p = room[n - 1]; return; }
+    const int64_t* to = offset[k] + passed;
+    for (int64_t j = 0; j < n; ++j) p[to[j]] = room[j];
+  }
+};
+
 static void lane0(const Table& t, int64_t lane) {
   const bool TAIL = true;  // one element is never a vector
   (void)TAIL;
@@ -167,68 +272,52 @@ static void lane0(const Table& t, int64_t lane) {
 }
 
 template <bool TAIL>
-static void run0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
-  float* __restrict__ p0 = (float*)t.pool[t.position[lane * 3 + 0]];
-  float* __restrict__ p1 = (float*)t.pool[t.position[lane * 3 + 1]];
-  float* __restrict__ p2 = (float*)t.pool[t.position[lane * 3 + 2]];
+static void row0(const Table& t, int64_t lane, int64_t count, float* __restrict__ p0, float* __restrict__ p1, float* __restrict__ p2) {
   const double* __restrict__ scalars = t.rows + t.row[lane] * 2;
   const float x0 = (float)scalars[0];
   const float x1 = (float)scalars[1];
-  if (t.strided[lane] < 0) {
-    const int64_t i = begin, n = end - i;
-    #pragma GCC ivdep
-    for (int64_t j = 0; j < n; ++j) {
-      const float x2 = p1[i + j];
-      const float x3 = x2 * x0;
-      const float x4 = p2[i + j];
-      const float x5 = x3 + x4;
-      const float x6 = p0[i + j];
-      const float x7 = __builtin_fmaf(x5, x1, x6);
-      p1[i + j] = (float)x5;
-      p0[i + j] = (float)x7;
-    }
-    return;
-  }
-  const int64_t* g = t.geometry + t.strided[lane];
-  const int64_t dims = *g++;
-  const int64_t* size = g;
-  g += dims;
-  const int64_t inner = size[dims - 1];
-  const int64_t w0 = g[0 * dims + dims - 1];
-  const int64_t w1 = g[1 * dims + dims - 1];
-  const int64_t w2 = g[2 * dims + dims - 1];
-  for (int64_t e = begin; e < end;) {
-    int64_t rest = e / inner;
-    const int64_t column = e % inner;
-    const int64_t row = inner - column;
-    const int64_t run = row < end - e ? row : end - e;
-    int64_t o0 = column * w0;
-    int64_t o1 = column * w1;
-    int64_t o2 = column * w2;
-    for (int64_t d = dims - 2; d >= 0; --d) {
-      const int64_t c = rest % size[d];
-      rest /= size[d];
-      o0 += c * g[0 * dims + d];
-      o1 += c * g[1 * dims + d];
-      o2 += c * g[2 * dims + d];
-    }
-    const int64_t i = 0, n = run - i;
-    for (int64_t j = 0; j < n; ++j) {
-      const float x2 = p1[o1 + (i + j) * w1];
-      const float x3 = x2 * x0;
-      const float x4 = p2[o2 + (i + j) * w2];
-      const float x5 = x3 + x4;
-      const float x6 = p0[o0 + (i + j) * w0];
-      const float x7 = __builtin_fmaf(x5, x1, x6);
-      p1[o1 + (i + j) * w1] = (float)x5;
-      p0[o0 + (i + j) * w0] = (float)x7;
-    }
-    e += run;
+  const int64_t i = 0, n = count;
+  #pragma GCC ivdep
+  for (int64_t j = 0; j < n; ++j) {
+    const float x2 = p1[i + j];
+    const float x3 = x2 * x0;
+    const float x4 = p2[i + j];
+    const float x5 = x3 + x4;
+    const float x6 = p0[i + j];
+    const float x7 = __builtin_fmaf(x5, x1, x6);
+    p1[i + j] = (float)x5;
+    p0[i + j] = (float)x7;
   }
 }
 
+static void piece0(const Table& t, int64_t lane, int64_t e, int64_t count, float* __restrict__ p0, float* __restrict__ p1, float* __restrict__ p2) {
+  row0<false>(t, lane, count, p0, p1, p2);
+}
+
 static void span0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
-  run0<false>(t, lane, begin, end);
+  float* __restrict__ p0 = (float*)t.pool[t.position[lane * 3 + 0]];
+  float* __restrict__ p1 = (float*)t.pool[t.position[lane * 3 + 1]];
+  float* __restrict__ p2 = (float*)t.pool[t.position[lane * 3 + 2]];
+  if (t.strided[lane] < 0) {
+    piece0(t, lane, begin, end - begin, p0 + begin, p1 + begin, p2 + begin);
+    return;
+  }
+  const int64_t* g = t.geometry + t.strided[lane];
+  Walk<3> walk(g[0], g + 1, g + 1 + g[0]);
+  alignas(64) float b0[BLOCK];
+  alignas(64) float b1[BLOCK];
+  alignas(64) float b2[BLOCK];
+  walk.seek(begin);
+  for (int64_t e = begin, n; e < end; e += n) {
+    n = walk.take(end - e);
+    float* const q0 = walk.gather(0, p0, b0, n);
+    float* const q1 = walk.gather(1, p1, b1, n);
+    float* const q2 = walk.gather(2, p2, b2, n);
+    piece0(t, lane, e, n, q0, q1, q2);
+    walk.scatter(0, p0, q0, n);
+    walk.scatter(1, p1, q1, n);
+    walk.advance(n);
+  }
 }
 
 // Elements per chunk: small enough to balance, large enough to amortise its start.

@@ -1,0 +1,157 @@
+"""The C++ that goes over tensors of different layouts, a block of elements at a time.
+
+A block is so many steps along one dimension, times all elements of the dimensions
+within it; it is alike wherever it begins, so that one list of offsets serves a whole
+lane. A tensor whose elements of a block are neighbours is read and written where it
+lies. Of others the elements are gathered first and scattered afterwards: element code
+only ever sees neighbours, and has one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+#: What a kernel with element code has in front.
+WALK = """\
+// Goes over the elements of a lane. It divides when it is set on an element, and not
+// from one block to the next.
+enum { TOGETHER, REPEATED, APART };
+template <int SLOTS> struct Walk {
+  const int64_t *size, *strides;
+  int64_t dims, dim;      // dimensions after `dim` lie within a block
+  int64_t within, steps;  // their elements; steps along `dim` that make a block
+  int64_t passed;         // elements of the block that are done
+  int64_t index[64], base[SLOTS], offset[SLOTS][BLOCK];
+  int kind[SLOTS];
+  // whole: a slot of whose tensor no block may hold but neighbours, or -1
+  Walk(int64_t dims_, const int64_t* size_, const int64_t* strides_, int whole = -1)
+      : size(size_), strides(strides_), dims(dims_), dim(dims_ - 1), within(1) {
+    if (dims == 0) return;  // a lane that needs no walk
+    const int64_t* kept = whole < 0 ? 0 : strides + whole * dims;
+    while (dim > 0 && within * size[dim] <= BLOCK && size[dim] &&
+           (!kept || kept[dim] == within || size[dim] == 1))
+      within *= size[dim--];
+    steps = BLOCK / within < size[dim] ? BLOCK / within : size[dim];
+    if (kept && kept[dim] != within) steps = 1;
+    for (int k = 0; k < SLOTS; ++k) {
+      const int64_t* own = strides + k * dims;
+      bool together = true, repeated = true;
+      int64_t n = 1;
+      for (int64_t d = dims - 1; d >= dim; --d) {
+        if (size[d] == 1) continue;
+        together &= own[d] == n, repeated &= own[d] == 0, n *= size[d];
+      }
+      kind[k] = together ? TOGETHER : repeated ? REPEATED : APART;
+      if (kind[k] == APART) list(offset[k], own);
+    }
+  }
+  void list(int64_t* to, const int64_t* own) const {
+    int64_t n = 1;
+    to[0] = 0;
+    for (int64_t d = dims - 1; d >= dim; --d) {
+      const int64_t count = d == dim ? steps : size[d];
+      for (int64_t c = 1; c < count; ++c)
+        for (int64_t i = 0; i < n; ++i) to[c * n + i] = to[i] + c * own[d];
+      n *= count;
+    }
+  }
+  void seek(int64_t e) {
+    passed = e % within, e /= within;
+    for (int k = 0; k < SLOTS; ++k) base[k] = 0;
+    for (int64_t d = dim; d >= 0; --d) {
+      index[d] = e % size[d], e /= size[d];
+      for (int k = 0; k < SLOTS; ++k) base[k] += index[d] * strides[k * dims + d];
+    }
+  }
+  int64_t taken() const {  // steps of this block
+    const int64_t rest = size[dim] - index[dim];
+    return rest < steps ? rest : steps;
+  }
+  // elements that the block still has, but no more than `most`
+  int64_t take(int64_t most) const {
+    const int64_t n = taken() * within - passed;
+    return n < most ? n : most;
+  }
+  void advance(int64_t n) {
+    const int64_t count = taken();
+    passed += n;
+    if (passed < count * within) return;
+    passed = 0;
+    move(dim, count);
+    for (int64_t d = dim; d > 0 && index[d] == size[d]; --d) {
+      move(d, -size[d]);
+      move(d - 1, 1);
+    }
+  }
+  void move(int64_t d, int64_t count) {
+    index[d] += count;
+    for (int k = 0; k < SLOTS; ++k) base[k] += count * strides[k * dims + d];
+  }
+  // where the first element of what is left of the block lies in a tensor
+  int64_t at(int k) const {
+    if (kind[k] == APART) return base[k] + offset[k][passed];
+    return base[k] + (kind[k] == TOGETHER ? passed : 0);
+  }
+  // where n elements that are written lie as neighbours: in memory, or in `room`
+  template <class T> T* place(int k, T* p, T* room) const {
+    return kind[k] == TOGETHER ? p + base[k] + passed : room;
+  }
+  // the same of n elements that are read
+  template <class T> T* gather(int k, T* p, T* room, int64_t n) const {
+    p += base[k];
+    if (kind[k] == TOGETHER) return p + passed;
+    if (kind[k] == REPEATED) {
+      const T x = *p;
+      for (int64_t j = 0; j < n; ++j) room[j] = x;
+      return room;
+    }
+    const int64_t* from = offset[k] + passed;
+    for (int64_t j = 0; j < n; ++j) room[j] = p[from[j]];
+    return room;
+  }
+  template <class T> void scatter(int k, T* p, const T* room, int64_t n) const {
+    if (kind[k] == TOGETHER) return;
+    p += base[k];
+    if (kind[k] == REPEATED) { *p = room[n - 1]; return; }
+    const int64_t* to = offset[k] + passed;
+    for (int64_t j = 0; j < n; ++j) p[to[j]] = room[j];
+  }
+};
+"""
+
+
+class Walked(NamedTuple):
+    """A slot that is walked over: its number, its C++ type, what is done with it."""
+
+    slot: int
+    kind: str
+    read: bool
+    write: bool
+
+
+def rooms(slots: Sequence[Walked]) -> list[str]:
+    """Memory for a block of each slot."""
+    return [f"alignas(64) {x.kind} b{x.slot}[BLOCK];" for x in slots]
+
+
+def gathers(walk: str, slots: Sequence[Walked], n: str) -> list[str]:
+    """Pointers q to n neighbours each, of pointers p to tensors."""
+    return [
+        f"{x.kind}* const q{x.slot} = "
+        + (
+            f"{walk}.gather({k}, p{x.slot}, b{x.slot}, {n});"
+            if x.read
+            else f"{walk}.place({k}, p{x.slot}, b{x.slot});"
+        )
+        for k, x in enumerate(slots)
+    ]
+
+
+def scatters(walk: str, slots: Sequence[Walked], n: str) -> list[str]:
+    """Bring back what was written to neighbours."""
+    return [
+        f"{walk}.scatter({k}, p{x.slot}, q{x.slot}, {n});"
+        for k, x in enumerate(slots)
+        if x.write
+    ]
