@@ -251,11 +251,11 @@ def test_offsets_of_generated_source_have_64_bits() -> None:
     _, (kernel,), _ = huge(*HUGE["one tensor"])
     cpp = CppTarget().render(kernel).text
     counted = r"\b(?:unsigned|int|int32_t|uint32_t|long|size_t) +(\w+) *(?:=|;)"
-    step = cpp[cpp.index("static void run0") if "static void run0" in cpp else 0 :]
+    step = cpp[cpp.index("static void row0") if "static void row0" in cpp else 0 :]
     assert set(re.findall(counted, step)) <= {"v", "i", "even", "tail"}
     for name in ("start", "geometry", "strided"):
         assert f"const int64_t* {name};" in cpp
-    assert re.search(r"run0\(const Table& t, int64_t lane, int64_t begin", cpp)
+    assert re.search(r"span0\(const Table& t, int64_t lane, int64_t begin", cpp)
     triton = TritonTarget().render(kernel).text
     assert "start = ordinal.to(tl.int64) * BLOCK" in triton
     assert "(1 + tl.program_id(0).to(tl.int64)) * 4" in triton
