@@ -107,6 +107,29 @@ def test_negative_zero_as_a_scalar() -> None:
     against_eager(step, lambda: [torch.ones(4), torch.ones(4)])
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["torch.compile", "fuseopt"])
+def test_a_number_that_becomes_negative_zero(whole: bool) -> None:
+    """0.0 == -0.0, so the table of numbers was left as it was."""
+    mine, theirs = (
+        [torch.nn.Parameter(torch.ones(4)) for _ in range(2)] for _ in range(2)
+    )
+    for p in mine + theirs:
+        p.grad = torch.ones(4)
+    one = torch.optim.SGD(mine, lr=0.5)
+    other = torch.optim.SGD(theirs, lr=0.5)
+    step = (
+        fuseopt.compile(one).step if whole else torch.compile(one.step, backend=backend)
+    )
+    for lr in (0.5, 0.25, 0.0, -0.0, 0.0):
+        for optimizer in (one, other):
+            optimizer.param_groups[0]["lr"] = lr
+        for p in mine + theirs:
+            p.data.fill_(-0.0)
+        step()
+        other.step()
+        assert all(map(same_bits, mine, theirs)), f"lr = {lr}"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_place_foreach_mul_rounds_its_number(dtype: torch.dtype) -> None:
     def step(p: Any, q: Any) -> None:

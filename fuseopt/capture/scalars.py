@@ -61,6 +61,15 @@ def _exactly(x: Any) -> Any:
     return x if isinstance(x, Sym) else (type(x), repr(x))
 
 
+def same_numbers(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Are they equal, and zeros of one sign? (0.0 and -0.0 give other products.)"""
+    if some != others:
+        return False
+    return 0 not in some or all(
+        x != 0 or repr(x) == repr(y) for x, y in zip(some, others, strict=True)
+    )
+
+
 def _numbers(x: Any) -> list[Any]:
     """The numbers of arguments, in lists or not."""
     if isinstance(x, (list, tuple)):

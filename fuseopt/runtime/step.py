@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from .. import compat
 from ..capture.inputs import check_tensor, static_tensors
 from ..capture.numbers import NumberRef
+from ..capture.scalars import same_numbers
 from ..errors import AliasError, CaptureError, LaunchError
 from .device import is_capturing
 from .joined import join
@@ -175,7 +176,7 @@ class CompiledStep:
 
     def _scalars(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
         numbers = plan.captured.scalars.evaluate(args, tensors)
-        if numbers != plan.numbers:
+        if plan.numbers is None or not same_numbers(numbers, plan.numbers):
             for table in plan.tables.values():
                 table.fill_rows(numbers)
             plan.numbers = numbers
