@@ -657,3 +657,22 @@ def test_an_exponent_that_is_a_symbol() -> None:
         fast(mine, power)
         step(theirs, power)
         assert same_bits(mine, theirs), power
+
+
+def test_what_autograd_saved_and_a_step_changed_is_noticed() -> None:
+    """Versions of tensors without a gradient, such as averaged weights, stayed."""
+
+    def step(average: Any, p: Any) -> None:
+        average.lerp_(p, 0.1)
+
+    average, p = torch.ones(4), torch.nn.Parameter(torch.zeros(4))
+    fast = torch.compile(step, backend=backend, options={"fallback": "error"})
+    with torch.no_grad():
+        fast(average, p)
+    before = average._version
+    loss = (p * average).sum()
+    with torch.no_grad():
+        fast(average, p)
+    assert average._version == before + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

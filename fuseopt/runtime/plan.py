@@ -163,8 +163,9 @@ class Plan:
         self.on_host = [t for t in tables.values() if not t.place]
         self.devices = [a.at for a in arenas if a.remote]
         self.numbers: list[Any] | None = None
-        bump = [i for i in self.mutated if tensors[i].requires_grad]
-        self.probe = Probe(tensors, self.helper, bump)
+        # autograd may have saved any of them, with or without a gradient of its own
+        counted = [i for i in self.mutated if not tensors[i].is_inference()]
+        self.probe = Probe(tensors, self.helper, counted)
         self.metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         self.settled = False
         #: bytes from the first to behind the last element of each tensor
