@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import errors
     from .backend import fuseopt
     from .optimizer import compile
     from .preview import explain
@@ -22,7 +23,15 @@ if TYPE_CHECKING:
     from .session import reports
 
 __version__ = "0.1.0"
-__all__ = ["Report", "__version__", "compile", "explain", "fuseopt", "reports"]
+__all__ = [
+    "Report",
+    "__version__",
+    "compile",
+    "errors",
+    "explain",
+    "fuseopt",
+    "reports",
+]
 
 _HOMES = {
     "compile": "optimizer",
@@ -34,6 +43,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module(f"{__name__}.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'fuseopt' has no attribute {name!r}")
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")

@@ -1,219 +1,112 @@
 """The backend: `fuseopt(gm, example_inputs)` is what Dynamo calls.
 
-An update becomes a step; what is none runs elsewhere, and a Report says why.
+To load it is to import this module alone; what compiles is imported with the first
+graph. Only what must be in place before Dynamo traces a step comes sooner: as soon as
+somebody asks for the backend in a process in which Dynamo is.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.fx import GraphModule
-
-from . import compat, notices, planning
-from .capture.replay import as_eager, replay
-from .clock import Clock
-from .config import Config, resolve
-from .errors import CaptureError, CompilerMissing, VerifyError
-from .report import PartReport, Report
-from .runtime.plan import Plan
-from .runtime.step import CompiledStep
-from .session import session
-from .split import Part, attribute, decide, join
-
-log = logging.getLogger("fuseopt")
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule
 
 
-def fuseopt(
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
-    """The backend: compile Dynamo's graph of a step.
+class Backend:
+    """What Dynamo calls with each graph; of which there is one, `fuseopt`."""
 
-    `mode` and `options` as in fuseopt.config. Raises ConfigError, UnsupportedInput.
-    """
-    config = resolve(mode, options)
-    args = list(example_inputs)
-    clock = Clock()
-    decision = decide(gm, args, compat.traces_step())
-    clock.lap("decide")
-    if decision.parts:
-        return _split(gm, args, config, decision.parts)
-    if decision.whole != "update":
-        eager = decision.whole == "eager"
-        return _fall_back(gm, args, config, decision.why, eager)
-    parts = [PartReport("all", "fuseopt", decision.why)] if decision.why else []
-    return _update(gm, args, config, parts, clock)
+    def __call__(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Compile Dynamo's graph of a step.
 
+        `mode` and `options` as in fuseopt.config. Raises ConfigError, UnsupportedInput.
+        """
+        attach()
+        from .dispatch import compile_graph
 
-def _update(
-    gm: GraphModule,
-    args: Sequence[Any],
-    config: Config,
-    parts: Sequence[PartReport],
-    clock: Clock | None = None,
-) -> Callable[..., Any]:
-    """Compile a graph that is an update; eager runs it where that cannot be.
+        return compile_graph(gm, example_inputs, mode, options)
 
-    `clock` has the seconds of what came before, for the first plan.
-    """
-    clocks = [clock]
+    @property
+    def __name__(self) -> str:
+        # torch.compile asks a backend for its name when Dynamo is loaded, and before
+        # it traces: that serves whoever took hold of the backend before Dynamo was
+        _attach_to_loaded()
+        return "fuseopt"
 
-    def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
-        spent = clocks.pop() if clocks else None
-        made, report = planning.plan_graph(graph, now, config, clock=spent)
-        report.parts = list(parts)
-        session.reports.append(report)
-        assert made is not None
-        return made
+    def __repr__(self) -> str:
+        return "<backend fuseopt>"
 
-    def refuse(error: CaptureError) -> None:
-        where = _elsewhere(config, str(error), eager=True)
-        told = Report(fallback=f"A call runs in {where}: {error}", parts=list(parts))
-        session.reports.append(told)
+    def reset(self) -> None:
+        """Called by torch._dynamo.reset(): forget reports, release graphs."""
+        if f"{__package__}.session" in sys.modules:
+            from .session import session
 
-    verify = _verified if config.verify else None
-    try:
-        return CompiledStep(gm, plan, args, verify, refuse)
-    except CaptureError as error:
-        return _fall_back(gm, args, config, str(error), True, parts)
-    except CompilerMissing as error:
-        session.warn_once(f"fuseopt: {error} Until then steps run in eager.")
-        return _fall_back(gm, args, config, str(error), True, parts)
+            session.reset()
 
 
-def _split(
-    gm: GraphModule, args: Sequence[Any], config: Config, parts: Sequence[Part]
-) -> Callable[..., Any]:
-    """Run each part of a graph where it belongs, one after another."""
-    other = next(part for part in parts if part.side != "update")
-    where = _elsewhere(config, f"a part of the graph is no update: {other.why}")
-    told = part_reports(parts, where)
-    runs: list[Callable[..., Any]] = []
-    for part in parts:
-        values = values_of(gm, args, part)
-        if part.side != "update":
-            runs.append(_run_elsewhere(part.gm, values, where))
-        elif all(x.op in ("placeholder", "get_attr") for x in part.inputs):
-            runs.append(_update(part.gm, values, config, told))
-        else:
-            # sizes of what another part makes are known when it has run
-            make = functools.partial(_update, config=config, parts=told)
-            runs.append(_AtFirstCall(part.gm, make))
-    return join(gm, parts, runs)
+BACKEND = Backend()
+_attaching = threading.RLock()
+_attached: list[bool] = []
+
+if TYPE_CHECKING:
+    fuseopt = BACKEND
 
 
-class _AtFirstCall:
-    """Compiles a graph for the arguments of its first call."""
-
-    def __init__(self, gm: GraphModule, make: Callable[..., Any]) -> None:
-        self.gm = gm
-        self.make = make
-        self.run: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any) -> Any:
-        if self.run is None:
-            self.run = self.make(self.gm, args)
-        return self.run(*args)
+def __getattr__(name: str) -> Any:
+    """Dynamo, which loads `fuseopt.backend:fuseopt`, asks for it by name."""
+    if name != "fuseopt":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _attach_to_loaded()
+    return BACKEND
 
 
-def values_of(gm: GraphModule, args: Sequence[Any], part: Part) -> list[Any]:
-    """The arguments of a part, as far as they are known before the graph runs: what
-    another part makes is the tensor that tracing saw.
-    """
-    known = dict(zip(gm.graph.find_nodes(op="placeholder"), args, strict=True))
-    return [
-        attribute(gm, str(x.target))
-        if x.op == "get_attr"
-        else known.get(x, x.meta.get("example_value"))
-        for x in part.inputs
-    ]
+def _attach_to_loaded() -> None:
+    if hasattr(sys.modules.get("torch._dynamo"), "optimize"):  # all of it is there
+        attach()
 
 
-def part_reports(parts: Sequence[Part], elsewhere: str) -> list[PartReport]:
-    """What each part is, and where it runs."""
-    return [
-        PartReport(
-            part.side,
-            "fuseopt" if part.side == "update" else elsewhere,
-            f"{sum(n.op.startswith('call') for n in part.gm.graph.nodes)} calls; "
-            f"{part.why}",
-        )
-        for part in parts
-    ]
+def attach() -> None:
+    """Tell Dynamo, which this imports, what it must know before it traces for us."""
+    with _attaching:
+        if _attached:
+            return
+        _attached.append(True)
+        from . import compat
+
+        compat.on_trace(BACKEND, _refuse_untraceable)
+        compat.trace_power(BACKEND)
+        compat.trace_rewrites(BACKEND)
+        compat.spare_inductor()
+        compat.on_recompile_limit(BACKEND, _tell_of_limit)
+        compat.on_graph_break(BACKEND, _tell_of_graph_break)
 
 
-def _fall_back(
-    gm: GraphModule,
-    args: Sequence[Any],
-    config: Config,
-    reason: str,
-    eager: bool,
-    parts: Sequence[PartReport] = (),
-) -> Callable[..., Any]:
-    """Run a graph that is no optimizer step elsewhere, and report it."""
-    where = _elsewhere(config, reason, eager)
-    told = Report(fallback=f"It runs in {where}: {reason}", parts=list(parts))
-    session.reports.append(told)
-    return _run_elsewhere(gm, args, where)
+def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
+    from .notices import refuse_untraceable
+
+    refuse_untraceable(optimizer)
 
 
-def _elsewhere(config: Config, reason: str, eager: bool = False) -> str:
-    """Where to run what is no update. Raises CaptureError if nowhere."""
-    if config.fallback == "error":
-        raise CaptureError(f"{reason} (options={{'fallback': 'error'}} was given)")
-    where = "eager" if eager else config.fallback
-    log.info("a graph goes to %s: %s", where, reason)
-    return where
+def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
+    from .notices import tell_of_limit
+
+    tell_of_limit(function, optimizer)
 
 
-def _run_elsewhere(
-    gm: GraphModule, args: Sequence[Any], where: str
-) -> Callable[..., Any]:
-    if where == "eager":
-        return as_eager(gm)
-    from torch._inductor.compile_fx import compile_fx
+def _tell_of_graph_break(
+    place: str, reason: str, optimizer: torch.optim.Optimizer
+) -> None:
+    from .notices import tell_of_graph_break
 
-    return compile_fx(gm, list(args))  # type: ignore[return-value]
-
-
-def _verified(gm: GraphModule, args: Sequence[Any], step: Callable[[], Any]) -> Any:
-    """Run a step and eager beside it on clones; raise at the first bit that differs."""
-    statics, given, expected = replay(gm, args)
-    result = step()
-    pairs = [(name, getattr(gm, name), want) for name, want in statics.items()]
-    pairs += [
-        (f"argument {i}", got, want)
-        for i, (got, want) in enumerate(zip(args, given, strict=True))
-    ]
-    if isinstance(result, (list, tuple)):
-        pairs += [
-            (f"result {i}", got, want)
-            for i, (got, want) in enumerate(zip(result, expected, strict=True))
-        ]
-    for name, got, want in pairs:
-        if isinstance(got, torch.Tensor):
-            where = compat.first_difference(got.detach(), want)
-            if where is not None:
-                raise VerifyError(f"{name}: {where}")
-    return result
-
-
-def reset() -> None:
-    """Called by torch._dynamo.reset(): forget reports, release graphs."""
-    session.reset()
-
-
-fuseopt.reset = reset  # type: ignore[attr-defined]
-compat.on_trace(fuseopt, notices.refuse_untraceable)
-compat.trace_power(fuseopt)
-compat.trace_rewrites(fuseopt)
-compat.spare_inductor()
-compat.on_recompile_limit(fuseopt, notices.tell_of_limit)
-compat.on_graph_break(fuseopt, notices.tell_of_graph_break)
+    tell_of_graph_break(place, reason, optimizer)

@@ -20,7 +20,7 @@ import torch
 from torch.optim import Optimizer
 
 from . import compat
-from .backend import fuseopt
+from .backend import BACKEND, attach
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
 from .representatives import Representatives
@@ -55,6 +55,7 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
     if isinstance(known, Isolated) and known.owner() is optimizer:
         known.configure(options)
         return optimizer
+    attach()
     reason = compat.disabled(optimizer)
     if reason:
         raise UnsupportedInput(reason)
@@ -247,16 +248,16 @@ class Isolated:
         """The backend of a step that is traced whole, which reports why."""
         few = self.representatives
         if not few.why:
-            return fuseopt
+            return BACKEND
 
         def whole(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
             known = len(session.reports)
-            made = fuseopt(gm, example_inputs, **keywords)
+            made = BACKEND(gm, example_inputs, **keywords)
             for report in session.reports[known:]:
                 report.traced = f"all lanes, since {few.why}"
             return made
 
-        whole._torchdynamo_orig_backend = fuseopt  # type: ignore[attr-defined]
+        whole._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         return whole
 
     def _lead(self, backend: Callable[..., Any]) -> Callable[..., Any]:

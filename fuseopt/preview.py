@@ -11,9 +11,10 @@ import torch
 from torch.fx import GraphModule
 
 from . import compat
-from .backend import part_reports, values_of
+from .backend import attach
 from .clock import Clock
 from .config import resolve
+from .dispatch import part_reports, values_of
 from .errors import UnsupportedInput
 from .optimizer import unfuse
 from .planning import plan_graph
@@ -31,6 +32,7 @@ def explain(
     are taken to have one. Returns the Report of the first graph; `build_seconds` is 0.
     Raises UnsupportedInput where Dynamo would never call a backend.
     """
+    attach()
     config = resolve(None, options)
     owner = getattr(step, "__self__", None)
     if isinstance(owner, torch.optim.Optimizer):

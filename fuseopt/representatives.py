@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from torch.optim import Optimizer
 
 from . import compat
-from .backend import fuseopt
+from .backend import BACKEND
 from .config import resolve
 from .double import holdings, own_attributes
 from .errors import CaptureError, CompilerMissing, UnsupportedInput
@@ -227,7 +227,7 @@ class Representatives:
             self.steps.append(made)
             return made
 
-        lead._torchdynamo_orig_backend = fuseopt  # type: ignore[attr-defined]
+        lead._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         return lead
 
     def settle(self) -> None:

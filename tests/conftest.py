@@ -79,6 +79,6 @@ def _fresh_dynamo() -> Iterator[None]:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
-    backend = sys.modules.get("fuseopt.backend")
-    if backend is not None:
-        backend.session.reset()
+    session = sys.modules.get("fuseopt.session")
+    if session is not None:
+        session.session.reset()

@@ -284,6 +284,36 @@ def test_disabled_steps_are_known_in_a_fresh_process() -> None:
     assert done.stdout.strip() == "refused", done.stderr
 
 
+@pytest.mark.parametrize(
+    "take",
+    [
+        "from fuseopt.backend import fuseopt as backend",
+        "import importlib.metadata as m\n"
+        "entry = 'fuseopt', 'fuseopt.backend:fuseopt', 'torch_dynamo_backends'\n"
+        "m.EntryPoint(*entry).load()\n"
+        "backend = 'fuseopt'",
+    ],
+)
+def test_what_took_the_backend_before_dynamo_is_told_what_others_are(
+    take: str,
+) -> None:
+    """Dynamo is told of the backend when it is there, and before it first traces."""
+    code = (
+        "import sys, torch, fuseopt\n"
+        f"{take}\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "p = torch.nn.Parameter(torch.ones(2))\n"
+        "p.grad = torch.ones(2)\n"
+        "opt = torch.optim.Adam([p], fused=True)\n"
+        "step = torch.compile(opt.step, backend=backend)\n"
+        "torch._dynamo.reset()\n"
+        "try: step()\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "was made with fused=True" in done.stdout, done.stderr
+
+
 # ---------------------------------------------------------------- schedulers
 
 

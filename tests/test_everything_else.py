@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
-from fuseopt.backend import session
+from fuseopt.session import session
 from tests.steps import capturable_on_cpu, same_bits
 
 

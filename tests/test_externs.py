@@ -30,7 +30,7 @@ def check(
     make: Callable[[], list[list[Tensor]]] = state,
     calls: int = 3,
     **options: Any,
-) -> fuseopt.backend.Report:
+) -> fuseopt.Report:
     """Run `update` of every triple compiled and in eager: the same bits, one graph.
 
     Returns the only report.

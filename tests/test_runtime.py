@@ -13,7 +13,7 @@ import torch
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
-from fuseopt.backend import session
+from fuseopt.session import session
 from tests.steps import (
     Twins,
     compiled,

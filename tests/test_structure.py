@@ -44,6 +44,7 @@ HOUSE = (
     "extend",
     "double",
     "rehearsal",
+    "dispatch",
     "backend",
     "led",
     "representatives",
@@ -58,6 +59,7 @@ TORCH_SIDE = {
     "notices",
     "double",
     "rehearsal",
+    "dispatch",
     "backend",
     "led",
     "representatives",
@@ -152,24 +154,60 @@ def test_scheduling_and_codegen_do_not_load_torch() -> None:
     assert done.stdout.split() == []
 
 
-def test_the_entry_point_loads_the_house_alone() -> None:
-    """Dynamo loads it at the first compilation; what it may need comes when needed."""
+def names_in(folder: str) -> set[str]:
+    return {p.stem for p in (PACKAGE / folder).glob("[!_]*.py")}
+
+
+def imported(code: str) -> set[str]:
+    """What a fresh process imports from when it sets `before`."""
     pytest.importorskip("torch")
-    code = (
-        "import sys, torch, torch._dynamo.backends.registry\n"
-        "before = set(sys.modules)\n"
-        "import fuseopt.backend\n"
-        "print(*{m.split('.')[0] for m in set(sys.modules) - before})\n"
-        "rare = ('rich', 'torch._inductor.compile_fx')\n"
-        "print(*(m for m in rare if m in sys.modules))"
-    )
+    code = f"import sys, torch\n{code}\nprint(*sorted(set(sys.modules) - before))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    loaded, early = done.stdout.split("\n")[:2]
-    assert set(loaded.split()) - sys.stdlib_module_names == {"fuseopt"}
-    assert early.split() == []
+    return set(done.stdout.split())
+
+
+def test_the_entry_point_is_light() -> None:
+    """Beyond what `import torch` imports: two modules, and nothing of anyone else's."""
+    found = imported(
+        "from importlib.metadata import EntryPoint\n"
+        "before = set(sys.modules)\n"
+        "import fuseopt\n"
+        "entry = 'fuseopt', 'fuseopt.backend:fuseopt', 'torch_dynamo_backends'\n"
+        "EntryPoint(*entry).load()"
+    )
+    assert found == {"fuseopt", "fuseopt.backend"}
+
+
+@pytest.mark.parametrize("given", ["__import__('fuseopt').fuseopt", "'fuseopt'"])
+def test_what_watches_dynamo_is_light(given: str) -> None:
+    """Before a compiled function is called, only what watches Dynamo is imported."""
+    found = imported(
+        "torch.compile(abs, backend='eager')\n"
+        "torch._dynamo.list_backends()\n"
+        "before = set(sys.modules)\n"
+        f"torch.compile(abs, backend={given})"
+    )
+    ours = {module for module in found if module.startswith("fuseopt.")}
+    watching = {f"fuseopt.compat.{name}" for name in names_in("compat")}
+    assert ours == {"fuseopt.backend", "fuseopt.compat"} | watching
+    assert found - ours - sys.stdlib_module_names <= {"fuseopt"}
+
+
+def test_the_first_graph_loads_the_house_alone() -> None:
+    """What few graphs need comes when it is needed."""
+    found = imported(
+        "import torch._dynamo.backends.registry, torch.fx\n"
+        "before = set(sys.modules)\n"
+        "from fuseopt.backend import attach\n"
+        "attach()\n"
+        "import fuseopt.dispatch"
+    )
+    roots = {module.split(".")[0] for module in found}
+    assert roots - sys.stdlib_module_names == {"fuseopt"}
+    assert not found & {"rich", "torch._inductor.compile_fx"}
 
 
 def words(path: Path) -> Iterator[tuple[str, int]]:
