@@ -18,6 +18,10 @@ class Clock:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
+    def resume(self) -> None:
+        """What ran since the last lap is no pass of this clock."""
+        self._last = time.perf_counter()
+
     @property
     def total(self) -> float:
         return sum(self.seconds.values())

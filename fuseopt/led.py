@@ -19,12 +19,14 @@ from torch.fx import GraphModule
 from . import compat, planning
 from .capture import Captured
 from .capture.inputs import static_tensors
+from .clock import Clock
 from .config import Config
 from .errors import FuseoptError
 from .extend import COMMON, Extended, extend
 from .lanes import GRAD, Lanes, Unlike
 from .paths import Reach
 from .rehearsal import Record, rehearse
+from .report import Report
 from .runtime.plan import Plan
 from .runtime.probe import CHANGED
 from .runtime.step import CompiledStep
@@ -69,6 +71,7 @@ class LedStep:
         self.generation = -1
         self.rehearsed: list[Any] = []
         self.inner: ExtendedStep | None = None
+        self.untold: list[Report] = []  # of plans that have not run
         self.moving = frozenset(
             place for place in map(_place, compat.number_sources(gm)) if place
         )
@@ -94,16 +97,29 @@ class LedStep:
             self.inner = None
             self.generation = owner.generation
         python = owner.python(self.moving)
+        inner, failed = self.inner, None
+        clock = Clock()
+        if inner is None:
+            # before the rehearsal, which goes on while compilers run
+            try:
+                inner = self._extended(args, clock)
+            except Exception as error:
+                failed = error
         if python not in self.rehearsed:
             if len(self.rehearsed) >= PATIENCE:
                 raise Unlike("what it depends on changes too often")
+            clock.resume()
             self._rehearse(args)
+            clock.lap("rehearsal")
             self.rehearsed.append(python)
-        if self.inner is None:
-            self.inner = self._extended(args)
-        return self.inner(*args)
+        if failed is not None:
+            raise failed
+        assert inner is not None
+        self.inner = inner
+        session.reports += self.untold
+        self.untold.clear()
+        return inner(*args)
 
-    @planning.collector_paused()
     def _rehearse(self, args: Sequence[Any]) -> None:
         """Raise Unlike unless all lanes do as the one that leads them."""
         owner = self.owner
@@ -134,7 +150,7 @@ class LedStep:
             if not moving and not runs[0].reads:
                 break
 
-    def _extended(self, args: Sequence[Any]) -> ExtendedStep:
+    def _extended(self, args: Sequence[Any], clock: Clock) -> ExtendedStep:
         owner, gm = self.owner, self.gm
         lanes = owner.lanes
         assert lanes is not None
@@ -151,6 +167,8 @@ class LedStep:
         )
         led = {kind.lead: len(kind.others) for kind in lanes.kinds}
         found: list[Extended] = []
+        clocks = [clock]
+        self.untold.clear()
 
         def extended(captured: Captured) -> Captured:
             if captured.complexes:
@@ -159,14 +177,16 @@ class LedStep:
             return found[-1].captured
 
         def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
+            spent = clocks.pop() if clocks else None
             made, report = planning.plan_graph(
-                graph, now, owner.config, extend=extended
+                graph, now, owner.config, clock=spent, extend=extended
             )
             report.traced = (
                 f"{len(lanes.leads)} of {len(lanes.params)} lanes; the others do as "
                 "these"
             )
-            session.reports.append(report)
+            told = self.untold if self.inner is None else session.reports
+            told.append(report)
             assert made is not None
             return made
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from torch.fx import GraphModule
@@ -18,10 +17,12 @@ from . import report as reporting
 from .capture import Captured, capture
 from .clock import Clock
 from .codegen import CppTarget, Source, Target
+from .collector import collector_paused
 from .config import Config
 from .errors import CompilerMissing, ConfigError
 from .ir import Kernel, Schedule
 from .report import Report
+from .runtime.build import find_compiler
 from .runtime.cells import place_of
 from .runtime.helper import PROBE
 from .runtime.plan import Plan
@@ -32,20 +33,6 @@ from .verify import check_graph, check_schedule
 
 #: Compilers that run at one time, at most.
 COMPILERS = 4
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Planning makes many small objects that live on: collecting among Dynamo's own,
-    again and again, would take longer than the planning.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @collector_paused()
@@ -60,14 +47,16 @@ def plan_graph(
     """Capture, schedule, generate, build: one graph for tensors like these.
 
     With `run` False nothing is built and the Plan is None. `clock` has the seconds of
-    what came before. `extend` makes the captured step one of more tensors.
+    what came before. `extend` makes the captured step one of more tensors. Kernels are
+    still being built when the plan is given; it waits for them when it is first bound,
+    and only then does the report know all seconds.
     """
     clock = clock or Clock()
     report = Report()
     # compilers run beside each other, and beside what needs no kernel
     helpers = ThreadPoolExecutor(COMPILERS)
-    probe = helpers.submit(_probe, config) if run else None
-    builds = session.builder.builds
+    built: list[str] = []
+    probe = helpers.submit(_probe, config, built) if run else None
     captured: Captured = capture(gm, args)
     if extend is not None:
         captured = extend(captured)
@@ -87,16 +76,15 @@ def plan_graph(
     sources = {kernel.name: targets[kernel.name].render(kernel) for kernel in kernels}
     clock.lap("codegen")
     loading = {
-        name: helpers.submit(_load, source, config)
+        name: helpers.submit(_load, source, config, built)
         for name, source in sources.items()
         if run and targets[name].name == "cpp"
     }
     helpers.shutdown(wait=False)
-    factories: dict[str, TableFactory] = {}
     result = None
     if run:
         replays = _replays(config, captured, plan, set(devices.values()), report)
-        result = Plan(captured, plan, factories, None, replays)
+        result = Plan(captured, plan, {}, None, replays)
     report.kernels = [
         reporting.kernel_report(k, targets[k.name].name, sources[k.name].text)
         for k in kernels
@@ -105,19 +93,43 @@ def plan_graph(
     report.launches = len(sources)
     clock.lap("plan")
     if result is not None and probe is not None:
+        if loading:
+            find_compiler()  # where there is none, that is said now
         for name, source in sources.items():
-            if name in loading:
-                factories[name] = _cpp_factory(source, loading[name].result())
-            else:
-                factories[name] = _triton_factory(source, devices[name], config)
-        result.helper = probe.result()
-    report.builds = session.builder.builds - builds
+            if name not in loading:
+                made = _triton_factory(source, devices[name], config)
+                result.factories[name] = made
+
+        @contextlib.contextmanager
+        def opening() -> Iterator[None]:
+            """What is left to do when the plan is first bound, to which it yields."""
+            clock.resume()
+            for name, library in loading.items():
+                made = _cpp_factory(sources[name], library.result())
+                result.factories[name] = made
+            result.helper = probe.result()
+            report.builds = len(built)
+            clock.lap("build")
+            yield
+            clock.lap("bind")
+            _tell_seconds(report, clock)
+
+        result.opening = opening
+        if config.dump_dir or config.debug:
+            # what is written down tells how long the build took
+            wait([probe])
+            wait(loading.values())
+            report.builds = len(built)
     clock.lap("build")
+    _tell_seconds(report, clock)
+    _dump(report, config, captured, plan, sources, targets)
+    return result, report
+
+
+def _tell_seconds(report: Report, clock: Clock) -> None:
     report.seconds = clock.seconds
     report.build_seconds = clock.seconds["build"]
     report.backend_seconds = clock.total
-    _dump(report, config, captured, plan, sources, targets)
-    return result, report
 
 
 def target_of(config: Config, device: str) -> Target:
@@ -135,9 +147,9 @@ def target_of(config: Config, device: str) -> Target:
     return TritonTarget(fast=config.numerics == "fast")
 
 
-def _load(source: Source, config: Config) -> ctypes.CDLL:
+def _load(source: Source, config: Config, built: list[str]) -> ctypes.CDLL:
     fast = config.numerics == "fast"
-    return session.builder.load(source, config.cache_dir, fast)
+    return session.builder.load(source, config.cache_dir, fast, built)
 
 
 def _cpp_factory(source: Source, built: ctypes.CDLL) -> TableFactory:
@@ -179,13 +191,13 @@ def _replays(
     return Replays(session.graphs, captured, plan, required, tell)
 
 
-def _probe(config: Config) -> ctypes.PyDLL | None:
+def _probe(config: Config, built: list[str]) -> ctypes.PyDLL | None:
     """The helper that asks tensors for their addresses; None without a compiler."""
     try:
-        built = session.builder.load(PROBE, config.cache_dir, False)
+        library = session.builder.load(PROBE, config.cache_dir, False, built)
     except CompilerMissing:
         return None
-    return ctypes.PyDLL(built._name, handle=built._handle)
+    return ctypes.PyDLL(library._name, handle=library._handle)
 
 
 def _dump(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from operator import is_
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 
 from . import compat
 from .backend import BACKEND
+from .collector import collector_paused
 from .config import resolve
 from .double import holdings, own_attributes
 from .errors import CaptureError, CompilerMissing, UnsupportedInput
@@ -79,7 +81,8 @@ class Representatives:
         try:
             for _ in range(2):
                 try:
-                    self._step(optimizer, make)
+                    with nullcontext() if self._planned() else collector_paused():
+                        self._step(optimizer, make)
                     return True
                 except Stale:
                     self._survey(optimizer)
@@ -129,6 +132,11 @@ class Representatives:
         finally:
             self._restore(optimizer)
         self._follow(optimizer)
+
+    def _planned(self) -> bool:
+        """Are all its graphs, as far as it has any, bound to these lanes?"""
+        known = [step.generation == self.generation for step in self.steps]
+        return bool(known) and all(known)
 
     def _look(self, optimizer: Optimizer) -> list[Any] | None:
         lanes = self.lanes

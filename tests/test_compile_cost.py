@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+import fuseopt
+from fuseopt import led, planning
 from fuseopt.capture import Captured, capture
 from fuseopt.capture.record import Recorder
+from fuseopt.errors import BuildError
 from fuseopt.planning import Schedule
+from fuseopt.runtime.plan import Plan
 from fuseopt.scheduler import schedule, stages
 from fuseopt.verify import check_graph, check_schedule
 
@@ -21,6 +27,7 @@ from .steps import make_params
 
 ROOT = Path(__file__).parent.parent
 FEW, MANY = 4, 12
+WAYS = ("torch.compile", "fuseopt.compile")
 #: Two shapes with dimensions, and every fourth lane is one number.
 SHAPES = ((6, 5), (7,), (3, 4), ())
 
@@ -146,7 +153,108 @@ def test_lanes_that_differ_are_recorded_each() -> None:
     assert strides == {(3, 1), (1, 4)}
 
 
-@pytest.mark.parametrize("way", ["torch.compile", "fuseopt.compile"])
+def adamw() -> torch.optim.Optimizer:
+    params = make_params([(3,)] * 16)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    return torch.optim.AdamW(params)
+
+
+def compiled(way: str, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+    if way == "fuseopt.compile":
+        return fuseopt.compile(optimizer).step
+    return torch.compile(optimizer.step, backend="fuseopt")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_garbage_is_collected_while_a_step_is_compiled(
+    way: str, request: pytest.FixtureRequest
+) -> None:
+    """What is made then stays: a collection would go over all of it for naught."""
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    optimizer = adamw()
+    step = compiled(way, optimizer)
+    known = gc.get_threshold()
+    request.addfinalizer(lambda: gc.set_threshold(*known))
+    collected: list[str] = []
+
+    def note(phase: str, _: Any) -> None:
+        frame: Any = sys._getframe(1)
+        while phase == "start" and frame is not None:
+            if frame.f_code.co_name in (
+                "trace_frame",
+                "_rehearse",
+                "plan_graph",
+                "_bind",
+            ):
+                collected.append(frame.f_code.co_name)
+            frame = frame.f_back
+
+    gc.callbacks.append(note)
+    request.addfinalizer(lambda: gc.callbacks.remove(note))
+    gc.set_threshold(100, 10, 10)
+    step()
+    assert gc.isenabled()
+    assert collected == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_compilers_run_beside_what_dynamo_and_the_rehearsal_do(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel may be ready only after the backend has given the step to Dynamo, and
+    after the step was rehearsed.
+    """
+    other_work = threading.Event()
+    waited: list[bool] = []
+    load, bind, rehearse = planning._load, Plan.bind, led.rehearse
+
+    def slow(*args: Any) -> Any:
+        waited.append(other_work.wait(60))
+        return load(*args)
+
+    def binding(*args: Any) -> None:
+        if way == "torch.compile":
+            other_work.set()
+        bind(*args)
+
+    def rehearsed(*args: Any) -> Any:
+        found = rehearse(*args)
+        other_work.set()
+        return found
+
+    monkeypatch.setattr(planning, "_load", slow)
+    monkeypatch.setattr(Plan, "bind", binding)
+    monkeypatch.setattr(led, "rehearse", rehearsed)
+    optimizer = adamw()
+    compiled(way, optimizer)()
+    assert waited == [True]
+    report = fuseopt.reports()[-1]
+    assert sum(report.seconds.values()) == report.backend_seconds
+    assert {"build", "bind"} < set(report.seconds)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_build_that_fails_is_told_at_each_call(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails beside other work, so that the call says it, which changes nothing."""
+
+    def refused(*_: Any) -> Any:
+        raise BuildError("the compiler says no")
+
+    monkeypatch.setattr(planning, "_load", refused)
+    optimizer = adamw()
+    params = optimizer.param_groups[0]["params"]
+    step = compiled(way, optimizer)
+    before = [p.detach().clone() for p in params]
+    for _ in range(2):
+        with pytest.raises(BuildError, match="the compiler says no"):
+            step()
+        assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_first_step_does_not_import_inductor(way: str) -> None:
     """Dynamo would, to ask which gradients Inductor captured in a graph."""
     compiled = {

@@ -19,6 +19,7 @@ HOUSE = (
     "errors",
     "config",
     "clock",
+    "collector",
     "ir",
     "overlap",
     "formulas",

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ..collector import collector_paused
+
 
 def never_compiled(optimizer: torch.optim.Optimizer) -> str:
     """Why Dynamo would not hand this optimizer's step to any backend; "" if it would.
@@ -58,7 +60,8 @@ def on_trace(
     its second trace on, a step takes the learning rate as a symbol: it may have been
     traced again for the state that its first call made, and the rate would change next.
     While Dynamo traces code that holds an optimizer, or that one calls, `.item()`
-    becomes part of its graph, in this thread; without that it would end the graph.
+    becomes part of its graph, in this thread; without that it would end the graph. No
+    garbage is collected meanwhile.
     Relies on Dynamo's compile callbacks and on local names of the frames that trace;
     where they are others, nothing is checked and Dynamo keeps to its own settings.
     """
@@ -88,8 +91,9 @@ def on_trace(
                 _expect_changes(traced.f_code, "['lr']")
             traced_before.add(owner)
         if _optimizers(traced) or _within_step():
-            _tracing.patches.append(scalar_outputs())
-            _tracing.patches[-1].__enter__()
+            for patch in (scalar_outputs(), collector_paused()):
+                patch.__enter__()
+                _tracing.patches.append(patch)
 
     def ended(_: Any) -> None:
         while _tracing.patches:

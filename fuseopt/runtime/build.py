@@ -128,8 +128,17 @@ class Builder:
         self._loaded: dict[str, ctypes.CDLL] = {}
         self._scratch: Path | None = None
 
-    def load(self, source: Source, cache_dir: str | None, fast: bool) -> ctypes.CDLL:
-        """The library of a C++ source. Raises CompilerMissing or BuildError."""
+    def load(
+        self,
+        source: Source,
+        cache_dir: str | None,
+        fast: bool,
+        built: list[str] | None = None,
+    ) -> ctypes.CDLL:
+        """The library of a C++ source. Raises CompilerMissing or BuildError.
+
+        `built` gets its key if a compiler had to run.
+        """
         compiler = find_compiler()
         flags = (*COMMON_FLAGS, *(FAST_FLAGS if fast else EXACT_FLAGS))
         flags += () if source.throws else PLAIN_FLAGS
@@ -142,16 +151,20 @@ class Builder:
             return self._loaded[key]
         folder = Path(cache_dir) if cache_dir else default_cache_dir()
         try:
-            library = self._from_disk(folder, key, source, compiler, flags, libraries)
+            library, made = self._from_disk(
+                folder, key, source, compiler, flags, libraries
+            )
         except OSError as error:  # filelock's Timeout is one
             log.warning(
                 "kernel cache %s cannot be used (%s); building in a temporary folder",
                 folder,
                 error,
             )
-            library = self._from_disk(
+            library, made = self._from_disk(
                 self._temporary(), key, source, compiler, flags, libraries
             )
+        if built is not None and made:
+            built.append(key)
         self._loaded[key] = library
         return library
 
@@ -169,13 +182,14 @@ class Builder:
         compiler: Compiler,
         flags: tuple[str, ...],
         libraries: tuple[str, ...],
-    ) -> ctypes.CDLL:
+    ) -> tuple[ctypes.CDLL, bool]:
+        """The library; was it compiled now?"""
         place = folder / key[:2]
         library, check = place / f"{key}.so", place / f"{key}.sha256"
         found = _open(library, check)
         if found is not None:
             self.disk_hits += 1
-            return found
+            return found, False
         import filelock  # only a process that builds waits for others
 
         place.mkdir(parents=True, exist_ok=True)
@@ -183,12 +197,12 @@ class Builder:
             found = _open(library, check)  # another process may have built it
             if found is not None:
                 self.disk_hits += 1
-                return found
+                return found, False
             self._compile(place, key, source, compiler, flags, libraries)
         found = _open(library, check)
         if found is None:
             raise OSError(f"{library} was written but cannot be read back")
-        return found
+        return found, True
 
     def _compile(
         self,

@@ -10,12 +10,14 @@ from __future__ import annotations
 import ctypes
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ..capture.trace import Captured
+from ..collector import collector_paused
 from ..errors import AliasError
 from ..ir import DTYPE_BYTES, Kernel, Schedule
 from .arena import Arena, settle_together
@@ -45,6 +47,8 @@ class Plan:
         replays: Replays | None = None,
     ) -> None:
         self.helper = helper
+        #: what surrounds the first binding: it waits for kernels that are being built
+        self.opening: Callable[[], AbstractContextManager[None]] = nullcontext
         #: graphs of its launches; None if none are wanted
         self.replays = replays
         self.captured = captured
@@ -125,6 +129,11 @@ class Plan:
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> None:
         """Make the tables for the strides that the tensors have now."""
+        with collector_paused(), self.opening():
+            self._bind(tensors)
+        self.opening = nullcontext
+
+    def _bind(self, tensors: Sequence[torch.Tensor]) -> None:
         buffers = self.captured.graph.buffers
         layouts: dict[int, TensorLayout] = {}
         for b, buffer in enumerate(buffers):
