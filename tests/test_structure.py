@@ -193,7 +193,7 @@ def test_what_watches_dynamo_is_light(given: str) -> None:
     )
     ours = {module for module in found if module.startswith("fuseopt.")}
     watching = {f"fuseopt.compat.{name}" for name in names_in("compat")}
-    assert ours == {"fuseopt.backend", "fuseopt.compat"} | watching
+    assert ours == {"fuseopt.backend", "fuseopt.collector", "fuseopt.compat"} | watching
     assert found - ours - sys.stdlib_module_names <= {"fuseopt"}
 
 
