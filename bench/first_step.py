@@ -1,4 +1,4 @@
-"""In: a way to compile, a number of parameters. Out: the seconds of a first step.
+"""In: a way to compile, the name of a model. Out: the seconds of a first step.
 
 The measuring process, and what talks to it. Every first step has a process of its own:
 nothing that an earlier one left in memory, here or in torch, may make it look sooner.
@@ -55,7 +55,7 @@ class Process:
 
 
 @contextmanager
-def process(way: str, params: int, cache: Path, device: str) -> Iterator[Process]:
+def process(way: str, model: str, cache: Path, device: str) -> Iterator[Process]:
     """Start a measuring process whose caches are in this folder; end it after use."""
     caches = {
         "FUSEOPT_CACHE_DIR": str(cache / "fuseopt"),
@@ -63,7 +63,7 @@ def process(way: str, params: int, cache: Path, device: str) -> Iterator[Process
         "TRITON_CACHE_DIR": str(cache / "triton"),
     }
     with subprocess.Popen(
-        (sys.executable, "-m", "bench.first_step", way, str(params), device),
+        (sys.executable, "-m", "bench.first_step", way, model, device),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -76,20 +76,23 @@ def process(way: str, params: int, cache: Path, device: str) -> Iterator[Process
             child.kill()
 
 
-def measure(way: str, count: int, device: str = "cpu") -> dict[str, Any]:
+def measure(way: str, model: str, device: str = "cpu") -> dict[str, Any]:
     """Compile and do one AdamW step; return the seconds in all and of each part.
 
-    AdamW is made as users make it, with torch's default form for the device.
+    Over small parameters AdamW is made as users make it, with torch's default form for
+    the device; over a model's in the form of lists, which all compilers take best.
     `dynamo_seconds` is what is left when fuseopt's own time is taken away: Dynamo's
     trace and guards, and the step itself, which is microseconds at this size. Inductor
     tells no times of its own; then only `first_step_seconds` is known.
     """
     import fuseopt
     from bench.counting import count_compiled
-    from bench.models import make_params
+    from bench.models import SMALL, make_params, model_shapes
 
-    params = make_params([(8,)] * count, device=device)
-    optimizer = torch.optim.AdamW(params)
+    params = make_params(model_shapes(model), device=device)
+    optimizer = torch.optim.AdamW(
+        params, foreach=None if SMALL.fullmatch(model) else True
+    )
     if way == "fuseopt.compile":
         step = fuseopt.compile(optimizer).step
     else:
@@ -147,13 +150,13 @@ def main() -> None:
     """Get ready, wait for a line on stdin, measure, print the figures as JSON."""
     parser = argparse.ArgumentParser(description="seconds of a first compiled step")
     parser.add_argument("way", choices=WAYS)
-    parser.add_argument("params", type=int)
+    parser.add_argument("model", help="as in bench/models.py; 300x8: 300 small ones")
     parser.add_argument("device", nargs="?", default="cpu")
     options = parser.parse_args()
     found = prepare(options.way, options.device)
     print(READY, flush=True)
     sys.stdin.readline()
-    print(json.dumps(found | measure(options.way, options.params, options.device)))
+    print(json.dumps(found | measure(options.way, options.model, options.device)))
 
 
 if __name__ == "__main__":

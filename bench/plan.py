@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.contenders import CONTENDERS
+from bench.models import SMALL
 from bench.optimizers import RECIPES
 
 #: of up to 140M elements, so that a step of eager is a second at most
@@ -65,16 +66,22 @@ class StepCase:
 
 @dataclass(frozen=True)
 class FirstCase:
-    """A first AdamW step over so many small parameters: cold, then with the caches that
-    it filled, each in a process of its own.
+    """A first AdamW step of a model, from cold caches, in a process of its own.
+
+    Of small parameters (`300x8`) then once more, with the caches that it filled.
     """
 
     way: str
-    params: int
+    model: str
+
+    @property
+    def small(self) -> bool:
+        return SMALL.fullmatch(self.model) is not None
 
     @property
     def name(self) -> str:
-        return f"first/{self.params}/{self.way}"
+        what = self.model.partition("x")[0] if self.small else self.model
+        return f"first/{what}/{self.way}"
 
 
 @dataclass(frozen=True)
@@ -142,12 +149,17 @@ def contenders(case: StepCase) -> list[str]:
 
 
 def first_steps(suite: str) -> Iterator[FirstCase]:
-    """Return the first steps: fuseopt both ways, and Inductor where it ends."""
+    """Return the first steps: fuseopt both ways, and Inductor where it ends; of models
+    all three, so that they compare like with like.
+    """
     for params in PARAMS[suite]:
         for way in ("fuseopt.compile", "backend", "inductor"):
             if way == "inductor" and params > INDUCTOR_PARAMS[suite]:
                 continue
-            yield FirstCase(way, params)
+            yield FirstCase(way, f"{params}x8")
+    for model in FEW[suite] if suite == "short" else (*MODELS, *MORE):
+        for way in ("fuseopt.compile", "backend", "inductor"):
+            yield FirstCase(way, model)
 
 
 def hosts(suite: str) -> list[HostCase]:

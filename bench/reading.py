@@ -114,14 +114,24 @@ class Reading:
         )
 
     def first(self, way: str, cache: str) -> dict[int, Figures]:
-        """First steps by number of parameters."""
-        return {
+        """First steps over small parameters, by their number."""
+        found = {
             int(params): figures[cache]
-            for (params, named), figures in sorted(
-                self._named("first"), key=lambda item: int(item[0][0])
-            )
-            if named == way and cache in figures
+            for (params, named), figures in self._named("first")
+            if params.isdigit() and named == way and cache in figures
         }
+        return dict(sorted(found.items()))
+
+    def first_of_models(self) -> dict[str, dict[str, Figures]]:
+        """Cold first steps by model, few tensors first, and by way."""
+        cases = [case for case in self._named("first") if not case[0][0].isdigit()]
+        found: dict[str, dict[str, Figures]] = {}
+        for (model, way), figures in sorted(
+            cases, key=lambda case: (case[1]["tensors"], case[0])
+        ):
+            cold = {"tensors": figures["tensors"], **figures["cold"]}
+            found.setdefault(model, {})[way] = cold
+        return found
 
     def host(self) -> dict[int, Figures]:
         """Host cases by number of parameters."""

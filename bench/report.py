@@ -174,6 +174,12 @@ def part(reading: Reading) -> str:
         ("Beside other packages", tables.peers, None, PEERS),
         ("Launches, memory, source", tables.counts, None, COUNTS),
         ("The first step, by model", tables.models_compiled, None, MODELS),
+        (
+            "The first step, each in a process of its own",
+            tables.models_first,
+            None,
+            EACH,
+        ),
         ("The first step, by parameters", tables.first_steps, "compiling", FIRST),
         ("fuseopt's passes, in ms", tables.passes, "first-step", ""),
         ("A call's cost, in microseconds", tables.hosts, None, HOST),
@@ -216,6 +222,12 @@ COUNTS = (
 MODELS = (
     "From cold caches, in a process that has compiled before. Inductor runs on few "
     "models in the short suite."
+)
+EACH = (
+    "AdamW in the form of lists, from cold caches, without imports: "
+    '`fuseopt.compile(opt)`, `torch.compile(opt.step, backend="fuseopt")` and '
+    "`torch.compile(opt.step)`, which Inductor compiles. The own share is what is not "
+    "Dynamo's."
 )
 FIRST = (
     "AdamW as torch makes it for the device, over tensors of 8 elements; each figure "

@@ -219,6 +219,25 @@ def models_compiled(reading: Reading) -> str:
     return table([*header, "Inductor ÷ fuseopt"], rows)
 
 
+def models_first(reading: Reading) -> str:
+    """Cold first steps of models, both ways and Inductor, each in its own process."""
+    rows = []
+    for model, ways in reading.first_of_models().items():
+        other = ways.get("inductor", {})
+        row = [model, str(next(iter(ways.values()))["tensors"])]
+        row.append(other.get("skipped", s(other.get("first_step_seconds"))))
+        for way in ("fuseopt.compile", "backend"):
+            own = ways.get(way, {})
+            seconds = own.get("first_step_seconds")
+            row += [own.get("skipped", s(seconds)), s(own.get("backend_seconds"))]
+            known = seconds and other.get("first_step_seconds")
+            row.append(times(known / seconds if known else None))
+        rows.append(row)
+    header = ["model", "tensors", "Inductor, s", "fuseopt.compile, s", "own share"]
+    header += ["Inductor ÷ it", 'backend="fuseopt", s', "own share", "Inductor ÷ it"]
+    return table(header, rows)
+
+
 def first_steps(reading: Reading) -> str:
     """First AdamW step by number of parameters, each in a process of its own."""
     rows = []

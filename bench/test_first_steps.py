@@ -1,4 +1,4 @@
-"""Seconds of a first AdamW step, each in a process of its own, cold and warm."""
+"""Seconds of a first AdamW step, each in a process of its own."""
 
 import statistics
 from pathlib import Path
@@ -8,6 +8,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.conftest import Bench
 from bench.first_step import TooLong, process
+from bench.models import model_shapes
 from bench.plan import FirstCase
 
 
@@ -17,16 +18,17 @@ def test_first_step(
     rounds: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
 
     def step(cache: str, folder: Path) -> None:
-        with process(case.way, case.params, folder, bench.device) as ready:
+        with process(case.way, case.model, folder, bench.device) as ready:
             rounds[cache].append(ready.first_step(bench.cap))
 
     benchmark.group = case.name
-    found: dict[str, Any] = {"tensors": case.params, "rounds": bench.first_rounds}
+    tensors = len(model_shapes(case.model))
+    found: dict[str, Any] = {"tensors": tensors, "rounds": bench.first_rounds}
     try:
         benchmark.pedantic(step, args=("cold", tmp_path / "0"), rounds=1)
         for turn in range(1, bench.first_rounds):
             step("cold", tmp_path / str(turn))
-        for turn in range(bench.first_rounds):
+        for turn in range(bench.first_rounds if case.small else 0):
             step("warm", tmp_path / str(turn))
     except TooLong as error:
         found |= {cache: {"skipped": str(error)} for cache in rounds}

@@ -300,6 +300,14 @@ def test_the_plan_holds_together(suite, device):
     others = [*plan.first_steps(suite), *plan.hosts(suite), *plan.trainings(suite)]
     assert len({case.name for case in others}) == len(others)
     assert {case.way for case in plan.first_steps(suite)} == set(WAYS)
+    ways = {}
+    for case in plan.first_steps(suite):
+        assert models.model_shapes(case.model)
+        if not case.small:
+            ways.setdefault(case.model, set()).add(case.way)
+    # like for like: whatever model, all ways
+    assert len(ways) >= 2
+    assert all(way == set(WAYS) for way in ways.values())
 
 
 def test_a_training_step_keeps_its_parts_apart():
@@ -375,6 +383,11 @@ def made_up():
         "first/300/fuseopt.compile": {"tensors": 300, "cold": cold},
         "first/300/backend": {"tensors": 300, "cold": cold, "warm": cold},
         "first/300/inductor": {"tensors": 300, "cold": {"skipped": "not ended in 9 s"}},
+        "first/resnet50/fuseopt.compile": {"tensors": 161, "cold": cold},
+        "first/resnet50/inductor": {
+            "tensors": 161,
+            "cold": {"first_step_seconds": 50.0},
+        },
         "host/300": {
             "contenders": {n: {"host_microseconds": us} for n, us in host.items()}
         },
@@ -424,6 +437,13 @@ def test_what_did_not_run_is_in_the_report(reading):
     made = report.long([reading])
     assert "| inductor | not finished in 120 s | 2 |" in made
     assert cells(tables.first_steps(reading), "Inductor")[2] == "not ended in 9 s"
+
+
+def test_first_steps_of_models_stand_beside_inductors(reading):
+    row = cells(tables.models_first(reading), "resnet50")
+    assert row == ["resnet50", "161", "50.0", "4.00", "0.60", "12.50×", *("–",) * 3]
+    assert list(reading.first("inductor", "cold")) == [300]
+    assert "### The first step, each in a process of its own" in report.long([reading])
 
 
 def test_host_cost_is_above_a_backend_that_does_nothing(reading):
