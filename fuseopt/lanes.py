@@ -82,6 +82,35 @@ class Kind:
     has_state: bool
 
 
+class Found:
+    """The tensors of lanes that are led, as `look` found them; ordered as `places`.
+
+    `watch`: by whom all but `grads` are known to be the objects that they were, if by
+    anyone; `late`: of each gradient, where it lies among the tensors and in `grads`.
+    """
+
+    def __init__(
+        self,
+        tensors: list[Any],
+        watch: Watch | None = None,
+        grads: Sequence[Any] = (),
+        late: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._tensors = tensors
+        self.watch = watch
+        self.grads = grads
+        self.late = late
+
+    def tensors(self) -> list[Any]:
+        """All of them."""
+        if not self.late:
+            return self._tensors
+        found = self._tensors.copy()
+        for place, k in self.late:
+            found[place] = self.grads[k]
+        return found
+
+
 class Lanes:
     """All lanes of an optimizer, and what is known of them. See the module.
 
@@ -127,8 +156,8 @@ class Lanes:
         self._held = list(optimizer.state.values())
         self._watch: Watch | None = None
         self._steady = True  # but for gradients, as far as is known
-        self._found: list[Any] = []
-        self._grads_at: list[tuple[int, int, int]] = []
+        self._found: list[Any] = []  # what the watch knows, but for gradients
+        self._late: list[tuple[int, int]] = []
         seen: set[int] = set()
         for t in self.tensors(range(len(self.params))).values():
             if id(t) in seen:
@@ -164,64 +193,61 @@ class Lanes:
 
     def look(
         self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None
-    ) -> list[Any] | None:
+    ) -> Found | None:
         """The tensors of the lanes that are not led, if all is as it was, else None.
 
-        In the order of `places`. Says nothing of their metadata. `helper`: as in Watch.
+        Says nothing of their metadata. `helper`: as in Watch.
         """
-        for known, group in zip(self.lists, optimizer.param_groups, strict=True):
-            now = group["params"]
+        lists = [group["params"] for group in optimizer.param_groups]
+        if self._watch is not None:
+            grads = self._watch.look(lists, optimizer.state)
+            if grads is not None:
+                return Found(self._found, self._watch, grads, self._late)
+        for known, now in zip(self.lists, lists, strict=True):
             if len(now) != len(known) or not all(map(is_, now, known)):
                 return None
-        params, states = self._rest_params, self._rest_states
         # no key is looked up: a tensor's hash is a call of Python
-        now = optimizer.state
-        if len(now) != len(self._held) or not (
-            all(map(is_, now, self._holders))
-            and all(map(is_, now.values(), self._held))
+        held = optimizer.state
+        if len(held) != len(self._held) or not (
+            all(map(is_, held, self._holders))
+            and all(map(is_, held.values(), self._held))
         ):
             return None
         if self._watch is not None:
-            found = self._watched(self._watch)
-            if found is not None:
-                return found
             # a step that gives lanes other objects each time would be watched anew
             # at each call
             self._watch, self._steady = None, False
-        found = self._look_closely(params, states)
-        if found is not None and helper is not None and self._steady:
-            self._watch_from_now(helper, found)
-        return found
+        found = self._look_closely(self._rest_params, self._rest_states)
+        if found is None:
+            return None
+        if helper is not None and self._steady:
+            self._watch_from_now(helper, found, optimizer.state)
+        return Found(found)
 
-    def _watch_from_now(self, helper: ctypes.PyDLL, found: list[Any]) -> None:
+    def _watch_from_now(
+        self, helper: ctypes.PyDLL, found: list[Any], state: dict[Any, Any]
+    ) -> None:
         """Let the helper look from now on, where no numbers are to be compared."""
         if any(kind.numbers for kind in self.kinds):
             return
         order = [k for _, own in self._members for k in own]
         params = [self._rest_params[k] for k in order]
         states = [self._rest_states[k] for k in order]
-        self._watch = Watch(helper, params, states, KINDS)
+        self._watch = Watch(helper, params, states, KINDS, self.lists, state)
         self._found = found.copy()
-        # where a kind's gradients lie: among those tensors, among all gradients
-        self._grads_at = []
+        self._late = []
         place = lane = 0
         for kind, own in self._members:
             n = len(own)
-            if n and kind.has_grad:
-                self._grads_at.append((place + n, lane, n))
+            if kind.has_grad:
+                first = place + n
+                self._late += zip(
+                    range(first, first + n), range(lane, lane + n), strict=True
+                )
                 # of gradients none is kept alive
-                self._found[place + n : place + 2 * n] = [None] * n
+                self._found[first : first + n] = [None] * n
             place += n * (1 + kind.has_grad + len(kind.tensors) * kind.has_state)
             lane += n
-
-    def _watched(self, watch: Watch) -> list[Any] | None:
-        grads = watch.look()
-        if grads is None:
-            return None
-        found = self._found.copy()
-        for place, lane, n in self._grads_at:
-            found[place : place + n] = grads[lane : lane + n]
-        return found
 
     def _look_closely(
         self, params: list[torch.Tensor], states: list[Any]

@@ -23,7 +23,7 @@ from .clock import Clock
 from .config import Config
 from .errors import FuseoptError
 from .extend import COMMON, Extended, extend
-from .lanes import GRAD, Lanes, Unlike
+from .lanes import GRAD, Found, Lanes, Unlike
 from .paths import Reach
 from .rehearsal import Record, rehearse
 from .report import Report
@@ -43,9 +43,9 @@ class Stale(FuseoptError):
 class Owner(Protocol):
     """What a step asks of those who have the lanes in hand.
 
-    `entered` counts calls, `generation` surveys; `tensors` are those of the lanes that
-    are led, in this call. `python(moving)`: what the optimizer holds besides its lanes,
-    less those places; `settle()` gives led lanes the state that tracing made.
+    `entered` counts calls, `generation` surveys; `found` has the tensors of the lanes
+    that are led, in this call. `python(moving)`: what the optimizer holds besides its
+    lanes, less those places; `settle()` gives led lanes the state that tracing made.
     """
 
     optimizer: Any
@@ -55,7 +55,7 @@ class Owner(Protocol):
     reach: Reach | None
     entered: int
     generation: int
-    tensors: list[Any]
+    found: Found
 
     def settle(self) -> None: ...
 
@@ -199,6 +199,7 @@ class LedStep:
             for s, m in found[-1].order
         ]
         step.pick = itemgetter(*picked)
+        step.picked = picked
         step.copies = found[-1].copies
         step.owner = owner
         return step
@@ -240,6 +241,7 @@ class ExtendedStep(CompiledStep):
     owner: Owner
     arguments: list[int]
     pick: itemgetter[Any]
+    picked: list[int]
     copies: Mapping[tuple[int, int], int]
 
     def __init__(self, *args: Any) -> None:
@@ -249,14 +251,33 @@ class ExtendedStep(CompiledStep):
     def _given(self, args: Sequence[Any]) -> tuple[Any, ...]:
         return {}, {}, self._picked(args)
 
+    def _look(self, plan: Plan, args: Sequence[Any]) -> tuple[int, Any]:
+        found, probe = self.owner.found, plan.probe
+        if probe is None or found.watch is None:
+            return super()._look(plan, args)
+        if probe.holder is found.watch:
+            given = [*self._own(args), *found.grads]
+            return probe.look_again(given), given
+        seen, given = super()._look(plan, args)
+        # all but the gradients are the watch's, which keeps them
+        own = len(self._own(args))
+        at = {own + place: own + k for place, k in found.late}
+        at |= {k: k for k in range(own)}
+        late = [(i, at[s]) for i, s in enumerate(self.picked) if s in at]
+        probe.hold(found.watch, late, own + len(found.grads))
+        return seen, given
+
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         return list(self._picked(args))
 
-    def _picked(self, args: Sequence[Any]) -> tuple[Any, ...]:
+    def _own(self, args: Sequence[Any]) -> list[Any]:
+        """The tensors of the leading lanes, and those that all lanes share."""
         gm = self.gm
-        every = [*gm._buffers.values(), *gm._parameters.values()]
-        every += [args[i] for i in self.arguments]
-        every += self.owner.tensors
+        own = [*gm._buffers.values(), *gm._parameters.values()]
+        return own + [args[i] for i in self.arguments]
+
+    def _picked(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        every = self._own(args) + self.owner.found.tensors()
         picked: tuple[Any, ...] = self.pick(every)
         return picked
 

@@ -27,7 +27,7 @@ from .collector import collector_paused
 from .config import resolve
 from .double import holdings, own_attributes
 from .errors import CaptureError, CompilerMissing, UnsupportedInput
-from .lanes import GRAD, PARAM, Lanes, Unlike
+from .lanes import GRAD, PARAM, Found, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
 from .paths import Reach
 from .split import decide
@@ -56,7 +56,7 @@ class Representatives:
         self.surveys = 0
         self.generation = 0
         self.entered = 0
-        self.tensors: list[Any] = []  # of the lanes that are led, in this call
+        self.found = Found([])  # the tensors of lanes that are led, in this call
         self.steps: list[LedStep] = []
         self._cells: list[Any] = []
         self._python: dict[Any, Any] = {}
@@ -97,7 +97,7 @@ class Representatives:
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:
             self.optimizer = None
-            self.tensors = []
+            self.found = Found([])
         log.info("%s is traced whole: %s", type(optimizer).__name__, self.why)
         self.lanes = self.compiled = self.reach = None
         self.steps.clear()
@@ -116,7 +116,7 @@ class Representatives:
             found = self._look(optimizer)
             if found is None:
                 raise Unlike("its lanes are not what they seem")
-        self.tensors = found
+        self.found = found
         self._notice(optimizer)
         assert self.lanes is not None
         if self.compiled is None:
@@ -133,18 +133,19 @@ class Representatives:
             self._restore(optimizer)
         self._follow(optimizer)
 
+<<<<<<< HEAD
     def _planned(self) -> bool:
         """Are all its graphs, as far as it has any, bound to these lanes?"""
         known = [step.generation == self.generation for step in self.steps]
         return bool(known) and all(known)
 
     def _look(self, optimizer: Optimizer) -> list[Any] | None:
+=======
+    def _look(self, optimizer: Optimizer) -> Found | None:
+>>>>>>> 79f2c20 (Of led lanes only gradients are gathered anew at each call)
         lanes = self.lanes
         assert lanes is not None
         if len(optimizer.param_groups) != len(lanes.lists):
-            return None
-        leads = [optimizer.state.get(lanes.params[i]) for i in lanes.leads]
-        if not all(map(is_, leads, [lanes.states[i] for i in lanes.leads])):
             return None
         for kind in lanes.kinds:
             own = lanes.states[kind.lead]
@@ -263,7 +264,7 @@ class Representatives:
             found = self._look(optimizer)
             if found is None:
                 raise Unlike("its lanes are not what they seem")
-            self.tensors = found
+            self.found = found
         finally:
             self._swap(optimizer)
 

@@ -18,7 +18,13 @@ from .dynamo import (
     trace_power,
     traces_step,
 )
-from .fields import Codes, TensorFunctions, tensor_functions
+from .fields import (
+    Codes,
+    TensorFunctions,
+    gradient_getter,
+    requires_grad_function,
+    tensor_functions,
+)
 from .imports import spare_inductor
 from .rewrites import trace_rewrites
 from .tensors import (
@@ -47,6 +53,7 @@ __all__ = [
     "disabled",
     "end_allocation",
     "first_difference",
+    "gradient_getter",
     "group_as_traced",
     "initialize",
     "metadata_guard",
@@ -56,6 +63,7 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "requires_grad_function",
     "scalar_outputs",
     "shapes_of",
     "spare_inductor",

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
+import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -152,6 +154,7 @@ _NAMES = {
     "sizes": "aoti_torch_get_sizes",
     "strides": "aoti_torch_get_strides",
 }
+_REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
 _BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 
 
@@ -192,6 +195,56 @@ def tensor_functions(tensors: Sequence[torch.Tensor]) -> TensorFunctions | None:
         memory=8 * found.memory,
         **shims,
     )
+
+
+@functools.cache
+def _required() -> int:
+    """The C++ function that says of a TensorImpl what its `requires_grad` is; 0: none.
+
+    Tried on tensors of both kinds.
+    """
+    try:
+        path = next((Path(torch.__file__).parent / "lib").glob("libc10.*"))
+        function = getattr(ctypes.CDLL(str(path)), _REQUIRES_GRAD)
+    except (StopIteration, OSError, AttributeError):
+        return 0
+    function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_void_p]
+    leaf = torch.zeros(1, device="cpu", requires_grad=True)
+    with torch.enable_grad():
+        tried = [torch.zeros(1, device="cpu"), leaf, leaf * 2]
+    if any(function(t._cdata) != t.requires_grad for t in tried):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def requires_grad_function(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """(where in a Python tensor its handle lies, a C function that says of what the
+    handle points to whether it requires a gradient); None where that is not known.
+    """
+    offset = _handle_offset(tensors)
+    return None if offset is None or not _required() else (offset, _required())
+
+
+#: CPython's number of the slot with which a type's objects are read as attributes.
+_DESCR_GET = 54
+
+
+def gradient_getter(kinds: Sequence[type]) -> tuple[Any, int] | None:
+    """What reads `grad` of objects of exactly these types: a descriptor, and the C
+    function that takes it, an object and its type. None where something else does.
+    """
+    found = [inspect.getattr_static(kind, "grad", None) for kind in kinds]
+    if any(
+        x is not found[0] or type(x) is not types.GetSetDescriptorType for x in found
+    ) or any(
+        inspect.getattr_static(kind, "__getattribute__") is not object.__getattribute__
+        for kind in kinds
+    ):
+        return None
+    slot = ctypes.pythonapi.PyType_GetSlot
+    slot.restype, slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
+    function = slot(type(found[0]), _DESCR_GET)
+    return None if not function else (found[0], function)
 
 
 def _ask(field: str, t: torch.Tensor) -> int:

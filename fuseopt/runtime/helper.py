@@ -20,6 +20,7 @@ extern "C" {
 int PyDict_Next(void* dict, intptr_t* at, void** key, void** value);
 intptr_t PyTuple_Size(void* tuple);
 void* PyTuple_GetItem(void* tuple, intptr_t i);
+void* PyList_GetItem(void* list, intptr_t i);
 }
 
 struct Functions {
@@ -155,20 +156,7 @@ static bool follow(const Functions* f, const Known* k, int64_t moved) {
   return true;
 }
 
-// 1 if an address differs, plus 2 if something else does; 4 if one cannot be asked.
-// 0 as well where tensors have moved that may.
-extern "C" int64_t fuseopt_probe(const Functions* f, const Known* k, void* buffers,
-                                 void* parameters, void* args) {
-  int64_t count = 0;
-  void *dicts[2] = {buffers, parameters}, *key, *value;
-  for (int d = 0; d < 2; ++d)
-    for (intptr_t at = 0; PyDict_Next(dicts[d], &at, &key, &value);)
-      if (count++ < k->n) k->tensors[count - 1] = (char*)value + f->handle;
-  const int64_t given = PyTuple_Size(args);
-  if (count + given != k->n) return 4;
-  for (int64_t i = 0; i < given; ++i)
-    k->tensors[count + i] = (char*)PyTuple_GetItem(args, i) + f->handle;
-
+static int64_t compare(const Functions* f, const Known* k) {
   const int64_t each = f->words + OWNER;
   const int64_t* metadata = k->metadata;
   int64_t moved = 0;
@@ -200,6 +188,31 @@ extern "C" int64_t fuseopt_probe(const Functions* f, const Known* k, void* buffe
     else k->moved[moved++] = i;
   }
   return moved && !follow(f, k, moved);
+}
+
+// 1 if an address differs, plus 2 if something else does; 4 if one cannot be asked.
+// 0 as well where tensors have moved that may.
+extern "C" int64_t fuseopt_probe(const Functions* f, const Known* k, void* buffers,
+                                 void* parameters, void* args) {
+  int64_t count = 0;
+  void *dicts[2] = {buffers, parameters}, *key, *value;
+  for (int d = 0; d < 2; ++d)
+    for (intptr_t at = 0; PyDict_Next(dicts[d], &at, &key, &value);)
+      if (count++ < k->n) k->tensors[count - 1] = (char*)value + f->handle;
+  const int64_t given = PyTuple_Size(args);
+  if (count + given != k->n) return 4;
+  for (int64_t i = 0; i < given; ++i)
+    k->tensors[count + i] = (char*)PyTuple_GetItem(args, i) + f->handle;
+  return compare(f, k);
+}
+
+// The same of the tensors of the last call, but for `n` whose places among those and in
+// a list are given.
+extern "C" int64_t fuseopt_probe_again(const Functions* f, const Known* k, void* list,
+                                       const int64_t* places, int64_t n) {
+  for (const int64_t* p = places; p < places + 2 * n; p += 2)
+    k->tensors[p[0]] = (char*)PyList_GetItem(list, p[1]) + f->handle;
+  return compare(f, k);
 }
 
 // Take the tensors of the last call, all of which it compared, as known.

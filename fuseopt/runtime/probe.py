@@ -67,6 +67,8 @@ class Probe:
         self._call: Any = None
         self._bump: Any = None
         self._comparable = False  # did the last look compare all tensors?
+        #: who keeps the tensors of the last look, but for some; see `hold`
+        self.holder: Any = None
         functions = (
             compat.tensor_functions(tensors) if helper is not None and n else None
         )
@@ -99,6 +101,14 @@ class Probe:
         call = helper.fuseopt_probe
         call.restype = ctypes.c_int64
         call.argtypes = [*(ctypes.c_void_p,) * 2, *(ctypes.py_object,) * 3]
+        again = self._again = helper.fuseopt_probe_again
+        again.restype = ctypes.c_int64
+        again.argtypes = [
+            *(ctypes.c_void_p,) * 2,
+            ctypes.py_object,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+        ]
         if call(*self._args, {}, {}, tuple(tensors)) & ~MOVED == 0:
             self._call = call
             self._accept = helper.fuseopt_accept
@@ -142,6 +152,7 @@ class Probe:
         given: tuple[Any, ...],
     ) -> int:
         """0, or MOVED and CHANGED: of the values of two dicts and of arguments."""
+        self.holder = None
         if self._call is not None:
             found = self._call(*self._args, buffers, parameters, given)
             self._comparable = found in (0, MOVED)
@@ -151,6 +162,26 @@ class Probe:
             return CHANGED | MOVED
         self._now[:] = array("Q", map(torch.Tensor.data_ptr, tensors))
         return MOVED * (self._now != self.addresses)
+
+    def hold(self, holder: Any, late: Sequence[tuple[int, int]], size: int) -> None:
+        """Say that the last look's tensors are the same objects as long as `holder` is.
+
+        But for some: (place among the tensors, in the list of `look_again`), a list of
+        this size.
+        """
+        if self._call is not None and self._comparable:
+            places = array("q", [x for pair in late for x in pair])
+            self._late = places, _address(places), len(late), size
+            self.holder = holder
+
+    def look_again(self, late: list[Any]) -> int:
+        """What `look` says, where all but these are the tensors that `holder` keeps."""
+        _, places, n, size = self._late
+        if len(late) != size:
+            return CHANGED | MOVED
+        found = self._again(*self._args, late, places, n)
+        self._comparable = found in (0, MOVED)
+        return int(found) if found < UNKNOWN else CHANGED | MOVED
 
     def found(self) -> list[int]:
         """The addresses of the last look, if it found nothing but those changed."""

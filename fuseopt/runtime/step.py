@@ -70,6 +70,11 @@ class CompiledStep:
         given = args if len(positions) == len(args) else [args[i] for i in positions]
         return gm._buffers, gm._parameters, tuple(given)
 
+    def _look(self, plan: Plan, args: Sequence[Any]) -> tuple[int, Any]:
+        """What a plan's probe says of the tensors of a call; and what keeps these."""
+        given = self._given(args)
+        return CHANGED if plan.probe is None else plan.probe.look(*given), given
+
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         gm = self.gm
         captured = self.plan.captured
@@ -87,8 +92,8 @@ class CompiledStep:
     def _run(self, args: Sequence[Any]) -> Any:
         with self.lock:
             plan = self.plan
-            given = self._given(args)  # kept: the probe knows tensors by address
-            found = CHANGED if plan.probe is None else plan.probe.look(*given)
+            # kept until it is done: the probe knows tensors by address
+            found, given = self._look(plan, args)
             tensors = self._tensors(args) if found or not plan.lean else []
             if found:
                 changed = self._adapt(found, tensors, args)
