@@ -133,16 +133,12 @@ class Representatives:
             self._restore(optimizer)
         self._follow(optimizer)
 
-<<<<<<< HEAD
     def _planned(self) -> bool:
         """Are all its graphs, as far as it has any, bound to these lanes?"""
         known = [step.generation == self.generation for step in self.steps]
         return bool(known) and all(known)
 
-    def _look(self, optimizer: Optimizer) -> list[Any] | None:
-=======
     def _look(self, optimizer: Optimizer) -> Found | None:
->>>>>>> 79f2c20 (Of led lanes only gradients are gathered anew at each call)
         lanes = self.lanes
         assert lanes is not None
         if len(optimizer.param_groups) != len(lanes.lists):
