@@ -84,7 +84,11 @@ def plan_graph(
     result = None
     if run:
         replays = _replays(config, captured, plan, set(devices.values()), report)
-        result = Plan(captured, plan, {}, None, replays)
+        # on the CPU kernels go block by block where they may
+        blocks = all(t.name == "cpp" for t in targets.values())
+        result = Plan(captured, plan, {}, None, replays, blocks)
+        if result.blocks is not None:
+            report.blocks = {k: len(own) for k, own in result.blocks.of.items()}
     report.kernels = [
         reporting.kernel_report(k, targets[k.name].name, sources[k.name].text)
         for k in kernels

@@ -62,6 +62,9 @@ class Report:
     traced: how many of the lanes Dynamo traced, or why it traced them all; empty where
     nobody asked.
     cudagraph: "captured", what it waits for, or "off: " and why.
+    blocks: runs of kernels of the CPU that go block by block, by the kernels' names,
+    and how many blocks each has. A block is some lanes of each kernel: all kernels of a
+    run work on it before the next one begins. `launches` counts a kernel once.
     """
 
     launches: int = 0
@@ -77,6 +80,7 @@ class Report:
     dump_dir: str | None = None
     traced: str = ""
     cudagraph: str = ""
+    blocks: dict[str, int] = field(default_factory=dict)
 
     @property
     def lanes(self) -> int:
@@ -126,6 +130,8 @@ class Report:
             )
         if self.cudagraph:
             told.append(f"graph of the launches: {self.cudagraph}")
+        for names, n in self.blocks.items():
+            told.append(f"{n} block{'s' * (n > 1)} of lanes, each through {names}")
         for text in told:
             table.add_row(text, "", "", "", "", "")
         if self.traced:

@@ -234,6 +234,12 @@ extern "C" int64_t fuseopt_bump(const Functions* f, const Known* k,
   return 0;
 }
 
+// Launches one after another: those of a block, then those of the next.
+extern "C" void fuseopt_blocks(int64_t n, void (*const* entries)(const void*, int64_t),
+                               const void* const* tables, int64_t threads) {
+  for (int64_t i = 0; i < n; ++i) entries[i](tables[i], threads);
+}
+
 """
     + watch.TEXT,
     "fuseopt_probe",

@@ -42,7 +42,8 @@ class Layout:
     `base`: the input that a storage came in by. `members`: all buffers of a temp
     storage. `given`: temp storages that an extern returns, so that nobody allocates.
     `loose`: temps that only externs touch, which may keep any strides. `homes`: memory
-    that a storage of temps has for good, as uint8.
+    that a storage of temps has for good, as uint8. `placed`: storages of temps whose
+    addresses are in the pool, which nobody asks for.
     """
 
     buffers: Sequence[Buffer]
@@ -51,6 +52,7 @@ class Layout:
     given: frozenset[int]
     loose: frozenset[int]
     homes: dict[int, torch.Tensor] = field(default_factory=dict)
+    placed: set[int] = field(default_factory=set)
 
 
 def layout(
@@ -189,7 +191,8 @@ class Memory:
         """Give memory to those temps that no extern returns."""
         for b in temps:
             storage = self.layout.buffers[b].storage
-            if storage not in self.layout.given and storage not in self.layout.homes:
+            known = self.layout.given, self.layout.homes, self.layout.placed
+            if not any(storage in own for own in known):
                 self.tensor(b)
 
     def take_copies(self, made: Mapping[int, torch.Tensor]) -> None:

@@ -20,8 +20,10 @@ from ..capture.trace import Captured
 from ..collector import collector_paused
 from ..errors import AliasError
 from ..ir import DTYPE_BYTES, Kernel, Schedule
+from ..scheduler.blocks import Run
 from .arena import Arena, settle_together
 from .batch import Trials, in_batches
+from .blocks import Blocks, RunTable, in_runs
 from .cells import CPU, place_of
 from .memory import extent, layout, shared_inputs
 from .probe import Moves, Probe
@@ -45,6 +47,7 @@ class Plan:
         factories: dict[str, TableFactory],
         helper: ctypes.PyDLL | None = None,
         replays: Replays | None = None,
+        blocks: bool = False,
     ) -> None:
         self.helper = helper
         #: what surrounds the first binding: it waits for kernels that are being built
@@ -86,9 +89,11 @@ class Plan:
             if buffers[b].kind == "view" and buffers[b].storage in base
         ]
         self.temps = schedule.temps
-        self.order = in_batches(graph, schedule, captured.calls)
         self.trials = Trials()
         self.memory = layout(buffers, captured.calls, schedule)
+        batches = in_batches(graph, schedule, captured.calls)
+        self.order = in_runs(graph, batches, blocks)
+        self.blocks = Blocks(graph, self.order, self.memory) if blocks else None
         storages = {
             buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes
         }
@@ -148,10 +153,9 @@ class Plan:
         places = {k.name: place_of(buffers, k) for k in kernels}
         try:
             tables = {
-                step.name: self.factories[step.name](
-                    step, self.pool, self.position, layouts
-                )
-                for step in kernels
+                step.name: self._table(step, layouts)
+                for step in self.order
+                if isinstance(step, (Kernel, Run))
             }
             on_devices = [cast(DeviceTable, t) for t in tables.values() if t.place]
             arenas = settle_together(on_devices)
@@ -169,6 +173,8 @@ class Plan:
             self.replays.release()
         self.tables, self.on_devices, self.arenas = tables, on_devices, arenas
         self._settle_numbers()
+        if self.blocks is not None:
+            self.blocks.settle(self.position)
         self.on_host = [t for t in tables.values() if not t.place]
         self.devices = [a.at for a in arenas if a.remote]
         self.numbers: list[Any] | None = None
@@ -183,6 +189,22 @@ class Plan:
             for b, x in enumerate(buffers)
             if x.kind in ("static", "arg")
         }
+
+    def _table(
+        self, step: Kernel | Run, layouts: dict[int, TensorLayout]
+    ) -> KernelTable:
+        if isinstance(step, Kernel):
+            return self.factories[step.name](step, self.pool, self.position, layouts)
+        assert self.blocks is not None
+        return RunTable(
+            step,
+            self.blocks.of[step.name],
+            self.factories,
+            self.pool,
+            self.position,
+            layouts,
+            self.helper,
+        )
 
     def _settle_numbers(self) -> None:
         """What kernels of the CPU make for a device alone, they write into its arena.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..ir import Kernel
+from ..scheduler.blocks import Run
 from .batch import Batch
 from .memory import Memory
 from .plan import Plan
@@ -32,16 +33,18 @@ def in_order(
             launch(table)
         return None
     memory = Memory(plan.memory, tensors, plan.pool, plan.position, plan.numbers or ())
+    held = None if plan.blocks is None else plan.blocks.take(plan.pool)
     memory.allocate(plan.temps if temps is None else temps)
     # what is known now goes to the device at once, before the first kernel
     for table in plan.on_devices:
         table.refresh()
     with torch.no_grad():
         for step in plan.order:
-            if isinstance(step, Kernel):
+            if isinstance(step, (Kernel, Run)):
                 launch(plan.tables[step.name])
             elif isinstance(step, Batch):
                 memory.run_batch(step.members, plan.captured.calls, plan.trials)
             else:
                 memory.run(step, plan.captured.calls[step.payload])
+    del held
     return memory

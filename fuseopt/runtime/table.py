@@ -328,14 +328,19 @@ class CppTable:
         for t in self.tables:
             t.fill_rows(numbers)
 
+    def prepare(self, threads: int) -> None:
+        """Be ready for a launch with so many threads."""
+        if threads == self.threads:
+            return
+        self.threads = threads
+        self.partials = []
+        for struct, folds in zip(self.structs, self.folds, strict=True):
+            struct.threads = threads
+            if folds:
+                memory = array("Q", bytes(8 * struct.lanes * threads * folds))
+                self.partials.append(memory)
+                struct.partials = _address(memory)
+
     def launch(self, threads: int) -> None:
-        if threads != self.threads:
-            self.threads = threads
-            self.partials = []
-            for struct, folds in zip(self.structs, self.folds, strict=True):
-                struct.threads = threads
-                if folds:
-                    memory = array("Q", bytes(8 * struct.lanes * threads * folds))
-                    self.partials.append(memory)
-                    struct.partials = _address(memory)
+        self.prepare(threads)
         self.entry(self.structs, threads)

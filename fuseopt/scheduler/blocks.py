@@ -1,0 +1,171 @@
+"""Kernels -> runs: dependent kernels that may go strand by strand, not one by one.
+
+A *strand* is a set of lanes of several kernels that touch, among all lanes of those
+kernels, only each other's memory where somebody writes: most often the lanes of one
+parameter, a kernel's each. So any strand may be finished before another one begins,
+and what its first kernel brought into the cache is there for the next. A kernel whose
+lanes would tie many others together (all read a total norm, one reads all norms) waits
+for all of them: with it a new run begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..ir import Graph, Kernel, Variant
+from ..overlap import overlaps
+from .grouping import UnionFind
+
+#: Lanes of one kernel that a strand may have. What ties more together is no strand but
+#: a number that all share.
+FEW = 8
+
+
+@dataclass(frozen=True)
+class Strand:
+    """`lanes[k][v]`: the lanes of variant v of the run's kernel k, in order.
+
+    `buffers`: what they touch; `apart`: the storages that nobody else in the run
+    touches.
+    """
+
+    lanes: tuple[dict[int, list[int]], ...]
+    buffers: tuple[int, ...]
+    apart: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Kernels that follow each other, and the strands that they are made of."""
+
+    kernels: tuple[Kernel, ...]
+    strands: tuple[Strand, ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(k.name for k in self.kernels)
+
+
+class _Ties:
+    """The lanes of the kernels of a run, and which of them meet in memory."""
+
+    def __init__(self, near: dict[int, list[int]]) -> None:
+        self.near = near
+        self.kernels: list[Kernel] = []
+        #: kernel, variant, lane of each
+        self.lanes: list[tuple[int, int, int]] = []
+        self.sets = UnionFind(0)
+        self.readers: dict[int, list[int]] = {}
+        self.writers: dict[int, list[int]] = {}
+
+    def take(self, kernel: Kernel) -> bool:
+        """Add a kernel behind the others; False, and nothing, if it ties too many."""
+        lanes, parent = len(self.lanes), list(self.sets.parent)
+        reads: list[tuple[int, int]] = []
+        writes: list[tuple[int, int]] = []
+        for v, variant in enumerate(kernel.variants):
+            for lane in range(variant.lanes):
+                at = len(self.lanes)
+                self.lanes.append((len(self.kernels), v, lane))
+                self.sets.parent.append(at)
+                for b, written in _touched(variant, lane):
+                    (writes if written else reads).append((b, at))
+        for b, at in reads:
+            self._meet(at, b, self.writers)
+        for b, at in writes:
+            self._meet(at, b, self.writers)
+            self._meet(at, b, self.readers)
+        if self._tied():
+            del self.lanes[lanes:]
+            self.sets.parent = parent
+            return False
+        # lanes of one kernel do not depend on one another
+        for b, at in reads:
+            self.readers.setdefault(b, []).append(at)
+        for b, at in writes:
+            self.writers.setdefault(b, []).append(at)
+        self.kernels.append(kernel)
+        return True
+
+    def _meet(self, at: int, b: int, others: dict[int, list[int]]) -> None:
+        for x in (b, *self.near.get(b, ())):
+            for other in others.get(x, ()):
+                self.sets.join(at, other)
+
+    def _tied(self) -> bool:
+        many: dict[tuple[int, int], int] = {}
+        for at, (kernel, _, _) in enumerate(self.lanes):
+            key = self.sets.find(at), kernel
+            many[key] = many.get(key, 0) + 1
+        return any(n > FEW for n in many.values())
+
+    def together(self, graph: Graph) -> list[Kernel | Run]:
+        """What the kernels so far become: a run, if they are several."""
+        if len(self.kernels) < 2:
+            return list(self.kernels)
+        return [self._run(graph)]
+
+    def _run(self, graph: Graph) -> Run:
+        strands: dict[int, tuple[dict[int, list[int]], ...]] = {}
+        touched: dict[int, dict[int, None]] = {}
+        users: dict[int, set[int]] = {}
+        for at, (k, v, lane) in enumerate(self.lanes):
+            root = self.sets.find(at)
+            own = strands.setdefault(root, tuple({} for _ in self.kernels))
+            own[k].setdefault(v, []).append(lane)
+            for b, _ in _touched(self.kernels[k].variants[v], lane):
+                touched.setdefault(root, {})[b] = None
+                users.setdefault(graph.buffers[b].storage, set()).add(root)
+        made = []
+        for root, lanes in strands.items():
+            own_buffers = tuple(touched.get(root, ()))
+            storages = {graph.buffers[b].storage for b in own_buffers}
+            apart = frozenset(s for s in storages if len(users[s]) == 1)
+            made.append(Strand(lanes, own_buffers, apart))
+        return Run(tuple(self.kernels), tuple(made))
+
+
+def _touched(v: Variant, lane: int) -> Iterator[tuple[int, bool]]:
+    """The buffers of a lane; is each written?"""
+    for slot, column in zip(v.slots, v.columns, strict=True):
+        yield column[lane], slot.write
+
+
+def runs(graph: Graph, kernels: Sequence[Kernel]) -> list[Kernel | Run]:
+    """Kernels that nothing stands between, in order: those that go strand by strand
+    together, the others as they are.
+    """
+    near = overlaps(graph.buffers)
+    done: list[Kernel | Run] = []
+    ties = _Ties(near)
+    for kernel in kernels:
+        if not kernel.finish and ties.take(kernel):
+            continue
+        done += ties.together(graph)
+        ties = _Ties(near)
+        if kernel.finish or not ties.take(kernel):
+            done.append(kernel)  # its last variants wait for all lanes
+    return [*done, *ties.together(graph)]
+
+
+def part(kernel: Kernel, lanes: Sequence[dict[int, list[int]]]) -> Kernel:
+    """A kernel with some of its lanes: those that strands have of it."""
+    variants = []
+    for v, variant in enumerate(kernel.variants):
+        own = sorted(lane for strand in lanes for lane in strand.get(v, ()))
+        variants.append(
+            replace(
+                variant,
+                columns=tuple(tuple([c[i] for i in own]) for c in variant.columns),
+                scalars=tuple(tuple([c[i] for i in own]) for c in variant.scalars),
+                shapes=tuple([variant.shapes[i] for i in own]),
+                reduced=tuple([variant.reduced[i] for i in own])
+                if variant.reduced
+                else (),
+                operands=tuple([variant.operands[i] for i in own])
+                if variant.operands
+                else (),
+            )
+        )
+    return replace(kernel, variants=tuple(variants))
