@@ -325,4 +325,6 @@ class _Extension:
                 for s in node.scalars
             ]
         )
-        return node._replace(reads=reads, writes=writes, scalars=scalars)
+        return SchedulerNode(
+            node.body, reads, scalars, writes, node.call, node.line, node.dims
+        )

@@ -157,10 +157,15 @@ class Paths:
     def __init__(self) -> None:
         self.taken: set[tuple[types.CodeType, int, int]] = set()
         self._before: Any = None
+        # by identity, for a code object's hash goes over all of it
+        self._known: dict[int, types.CodeType] = {}
 
     def _trace(self, frame: types.FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if event != "call" or is_known(code):
+        if event != "call" or id(code) in self._known:
+            return None
+        if is_known(code):
+            self._known[id(code)] = code
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False

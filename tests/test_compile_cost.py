@@ -198,6 +198,36 @@ def test_no_garbage_is_collected_while_a_step_is_compiled(
     assert collected == []
 
 
+def test_a_call_of_a_rehearsal_is_a_few_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step of 1,000 lanes makes 20,000 calls in a rehearsal."""
+    rehearse = led.rehearse
+    seen: list[tuple[int, int]] = []
+
+    def counted(*args: Any) -> Any:
+        calls = 0
+
+        def count(frame: Any, event: str, _: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            found = rehearse(*args)
+        finally:
+            sys.setprofile(before)
+        seen.append((calls, sum(map(len, found.lanes.values()))))
+        return found
+
+    monkeypatch.setattr(led, "rehearse", counted)
+    optimizer = adamw()
+    compiled("fuseopt.compile", optimizer)()
+    (of_all, recorded), (of_leads, known) = seen
+    assert (of_all - of_leads) / (recorded - known) < 36
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_compilers_run_beside_what_dynamo_and_the_rehearsal_do(
     way: str, monkeypatch: pytest.MonkeyPatch
