@@ -58,7 +58,12 @@ class Representatives:
         self.entered = 0
         self.found = Found([])  # the tensors of lanes that are led, in this call
         self.steps: list[LedStep] = []
+        # what the optimizer held besides its lanes: names and values, then what those
+        # hold that are containers; are there containers in those?
         self._cells: list[Any] = []
+        self._containers: list[Any] = []
+        self._sizes: list[int] = []
+        self._deep = False
         self._python: dict[Any, Any] = {}
         self.optimizer: Any = None  # during a call
 
@@ -189,31 +194,40 @@ class Representatives:
 
     def _notice(self, optimizer: Optimizer) -> None:
         """Note what the optimizer holds besides its lanes, where it has changed."""
-        self._lists = [group["params"] for group in optimizer.param_groups]
-        attributes = own_attributes(optimizer)
-        places: list[Any] = list(attributes)
-        values: list[Any] = list(attributes.values())
-        for g, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
-                if key != "params":
-                    places.append((g, key))
-                    values.append(value)
-        # what containers hold, one level deep; below that they are compared whole
-        cells: list[Any] = []
-        for value in values:
-            if isinstance(value, (dict, list)):
-                cells += value
-                cells += value.values() if isinstance(value, dict) else ()
-                cells.append(len(value))
-        now = [*values, *cells]
-        if len(now) == len(self._cells) and all(map(is_, now, self._cells)):
-            if not any(isinstance(x, (dict, list)) for x in cells):
-                return
-        self._cells = now
-        self._python = {
-            place: holdings(value, id)
-            for place, value in zip(places, values, strict=True)
+        groups = optimizer.param_groups
+        self._lists = [group["params"] for group in groups]
+        own = vars(optimizer)
+        # most calls find the objects of the last one: nothing more is asked then
+        now: list[Any] = [*own, *own.values()]
+        for group in groups:
+            now += group
+            now += group.values()
+        for held in self._containers:
+            now += held
+            if isinstance(held, dict):
+                now += held.values()
+        sizes = list(map(len, self._containers))
+        same = len(now) == len(self._cells) and all(map(is_, now, self._cells))
+        if same and sizes == self._sizes and not self._deep:
+            return
+        places: dict[Any, Any] = own_attributes(optimizer)
+        places |= {
+            (g, key): value
+            for g, group in enumerate(groups)
+            for key, value in group.items()
+            if key != "params"
         }
+        # what containers hold, one level deep; below that they are compared whole
+        self._containers = [v for v in places.values() if isinstance(v, (dict, list))]
+        self._sizes = list(map(len, self._containers))
+        self._cells = now[: len(own) * 2 + sum(2 * len(group) for group in groups)]
+        inner: list[Any] = []
+        for held in self._containers:
+            inner += held
+            inner += held.values() if isinstance(held, dict) else ()
+        self._deep = any(isinstance(x, (dict, list)) for x in inner)
+        self._cells += inner
+        self._python = {place: holdings(value, id) for place, value in places.items()}
 
     def python(self, moving: frozenset[Any]) -> list[Any]:
         """What the optimizer holds, less the numbers that a graph takes as they are."""

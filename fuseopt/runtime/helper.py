@@ -45,6 +45,7 @@ struct Known {
   uint64_t* addresses;
   uint64_t* now;
   const int64_t* metadata;  // of each: dtype, device, index, dims, sizes, strides
+  const int64_t* begins;    // of each: where in those its own are
   uint64_t* seen;           // fields of each when it was last found unchanged
   char** tensors;           // the at::Tensor of each in the last call
   int64_t* moved;           // those whose addresses alone the last call found changed
@@ -62,22 +63,25 @@ static const int64_t OWNER = 3;  // words: the memory, what owns it, what frees 
 static const int64_t WIDE = 8;   // words compared at a time
 static const int64_t DIMS = 3;   // where in a tensor's metadata its dims are
 typedef uint64_t Words __attribute__((vector_size(64), aligned(8), may_alias));
-// Tensors ahead that are fetched: Python's object, the tensor, its storage.
-static const int64_t FAR = 24, NEAR = 16, NEXT = 8;
+// Tensors that are compared at once; where one differs, each is asked.
+static const int64_t BLOCK = 8;
+// Blocks ahead that are fetched: Python's object, the tensor, its storage.
+static const int64_t FAR = 3 * BLOCK, NEAR = 2 * BLOCK, NEXT = BLOCK;
 
-static bool memory_as_seen(const Functions* f, const char* impl,
-                           const uint64_t* seen) {
+// Bits that differ from those seen: of a tensor's memory and of what owns it.
+static inline uint64_t memory_but_seen(const Functions* f, const char* impl,
+                                       const uint64_t* seen) {
   const char* storage = *(char**)(impl + f->storage);
-  if (!storage) return false;
+  if (!storage) return 1;
   const uint64_t* owner = (const uint64_t*)(storage + f->memory);
   uint64_t other = 0;
   for (int64_t i = 0; i < OWNER; ++i) other |= owner[i] ^ seen[i];
-  return other == 0;
+  return other;
 }
-static bool fields_as_seen(const Functions* f, const char* impl,
-                           const uint64_t* seen) {
+// The same of its own fields.
+static inline Words fields_but_seen(const Functions* f, const char* impl,
+                                    const uint64_t* seen) {
   const uint64_t* own = (const uint64_t*)(impl + f->first);
-  uint64_t other = 0;
   seen += OWNER;
   // words of which the last eight may overlap those before
   Words differ = {0};
@@ -85,6 +89,10 @@ static bool fields_as_seen(const Functions* f, const char* impl,
     const int64_t at = i + WIDE <= f->words ? i : f->words - WIDE;
     differ |= *(const Words*)(own + at) ^ *(const Words*)(seen + at);
   }
+  return differ;
+}
+static inline bool none(Words differ) {
+  uint64_t other = 0;
   for (int64_t i = 0; i < WIDE; ++i) other |= differ[i];
   return other == 0;
 }
@@ -156,36 +164,57 @@ static bool follow(const Functions* f, const Known* k, int64_t moved) {
   return true;
 }
 
+// Is one tensor what it was? 0 if it is, 1 if it has moved, 2 if it is another, 4 if it
+// cannot be asked.
+static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
+  uint64_t* seen = k->seen + i * (f->words + OWNER);
+  char* tensor = k->tensors[i];
+  const char* impl = *(char**)tensor;
+  const bool alike = f->words && none(fields_but_seen(f, impl, seen));
+  k->now[i] = k->addresses[i];
+  if (alike && !memory_but_seen(f, impl, seen)) return 0;
+  seen[0] = ~0ull;  // no address is that: not known until it is found the same
+  if (!alike && !same_kind(f, tensor, k->metadata + k->begins[i], seen)) return 2;
+  void* address = 0;
+  if (f->data(tensor, &address)) return 4;
+  k->now[i] = (uint64_t)address;
+  if (k->now[i] != k->addresses[i]) return 1;
+  see(f, impl, seen);
+  return 0;
+}
 static int64_t compare(const Functions* f, const Known* k) {
   const int64_t each = f->words + OWNER;
-  const int64_t* metadata = k->metadata;
   int64_t moved = 0;
-  for (int64_t i = 0; i < k->n; ++i) {
-    if (i + FAR < k->n) __builtin_prefetch(k->tensors[i + FAR]);
-    if (f->words && i + NEAR < k->n) {
-      const char* impl = *(char**)k->tensors[i + NEAR];
-      __builtin_prefetch(impl + f->storage);
-      __builtin_prefetch(impl + f->first + 8 * f->words - 8);
-      impl = *(char**)k->tensors[i + NEXT];
-      __builtin_prefetch(*(char**)(impl + f->storage) + f->memory);
+  for (int64_t b = 0; b < k->n; b += BLOCK) {
+    const int64_t end = b + BLOCK < k->n ? b + BLOCK : k->n;
+    if (f->words) {
+      if (end + FAR < k->n)
+        for (int64_t i = b; i < end; ++i) {
+          __builtin_prefetch(k->tensors[i + FAR]);
+          const char* impl = *(char**)k->tensors[i + NEAR];
+          __builtin_prefetch(impl + f->storage);
+          __builtin_prefetch(impl + f->first + 8 * f->words - 8);
+          impl = *(char**)k->tensors[i + NEXT];
+          __builtin_prefetch(*(char**)(impl + f->storage) + f->memory);
+        }
+      Words differ = {0};
+      uint64_t other = 0;
+      for (int64_t i = b; i < end; ++i) {
+        const char* impl = *(char**)k->tensors[i];
+        const uint64_t* seen = k->seen + i * each;
+        differ |= fields_but_seen(f, impl, seen);
+        other |= memory_but_seen(f, impl, seen);
+      }
+      if (none(differ) && !other) {
+        for (int64_t i = b; i < end; ++i) k->now[i] = k->addresses[i];
+        continue;
+      }
     }
-    const int64_t* own = metadata;
-    metadata += DIMS + 1 + 2 * own[DIMS];
-    uint64_t* seen = k->seen + i * each;
-    char* tensor = k->tensors[i];
-    const char* impl = *(char**)tensor;
-    const bool alike = f->words && fields_as_seen(f, impl, seen);
-    if (alike && memory_as_seen(f, impl, seen)) {
-      k->now[i] = k->addresses[i];
-      continue;
+    for (int64_t i = b; i < end; ++i) {
+      const int64_t found = compare_one(f, k, i);
+      if (found == 1) k->moved[moved++] = i;
+      else if (found) return found == 2 ? 2 | (moved != 0) : found;
     }
-    seen[0] = ~0ull;  // no address is that: not known until it is found the same
-    if (!alike && !same_kind(f, tensor, own, seen)) return 2 | (moved != 0);
-    void* address = 0;
-    if (f->data(tensor, &address)) return 4;
-    k->now[i] = (uint64_t)address;
-    if (k->now[i] == k->addresses[i]) see(f, impl, seen);
-    else k->moved[moved++] = i;
   }
   return moved && !follow(f, k, moved);
 }
@@ -256,6 +285,7 @@ class Known(ctypes.Structure):
         ("addresses", ctypes.c_void_p),
         ("now", ctypes.c_void_p),
         ("metadata", ctypes.c_void_p),
+        ("begins", ctypes.c_void_p),
         ("seen", ctypes.c_void_p),
         ("tensors", ctypes.c_void_p),
         ("moved", ctypes.c_void_p),

@@ -84,8 +84,9 @@ class Probe:
         tensors: Sequence[torch.Tensor],
     ) -> None:
         """Use the helper, if it finds that the tensors are what they are."""
-        metadata, codes = array("q"), compat.Codes()
+        metadata, begins, codes = array("q"), array("q"), compat.Codes()
         for t in tensors:
+            begins.append(len(metadata))
             metadata.extend((*codes.of(t), t.dim(), *t.shape, *t.stride()))
         # all ones: nothing was seen yet
         seen = array("Q", b"\xff" * (8 * self.n * (functions.words + 3)))
@@ -94,9 +95,10 @@ class Probe:
         which = array("q", self.mutated)
         struct = self._struct = Known(
             self.n,
-            *map(_address, (self.addresses, self._now, metadata, seen, known, moved)),
+            *map(_address, (self.addresses, self._now, metadata, begins)),
+            *map(_address, (seen, known, moved)),
         )
-        self._keep = (functions, metadata, seen, known, moved, which)
+        self._keep = (functions, metadata, begins, seen, known, moved, which)
         self._args = (ctypes.addressof(functions), ctypes.addressof(struct))
         call = helper.fuseopt_probe
         call.restype = ctypes.c_int64
