@@ -25,7 +25,7 @@ from bench.compare import compare
 from bench.contenders import CONTENDERS, Unavailable, Work, at_most
 from bench.environment import code_version, environment, file_name
 from bench.first_step import WAYS
-from bench.host import moving
+from bench.host import calls_of, moving
 from bench.interleave import LEAST_ROUNDS, Turns, interleave, p10, plan_rounds
 from bench.pictures import PICTURES, draw
 from bench.reading import Reading, geomean, readings
@@ -446,6 +446,23 @@ def test_first_steps_of_models_stand_beside_inductors(reading):
     assert "### The first step, each in a process of its own" in report.long([reading])
 
 
+def test_host_cost_is_the_least_where_that_is_known(reading):
+    assert tables.host_cost({"host_microseconds": 3.0}) == 3.0
+    least = {"host_microseconds": 3.0, "host_microseconds_least": 2.0}
+    assert tables.host_cost(least) == 2.0
+    assert tables.host_cost({"skipped": "why"}) is None
+
+
+def test_turns_of_the_host_note_how_long_the_thread_was_busy():
+    busy: list[float] = []
+    turn = calls_of(lambda: time.sleep(0.001), busy)
+    begin = time.perf_counter()
+    turn()
+    passed = time.perf_counter() - begin
+    assert len(busy) == 1
+    assert 0 < busy[0] < passed / 2
+
+
 def test_host_cost_is_above_a_backend_that_does_nothing(reading):
     made = tables.hosts(reading)
     assert cells(made, "300")[1:] == ["9", "5", "3", "4", "1", "3"]
@@ -513,7 +530,7 @@ def test_geomean():
 
 def test_the_same_file_compares_equal():
     found = compare(made_up(), made_up())
-    assert (found.failures, found.warnings, found.cases) == ([], [], 7)
+    assert (found.failures, found.warnings, found.cases) == ([], [], 9)
 
 
 @pytest.mark.parametrize(
