@@ -6,7 +6,9 @@ scatters what it wrote; short rows and columns are folded several at a time.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,7 +41,16 @@ def body(text: str, name: str) -> str:
 
 def test_from_block_to_block_nothing_is_divided() -> None:
     """A division is 20 cycles for each of three elements in rows of a convolution."""
-    for name in ("taken", "take", "advance", "move", "place", "gather", "scatter"):
+    for name in (
+        "taken",
+        "take",
+        "advance",
+        "move",
+        "place",
+        "gather",
+        "scatter",
+        "shuffle",
+    ):
         assert not re.search(r"[^/]/[^/]|%", body(WALK, name)), name
     assert "%" in body(WALK, "seek")
 
@@ -174,6 +185,12 @@ def folded(dims: Sequence[int]) -> Step:
         ((3, 700, 2), (1,)),
         ((300, 300), (0,)),
         ((129, 65), (1,)),
+        ((130, 2), (1,)),  # so few that the compiler is told how many
+        ((90, 4), (1,)),
+        ((40, 7, 7), (2,)),
+        ((30, 5, 5), (1,)),
+        ((70, 60, 1, 1), (3,)),  # nothing meets, in more than a block of results
+        ((3, 1, 700), (1,)),
     ],
     ids=str,
 )
@@ -204,6 +221,39 @@ def test_short_rows_keep_the_signs_of_zero() -> None:
 
     for dims in ((1,), (2,), (1, 2)):
         check(folded(dims), make)
+
+
+def test_nothing_behind_a_tensor_is_read() -> None:
+    """A vector of neighbours from which elements are taken ends within the tensor."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None).mprotect
+    assert protect(ctypes.c_void_p(first + page), page, 0) == 0
+    for shape in ((42, 3, 1), (42, 1, 3), (42, 1, 1), (14, 3, 1), (61, 1, 3)):
+        values = rand(*shape, seed=8)
+        offset = page - 4 * values.numel()
+        held = (ctypes.c_float * values.numel()).from_address(first + offset)
+        edge = torch.frombuffer(held, dtype=torch.float32).view(shape)
+        edge.copy_(values)
+
+        def make(edge: Tensor = edge) -> list[Tensor]:
+            return [rand(len(edge), 3, 3), edge]
+
+        check(lambda p, q: mixed(p, q), make)
+
+
+def test_roots_of_results_are_taken_many_at_once() -> None:
+    """A call of the library for each of 131,072 results was 3 ms."""
+
+    def step(p: Tensor) -> None:
+        p.div_(p.square().mean(-1, keepdim=True).sqrt())
+
+    torch._dynamo.reset()
+    torch.compile(step, backend=backend)(rand(60, 3))
+    (report,) = fuseopt.reports()
+    assert re.search(r"library_sqrt_f32\(t.library, count,", report.kernels[0].source)
+    assert "library_sqrt_f32(t.library, 1," not in report.kernels[0].source
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ..ir import REDUCTIONS, Variant
 from .cpp_folds import columns_type, run_type, serial
 from .cpp_walk import gathers, rooms, scatters
 from .forms import CPP_TYPES as REGISTER
-from .forms import LIBRARY
+from .forms import LIBRARY, library_call
 
 if TYPE_CHECKING:
     from .cpp_function import Function
@@ -58,33 +58,87 @@ class ReduceWriter:
         given = "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in self.results)
         given += "".join(f", const {kind}* y{k}" for k, kind in enumerate(self.kinds))
         body = w.prologue([]) + w.lane_numbers(v.output_code, "output")
-        each = [
-            f"const {kind} x{i} = y{k}[j];"
-            for k, (kind, i) in enumerate(zip(self.kinds, self.folds, strict=True))
-        ]
-        for i in v.output_code:
-            instr = v.instrs[i]
-            if instr.op == "load":
-                each.append(w.load(i, f"p{instr.attr}[j]"))
-            elif (instr.op, instr.dtype) in LIBRARY:
-                each += w.call_once(i)
-            elif instr.op not in ("const", "tail", *REDUCTIONS):
-                each.append(w.compute(i))
-        for i, s in v.stores:
-            if v.slots[s].domain == "output":
-                each.append(w.store(s, f"p{s}[j]", i))
         return [
             f"static void output{n}(const Table& t, int64_t lane, int TAIL, "
             f"int64_t count{given}) {{",
             "  (void)TAIL;",
-            *(f"  {x}" for x in body),
-            "  #pragma GCC ivdep",
-            "  for (int64_t j = 0; j < count; ++j) {",
-            *(f"    {x}" for x in each),
-            "  }",
+            *(f"  {x}" for x in [*body, *self.output_loops()]),
             "}",
             *(w.tails.ends(late=True) if v.reduction == "dims" and asks else ()),
         ]
+
+    def output_loops(self) -> list[str]:
+        """One loop over the results; where there are many, calls of the library stand
+        between loops, and what crosses them waits in arrays.
+        """
+        v, w = self.v, self.w
+        many = v.reduction == "dims"
+        loops: list[list[str]] = [[]]
+        calls: list[list[str]] = []
+        made: dict[int, int] = {}  # in which loop, or by the call before it
+        waits: dict[int, None] = {}
+        given: set[tuple[int, int]] = set()
+
+        def use(x: int) -> None:
+            at = len(loops) - 1
+            crosses = made.get(x, at) < at or x in called
+            if crosses and (at, x) not in given:
+                given.add((at, x))
+                waits[x] = None
+                loops[at].append(f"const {self.kind(x)} x{x} = s{x}[j];")
+
+        called: set[int] = set()
+        for k, i in enumerate(self.folds):
+            loops[0].append(f"const {self.kinds[k]} x{i} = y{k}[j];")
+            made[i] = 0
+        for i in v.output_code:
+            instr = v.instrs[i]
+            if (instr.op, instr.dtype) in LIBRARY and many:
+                args, lines = [], []
+                for a in dict.fromkeys(instr.args):
+                    if a in made:
+                        waits[a] = None
+                    else:
+                        lines.append(f"const {self.kind(a)} one{i}_{a} = {w.name(a)};")
+                for a in instr.args:
+                    args.append((f"s{a}", 1) if a in made else (f"&one{i}_{a}", 0))
+                call = library_call(instr.op, instr.dtype, "count", args, f"s{i}")
+                calls.append([*lines, call])
+                loops.append([])
+                made[i], waits[i] = len(loops) - 1, None
+                called.add(i)
+                continue
+            if instr.op in ("const", "tail", *REDUCTIONS):
+                continue
+            for a in instr.args:
+                use(a)
+            made[i] = len(loops) - 1
+            if instr.op == "load":
+                loops[-1].append(w.load(i, f"p{instr.attr}[j]"))
+            elif (instr.op, instr.dtype) in LIBRARY:
+                loops[-1] += w.call_once(i)
+            else:
+                loops[-1].append(w.compute(i))
+        for i, s in v.stores:
+            if v.slots[s].domain == "output":
+                use(i)
+                loops[-1].append(w.store(s, f"p{s}[j]", i))
+        lines = [f"alignas(64) {self.kind(x)} s{x}[BLOCK];" for x in waits]
+        for k, own in enumerate(loops):
+            kept = [x for x in waits if made[x] == k and x not in called]
+            lines += [
+                *(calls[k - 1] if k else ()),
+                "#pragma GCC ivdep",
+                "for (int64_t j = 0; j < count; ++j) {",
+                *(f"  {x}" for x in own),
+                *(f"  s{x}[j] = x{x};" for x in kept),
+                "}",
+            ]
+        return lines
+
+    def kind(self, i: int) -> str:
+        """The C++ type of an instruction's result."""
+        return REGISTER[self.v.instrs[i].dtype]
 
     def each(self, text: str) -> list[str]:
         """A line per fold: {k} its number, {kind} its type."""
@@ -315,6 +369,14 @@ class ReduceWriter:
             "    const int64_t b = tile / tiles;",
             "    int64_t c, m;",
             "    const bool grouped = g.tile(tile % tiles, &c, &m);",
+            "    if (g.folded_rows() == 1) {  // nothing meets",
+            f"      Strip<{slots}> strip;",
+            "      g.place(b, 0, c, &strip);",
+            *(f"      {x}" for x in self.block("strip", strip, "m", "")),
+            *self.each("      fold_row(c{k}[0], grouped, y{k}, m, r{k});"),
+            "      give(b * g.columns + c, m);",
+            "      continue;",
+            "    }",
             "    const int64_t blocks = (m + COLUMNS - 1) / COLUMNS;",
             "    for (int64_t i = 0; i < blocks; ++i) {",
             *self.each("      c{k}[i].open(grouped);"),

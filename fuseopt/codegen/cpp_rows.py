@@ -51,6 +51,7 @@ struct Rows {
   }
   // may a block hold batches?
   bool small() const { return each <= BLOCK; }
+  int64_t folded_rows() const { return parts * length; }
   bool by_tiles() const { return is_columns && !small(); }
   int64_t per_item() const {
     const int64_t one = by_tiles() ? each / columns * width : each;
@@ -92,14 +93,49 @@ struct Rows {
   };
 };
 
+// Folds m rows of N elements, or m times N rows of columns: what a compiler knows the
+// number of, it adds side by side.
+template <int64_t N, class R, class T>
+static inline void fold_rows(bool dense, const T* x, int64_t m, T* to) {
+  #pragma GCC ivdep
+  for (int64_t b = 0; b < m; ++b) to[b] = R::of(x + b * N, N, dense);
+}
+template <int64_t N, int64_t C, class F, class T>
+static inline void fold_columns(bool grouped, const T* x, int64_t m, T* to) {
+  #pragma GCC ivdep
+  for (int64_t b = 0; b < m; ++b)
+    for (int64_t c = 0; c < C; ++c)
+      to[b * C + c] = F::of(x + b * N * C + c, N, C, grouped);
+}
+
+// The same of one row of m columns.
+template <class C, class T>
+static inline void fold_row(const C&, bool grouped, const T* x, int64_t m, T* to) {
+  #pragma GCC ivdep
+  for (int64_t j = 0; j < m; ++j) to[j] = C::of(x + j, 1, 1, grouped);
+}
+
 // Folds m batches of elements, a block of them, to rows of results.
 template <class R, class C, class T>
 static inline void fold_batches(const Rows& g, R& run, C& column, const T* x, int64_t m,
                                 T* to) {
   const int64_t n = g.length;
   if (!g.is_columns && g.parts == 1 && R::few(n, g.dense)) {
+    if (n == 1) return fold_rows<1, R>(g.dense, x, m, to);
+    if (n == 2) return fold_rows<2, R>(g.dense, x, m, to);
+    if (n == 3) return fold_rows<3, R>(g.dense, x, m, to);
+    if (n == 4) return fold_rows<4, R>(g.dense, x, m, to);
+    if (n == 5) return fold_rows<5, R>(g.dense, x, m, to);
+    if (n == 7) return fold_rows<7, R>(g.dense, x, m, to);
     for (int64_t b = 0; b < m; ++b) to[b] = R::of(x + b * n, n, g.dense);
     return;
+  }
+  const bool one = g.parts == 1 && (g.border() == 0 || g.border() == g.columns);
+  if (one && g.columns == n && C::few(n, g.border() > 0)) {
+    const bool grouped = g.border() > 0;
+    if (n == 1) return fold_columns<1, 1, C>(grouped, x, m, to);
+    if (n == 3) return fold_columns<3, 3, C>(grouped, x, m, to);
+    if (n == 5) return fold_columns<5, 5, C>(grouped, x, m, to);
   }
   for (int64_t b = 0; b < m; ++b, x += g.each, to += g.columns) {
     if (!g.is_columns) {

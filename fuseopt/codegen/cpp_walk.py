@@ -16,7 +16,15 @@ from typing import NamedTuple
 WALK = """\
 // Goes over the elements of a lane. It divides when it is set on an element, and not
 // from one block to the next.
-enum { TOGETHER, REPEATED, APART };
+enum { TOGETHER, REPEATED, APART, NEAR };
+// Elements of four bytes that one instruction brings into any order; 0: none is known.
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+static const int64_t SHUFFLED = 16;
+#elif defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
+static const int64_t SHUFFLED = 8;
+#else
+static const int64_t SHUFFLED = 0;
+#endif
 template <int SLOTS> struct Walk {
   const int64_t *size, *strides;
   int64_t dims, dim;      // dimensions after `dim` lie within a block
@@ -24,6 +32,10 @@ template <int SLOTS> struct Walk {
   int64_t passed;         // elements of the block that are done
   int64_t index[64], base[SLOTS], offset[SLOTS][BLOCK];
   int kind[SLOTS];
+  // of NEAR slots: where the neighbours lie that hold so many elements of a block, and
+  // which of them each is
+  int64_t around[SLOTS][BLOCK / 8];
+  alignas(64) int32_t which[SLOTS][BLOCK];
   // whole: a slot of whose tensor no block may hold but neighbours, or -1
   Walk(int64_t dims_, const int64_t* size_, const int64_t* strides_, int whole = -1)
       : size(size_), strides(strides_), dims(dims_), dim(dims_ - 1), within(1) {
@@ -44,7 +56,42 @@ template <int SLOTS> struct Walk {
       }
       kind[k] = together ? TOGETHER : repeated ? REPEATED : APART;
       if (kind[k] == APART) list(offset[k], own);
+      if (kind[k] == APART && SHUFFLED && lie_near(k)) kind[k] = NEAR;
     }
+  }
+  // Does each vector of a whole block come from one vector of neighbours?
+  bool lie_near(int k) {
+    const int64_t *o = offset[k], n = steps * within;
+    int64_t top = 0;
+    for (int64_t j = 0; j < n; ++j) top = o[j] > top ? o[j] : top;
+    for (int64_t j = 0; j < n; j += SHUFFLED) {
+      const int64_t end = j + SHUFFLED < n ? j + SHUFFLED : n;
+      int64_t low = top - SHUFFLED + 1;  // nothing behind the block is read
+      for (int64_t i = j; i < end; ++i) low = o[i] < low ? o[i] : low;
+      if (low < 0) return false;
+      for (int64_t i = j; i < j + SHUFFLED; ++i) {
+        const int64_t far = i < end ? o[i] - low : 0;
+        if (far >= SHUFFLED) return false;
+        which[k][i] = far;
+      }
+      around[k][j / SHUFFLED] = low;
+    }
+    return true;
+  }
+  template <class T> void shuffle(int k, const T* p, T* room) const {
+#if defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
+    typedef int32_t Vector __attribute__((vector_size(4 * SHUFFLED)));
+    const int64_t* from = around[k];
+    for (int64_t j = 0; j < steps * within; j += SHUFFLED) {
+      Vector v, order;
+      __builtin_memcpy(&v, p + *from++, sizeof v);
+      __builtin_memcpy(&order, which[k] + j, sizeof order);
+      v = __builtin_shuffle(v, order);
+      __builtin_memcpy(room + j, &v, sizeof v);
+    }
+#else
+    (void)k, (void)p, (void)room;
+#endif
   }
   void list(int64_t* to, const int64_t* own) const {
     int64_t n = 1;
@@ -90,7 +137,7 @@ template <int SLOTS> struct Walk {
   }
   // where the first element of what is left of the block lies in a tensor
   int64_t at(int k) const {
-    if (kind[k] == APART) return base[k] + offset[k][passed];
+    if (kind[k] >= APART) return base[k] + offset[k][passed];
     return base[k] + (kind[k] == TOGETHER ? passed : 0);
   }
   // where n elements that are written lie as neighbours: in memory, or in `room`
@@ -104,6 +151,10 @@ template <int SLOTS> struct Walk {
     if (kind[k] == REPEATED) {
       const T x = *p;
       for (int64_t j = 0; j < n; ++j) room[j] = x;
+      return room;
+    }
+    if (kind[k] == NEAR && sizeof(T) == 4 && n == steps * within) {
+      shuffle(k, p, room);
       return room;
     }
     const int64_t* from = offset[k] + passed;
