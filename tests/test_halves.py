@@ -253,7 +253,7 @@ def test_the_type_that_holds_a_constant() -> None:
 def roundings(*instrs: Instr) -> int:
     text = CppTarget().render(Kernel("k", (variant_of(*instrs),))).text
     code = text[text.index("static void row0") :]
-    element = code[code.index("each = ") : code.index("};")]
+    element = code[code.index("each0 = ") : code.index("};")]
     return element.count("calm_bf16(") + element.count("round_bf16(")
 
 

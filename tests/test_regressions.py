@@ -676,3 +676,13 @@ def test_what_autograd_saved_and_a_step_changed_is_noticed() -> None:
     assert average._version == before + 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_several_loops_of_pairs_in_a_function(dtype: torch.dtype) -> None:
+    """The loops before and after a call of the vector library had one name."""
+
+    def step(p: Any, g: Any) -> None:
+        p.add_((g * 2).exp()).mul_((p + 1).abs().pow(g))
+
+    against_eager(step, lambda: [torch.full((37,), 0.5, dtype=dtype) for _ in "pg"])

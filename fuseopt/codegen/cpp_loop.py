@@ -25,7 +25,7 @@ class _Loop:
     """What one phase reads and writes, by slot, and the lines between."""
 
     def __init__(self, w: Function, k: int) -> None:
-        self.w = w
+        self.w, self.k = w, k
         v, plan = w.v, w.phases
         self.plan = plan
         #: instruction -> slot
@@ -93,11 +93,11 @@ class _Loop:
                 read.format(s=s, dtype=self.dtype(s), place=place(s))
                 for s in reads.values()
             ]
-            return f"each({', '.join([j, *given, *(f'{end}{s}' for s in writes)])});"
+            return f"each{self.k}({', '.join([j, *given, *(f'{end}{s}' for s in writes)])});"
 
         results = ", ".join(f"a{s}, b{s}" for s in writes)
         return [
-            f"const auto each = [&](int64_t j, {', '.join(takes)})",
+            f"const auto each{self.k} = [&](int64_t j, {', '.join(takes)})",
             "    __attribute__((always_inline)) {",
             *(f"  {x}" for x in self.body(True)),
             "};",

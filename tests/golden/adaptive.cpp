@@ -589,7 +589,7 @@ static void row1(const Table& t, int64_t lane, int64_t count, uint16_t* __restri
     alignas(64) float s20[BLOCK];
     alignas(64) float s30[BLOCK];
     alignas(64) float s31[BLOCK];
-    const auto each = [&](int64_t j, float x13, float x16, float x25, float& to1, float& to2)
+    const auto each0 = [&](int64_t j, float x13, float x16, float x25, float& to1, float& to2)
         __attribute__((always_inline)) {
       const float x14 = (float)x13;
       const float x17 = (float)x16;
@@ -614,15 +614,15 @@ static void row1(const Table& t, int64_t lane, int64_t count, uint16_t* __restri
       Pair* w1 = (Pair*)&p1[i + j];
       Pair* w2 = (Pair*)&p2[i + j];
       float a1, b1, a2, b2;
-      each(j, first_bf16(*w3), first_bf16(*w1), first_bf16(*w2), a1, a2);
-      each(j + 1, second_bf16(*w3), second_bf16(*w1), second_bf16(*w2), b1, b2);
+      each0(j, first_bf16(*w3), first_bf16(*w1), first_bf16(*w2), a1, a2);
+      each0(j + 1, second_bf16(*w3), second_bf16(*w1), second_bf16(*w2), b1, b2);
       *w1 = pair_bf16(a1, b1);
       *w2 = pair_bf16(a2, b2);
     }
     if (n & 1) {
       const int64_t j = n - 1;
       float a1, a2;
-      each(j, from_bf16(p3[i + j]), from_bf16(p1[i + j]), from_bf16(p2[i + j]), a1, a2);
+      each0(j, from_bf16(p3[i + j]), from_bf16(p1[i + j]), from_bf16(p2[i + j]), a1, a2);
       p1[i + j] = to_bf16(a1);
       p2[i + j] = to_bf16(a2);
     }
