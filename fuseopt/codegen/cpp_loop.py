@@ -93,7 +93,8 @@ class _Loop:
                 read.format(s=s, dtype=self.dtype(s), place=place(s))
                 for s in reads.values()
             ]
-            return f"each{self.k}({', '.join([j, *given, *(f'{end}{s}' for s in writes)])});"
+            given = [j, *given, *(f"{end}{s}" for s in writes)]
+            return f"each{self.k}({', '.join(given)});"
 
         results = ", ".join(f"a{s}, b{s}" for s in writes)
         return [
