@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from . import compat
-from .lanes import GRAD, Lanes, Unlike
+from .lanes import GRAD, Lanes, Unlike, free_shape
 from .paths import PLAIN
 
 #: Attributes that the step's own function does not see.
@@ -122,6 +122,8 @@ class Double:
                 self.twins[id(lanes.params[i])].grad = twin
         self.params = [self.twins[id(p)] for p in lanes.params]
         self.places = [(p.data_ptr(), p.grad) for p in self.params]
+        #: by lane, the parameter that tensors of its sizes are described by
+        self.near = [free_shape(p) if lanes.loose else None for p in self.params]
         attributes = own_attributes(optimizer)
         double: Any = object.__new__(type(optimizer))
         for name in vars(optimizer):

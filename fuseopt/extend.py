@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from .capture.externs import Call, TensorRef
@@ -20,6 +21,8 @@ from .ir import Buffer, Extern, Graph, Node, SchedulerNode, Symbol, span
 
 #: The owner of what belongs to no lane.
 COMMON = -1
+#: Sizes and strides.
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -131,14 +134,17 @@ def extend(
     source: Sequence[int],
     led: Mapping[int, int],
     late: frozenset[int],
+    layouts: Mapping[int, Sequence[Layout]] = MappingProxyType({}),
 ) -> Extended:
     """Extend a captured step to the lanes that its own ones lead.
 
     `source[s]`: the lane whose tensor source s is, or COMMON. `led[lane]`: how many
     lanes it leads. `late`: the sources that may be other tensors at each call, which
-    stand last. Raises CaptureError where a call mixes lanes.
+    stand last. `layouts[lane]`: of its parameter and of those that it leads, where
+    these are of other sizes. Raises CaptureError where a call mixes lanes, and where
+    a lane that leads others of other sizes does more than arithmetic on elements.
     """
-    return _Extension(captured, source, led, late).run()
+    return _Extension(captured, source, led, late, layouts).run()
 
 
 class _Extension:
@@ -148,12 +154,15 @@ class _Extension:
         source: Sequence[int],
         led: Mapping[int, int],
         late: frozenset[int],
+        layouts: Mapping[int, Sequence[Layout]],
     ) -> None:
         self.captured = captured
         self.graph = captured.graph
         self.source = source
         self.led = led
         self.owners = _Owners(captured, source)
+        self.layouts = layouts
+        self._check_layouts()
         order = [(s, COMMON) for s in range(len(source))]
         order += [(s, m) for s, own in enumerate(source) for m in range(self._led(own))]
         order.sort(key=lambda place: place[0] in late)
@@ -211,6 +220,41 @@ class _Extension:
         )
         return Extended(made, self.order, copies)
 
+    # ---------------------------------------------------------------- sizes
+
+    def _check_layouts(self) -> None:
+        """What lanes of several sizes do must mean the same at any size."""
+        graph, owners = self.graph, self.owners
+        for node, own in zip(graph.nodes, owners.nodes, strict=True):
+            if own not in self.layouts:
+                continue
+            touched = [graph.values[v] for v in (*node.reads, *node.writes)]
+            shared = [b for b in touched if owners.buffers[b] == COMMON]
+            if (
+                isinstance(node, Extern)
+                or node.body.reduction
+                or any(graph.buffers[b].numel != 1 for b in shared)
+            ):
+                raise CaptureError(
+                    f"what lanes of several sizes do depends on sizes\n{node.line}"
+                )
+        for b, own in zip(graph.buffers, owners.buffers, strict=True):
+            if own in self.layouts and b.numel != 1:
+                if (b.shape, b.stride) != self.layouts[own][0]:
+                    raise CaptureError("lanes of several sizes change their shapes")
+                if b.offset and b.kind not in ("static", "arg"):
+                    raise CaptureError("lanes of several sizes see parts of tensors")
+        for x in graph.outputs if self.layouts else ():
+            if owners.buffers[x] == COMMON and graph.buffers[x].shape:
+                raise CaptureError("the step returns a tensor that belongs to no lane")
+
+    def _layout(self, b: Buffer, own: int, m: int) -> Buffer:
+        """A lane's buffer, with the sizes of one that it leads."""
+        if own not in self.layouts or b.numel == 1:
+            return b
+        shape, stride = self.layouts[own][1 + m]
+        return b._replace(shape=shape, stride=stride)
+
     # ---------------------------------------------------------------- memory
 
     def _copy_buffers(self) -> None:
@@ -236,7 +280,7 @@ class _Extension:
                     storages += 1
                     fresh[key] = storages
                 self.new_buffer[b, m] = len(self.buffers)
-                copy = self._placed(buffer, m)
+                copy = self._layout(self._placed(buffer, m), own, m)
                 self.buffers.append(copy._replace(storage=fresh[key]))
 
     def _placed(self, buffer: Buffer, m: int) -> Buffer:

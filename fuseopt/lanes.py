@@ -37,33 +37,52 @@ def _exactly(x: Any) -> tuple[type, str]:
     return type(x), repr(x)
 
 
-def _layout(t: torch.Tensor) -> tuple[object, ...]:
+def shape_beside(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
+    """A tensor's shape and strides; beside a parameter that has the same, "like" it."""
+    if p is not None and t.shape == p.shape and t.stride() == p.stride():
+        return "like", t.dim()
+    return t.shape, t.stride()
+
+
+def free_shape(p: torch.Tensor) -> torch.Tensor | None:
+    """A parameter that elementwise steps treat as those of other sizes, else None."""
+    return p if p.dim() and p.numel() > 1 and p.is_contiguous() else None
+
+
+def _layout(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
     if type(t) not in KINDS:
         raise Unlike(f"a tensor of the step is a {type(t).__name__}")
     if t.layout != torch.strided or t.is_complex() or t.is_quantized:
         raise Unlike(f"a tensor of the step is {t.layout}, {t.dtype}")
     if t.is_conj() or t.is_neg():
         raise Unlike("a tensor of the step is a conjugated or negated view")
-    return type(t), t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.is_leaf
+    shape = shape_beside(t, p)
+    return type(t), *shape, t.dtype, t.device, t.requires_grad, t.is_leaf
 
 
-def lane_key(group: int, p: torch.Tensor, state: dict[str, Any] | None) -> Any:
-    """Equal for lanes that a step cannot tell apart. Raises Unlike."""
+def lane_key(
+    group: int, p: torch.Tensor, state: dict[str, Any] | None, loose: bool = False
+) -> Any:
+    """Equal for lanes that a step cannot tell apart. Raises Unlike.
+
+    `loose`: but for the sizes of parameters and of what has the same sizes.
+    """
     grad = p.grad
+    near = free_shape(p) if loose else None
     known = []
     for name, value in (state or {}).items():
         if not isinstance(name, str):
             raise Unlike(f"the state has the key {name!r}")
         if isinstance(value, torch.Tensor):
-            known.append((name, *_layout(value)))
+            known.append((name, *_layout(value, near)))
         elif type(value) in NUMBERS:
             known.append((name, *_exactly(value)))
         else:
             raise Unlike(f"the state {name!r} is a {type(value).__name__}")
     return (
         group,
-        _layout(p),
-        grad is not None and _layout(grad),
+        _layout(p, near),
+        grad is not None and _layout(grad, near),
         state is None,
         tuple(known),
     )
@@ -115,10 +134,12 @@ class Lanes:
     """All lanes of an optimizer, and what is known of them. See the module.
 
     `params[i]` is the parameter of lane i, `groups[i]` the number of its group,
-    `states[i]` its state, None while it has none.
+    `states[i]` its state, None while it has none. `loose`: lanes of other sizes are
+    alike as well; `reshaped` are the leads of such.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, loose: bool = False) -> None:
+        self.loose = loose
         self.lists = [list(group["params"]) for group in optimizer.param_groups]
         self.params: list[torch.Tensor] = [p for own in self.lists for p in own]
         self.groups = [g for g, own in enumerate(self.lists) for _ in own]
@@ -132,7 +153,7 @@ class Lanes:
         for i, (g, p, s) in enumerate(
             zip(self.groups, self.params, self.states, strict=True)
         ):
-            found.setdefault(lane_key(g, p, s), []).append(i)
+            found.setdefault(lane_key(g, p, s, loose), []).append(i)
         self.kinds = [self._kind(own) for own in found.values()]
         if len(self.kinds) == 1 and len(self.params) > 1:
             # two of them, so that what belongs to all is seen to be of both
@@ -141,6 +162,11 @@ class Lanes:
             self.kinds.append(second)
         self.kinds.sort(key=lambda kind: kind.lead)
         self.leads = [kind.lead for kind in self.kinds]
+        self.reshaped = [
+            kind.lead
+            for kind in self.kinds
+            if len({self.params[i].shape for i in (kind.lead, *kind.others)}) > 1
+        ]
         lead = set(self.leads)
         self.rest = [i for i in range(len(self.params)) if i not in lead]
         self._rest_params = [self.params[i] for i in self.rest]

@@ -166,6 +166,14 @@ class LedStep:
             s for s, (_, (role, _)) in enumerate(known) if s >= statics or role == GRAD
         )
         led = {kind.lead: len(kind.others) for kind in lanes.kinds}
+        members = {kind.lead: (kind.lead, *kind.others) for kind in lanes.kinds}
+        layouts = {
+            lead: [
+                (tuple(p.shape), p.stride())
+                for p in map(lanes.params.__getitem__, members[lead])
+            ]
+            for lead in lanes.reshaped
+        }
         found: list[Extended] = []
         clocks = [clock]
         self.untold.clear()
@@ -173,7 +181,7 @@ class LedStep:
         def extended(captured: Captured) -> Captured:
             if captured.complexes:
                 raise Unlike("it computes with complex numbers")
-            found.append(extend(captured, source, led, late))
+            found.append(extend(captured, source, led, late, layouts))
             return found[-1].captured
 
         def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:

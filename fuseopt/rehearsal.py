@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import compat
 from .capture.externs import tensors_in
 from .double import Double, Known, Perturb, holdings, own_attributes
-from .lanes import GRAD, NUMBERS, PARAM, Lanes, Unlike
+from .lanes import GRAD, NUMBERS, PARAM, Lanes, Unlike, shape_beside
 from .paths import Paths
 
 
@@ -282,7 +282,10 @@ class _Calls(TorchDispatchMode):
         """Write down one call, or one position of a call of lists."""
         lane = self._owner(func, tensors)
         if lane >= 0:
-            self.lanes[lane].append((func, name))
+            # what has other sizes in lanes that are alike must be like the parameter
+            near = self.double.near[lane]
+            shapes = [shape_beside(t, near) for t in made if near is not None]
+            self.lanes[lane].append((func, name, shapes))
             for t in written:
                 self._adopt(lane, t, func)
             for t in made:
@@ -408,7 +411,8 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
                 if id(t) in holders:
                     raise Unlike("lanes have a tensor of their state in common")
             holders.add(id(t))
-            return found.name, t.shape, t.stride(), t.dtype, t.device
+            near = double.near[lane]
+            return found.name, *shape_beside(t, near), t.dtype, t.device
 
         return name
 

@@ -53,6 +53,8 @@ class Representatives:
         self.lanes: Lanes | None = None
         self.few: list[list[torch.Tensor]] = []  # the leading ones of each group
         self.compiled: Callable[..., Any] | None = None
+        #: may lanes of other sizes lead each other?
+        self.loose = True
         self.surveys = 0
         self.generation = 0
         self.entered = 0
@@ -81,6 +83,23 @@ class Representatives:
 
         `make(backend)` compiles the step's function anew.
         """
+        while True:
+            if self._attempt(optimizer, make):
+                return True
+            loose = self.loose and self.lanes is not None and self.lanes.reshaped
+            self.lanes = self.compiled = self.reach = None
+            self.steps.clear()
+            if not loose:
+                name = type(optimizer).__name__
+                log.info("%s is traced whole: %s", name, self.why)
+                return False
+            # once more, with lanes that differ in nothing but contents
+            self.loose, self.why, self.surveys = False, "", 0
+
+    def _attempt(
+        self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
+    ) -> bool:
+        """Do one step; False, with `why`, if nothing was done."""
         entered = self.entered
         self.optimizer = optimizer
         try:
@@ -103,9 +122,6 @@ class Representatives:
         finally:
             self.optimizer = None
             self.found = Found([])
-        log.info("%s is traced whole: %s", type(optimizer).__name__, self.why)
-        self.lanes = self.compiled = self.reach = None
-        self.steps.clear()
         return False
 
     def _step(
@@ -161,7 +177,7 @@ class Representatives:
         if self.surveys > PATIENCE:
             raise Unlike("its lanes change too often")
         known = self.lanes
-        lanes = self.lanes = Lanes(optimizer)
+        lanes = self.lanes = Lanes(optimizer, self.loose)
         self.generation += 1
         if len(lanes.leads) > SHARE * len(lanes.params):
             raise Unlike(
@@ -266,7 +282,7 @@ class Representatives:
             if not compat.initialize(optimizer):
                 raise Unlike("tracing made state, and nothing says how")
             self.in_order(optimizer)
-            now = Lanes(optimizer)
+            now = Lanes(optimizer, self.loose)
             if _grouping(now) != _grouping(lanes):
                 raise Unlike("lanes that were alike get unlike state")
             self.lanes = now

@@ -159,7 +159,7 @@ def test_few_lanes_are_traced_whole_and_nothing_is_said() -> None:
 
 
 def test_lanes_of_many_shapes_are_traced_whole() -> None:
-    Pair("SGD", [(n,) for n in range(1, 7)]).step()
+    Pair("SGD", [(2,) * n for n in range(1, 7)]).step()
     whole("6 of its 6 lanes are unlike")
 
 
