@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from .capture.externs import Call, TensorRef
@@ -134,7 +133,7 @@ def extend(
     source: Sequence[int],
     led: Mapping[int, int],
     late: frozenset[int],
-    layouts: Mapping[int, Sequence[Layout]] = MappingProxyType({}),
+    layouts: Mapping[int, Sequence[Layout]],
 ) -> Extended:
     """Extend a captured step to the lanes that its own ones lead.
 

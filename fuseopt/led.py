@@ -165,12 +165,12 @@ class LedStep:
         late = frozenset(
             s for s, (_, (role, _)) in enumerate(known) if s >= statics or role == GRAD
         )
-        led = {kind.lead: len(kind.others) for kind in lanes.kinds}
-        members = {kind.lead: (kind.lead, *kind.others) for kind in lanes.kinds}
+        others = {kind.lead: kind.others for kind in lanes.kinds}
+        led = {lead: len(own) for lead, own in others.items()}
         layouts = {
             lead: [
-                (tuple(p.shape), p.stride())
-                for p in map(lanes.params.__getitem__, members[lead])
+                (tuple(lanes.params[i].shape), lanes.params[i].stride())
+                for i in (lead, *others[lead])
             ]
             for lead in lanes.reshaped
         }
@@ -199,7 +199,6 @@ class LedStep:
             return made
 
         step = ExtendedStep(gm, plan, args)
-        others = {kind.lead: kind.others for kind in lanes.kinds}
         place = {x: k for k, x in enumerate(lanes.places())}
         step.arguments = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
         picked = [
