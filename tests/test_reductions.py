@@ -207,6 +207,39 @@ def test_tails_are_those_of_each_call(dtype: torch.dtype, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_that_share_a_lane_fold_it_in_order(
+    dtype: torch.dtype, threads: int
+) -> None:
+    """Eager takes a 2-norm in one thread: ours compute elements side by side, and add
+    them in their order. Beside it a sum in parts, and layouts that differ.
+    """
+
+    def step(*lanes: Tensor) -> tuple[Tensor, ...]:
+        made = []
+        for x, y in zip(lanes[::2], lanes[1::2], strict=True):
+            x.mul_(0.9).add_(y)
+            update = x / (y.abs().sqrt() + 1e-3)
+            made += [update.norm(), x.norm(), update.sum()]
+        return tuple(made)
+
+    generator = torch.Generator().manual_seed(threads)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    lanes = [random(66000), random(66000), random(100), random(100)]
+    lanes += [random(300, 200).t(), random(200, 300)]
+    lanes += [random(70, 90, 3, 3), random(90, 70, 3, 3).transpose(0, 1)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        check(step, *lanes)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_integers_and_bools() -> None:
     def step(p: Tensor, i: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         p.add_(1)

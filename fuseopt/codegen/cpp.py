@@ -14,7 +14,7 @@ from ..ir import VECTOR, Kernel
 from .cpp_folds import FOLDS
 from .cpp_function import Function, has_elements, remembers
 from .cpp_halves import HALVES
-from .cpp_reduce import ReduceWriter
+from .cpp_reduce import ReduceWriter, in_one_thread, least_to_share
 from .cpp_rows import FOLDING, ROWS
 from .cpp_text import BITS, DRIVER, FUNCTIONS, PIECES, PRELUDE
 from .cpp_walk import WALK
@@ -33,6 +33,11 @@ def _main(kernel: Kernel) -> list[str]:
         "    elements += tables[v].start[tables[v].lanes];",
         "  }",
         "  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;",
+        *(
+            f"  Turns turns{v} = {{0, 0}}; Folds{v} folds{v};"
+            for v, variant in enumerate(kernel.every)
+            if variant.reduction == "full" and in_one_thread(variant)
+        ),
         "  #pragma omp parallel num_threads(threads) if (threads > 1)",
         "  {",
         *_run(kernel, range(len(kernel.variants))),
@@ -64,6 +69,16 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
     lines.append("    #pragma omp barrier")
     for v in folding:
         full = variants[v].reduction == "full"
+        if full and in_one_thread(variants[v]):
+            least = least_to_share(variants[v])
+            lines += [
+                f"    fold_shared<Folds{v}, range{v}>(",
+                f"        tables[{v}], {least}, turns{v}, folds{v});",
+                "    #pragma omp for schedule(dynamic, 1) nowait",
+                f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
+                f"      fold_lane<fold{v}>(tables[{v}], lane, {least});",
+            ]
+            continue
         lines += [
             "    #pragma omp for schedule(dynamic, 1) nowait",
             f"    for (int64_t k = 0; k < shares(tables[{v}]); ++k)",

@@ -17,6 +17,9 @@ FOLDS = """\
 static const int64_t REGISTER = 32;
 // Results folded side by side where the reduced dimension is not the innermost.
 static const int64_t COLUMNS = 32;
+// Elements that are computed before they are folded: SOME stay in the first cache, MANY
+// are for threads that take turns, so that turns are few.
+static const int64_t SOME = 1024, MANY = 16384;
 enum { NATIVE, FROM_BF16, FROM_F16 };
 
 static inline int64_t shorter(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -330,6 +333,20 @@ template <class T, bool LARGEST> struct ExtremeColumns {
     any = true;
   }
   const T* close() { return best; }
+};
+
+// Threads that make parts of one sequence, each of which is folded in its turn.
+extern "C" int sched_yield(void);
+struct Turns {
+  int64_t taken, passed;
+  int64_t take() { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); }
+  void wait(int64_t ticket) {
+    for (int k = 0; __atomic_load_n(&passed, __ATOMIC_ACQUIRE) != ticket; ++k)
+      if (k > 4096) sched_yield();
+  }
+  void pass(int64_t ticket) {
+    __atomic_store_n(&passed, ticket + 1, __ATOMIC_RELEASE);
+  }
 };
 
 // The number of parts in which eager's threads fold n numbers to one.

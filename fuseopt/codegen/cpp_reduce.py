@@ -23,10 +23,24 @@ from ..ir import REDUCTIONS, Variant
 from .cpp_folds import columns_type, run_type, serial
 from .cpp_walk import gathers, rooms, scatters
 from .forms import CPP_TYPES as REGISTER
-from .forms import LIBRARY, library_call
+from .forms import LIBRARY, NARROW, library_call
 
 if TYPE_CHECKING:
     from .cpp_function import Function
+
+
+def in_one_thread(variant: Variant) -> bool:
+    """Does eager fold a whole lane in one thread, whatever its size?"""
+    folds = (variant.instrs[i] for i in variant.folds)
+    return any(serial(x.op, int(x.attr or 0)) for x in folds)
+
+
+def least_to_share(variant: Variant) -> int:
+    """How many threads are to share a lane that is folded in one: with 16-bit floats
+    there is much to compute for each byte; wider ones keep memory busy.
+    """
+    dtypes = [slot.dtype for slot in variant.slots if slot.domain == "element"]
+    return 2 if 2 * sum(d in NARROW for d in dtypes) > len(dtypes) else 3
 
 
 class ReduceWriter:
@@ -164,6 +178,9 @@ class ReduceWriter:
     # ------------------------------------------------------------ one number a lane
 
     def full(self) -> list[str]:
+        """The folds of a lane; element code and feeding over a range of it; and the
+        range that a thread has.
+        """
         v, n = self.v, self.n
         instrs = [v.instrs[i] for i in self.folds]
         own = [
@@ -171,77 +188,114 @@ class ReduceWriter:
             for k, (x, kind) in enumerate(zip(instrs, self.kinds, strict=True))
         ]
         whole = [serial(x.op, int(x.attr or 0)) for x in instrs]
-        count = len(self.folds)
-        slots = len(self.slots)
-        opens, rows, ends = [], [], []
-        for k, one in enumerate(whole):
-            first = "first == begin" if one else "true"
-            opens.append(f"if ({first}) f{k}.open();")
-            unit = "unit" if instrs[k].op == "sum" else "unit && run == all"
-            rows.append(f"f{k}.next(length, {unit});")
-            last = "stop == end" if one else "true"
-            keep = self.kept_part(k)
-            ends.append(
-                f"if ({last}) {{ const {self.kinds[k]} x = f{k}.close(); "
-                f"parts[{'0' if one else 'first / part'} * {count} + {k}] = "
-                f"pack({keep}); }}"
-            )
         parts = "1" if any(whole) else "eager_parts(all, t.threads)"
         begin = "0" if any(whole) else "item * part"
         end = "all" if any(whole) else "shorter(item * part + part, all)"
-        flat = "".join(f", p{x.slot} + e" for x in self.slots)
-        flat += "".join(self.each(", y{k}"))
         lines = [
+            f"struct Folds{n} {{",
+            *(f"  {x}" for x in own),
+            "};",
+            *self.feed(whole),
+            *self.range(),
             f"static void fold{n}(const Table& t, int64_t lane, int64_t item) {{",
             "  const int64_t all = t.start[lane + 1] - t.start[lane];",
             f"  if (item >= {parts}) return;",
             "  const int64_t part = eager_part(all, t.threads);",
-            f"  uint64_t* parts = t.partials + lane * t.threads * {count};",
-            f"  const int64_t begin = {begin}, end = {end};",
-            *(f"  {self.w.pointer(x.slot)}" for x in self.slots),
-            *(f"  {x}" for x in rooms(self.slots)),
-            *(f"  {x}" for x in own),
-            *(f"  {x}" for x in self.each("{kind} y{k}[BLOCK];")),
-            "  const bool flat = t.strided[lane] < 0;",
-            "  int64_t run = all;  // neighbours in the tensor that eager would reduce",
-            "  bool unit = true;",
-            "  const int64_t none[] = {1, 1}, *g = none;",
-            "  if (!flat) {",
-            "    g = t.geometry + t.strided[lane];",
-            f"    const int64_t* row = g + 1 + g[0] * {1 + slots};",
-            "    run = row[0], unit = row[1];",
-            "  }",
-            f"  Walk<{slots}> walk(flat ? 0 : g[0], g + 1, g + 1 + g[0]);",
-            "  if (!flat) walk.seek(begin);",
-            "  for (int64_t first = begin; first < end; first += part) {",
-            "    const int64_t stop = shorter(first + part, end);",
-            *(f"    {x}" for x in opens),
-            "    for (int64_t from = first; from < stop;) {",
-            "      const int64_t length = shorter(run - from % run, stop - from);",
-            *(f"      {x}" for x in rows),
-            "      for (int64_t e = from, m; e < from + length; e += m) {",
-            "        m = shorter(from + length - e, BLOCK);",
-            "        if (flat) {",
-            f"          piece{n}(t, lane, e, m{flat});",
-            "        } else {",
-            "          m = walk.take(m);",
-            *(f"          {x}" for x in self.block("walk", "e", "m", "")),
-            "          walk.advance(m);",
-            "        }",
-            *self.each("        f{k}.feed(y{k}, m);"),
-            "      }",
-            "      from += length;",
-            "    }",
-            *(f"    {x}" for x in ends),
-            "  }",
+            "  (void)part;",
+            f"  Folds{n} f;",
+            f"  range{n}(t, lane, {begin}, {end}, f, SOME, 0, 0);",
             "}",
         ]
         return [*lines, *self.finish(own, whole)]
 
+    def feed(self, whole: list[bool]) -> list[str]:
+        """Hand to the folds of a lane what was made of elements [begin, end), in the
+        parts of eager's threads and the runs of neighbours that eager would reduce.
+        """
+        n, count = self.n, len(self.folds)
+        opens, nexts, ends = [], [], []
+        for k, one in enumerate(whole):
+            is_sum = self.v.instrs[self.folds[k]].op == "sum"
+            opens.append(f"if (e == {'0' if one else 'first'}) f.f{k}.open();")
+            unit = "unit" if is_sum else "unit && run == all"
+            nexts.append(f"f.f{k}.next(length, {unit});")
+            ends.append(
+                f"if (e + m == {'all' if one else 'stop'}) {{ "
+                f"const {self.kinds[k]} x = f.f{k}.close(); "
+                f"parts[{'0' if one else 'first / part'} * {count} + {k}] = "
+                f"pack({self.kept_part(k)}); }}"
+            )
+        arrays = "".join(self.each(", const {kind}* y{k}"))
+        return [
+            f"static void feed{n}(const Table& t, int64_t lane, int64_t begin,",
+            f"                    int64_t end, Folds{n}& f{arrays}) {{",
+            "  const int64_t all = t.start[lane + 1] - t.start[lane];",
+            "  const int64_t part = eager_part(all, t.threads);",
+            f"  uint64_t* parts = t.partials + lane * t.threads * {count};",
+            "  int64_t run = all;  // neighbours in the tensor that eager would reduce",
+            "  bool unit = true;",
+            "  if (t.strided[lane] >= 0) {",
+            "    const int64_t* g = t.geometry + t.strided[lane];",
+            f"    const int64_t* row = g + 1 + g[0] * {1 + len(self.slots)};",
+            "    run = row[0], unit = row[1];",
+            "  }",
+            "  for (int64_t e = begin, m; e < end; e += m) {",
+            "    const int64_t first = e / part * part;",
+            "    const int64_t stop = shorter(first + part, all);",
+            "    const int64_t length = shorter(run - e % run, stop - e);",
+            "    m = shorter(length, end - e);",
+            *(f"    {x}" for x in opens),
+            "    if (e == first || e % run == 0) {",
+            *(f"      {x}" for x in nexts),
+            "    }",
+            *self.each("    f.f{k}.feed(y{k} + (e - begin), m);"),
+            *(f"    {x}" for x in ends),
+            "  }",
+            "}",
+        ]
+
+    def range(self) -> list[str]:
+        """Element code over [begin, end) of a lane, and what it makes to the folds: so
+        many elements at a time, once it is this ticket's turn.
+        """
+        n, slots = self.n, len(self.slots)
+        flat = "".join(f", p{x.slot} + from" for x in self.slots)
+        flat += "".join(self.each(", y{k}"))
+        return [
+            f"static void range{n}(const Table& t, int64_t lane, int64_t begin,",
+            f"                     int64_t end, Folds{n}& f, int64_t most,",
+            "                     Turns* turns, int64_t ticket) {",
+            *(f"  {self.w.pointer(x.slot)}" for x in self.slots),
+            *(f"  {x}" for x in rooms(self.slots)),
+            *(f"  {x}" for x in self.each("alignas(64) {kind} y{k}[MANY];")),
+            "  const bool flat = t.strided[lane] < 0;",
+            "  const int64_t none[] = {1, 1};",
+            "  const int64_t* g = flat ? none : t.geometry + t.strided[lane];",
+            f"  Walk<{slots}> walk(flat ? 0 : g[0], g + 1, g + 1 + g[0]);",
+            "  if (!flat) walk.seek(begin);",
+            "  for (int64_t from = begin, e; from < end; from = e) {",
+            "    if (flat) {",
+            "      e = shorter(from + most, end);",
+            f"      piece{n}(t, lane, from, e - from{flat});",
+            "    } else {",
+            "      e = from;",
+            "      for (int64_t m; e < end && e - from <= most - BLOCK; e += m) {",
+            "        m = walk.take(end - e);",
+            *(f"        {x}" for x in self.block("walk", "e", "m", " + (e - from)")),
+            "        walk.advance(m);",
+            "      }",
+            "    }",
+            "    if (turns) turns->wait(ticket);",
+            f"    feed{n}(t, lane, from, e, f{''.join(self.each(', y{k}'))});",
+            "  }",
+            "  if (turns) turns->pass(ticket);",
+            "}",
+        ]
+
     def kept_part(self, k: int) -> str:
         """A part of a sum waits in memory of the operand's dtype, as in eager."""
         instr = self.v.instrs[self.folds[k]]
-        several = "end - begin < all || all > part"
+        several = "all > part"
         if instr.op == "sum" and instr.attr == 1:
             return f"({several}) ? round_bf16(x) : x"
         if instr.op == "sum" and instr.attr == 2:
