@@ -23,7 +23,7 @@ from . import compat
 from .backend import BACKEND, attach
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
-from .representatives import Representatives
+from .representatives import NotTraced, Representatives
 from .session import COMPILED, session
 
 log = logging.getLogger("fuseopt")
@@ -230,7 +230,7 @@ class Isolated:
         kept = unfuse(optimizer)
         try:
             few = self.representatives
-            alone = len(args) == 1 and not kwargs
+            alone = len(args) == 1 and not kwargs and compat.traces_as_ever()
             if alone and few.wants(optimizer) and few.step(optimizer, self._lead):
                 return None
             compiled = self.compiled.get(places)
@@ -261,12 +261,23 @@ class Isolated:
         return whole
 
     def _lead(self, backend: Callable[..., Any]) -> Callable[..., Any]:
-        return self._compile(backend, fullgraph=True, options=None)
+        function = self.function
 
-    def _compile(self, backend: Callable[..., Any], **more: Any) -> Callable[..., Any]:
-        function = _copy(self.function, _cells(self.function))
+        def lead(self: Optimizer) -> Any:
+            # where Dynamo lets it run as it is, only the leading lanes would step
+            if not torch.compiler.is_compiling():
+                raise NotTraced
+            return function(self)
+
+        return self._compile(backend, lead, fullgraph=True, options=None)
+
+    def _compile(
+        self, backend: Callable[..., Any], function: Any = None, **more: Any
+    ) -> Callable[..., Any]:
+        function = function or self.function
+        function = _copy(function, _cells(function))
         keywords: dict[str, Any] = {}
-        inherits = "__class__" in function.__code__.co_freevars
+        inherits = "__class__" in self.function.__code__.co_freevars
         if inherits and "isolate_recompiles" in _PARAMETERS:
             # what `super().step()` leads to is shared by all optimizers as well. Not
             # asked for elsewhere: threads that step at the same time defeat it

@@ -26,7 +26,7 @@ from .backend import BACKEND
 from .collector import collector_paused
 from .config import resolve
 from .double import holdings, own_attributes
-from .errors import CaptureError, CompilerMissing, UnsupportedInput
+from .errors import CaptureError, CompilerMissing, FuseoptError, UnsupportedInput
 from .lanes import GRAD, PARAM, Found, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
 from .paths import Reach
@@ -39,6 +39,10 @@ FEW = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
 REFUSALS = (Unlike, CaptureError, CompilerMissing, UnsupportedInput)
+
+
+class NotTraced(FuseoptError):
+    """Dynamo let the leading lanes' step run as it is, of which nothing was done."""
 
 
 class Representatives:
@@ -81,11 +85,15 @@ class Representatives:
     ) -> bool:
         """Do one step; False, with `why`, if nothing was done.
 
-        `make(backend)` compiles the step's function anew.
+        `make(backend)` compiles the step's function anew, or raises NotTraced when it
+        is run without Dynamo: then nothing was done, and `why` is "".
         """
         while True:
-            if self._attempt(optimizer, make):
-                return True
+            try:
+                if self._attempt(optimizer, make):
+                    return True
+            except NotTraced:
+                return False
             loose = self.loose and self.lanes is not None and self.lanes.reshaped
             self.lanes = self.compiled = self.reach = None
             self.steps.clear()
@@ -111,6 +119,8 @@ class Representatives:
                 except Stale:
                     self._survey(optimizer)
             raise Unlike("its lanes change while it steps")
+        except NotTraced:
+            raise
         except REFUSALS as error:
             self.why = str(error).partition("\n")[0]
         except Exception as error:

@@ -5,17 +5,20 @@ Every trap is an optimizer whose lanes look alike and are not, at once or later.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseopt
 from fuseopt import representatives
@@ -550,3 +553,59 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     assert torch.equal(torch.rand(1), want)
     assert pair.opt.param_groups[0]["params"] is not None
     assert [len(g["params"]) for g in pair.opt.param_groups] == [ALL]
+
+
+# ---------------------------------------------------------------- Dynamo out of the way
+
+
+@contextlib.contextmanager
+def dynamo_off() -> Iterator[None]:
+    with torch._dynamo.config.patch(disable=True):
+        yield
+
+
+@contextlib.contextmanager
+def traced_for_fx() -> Iterator[None]:
+    """As in a function that torch.fx traces: what is compiled runs as it is."""
+    allowed = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+    flag = mock.patch("torch.fx._symbolic_trace._is_fx_tracing_flag", True)
+    with allowed, flag:
+        yield
+
+
+class Passes(TorchDispatchMode):
+    """Sees all that ATen is asked to do, and does it."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize(
+    "away",
+    [
+        lambda: torch.compiler.set_stance("force_eager"),
+        lambda: torch.compiler.set_stance("eager_on_recompile"),
+        lambda: torch.compiler.set_stance("default", force_backend="eager"),
+        lambda: torch.compiler.set_stance("eager_then_compile"),
+        dynamo_off,
+        Passes,
+        traced_for_fx,
+    ],
+    ids=["stance", "run", "backend", "later", "config", "dispatch", "fx"],
+)
+def test_a_step_that_dynamo_lets_run_is_that_of_all_lanes(
+    away: Callable[[], Any], first: bool
+) -> None:
+    """Only the leading lanes were stepped, and nothing was said."""
+    pair = Pair("SGD", momentum=0.9)
+    if not first:
+        pair.step(2)
+    with away():
+        pair.grads()
+        pair.opt.step()
+    eager_step(pair.plain)
+    pair.check()
+    pair.step(2)

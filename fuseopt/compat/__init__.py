@@ -16,6 +16,7 @@ from .dynamo import (
     on_trace,
     scalar_outputs,
     trace_power,
+    traces_as_ever,
     traces_step,
 )
 from .fields import (
@@ -69,6 +70,7 @@ __all__ = [
     "spare_inductor",
     "tensor_functions",
     "trace_power",
+    "traces_as_ever",
     "trace_rewrites",
     "traces_step",
     "vector_library",
