@@ -43,7 +43,9 @@ class Stale(FuseoptError):
 class Owner(Protocol):
     """What a step asks of those who have the lanes in hand.
 
-    `entered` counts calls, `generation` surveys; `found` has the tensors of the lanes
+    `entered` counts calls, `generation` surveys; `noticed` changes with these and with
+    all that the optimizer holds besides its lanes; `quiet`: was nothing compiled or
+    rehearsed in the last call? `found` has the tensors of the lanes
     that are led, in this call. `python(moving)`: what the optimizer holds besides its
     lanes, less those places; `settle()` gives led lanes the state that tracing made.
     """
@@ -55,6 +57,8 @@ class Owner(Protocol):
     reach: Reach | None
     entered: int
     generation: int
+    noticed: int
+    quiet: bool
     found: Found
 
     def settle(self) -> None: ...
@@ -68,7 +72,7 @@ class LedStep:
     def __init__(self, owner: Owner, gm: GraphModule) -> None:
         self.owner = owner
         self.gm = gm
-        self.generation = -1
+        self.generation = self.noticed = -1
         self.rehearsed: list[Any] = []
         self.inner: ExtendedStep | None = None
         self.untold: list[Report] = []  # of plans that have not run
@@ -91,6 +95,8 @@ class LedStep:
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
         owner.entered += 1
+        if self.inner is not None and owner.noticed == self.noticed:
+            return self.inner(*args)
         owner.settle()
         if self.generation != owner.generation:
             self.rehearsed.clear()
@@ -100,6 +106,7 @@ class LedStep:
         inner, failed = self.inner, None
         clock = Clock()
         if inner is None:
+            owner.quiet = False
             # before the rehearsal, which goes on while compilers run
             try:
                 inner = self._extended(args, clock)
@@ -108,6 +115,7 @@ class LedStep:
         if python not in self.rehearsed:
             if len(self.rehearsed) >= PATIENCE:
                 raise Unlike("what it depends on changes too often")
+            owner.quiet = False
             clock.resume()
             self._rehearse(args)
             clock.lap("rehearsal")
@@ -116,6 +124,7 @@ class LedStep:
             raise failed
         assert inner is not None
         self.inner = inner
+        self.noticed = owner.noticed
         session.reports += self.untold
         self.untold.clear()
         return inner(*args)
@@ -276,6 +285,10 @@ class ExtendedStep(CompiledStep):
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         return list(self._picked(args))
+
+    def _tensor(self, args: Sequence[Any], i: int) -> Any:
+        own, place = self._own(args), self.picked[i]
+        return own[place] if place < len(own) else self._tensors(args)[i]
 
     def _own(self, args: Sequence[Any]) -> list[Any]:
         """The tensors of the leading lanes, and those that all lanes share."""

@@ -23,6 +23,7 @@ from . import compat
 from .backend import BACKEND, attach
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
+from .layers import cells, copied, peel, rewrap
 from .representatives import NotTraced, Representatives
 from .session import COMPILED, session
 
@@ -75,65 +76,12 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
             "a Python function, so Dynamo cannot trace it"
         )
     isolated = Isolated(optimizer, inner, options)
-    entry = isolated.entry()
+    entry, alone = isolated.entry()
     for layer in reversed(layers):
-        entry = rewrap(layer, inner, entry)
+        entry, alone = rewrap(layer, inner, entry, alone)
         inner = layer
     optimizer.step = Step(optimizer, entry) if bound else entry  # type: ignore
     return optimizer
-
-
-# ---------------------------------------------------------------- layers
-
-
-def _cells(function: Any) -> tuple[Any, ...]:
-    return getattr(function, "__closure__", None) or ()
-
-
-def _holds(cell: Any, value: object) -> bool:
-    try:
-        return cell.cell_contents is value
-    except ValueError:  # an empty cell
-        return False
-
-
-def peel(function: Any) -> tuple[list[Any], Any]:
-    """The decorators around a function, outermost first, and the function.
-
-    A layer counts as one if it was made with functools.wraps and calls what it wraps
-    through its closure, so that `rewrap` can give it another function to call.
-    """
-    layers = []
-    while isinstance(function, types.FunctionType):
-        inner = getattr(function, "__wrapped__", None)
-        if not isinstance(inner, types.FunctionType):
-            break
-        if not any(_holds(cell, inner) for cell in _cells(function)):
-            break
-        layers.append(function)
-        function = inner
-    return layers, function
-
-
-def _copy(function: Any, cells: tuple[Any, ...]) -> Any:
-    """The same function with a code object of its own and other cells."""
-    code = function.__code__.replace()
-    made = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, cells
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    functools.update_wrapper(made, function)
-    del made.__wrapped__  # type: ignore[attr-defined]
-    return made
-
-
-def rewrap(layer: Any, old: Any, new: Any) -> Any:
-    """The decorator `layer` around `new` in place of `old`."""
-    cells = tuple(types.CellType(new) if _holds(c, old) else c for c in _cells(layer))
-    made = _copy(layer, cells)
-    made.__wrapped__ = new
-    setattr(made, COMPILED, getattr(new, COMPILED))
-    return made
 
 
 class Step:
@@ -181,7 +129,8 @@ class Isolated:
         self.owner = weakref.ref(optimizer)
         self.function = function
         self.options = dict(options)
-        self.seen: tuple[Any, ...] = ()
+        #: state, groups and their number in the last call
+        self.seen: tuple[Any, Any, int] = None, None, 0
         # by the places of the call where functions are given, for Dynamo does not see
         # when one of them is None in another call
         self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
@@ -196,8 +145,11 @@ class Isolated:
             self.compiled.clear()
             self.representatives = Representatives(self.function, options)
 
-    def entry(self) -> Any:
-        """A function to stand in the place of the original one."""
+    def entry(self) -> tuple[Any, Any]:
+        """A function to stand in the place of the original one.
+
+        And the one to call in its stead where nobody traces what is called.
+        """
 
         @functools.wraps(self.function)
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +158,7 @@ class Isolated:
         # inside a function that is compiled itself, the step stays one of its own
         made = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
         setattr(made, COMPILED, self)
-        return made
+        return made, step
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         optimizer = self.owner()
@@ -214,14 +166,13 @@ class Isolated:
         groups = optimizer.param_groups
         # loading a state dict replaces the state: what was compiled for the old one
         # would only count against the limit
-        state = (optimizer.state, groups, len(groups))
-        same = len(self.seen) == 3 and all(map(_same, state, self.seen))
-        if not same:
+        state, known, n = self.seen
+        if state is not optimizer.state or known is not groups or n != len(groups):
             self.compiled.clear()
-            if self.seen:
+            if known is not None:
                 few = Representatives(self.function, self.options)
                 self.representatives = few
-            self.seen = state
+            self.seen = optimizer.state, groups, len(groups)
         if len(args) > 1 or kwargs:
             args = tuple(self._outside(i, a) for i, a in enumerate(args))
             kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
@@ -235,7 +186,9 @@ class Isolated:
                 return None
             compiled = self.compiled.get(places)
             if compiled is None:
-                compiled = self.compiled[places] = self._compile(self._whole())
+                whole = copied(self.function, cells(self.function))
+                compiled = self._compile(self._whole(), whole)
+                self.compiled[places] = compiled
             return compiled(*args, **kwargs)
         finally:
             self.current.clear()
@@ -265,17 +218,17 @@ class Isolated:
 
         def lead(self: Optimizer) -> Any:
             # where Dynamo lets it run as it is, only the leading lanes would step
-            if not torch.compiler.is_compiling():
+            if not torch.compiler.is_dynamo_compiling():
                 raise NotTraced
             return function(self)
 
-        return self._compile(backend, lead, fullgraph=True, options=None)
+        lead = copied(lead, cells(lead))
+        made = self._compile(backend, lead, fullgraph=True, options=None)
+        return compat.Traced(made, lead)
 
     def _compile(
-        self, backend: Callable[..., Any], function: Any = None, **more: Any
+        self, backend: Callable[..., Any], function: Any, **more: Any
     ) -> Callable[..., Any]:
-        function = function or self.function
-        function = _copy(function, _cells(function))
         keywords: dict[str, Any] = {}
         inherits = "__class__" in self.function.__code__.co_freevars
         if inherits and "isolate_recompiles" in _PARAMETERS:
@@ -302,10 +255,6 @@ class Isolated:
 
             self.callables[place] = closure
         return self.callables[place]
-
-
-def _same(a: object, b: object) -> bool:
-    return a is b or (isinstance(a, int) and a == b)
 
 
 def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], Any, Any]]:

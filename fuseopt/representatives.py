@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from operator import is_
 from typing import Any
 
@@ -61,6 +60,8 @@ class Representatives:
         self.loose = True
         self.surveys = 0
         self.generation = 0
+        self.noticed = 0
+        self.quiet = False
         self.entered = 0
         self.found = Found([])  # the tensors of lanes that are led, in this call
         self.steps: list[LedStep] = []
@@ -71,11 +72,17 @@ class Representatives:
         self._sizes: list[int] = []
         self._deep = False
         self._python: dict[Any, Any] = {}
+        # the state of the leading ones, for these lanes, and the dicts it had then
+        self._few: Any = {}
+        self._few_of: Lanes | None = None
+        self._few_known: list[Any] = []
         self.optimizer: Any = None  # during a call
 
     def wants(self, optimizer: Optimizer) -> bool:
         """Are there so many lanes that it is worth while?"""
-        n = sum(len(group["params"]) for group in optimizer.param_groups)
+        n = 0
+        for group in optimizer.param_groups:
+            n += len(group["params"])
         return not self.why and n >= FEW
 
     # ---------------------------------------------------------------- a call
@@ -113,8 +120,12 @@ class Representatives:
         try:
             for _ in range(2):
                 try:
-                    with nullcontext() if self._planned() else collector_paused():
+                    if self.quiet:
                         self._step(optimizer, make)
+                    else:
+                        self.quiet = True
+                        with collector_paused():
+                            self._step(optimizer, make)
                     return True
                 except Stale:
                     self._survey(optimizer)
@@ -164,11 +175,6 @@ class Representatives:
             self._restore(optimizer)
         self._follow(optimizer)
 
-    def _planned(self) -> bool:
-        """Are all its graphs, as far as it has any, bound to these lanes?"""
-        known = [step.generation == self.generation for step in self.steps]
-        return bool(known) and all(known)
-
     def _look(self, optimizer: Optimizer) -> Found | None:
         lanes = self.lanes
         assert lanes is not None
@@ -189,6 +195,7 @@ class Representatives:
         known = self.lanes
         lanes = self.lanes = Lanes(optimizer, self.loose)
         self.generation += 1
+        self.noticed += 1
         if len(lanes.leads) > SHARE * len(lanes.params):
             raise Unlike(
                 f"{len(lanes.leads)} of its {len(lanes.params)} lanes are unlike"
@@ -200,19 +207,29 @@ class Representatives:
     def _swap(self, optimizer: Optimizer) -> None:
         lanes = self.lanes
         assert lanes is not None
-        few: Any = collections.defaultdict(dict)
-        for i in lanes.leads:
-            state = lanes.states[i]
-            if state is not None:
-                few[lanes.params[i]] = state
-        self._before = [dict(lanes.states[i] or {}) for i in lanes.leads]
-        optimizer.state = few
+        # a key that is looked up is a call of Python: asked where anything changed
+        if self._few_of is not lanes or not self._few_same():
+            self._few = collections.defaultdict(dict)
+            for i in lanes.leads:
+                state = lanes.states[i]
+                if state is not None:
+                    self._few[lanes.params[i]] = state
+            self._few_of = lanes
+            self._few_known = list(self._few.values())
+        self._before = [dict(lanes.states[i] or ()) for i in lanes.leads]
+        optimizer.state = self._few
         for group, own in zip(optimizer.param_groups, self.few, strict=True):
             group["params"] = own
 
+    def _few_same(self) -> bool:
+        """Is the state of the leading ones the dicts that it was, nothing more?"""
+        few, known = self._few, self._few_known
+        return len(few) == len(known) and all(map(is_, few.values(), known))
+
     def _restore(self, optimizer: Optimizer) -> None:
         few, optimizer.state = optimizer.state, self._state
-        self._state.update(few)
+        if few is not self._few or not self._few_same():
+            self._state.update(few)
         for group, own in zip(optimizer.param_groups, self._lists, strict=True):
             group["params"] = own
 
@@ -236,6 +253,7 @@ class Representatives:
         same = len(now) == len(self._cells) and all(map(is_, now, self._cells))
         if same and sizes == self._sizes and not self._deep:
             return
+        self.noticed += 1
         places: dict[Any, Any] = own_attributes(optimizer)
         places |= {
             (g, key): value
@@ -268,6 +286,7 @@ class Representatives:
             decision = decide(gm, list(args), compat.traces_step())
             if decision.parts or decision.whole != "update":
                 raise Unlike(f"its graph is more than an update: {decision.why}")
+            self.quiet = False
             made = LedStep(self, gm)
             self.steps.append(made)
             return made
@@ -297,6 +316,7 @@ class Representatives:
                 raise Unlike("lanes that were alike get unlike state")
             self.lanes = now
             self.generation += 1
+            self.noticed += 1
             found = self._look(optimizer)
             if found is None:
                 raise Unlike("its lanes are not what they seem")
@@ -314,10 +334,24 @@ class Representatives:
 
     # ---------------------------------------------------------------- afterwards
 
+    def _as_before(self) -> bool:
+        """Does each leading one's state hold what it held before the step?"""
+        lanes = self.lanes
+        assert lanes is not None
+        for i, old in zip(lanes.leads, self._before, strict=True):
+            now = lanes.states[i] or {}
+            if len(now) != len(old) or not all(map(is_, now.values(), old.values())):
+                return False
+            if not all(map(is_, now, old)):
+                return False
+        return True
+
     def _follow(self, optimizer: Optimizer) -> None:
         """Give the lanes that are led what the step gave the leading ones' state."""
         lanes = self.lanes
         assert lanes is not None
+        if self._few_of is lanes and self._few_same() and self._as_before():
+            return
         made: dict[int, list[torch.Tensor]] = {}
         for step in self.steps:
             made.update(step.take())

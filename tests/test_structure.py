@@ -49,6 +49,7 @@ HOUSE = (
     "backend",
     "led",
     "representatives",
+    "layers",
     "optimizer",
     "preview",
 )
@@ -64,6 +65,7 @@ TORCH_SIDE = {
     "backend",
     "led",
     "representatives",
+    "layers",
     "optimizer",
     "preview",
 }

@@ -154,8 +154,13 @@ class Scalars:
             return self.apply(operator.neg, (self._standins[-value],))
         return None
 
-    def evaluate(self, args: Sequence[Any], tensors: Sequence[Any]) -> list[Number]:
-        """The value of every Sym for one call; `.item()` only on CPU tensors."""
+    def evaluate(
+        self, args: Sequence[Any], tensor: Callable[[int], Any]
+    ) -> list[Number]:
+        """The value of every Sym for one call; `.item()` only on CPU tensors.
+
+        `tensor(i)`: tensor i of the call.
+        """
         values: list[Any] = []
         for expr in self.exprs:
             if isinstance(expr, Apply):
@@ -163,7 +168,7 @@ class Scalars:
                 named = {k: _known_values(v, values) for k, v in expr.kwargs.items()}
                 values.append(expr.function(*args_, **named))
             elif isinstance(expr, Item):
-                values.append(tensors[expr.position].item())
+                values.append(tensor(expr.position).item())
             else:
                 values.append(args[expr.position])
         return values

@@ -16,7 +16,6 @@ from .dynamo import (
     on_trace,
     scalar_outputs,
     trace_power,
-    traces_as_ever,
     traces_step,
 )
 from .fields import (
@@ -40,14 +39,19 @@ from .tensors import (
     shapes_of,
     vector_library,
 )
+from .traced import Traced, traces_as_ever
+from .wrappers import GRAD_MODE, PROFILED, set_grad_mode, undisturbed
 
 __all__ = [
+    "GRAD_MODE",
     "GRAD_SWITCH",
     "HIGHER_ORDER",
     "MAKE_TENSOR",
+    "PROFILED",
     "Codes",
     "LibraryStruct",
     "TensorFunctions",
+    "Traced",
     "as_if_compiling",
     "before_process_groups_end",
     "bump_versions",
@@ -66,12 +70,14 @@ __all__ = [
     "on_trace",
     "requires_grad_function",
     "scalar_outputs",
+    "set_grad_mode",
     "shapes_of",
     "spare_inductor",
     "tensor_functions",
     "trace_power",
-    "traces_as_ever",
     "trace_rewrites",
+    "traces_as_ever",
     "traces_step",
+    "undisturbed",
     "vector_library",
 ]

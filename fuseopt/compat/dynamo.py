@@ -390,16 +390,3 @@ def number_sources(gm: torch.fx.GraphModule) -> list[str]:
             name = getattr(source, "name", "")
             found.append(name() if callable(name) else str(name))
     return found
-
-
-def traces_as_ever() -> bool:
-    """Does Dynamo trace with the backend that it was given, and run what it traced?
-
-    `torch.compiler.set_stance` or its configuration may have told it otherwise. Relies
-    on where Dynamo keeps both; an AttributeError tells of another place.
-    """
-    from torch._dynamo import config, eval_frame
-
-    stance = eval_frame._stance
-    default = stance.stance == "default" and stance.backend is None
-    return default and not config.disable

@@ -127,8 +127,8 @@ class Plan:
             and not self.temps
             and not any(buffers[b].kind == "view" for b in graph.outputs)
         )
-        #: a call needs its tensors' addresses alone
-        self.lean = self.simple and captured.result == () and not captured.scalars.exprs
+        #: a call needs its tensors' addresses alone, and those that numbers are in
+        self.lean = self.simple and captured.result == () and not captured.complexes
 
     # ---------------------------------------------------------------- binding
 

@@ -84,6 +84,13 @@ class CompiledStep:
             tensors[i] = seen_real(tensors[i])
         return tensors
 
+    def _tensor(self, args: Sequence[Any], i: int) -> Any:
+        """One of `_tensors`, where there are no complex ones."""
+        k = i - len(self.gm._buffers) - len(self.gm._parameters)
+        if k < 0:
+            return self._tensors(args)[i]
+        return args[self.plan.captured.tensor_args[k]]
+
     def __call__(self, *args: Any) -> Any:
         if self.verify is not None:
             return self.verify(self.gm, args, lambda: self._run(args))
@@ -103,7 +110,7 @@ class CompiledStep:
             if plan.captured.scalars.exprs:
                 self._scalars(plan, args, tensors)
             memory = self._launch(plan, args, tensors)
-            result = self._result(plan, tensors, memory)
+            result = () if plan.lean else self._result(plan, tensors, memory)
             if plan.probe is not None and not plan.probe.bump():
                 tensors = tensors or self._tensors(args)
                 compat.bump_versions([tensors[i] for i in plan.probe.mutated])
@@ -180,7 +187,8 @@ class CompiledStep:
         return plan
 
     def _scalars(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
-        numbers = plan.captured.scalars.evaluate(args, tensors)
+        one = tensors.__getitem__ if tensors else lambda i: self._tensor(args, i)
+        numbers = plan.captured.scalars.evaluate(args, one)
         if plan.numbers is None or not same_numbers(numbers, plan.numbers):
             for table in plan.tables.values():
                 table.fill_rows(numbers)

@@ -217,10 +217,11 @@ class Watch:
 
     def look(self, lists: list[Any], state: Any) -> list[Any] | None:
         """The gradients of all lanes, or None; see the class."""
-        if type(state) not in DICTS or any(type(own) is not list for own in lists):
+        if type(state) not in DICTS or len(lists) != self._struct.lists:
             return None
-        if len(lists) != self._struct.lists:
-            return None
+        for own in lists:
+            if type(own) is not list:
+                return None
         grads = self._none.copy()
         if self._call(self._where, lists, state, grads):
             return None

@@ -1,0 +1,115 @@
+"""What Dynamo has compiled, called without what surrounds each call of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import _symbolic_trace as _fx
+
+
+def traces_as_ever() -> bool:
+    """Does Dynamo trace with the backend that it was given?
+
+    `torch.compiler.set_stance` may have told it otherwise. Relies on where Dynamo keeps
+    that; an AttributeError tells of another place.
+    """
+    stance = _eval_frame()._stance
+    return stance.stance == "default" and stance.backend is None
+
+
+@functools.cache
+def _eval_frame() -> Any:
+    return importlib.import_module("torch._dynamo.eval_frame")
+
+
+class Traced:
+    """A function of `self` alone, with what Dynamo has compiled for it.
+
+    `compiled`: what torch.compile made of it. A call does what `compiled(x)` does, but
+    where one of the graphs fits, its code runs at once: the same guards are asked, the
+    same code is run, and what torch.compile sets and sets back around each call, for
+    the case that it traces, is left out. Relies on how Dynamo keeps what it compiled
+    with a code object; where it does not so, `compiled` is called.
+    """
+
+    def __init__(self, compiled: Callable[..., Any], function: Any) -> None:
+        self.compiled = compiled
+        self.function = function
+        #: what guards are asked of besides `self`
+        self.closed = {
+            name: cell.cell_contents
+            for name, cell in zip(
+                function.__code__.co_freevars, function.__closure__ or (), strict=True
+            )
+        }
+        #: of each graph: who has its guards, what asks them, its code as a function
+        self.known: list[tuple[Any, Callable[[Any], bool], Callable[[Any], Any]]] = []
+
+    def __call__(self, x: Any) -> Any:
+        if _traced_by_nobody():
+            arguments = {"self": x, **self.closed}
+            for guards, fit, run in self.known:
+                # Dynamo takes the entry away when it drops the graph
+                if guards.cache_entry is not None and fit(arguments):
+                    return run(x)
+        with _no_records():
+            result = self.compiled(x)
+        self._note()
+        return result
+
+    def _note(self) -> None:
+        """Take over what Dynamo has now."""
+        self.known.clear()
+        try:
+            own = torch._C._dynamo.eval_frame
+            for entry in own._debug_get_cache_entry_list(self.function.__code__):
+                guards = entry.guard_manager
+                run = self._called(entry.code)
+                self.known.append((guards, guards.root.check, run))
+        except AttributeError:
+            self.known.clear()
+
+    def _called(self, code: types.CodeType) -> Callable[[Any], Any]:
+        """What was compiled, as a function that calls its graph itself.
+
+        For Dynamo the graph is within what keeps Dynamo away, which is away here.
+        """
+        function = self.function
+        names = dict(function.__globals__)
+        for name in code.co_names:
+            graph = getattr(names.get(name), "_torchdynamo_orig_callable", None)
+            if graph is not None and name.startswith("__compiled_fn"):
+                names[name] = graph
+        return types.FunctionType(
+            code, names, function.__name__, None, function.__closure__
+        )
+
+
+def _traced_by_nobody() -> bool:
+    """Does neither Dynamo nor another tracer follow what is called now?"""
+    try:
+        callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+        return callback is None and not (
+            torch._C._is_tracing() or _fx._is_fx_tracing_flag
+        )
+    except AttributeError:
+        return False
+
+
+def _no_records() -> contextlib.AbstractContextManager[Any]:
+    """Let Dynamo write no marks for profilers into what it compiles: of a small step
+    they are a tenth. Where it has no such setting, it writes what it will.
+    """
+    config = importlib.import_module("torch._dynamo.config")
+    if not hasattr(config, "record_runtime_overhead"):
+        return contextlib.nullcontext()
+    patch: contextlib.AbstractContextManager[Any] = config.patch(
+        record_runtime_overhead=False
+    )
+    return patch

@@ -1,0 +1,66 @@
+"""What is not public API of the two layers that torch puts around a step."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.optim import Optimizer, optimizer
+
+#: In C++: at::hasCallbacks(), is anyone told when functions begin and end?
+_CALLBACKS = "_ZN2at12hasCallbacksEv"
+
+#: The code of the layer that calls hooks and tells profilers.
+PROFILED = Optimizer.profile_hook_step(lambda: None).__code__
+_use_grad = getattr(optimizer, "_use_grad_for_differentiable", None)
+#: The code of the layer that lets the grad mode be what `differentiable` says.
+GRAD_MODE = None if _use_grad is None else _use_grad(lambda: None).__code__
+
+
+def set_grad_mode(enabled: bool) -> None:
+    """What `torch.set_grad_enabled` does, without an object to undo it."""
+    torch._C._set_grad_enabled(enabled)
+
+
+@functools.cache
+def _has_callbacks() -> Callable[[], bool]:
+    """Has anyone asked to be told of functions? Tried on a profiler; else always."""
+    try:
+        path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
+        function = getattr(ctypes.PyDLL(str(path)), _CALLBACKS)
+    except (StopIteration, OSError, AttributeError):
+        return lambda: True
+    function.restype, function.argtypes = ctypes.c_bool, []
+    return function  # type: ignore[no-any-return]
+
+
+def _monitored() -> bool:
+    """Does torch's monitor of GPUs run? It hears of `record_function` by itself."""
+    monitor = sys.modules.get("torch.profiler._cupti_monitor")
+    return getattr(monitor, "_monitor_singleton", monitor) is not None
+
+
+def undisturbed(step_of: Optimizer) -> bool:
+    """May a step leave out torch's layer for hooks and profilers, and go unseen?
+
+    It may if there are no hooks, modes or profilers, and Dynamo traces nothing that is
+    called. Relies on where torch keeps all that; where that is elsewhere, it may not.
+    """
+    try:
+        return not (
+            step_of._optimizer_step_pre_hooks
+            or step_of._optimizer_step_post_hooks
+            or optimizer._global_optimizer_pre_hooks
+            or optimizer._global_optimizer_post_hooks
+            or torch._C._len_torch_dispatch_stack()
+            or torch._C._len_torch_function_stack()
+            or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
+            or _monitored()
+            or _has_callbacks()()
+        )
+    except AttributeError:
+        return False
