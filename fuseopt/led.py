@@ -76,8 +76,9 @@ class LedStep:
         self.rehearsed: list[Any] = []
         self.inner: ExtendedStep | None = None
         self.untold: list[Report] = []  # of plans that have not run
+        self.numbers = compat.number_sources(gm)
         self.moving = frozenset(
-            place for place in map(_place, compat.number_sources(gm)) if place
+            place for place in map(_place, self.numbers.values()) if place
         )
 
     @property
@@ -136,7 +137,8 @@ class LedStep:
         assert lanes is not None
         assert reach is not None
         every = range(len(lanes.params))
-        moving = {x for x in args if isinstance(x, (int, float))}
+        given = [x for i, x in enumerate(args) if i in self.numbers]
+        moving = {x.item() if isinstance(x, torch.Tensor) else x for x in given}
 
         def moved(x: Any) -> Any:
             """A number a little beside that of this call, if it may be another."""

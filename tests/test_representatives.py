@@ -21,7 +21,10 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseopt
+from fuseopt import led as led_module
 from fuseopt import representatives
+from fuseopt.led import PATIENCE
+from fuseopt.rehearsal import rehearse
 from tests.steps import differences, eager_step, make, make_params, set_grads
 
 SHAPES = [(3, 4), (5,)] * 4
@@ -182,17 +185,26 @@ def test_a_closure_is_traced_whole() -> None:
 
 
 @pytest.mark.parametrize("tensor", [False, True])
-def test_a_schedule_compiles_nothing_anew(tensor: bool) -> None:
+def test_a_schedule_compiles_nothing_anew(
+    tensor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = Pair("Adam", lr=torch.tensor(0.1) if tensor else 0.1)
     schedules = [lr_scheduler.ExponentialLR(o, 0.9) for o in pair.both]
-    for n in range(5):
+    rehearsed: list[int] = []
+    monkeypatch.setattr(
+        led_module, "rehearse", lambda *a: rehearsed.append(1) or rehearse(*a)
+    )
+    for n in range(PATIENCE + 4):
         pair.step()
         for schedule in schedules:
             schedule.step()
         if n == 2:
             known = len(fuseopt.reports())
+            rehearsed.clear()
     led()
     assert len(fuseopt.reports()) == known
+    # each new rate was rehearsed, and after six of them all lanes were traced
+    assert not rehearsed
 
 
 def test_gradients_come_and_go() -> None:

@@ -375,18 +375,20 @@ def as_if_compiling() -> Iterator[None]:
             torch.compiler.is_compiling = asked
 
 
-def number_sources(gm: torch.fx.GraphModule) -> list[str]:
-    """Where the numbers among a graph's arguments come from: "L['self'].t".
+def number_sources(gm: torch.fx.GraphModule) -> dict[int, str]:
+    """Which of a graph's arguments are numbers, and where from: "L['self'].t".
 
-    Relies on what Dynamo notes at each placeholder; "" where it does not.
+    A float comes as a tensor with nothing else in it. Relies on what Dynamo notes at
+    each placeholder; "" where it does not.
     """
-    found = []
-    for node in gm.graph.find_nodes(op="placeholder"):
+    found = {}
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         given = node.meta.get("grapharg")
-        if given is None or not isinstance(
-            node.meta.get("example_value"), torch.Tensor
+        tensor = isinstance(node.meta.get("example_value"), torch.Tensor)
+        if given is None or (
+            tensor and not getattr(given, "pass_arg_as_tensor", False)
         ):
-            source = getattr(given, "source", None)
-            name = getattr(source, "name", "")
-            found.append(name() if callable(name) else str(name))
+            continue
+        name = getattr(getattr(given, "source", None), "name", "")
+        found[i] = name() if callable(name) else str(name)
     return found
