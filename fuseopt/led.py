@@ -24,6 +24,7 @@ from .config import Config
 from .errors import FuseoptError
 from .extend import COMMON, Extended, extend
 from .lanes import GRAD, Found, Lanes, Unlike
+from .noticed import Noticed, Place
 from .paths import Reach
 from .rehearsal import Record, rehearse
 from .report import Report
@@ -43,11 +44,10 @@ class Stale(FuseoptError):
 class Owner(Protocol):
     """What a step asks of those who have the lanes in hand.
 
-    `entered` counts calls, `generation` surveys; `noticed` changes with these and with
-    all that the optimizer holds besides its lanes; `quiet`: was nothing compiled or
-    rehearsed in the last call? `found` has the tensors of the lanes
-    that are led, in this call. `python(moving)`: what the optimizer holds besides its
-    lanes, less those places; `settle()` gives led lanes the state that tracing made.
+    `entered` counts calls, `generation` surveys; `noticed`: what the optimizer holds
+    besides its lanes; `quiet`: was nothing compiled or rehearsed in this call so far?
+    `found` has the tensors of the lanes that are led, in this call. `settle()` gives
+    led lanes the state that tracing made.
     """
 
     optimizer: Any
@@ -57,13 +57,11 @@ class Owner(Protocol):
     reach: Reach | None
     entered: int
     generation: int
-    noticed: int
+    noticed: Noticed
     quiet: bool
     found: Found
 
     def settle(self) -> None: ...
-
-    def python(self, moving: frozenset[Any]) -> list[Any]: ...
 
 
 class LedStep:
@@ -72,7 +70,9 @@ class LedStep:
     def __init__(self, owner: Owner, gm: GraphModule) -> None:
         self.owner = owner
         self.gm = gm
-        self.generation = self.noticed = -1
+        self.generation = -1
+        #: for which of what the optimizer held it was rehearsed: by count, by contents
+        self.known = -1
         self.rehearsed: list[Any] = []
         self.inner: ExtendedStep | None = None
         self.untold: list[Report] = []  # of plans that have not run
@@ -96,14 +96,20 @@ class LedStep:
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
         owner.entered += 1
-        if self.inner is not None and owner.noticed == self.noticed:
+        noticed = owner.noticed
+        if (
+            self.generation == owner.generation
+            and self.inner is not None
+            and self.known == noticed.count
+            and noticed.moved <= self.moving
+        ):
             return self.inner(*args)
         owner.settle()
         if self.generation != owner.generation:
             self.rehearsed.clear()
             self.inner = None
             self.generation = owner.generation
-        python = owner.python(self.moving)
+        held = noticed.held(self.moving)
         inner, failed = self.inner, None
         clock = Clock()
         if inner is None:
@@ -113,19 +119,19 @@ class LedStep:
                 inner = self._extended(args, clock)
             except Exception as error:
                 failed = error
-        if python not in self.rehearsed:
+        if held not in self.rehearsed:
             if len(self.rehearsed) >= PATIENCE:
                 raise Unlike("what it depends on changes too often")
             owner.quiet = False
             clock.resume()
             self._rehearse(args)
             clock.lap("rehearsal")
-            self.rehearsed.append(python)
+            self.rehearsed.append(held)
         if failed is not None:
             raise failed
         assert inner is not None
         self.inner = inner
-        self.noticed = owner.noticed
+        self.known = noticed.count
         session.reports += self.untold
         self.untold.clear()
         return inner(*args)
@@ -244,13 +250,19 @@ def compare(lanes: Lanes, full: Record, cut: Record) -> None:
                 )
 
 
-def _place(source: str) -> Any:
-    """Where a number lies that Dynamo names so: (group, key), or an attribute."""
-    found = re.fullmatch(r"L\['self'\]\.param_groups\[(\d+)\]\['(\w+)'\]", source)
-    if found:
-        return int(found[1]), found[2]
-    found = re.fullmatch(r"L\['self'\]\.(\w+)", source)
-    return found[1] if found else None
+_SOURCE = re.compile(
+    r"L\['self'\]\.(?:param_groups\[(\d+)\]\['(\w+)'\]|(\w+))(?:\[(\d+)\])?"
+)
+
+
+def _place(source: str) -> Place | None:
+    """Where a number lies that Dynamo names so; None: elsewhere."""
+    found = _SOURCE.fullmatch(source)
+    if not found:
+        return None
+    group, key, name, item = found.groups()
+    place: Place = name if group is None else (int(group), key)
+    return place if item is None else (place, int(item))
 
 
 class ExtendedStep(CompiledStep):

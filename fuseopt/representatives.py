@@ -24,10 +24,10 @@ from . import compat
 from .backend import BACKEND
 from .collector import collector_paused
 from .config import resolve
-from .double import holdings, own_attributes
 from .errors import CaptureError, CompilerMissing, FuseoptError, UnsupportedInput
 from .lanes import GRAD, PARAM, Found, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
+from .noticed import Noticed
 from .paths import Reach
 from .split import decide
 
@@ -60,18 +60,11 @@ class Representatives:
         self.loose = True
         self.surveys = 0
         self.generation = 0
-        self.noticed = 0
+        self.noticed = Noticed()
         self.quiet = False
         self.entered = 0
         self.found = Found([])  # the tensors of lanes that are led, in this call
         self.steps: list[LedStep] = []
-        # what the optimizer held besides its lanes: names and values, then what those
-        # hold that are containers; are there containers in those?
-        self._cells: list[Any] = []
-        self._containers: list[Any] = []
-        self._sizes: list[int] = []
-        self._deep = False
-        self._python: dict[Any, Any] = {}
         # the state of the leading ones, for these lanes, and the dicts it had then
         self._few: Any = {}
         self._few_of: Lanes | None = None
@@ -159,7 +152,7 @@ class Representatives:
             if found is None:
                 raise Unlike("its lanes are not what they seem")
         self.found = found
-        self._notice(optimizer)
+        self.noticed.look(optimizer)
         assert self.lanes is not None
         if self.compiled is None:
             self.few = [[] for _ in self.lanes.lists]
@@ -195,7 +188,6 @@ class Representatives:
         known = self.lanes
         lanes = self.lanes = Lanes(optimizer, self.loose)
         self.generation += 1
-        self.noticed += 1
         if len(lanes.leads) > SHARE * len(lanes.params):
             raise Unlike(
                 f"{len(lanes.leads)} of its {len(lanes.params)} lanes are unlike"
@@ -230,52 +222,8 @@ class Representatives:
         few, optimizer.state = optimizer.state, self._state
         if few is not self._few or not self._few_same():
             self._state.update(few)
-        for group, own in zip(optimizer.param_groups, self._lists, strict=True):
+        for group, own in zip(optimizer.param_groups, self.noticed.lists, strict=True):
             group["params"] = own
-
-    # ---------------------------------------------------------------- Python's state
-
-    def _notice(self, optimizer: Optimizer) -> None:
-        """Note what the optimizer holds besides its lanes, where it has changed."""
-        groups = optimizer.param_groups
-        self._lists = [group["params"] for group in groups]
-        own = vars(optimizer)
-        # most calls find the objects of the last one: nothing more is asked then
-        now: list[Any] = [*own, *own.values()]
-        for group in groups:
-            now += group
-            now += group.values()
-        for held in self._containers:
-            now += held
-            if isinstance(held, dict):
-                now += held.values()
-        sizes = list(map(len, self._containers))
-        same = len(now) == len(self._cells) and all(map(is_, now, self._cells))
-        if same and sizes == self._sizes and not self._deep:
-            return
-        self.noticed += 1
-        places: dict[Any, Any] = own_attributes(optimizer)
-        places |= {
-            (g, key): value
-            for g, group in enumerate(groups)
-            for key, value in group.items()
-            if key != "params"
-        }
-        # what containers hold, one level deep; below that they are compared whole
-        self._containers = [v for v in places.values() if isinstance(v, (dict, list))]
-        self._sizes = list(map(len, self._containers))
-        self._cells = now[: len(own) * 2 + sum(2 * len(group) for group in groups)]
-        inner: list[Any] = []
-        for held in self._containers:
-            inner += held
-            inner += held.values() if isinstance(held, dict) else ()
-        self._deep = any(isinstance(x, (dict, list)) for x in inner)
-        self._cells += inner
-        self._python = {place: holdings(value, id) for place, value in places.items()}
-
-    def python(self, moving: frozenset[Any]) -> list[Any]:
-        """What the optimizer holds, less the numbers that a graph takes as they are."""
-        return [item for item in self._python.items() if item[0] not in moving]
 
     # ---------------------------------------------------------------- Dynamo's side
 
@@ -316,7 +264,6 @@ class Representatives:
                 raise Unlike("lanes that were alike get unlike state")
             self.lanes = now
             self.generation += 1
-            self.noticed += 1
             found = self._look(optimizer)
             if found is None:
                 raise Unlike("its lanes are not what they seem")

@@ -184,24 +184,42 @@ def test_a_closure_is_traced_whole() -> None:
     pair.step()
 
 
-@pytest.mark.parametrize("tensor", [False, True])
+def exponential(opt: Optimizer) -> Any:
+    return lr_scheduler.ExponentialLR(opt, 0.9)
+
+
+def one_cycle(opt: Optimizer) -> Any:
+    """Moves a rate and, beside it, a momentum or the first of two betas."""
+    return lr_scheduler.OneCycleLR(opt, 0.1, total_steps=100)
+
+
+@pytest.mark.parametrize("schedule", [exponential, one_cycle], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "tensor", "groups"])
 def test_a_schedule_compiles_nothing_anew(
-    tensor: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, schedule: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = Pair("Adam", lr=torch.tensor(0.1) if tensor else 0.1)
-    schedules = [lr_scheduler.ExponentialLR(o, 0.9) for o in pair.both]
+    options: dict[str, Any] = {"lr": torch.tensor(0.1) if kind == "tensor" else 0.1}
+    if kind == "SGD":
+        options["momentum"] = 0.9
+    pair = Pair("SGD" if kind == "SGD" else "Adam", **options)
+    if kind == "groups":
+        for opt, fresh in zip(pair.both, (pair.theirs, pair.mine), strict=True):
+            more = make_params(SHAPES)
+            opt.add_param_group({"params": more, "lr": 0.03})
+            fresh += more
+    schedules = [schedule(opt) for opt in pair.both]
     rehearsed: list[int] = []
     monkeypatch.setattr(
         led_module, "rehearse", lambda *a: rehearsed.append(1) or rehearse(*a)
     )
-    for n in range(PATIENCE + 4):
+    for n in range(PATIENCE + 5):
         pair.step()
-        for schedule in schedules:
-            schedule.step()
-        if n == 2:
+        for s in schedules:
+            s.step()
+        if n == 3:
             known = len(fuseopt.reports())
             rehearsed.clear()
-    led()
+    assert all("do as these" in r.traced for r in fuseopt.reports())
     assert len(fuseopt.reports()) == known
     # each new rate was rehearsed, and after six of them all lanes were traced
     assert not rehearsed
