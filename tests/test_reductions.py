@@ -240,6 +240,33 @@ def test_threads_that_share_a_lane_fold_it_in_order(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (5, 5), (2, 7), (3, 1)])
+def test_gathered_blocks_of_small_kernels(
+    dtype: torch.dtype, kernel: tuple[int, int]
+) -> None:
+    """Of rows, columns and means a block has few numbers, at times fewer than a vector;
+    the last block of a lane has fewer still.
+    """
+
+    def step(x: Tensor, rows: Tensor, columns: Tensor, mean: Tensor) -> Any:
+        rows.lerp_(x.mean(-1, keepdim=True), 0.5)
+        columns.lerp_(x.mean(-2, keepdim=True), 0.5)
+        made = x * rows + columns / mean
+        return made, made.sum(), made.norm()
+
+    generator = torch.Generator().manual_seed(1)
+    for n, m in ((1, 1), (3, 5), (64, 9), (31, 67), (128, 128)):
+        shape = (n, m, *kernel)
+        tensors = [
+            (torch.rand(own, generator=generator) + 0.5).to(dtype)
+            for own in (shape, (*shape[:3], 1), (n, m, 1, kernel[1]), (n, m, 1, 1))
+        ]
+        got, want, report = both(step, *tensors)
+        assert not report.fallback, str(report)
+        assert all(same_bits(g, w) for g, w in zip(got, want, strict=True)), (n, m)
+
+
 def test_integers_and_bools() -> None:
     def step(p: Tensor, i: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         p.add_(1)

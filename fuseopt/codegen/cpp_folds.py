@@ -19,7 +19,7 @@ static const int64_t REGISTER = 32;
 static const int64_t COLUMNS = 32;
 // Elements that are computed before they are folded: SOME stay in the first cache, MANY
 // are for threads that take turns, so that turns are few.
-static const int64_t SOME = 1024, MANY = 16384;
+static const int64_t SOME = 1152, MANY = 16384;
 enum { NATIVE, FROM_BF16, FROM_F16 };
 
 static inline int64_t shorter(int64_t a, int64_t b) { return a < b ? a : b; }

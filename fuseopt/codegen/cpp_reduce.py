@@ -137,7 +137,7 @@ class ReduceWriter:
             if v.slots[s].domain == "output":
                 use(i)
                 loops[-1].append(w.store(s, f"p{s}[j]", i))
-        lines = [f"alignas(64) {self.kind(x)} s{x}[BLOCK];" for x in waits]
+        lines = [f"alignas(64) {self.kind(x)} s{x}[GATHERED];" for x in waits]
         for k, own in enumerate(loops):
             kept = [x for x in waits if made[x] == k and x not in called]
             lines += [
@@ -279,7 +279,7 @@ class ReduceWriter:
             f"      piece{n}(t, lane, from, e - from{flat});",
             "    } else {",
             "      e = from;",
-            "      for (int64_t m; e < end && e - from <= most - BLOCK; e += m) {",
+            "      for (int64_t m; e < end && e - from <= most - GATHERED; e += m) {",
             "        m = walk.take(end - e);",
             *(f"        {x}" for x in self.block("walk", "e", "m", " + (e - from)")),
             "        walk.advance(m);",
@@ -371,7 +371,7 @@ class ReduceWriter:
             f"static void fold{n}(const Table& t, int64_t lane, int64_t item) {{",
             f"  const Rows g(t.geometry + t.strided[lane], {slots}, t.threads);",
             *(f"  {x}" for x in self.pointers()),
-            *self.each("  {kind} y{k}[BLOCK + COLUMNS] = {{0}}, r{k}[BLOCK];"),
+            *self.each("  {kind} y{k}[GATHERED + COLUMNS] = {{0}}, r{k}[GATHERED];"),
             *(f"  {x}" for x in runs),
             *(f"  {x}" for x in columns),
             f"  Walk<{slots}> walk(g.dims, g.sizes, g.steps, {whole});",
@@ -395,7 +395,7 @@ class ReduceWriter:
             "    walk.seek(b * g.each);",
             "    if (g.small()) {",
             "      for (int64_t m; b < last; b += m) {",
-            "        m = shorter(last - b, BLOCK / g.each);",
+            "        m = shorter(last - b, GATHERED / g.each);",
             "        fill(m * g.each);",
             *self.each("        fold_batches(g, f{k}, c{k}[0], y{k}, m, r{k});"),
             "        give(b * g.columns, m * g.columns);",
@@ -408,7 +408,7 @@ class ReduceWriter:
             "      for (int64_t part = 0; part < g.parts; ++part) {",
             *self.each("        f{k}.next(g.length, g.dense);"),
             "        for (int64_t left = g.length, m; left > 0; left -= m) {",
-            "          m = shorter(left, BLOCK);",
+            "          m = shorter(left, GATHERED);",
             "          fill(m);",
             *(f"          {x}" for x in feeds),
             "        }",
@@ -443,7 +443,7 @@ class ReduceWriter:
             "      }",
             "      const int64_t end = row + g.length;",
             "      for (int64_t n; narrow && row < end; row += n) {",
-            "        n = shorter(end - row, BLOCK / m);",
+            "        n = shorter(end - row, GATHERED / m);",
             "        fill(n * m);",
             *self.each(
                 "        for (int64_t i = 0; i < n; ++i) c{k}[0].feed(y{k} + i * m);"

@@ -196,7 +196,7 @@ static inline void fold_shared(const Table& t, int64_t least, Turns& turns,
     if (ticket < 0) ticket = turns.take();
     for (until = first + (all + MANY - 1) / MANY; ticket < until;) {
       const int64_t begin = (ticket - first) * MANY, end = shorter(begin + MANY, all);
-      range(t, lane, begin, end, folds, MANY + BLOCK, &turns, ticket);
+      range(t, lane, begin, end, folds, MANY + GATHERED, &turns, ticket);
       ticket = turns.take();
     }
     first = until;

@@ -20,6 +20,9 @@ struct Library {
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
 static const int64_t BLOCK = 128;
+// Elements at most that are gathered at once: a multiple of 32, so that vectors leave
+// nothing over, and of the 9 elements of small kernels.
+static const int64_t GATHERED = 576;
 
 // The root that vector libraries refine from the processor's estimate, a vector at a
 // time. It is used only where a test at load time finds it equal to the library's.

@@ -15,6 +15,9 @@ struct Library {
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
 static const int64_t BLOCK = 128;
+// Elements at most that are gathered at once: a multiple of 32, so that vectors leave
+// nothing over, and of the 9 elements of small kernels.
+static const int64_t GATHERED = 576;
 
 // The root that vector libraries refine from the processor's estimate, a vector at a
 // time. It is used only where a test at load time finds it equal to the library's.
@@ -244,7 +247,7 @@ static inline uint32_t pair_f16(float first, float second) {
 // Goes over the elements of a lane. It divides when it is set on an element, and not
 // from one block to the next.
 enum { TOGETHER, REPEATED, APART, NEAR };
-// Elements of four bytes that one instruction brings into any order; 0: none is known.
+// Elements of two or four bytes that one instruction brings into any order; 0: none is.
 #if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
 static const int64_t SHUFFLED = 16;
 #elif defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
@@ -252,26 +255,28 @@ static const int64_t SHUFFLED = 8;
 #else
 static const int64_t SHUFFLED = 0;
 #endif
+template <int SIZE> struct Bits { typedef int16_t type; };
+template <> struct Bits<4> { typedef int32_t type; };
 template <int SLOTS> struct Walk {
   const int64_t *size, *strides;
   int64_t dims, dim;      // dimensions after `dim` lie within a block
   int64_t within, steps;  // their elements; steps along `dim` that make a block
   int64_t passed;         // elements of the block that are done
-  int64_t index[64], base[SLOTS], offset[SLOTS][BLOCK];
+  int64_t index[64], base[SLOTS], offset[SLOTS][GATHERED];
   int kind[SLOTS];
   // of NEAR slots: where the neighbours lie that hold so many elements of a block, and
-  // which of them each is
-  int64_t around[SLOTS][BLOCK / 8];
-  alignas(64) int32_t which[SLOTS][BLOCK];
+  // which of them each is; `held`: how many there are where a block holds fewer
+  int64_t around[SLOTS][GATHERED / 8], held[SLOTS];
+  alignas(64) int32_t which[SLOTS][GATHERED];
   // whole: a slot of whose tensor no block may hold but neighbours, or -1
   Walk(int64_t dims_, const int64_t* size_, const int64_t* strides_, int whole = -1)
       : size(size_), strides(strides_), dims(dims_), dim(dims_ - 1), within(1) {
     if (dims == 0) return;  // a lane that needs no walk
     const int64_t* kept = whole < 0 ? 0 : strides + whole * dims;
-    while (dim > 0 && within * size[dim] <= BLOCK && size[dim] &&
+    while (dim > 0 && within * size[dim] <= GATHERED && size[dim] &&
            (!kept || kept[dim] == within || size[dim] == 1))
       within *= size[dim--];
-    steps = BLOCK / within < size[dim] ? BLOCK / within : size[dim];
+    steps = GATHERED / within < size[dim] ? GATHERED / within : size[dim];
     if (kept && kept[dim] != within) steps = 1;
     for (int k = 0; k < SLOTS; ++k) {
       const int64_t* own = strides + k * dims;
@@ -291,9 +296,11 @@ template <int SLOTS> struct Walk {
     const int64_t *o = offset[k], n = steps * within;
     int64_t top = 0;
     for (int64_t j = 0; j < n; ++j) top = o[j] > top ? o[j] : top;
+    const int64_t last = top - SHUFFLED + 1;  // nothing behind the block is read
+    held[k] = last < 0 ? top + 1 : 0;
     for (int64_t j = 0; j < n; j += SHUFFLED) {
       const int64_t end = j + SHUFFLED < n ? j + SHUFFLED : n;
-      int64_t low = top - SHUFFLED + 1;  // nothing behind the block is read
+      int64_t low = last < 0 ? 0 : last;
       for (int64_t i = j; i < end; ++i) low = o[i] < low ? o[i] : low;
       if (low < 0) return false;
       for (int64_t i = j; i < j + SHUFFLED; ++i) {
@@ -305,15 +312,22 @@ template <int SLOTS> struct Walk {
     }
     return true;
   }
-  template <class T> void shuffle(int k, const T* p, T* room) const {
+  template <class T, class B> void shuffle(int k, const T* p, T* room) const {
 #if defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
-    typedef int32_t Vector __attribute__((vector_size(4 * SHUFFLED)));
+    typedef int32_t Order __attribute__((vector_size(4 * SHUFFLED)));
+    typedef B Vector __attribute__((vector_size(sizeof(B) * SHUFFLED)));
     const int64_t* from = around[k];
+    T few[SHUFFLED] = {0};
+    if (held[k]) {
+      for (int64_t j = 0; j < held[k]; ++j) few[j] = p[j];
+      p = few;
+    }
     for (int64_t j = 0; j < steps * within; j += SHUFFLED) {
-      Vector v, order;
+      Vector v;
+      Order order;
       __builtin_memcpy(&v, p + *from++, sizeof v);
       __builtin_memcpy(&order, which[k] + j, sizeof order);
-      v = __builtin_shuffle(v, order);
+      v = __builtin_shuffle(v, __builtin_convertvector(order, Vector));
       __builtin_memcpy(room + j, &v, sizeof v);
     }
 #else
@@ -380,9 +394,11 @@ template <int SLOTS> struct Walk {
       for (int64_t j = 0; j < n; ++j) room[j] = x;
       return room;
     }
-    if (kind[k] == NEAR && sizeof(T) == 4 && n == steps * within) {
-      shuffle(k, p, room);
-      return room;
+    if constexpr (sizeof(T) == 4 || sizeof(T) == 2) {
+      if (kind[k] == NEAR && n == steps * within) {
+        shuffle<T, typename Bits<sizeof(T)>::type>(k, p, room);
+        return room;
+      }
     }
     const int64_t* from = offset[k] + passed;
     for (int64_t j = 0; j < n; ++j) room[j] = p[from[j]];
@@ -505,10 +521,10 @@ static void span0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
   }
   const int64_t* g = t.geometry + t.strided[lane];
   Walk<4> walk(g[0], g + 1, g + 1 + g[0]);
-  alignas(64) float b0[BLOCK];
-  alignas(64) float b1[BLOCK];
-  alignas(64) float b2[BLOCK];
-  alignas(64) float b3[BLOCK];
+  alignas(64) float b0[GATHERED];
+  alignas(64) float b1[GATHERED];
+  alignas(64) float b2[GATHERED];
+  alignas(64) float b3[GATHERED];
   walk.seek(begin);
   for (int64_t e = begin, n; e < end; e += n) {
     n = walk.take(end - e);
@@ -660,10 +676,10 @@ static void span1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
   }
   const int64_t* g = t.geometry + t.strided[lane];
   Walk<4> walk(g[0], g + 1, g + 1 + g[0]);
-  alignas(64) uint16_t b0[BLOCK];
-  alignas(64) uint16_t b1[BLOCK];
-  alignas(64) uint16_t b2[BLOCK];
-  alignas(64) uint16_t b3[BLOCK];
+  alignas(64) uint16_t b0[GATHERED];
+  alignas(64) uint16_t b1[GATHERED];
+  alignas(64) uint16_t b2[GATHERED];
+  alignas(64) uint16_t b3[GATHERED];
   walk.seek(begin);
   for (int64_t e = begin, n; e < end; e += n) {
     n = walk.take(end - e);
