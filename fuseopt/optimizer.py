@@ -30,6 +30,8 @@ from .session import COMPILED, session
 log = logging.getLogger("fuseopt")
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
+#: What Dynamo may be told and still run what it traced for our backend.
+TRACES = ("default", "eager_on_recompile", "fail_on_recompile")
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
@@ -181,7 +183,7 @@ class Isolated:
         kept = unfuse(optimizer)
         try:
             few = self.representatives
-            alone = len(args) == 1 and not kwargs and compat.traces_as_ever()
+            alone = len(args) == 1 and not kwargs and compat.stance() in TRACES
             if alone and few.wants(optimizer) and few.step(optimizer, self._lead):
                 return None
             compiled = self.compiled.get(places)

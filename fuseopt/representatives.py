@@ -128,7 +128,7 @@ class Representatives:
         except REFUSALS as error:
             self.why = str(error).partition("\n")[0]
         except Exception as error:
-            if self.entered != entered:
+            if self.entered != entered or compat.stance() == "fail_on_recompile":
                 raise
             # whatever it is, the whole step says it again if it is the step's own
             reason = str(error).strip().partition("\n")[0]

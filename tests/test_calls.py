@@ -168,6 +168,13 @@ def test_what_dynamo_forgets_is_not_run() -> None:
     step(3)
     assert len(fuseopt.reports()) > compilations
     step(4)
+    # guards name a tensor of the state, which is replaced
+    for o, params in ((plain, theirs), (opt, mine)):
+        own = o.state[params[0]]
+        own["momentum_buffer"] = own["momentum_buffer"].clone()
+    for seed in range(5, 8):
+        step(seed)
+    assert AROUND.isdisjoint(called(opt.step))
 
 
 def compat_of(opt: Optimizer) -> compat.Traced:

@@ -639,3 +639,19 @@ def test_a_step_that_dynamo_lets_run_is_that_of_all_lanes(
     eager_step(pair.plain)
     pair.check()
     pair.step(2)
+
+
+def test_a_stance_that_forbids_to_trace_anew() -> None:
+    """What was traced is run, what was not is said; later all is as it was."""
+    pair = Pair("SGD", momentum=0.9)
+    pair.step(3)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        pair.step(2)
+        before = [p.detach().clone() for p in pair.mine]
+        for opt in pair.both:
+            opt.param_groups[0]["weight_decay"] = 0.1
+        with pytest.raises(RuntimeError, match="fail_on_recompile"):
+            pair.opt.step()
+        assert all(map(torch.equal, before, pair.mine))
+    pair.step(2)
+    led()

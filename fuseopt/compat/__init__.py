@@ -39,7 +39,7 @@ from .tensors import (
     shapes_of,
     vector_library,
 )
-from .traced import Traced, traces_as_ever
+from .traced import Traced, stance
 from .wrappers import GRAD_MODE, PROFILED, set_grad_mode, undisturbed
 
 __all__ = [
@@ -73,10 +73,10 @@ __all__ = [
     "set_grad_mode",
     "shapes_of",
     "spare_inductor",
+    "stance",
     "tensor_functions",
     "trace_power",
     "trace_rewrites",
-    "traces_as_ever",
     "traces_step",
     "undisturbed",
     "vector_library",

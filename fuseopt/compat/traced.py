@@ -13,14 +13,13 @@ import torch
 from torch.fx import _symbolic_trace as _fx
 
 
-def traces_as_ever() -> bool:
-    """Does Dynamo trace with the backend that it was given?
+def stance() -> str:
+    """What `torch.compiler.set_stance` told Dynamo last; "other": another backend.
 
-    `torch.compiler.set_stance` may have told it otherwise. Relies on where Dynamo keeps
-    that; an AttributeError tells of another place.
+    Relies on where Dynamo keeps that; an AttributeError tells of another place.
     """
-    stance = _eval_frame()._stance
-    return stance.stance == "default" and stance.backend is None
+    told = _eval_frame()._stance
+    return str(told.stance) if told.backend is None else "other"
 
 
 @functools.cache
@@ -65,15 +64,17 @@ class Traced:
 
     def _note(self) -> None:
         """Take over what Dynamo has now."""
-        self.known.clear()
+        known: list[Any] = []
         try:
             own = torch._C._dynamo.eval_frame
             for entry in own._debug_get_cache_entry_list(self.function.__code__):
                 guards = entry.guard_manager
-                run = self._called(entry.code)
-                self.known.append((guards, guards.root.check, run))
+                if guards.cache_entry is not None:
+                    run = self._called(entry.code)
+                    known.append((guards, guards.root.check, run))
         except AttributeError:
-            self.known.clear()
+            known.clear()
+        self.known = known
 
     def _called(self, code: types.CodeType) -> Callable[[Any], Any]:
         """What was compiled, as a function that calls its graph itself.
