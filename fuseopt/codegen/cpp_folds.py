@@ -32,20 +32,24 @@ static inline double fused(double a, double b, double c) {
 
 // Adds a sequence of vectors of V numbers. ROWS sums take turns, each in four levels: a
 // level is added to the next after so many vectors that numbers of like size meet.
+// Levels after `top` are zeros, neither written nor added: no sum here is -0, and only
+// that would be changed by a zero.
 template <class T, int ROWS, int V> struct Cascade {
   T level[4][ROWS][V];
   int64_t seen, whole, power;
+  int top;
   bool open;
   void begin(int64_t size) {
     seen = 0, whole = size / ROWS * ROWS, open = true;
     int64_t bits = 0;
     while ((int64_t(1) << bits) < size / ROWS) ++bits;
     power = bits / 4 > 4 ? bits / 4 : 4;
-    __builtin_memset(level, 0, sizeof level);
+    top = 0;
+    __builtin_memset(level, 0, sizeof level[0]);
   }
   void close() {
     open = false;
-    for (int k = 1; k < 4; ++k)
+    for (int k = 1; k <= top; ++k)
       for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < V; ++v) level[0][r][v] += level[k][r][v];
   }
@@ -74,10 +78,32 @@ template <class T, int ROWS, int V> struct Cascade {
       carry();
     }
   }
+  // n vectors, `step` numbers apart
+  void add(const T* x, int64_t n, int64_t step) {
+    if (ROWS > 1) {
+      for (; n > 0; --n, x += step) add(x);
+      return;
+    }
+    for (int64_t turns; n > 0; n -= turns, x += turns * step) {
+      const int64_t mask = (int64_t(1) << power) - 1;
+      turns = shorter(mask + 1 - (seen & mask), n);
+      T sums[V];
+      __builtin_memcpy(sums, level, sizeof sums);
+      for (int64_t k = 0; k < turns; ++k)
+        for (int v = 0; v < V; ++v) sums[v] += x[k * step + v];
+      __builtin_memcpy(level, sums, sizeof sums);
+      seen += turns;
+      carry();
+    }
+  }
   void carry() {
     const int64_t turn = seen / ROWS, mask = (int64_t(1) << power) - 1;
     if (turn & mask) return;
     for (int k = 1; k < 4; ++k) {
+      if (k > top) {
+        top = k;
+        __builtin_memset(level[k], 0, sizeof level[k]);
+      }
       for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < V; ++v) {
           level[k][r][v] += level[k - 1][r][v];
@@ -282,6 +308,10 @@ template <class T> struct SumColumns {
     if (grouped) plain.add(x);
     else turns.add(x);
   }
+  void feed(const T* x, int64_t n, int64_t step) {
+    if (grouped) plain.add(x, n, step);
+    else turns.add(x, n, step);
+  }
   void flush() {
     const T* x = grouped ? plain.result() : turns.result();
     for (int v = 0; v < COLUMNS; ++v) total[v] += x[v];
@@ -348,6 +378,16 @@ struct Turns {
     __atomic_store_n(&passed, ticket + 1, __ATOMIC_RELEASE);
   }
 };
+
+// Rows of columns, `step` numbers apart.
+template <class T>
+static inline void feed_rows(SumColumns<T>& c, const T* x, int64_t n, int64_t step) {
+  c.feed(x, n, step);
+}
+template <class C, class T>
+static inline void feed_rows(C& c, const T* x, int64_t n, int64_t step) {
+  for (; n > 0; --n, x += step) c.feed(x);
+}
 
 // The number of parts in which eager's threads fold n numbers to one.
 static inline int64_t eager_parts(int64_t n, int64_t threads) {

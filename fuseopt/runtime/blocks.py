@@ -198,7 +198,8 @@ class RunTable:
                 if own.lanes:
                     table = factories[kernel.name](own, pool, position, layouts)
                     self.tables.append(cast(CppTable, table))
-        self.symbolic = any(t.symbolic for t in self.tables)
+        self.changing = [t for t in self.tables if t.symbolic]
+        self.symbolic = bool(self.changing)
         self.threads = 0
         n = len(self.tables)
         self.entries = (ctypes.c_void_p * n)(
@@ -221,7 +222,7 @@ class RunTable:
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write the scalars; `numbers` are the values of the step's symbols."""
-        for t in self.tables:
+        for t in self.changing:
             t.fill_rows(numbers)
 
     def launch(self, threads: int) -> None:

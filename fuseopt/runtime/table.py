@@ -197,8 +197,14 @@ class VariantTable:
         refs: dict[tuple[ScalarRef, ...], int] = {}
         rows = zip(*variant.scalars, strict=True) if variant.scalars else ((),) * lanes
         self.row = array("i", [refs.setdefault(r, len(refs)) for r in rows])
-        self.refs = tuple(refs)
         self.rows = array("d", [0.0] * max(1, len(refs) * len(variant.scalars)))
+        #: place in rows, number of the symbol
+        self.symbols: list[tuple[int, int]] = []
+        for k, ref in enumerate(ref for row in refs for ref in row):
+            if isinstance(ref, Symbol):
+                self.symbols.append((k, ref.expr))
+            else:
+                self.rows[k] = ref.value
         elements = [
             s for s, slot in enumerate(variant.slots) if slot.domain == "element"
         ]
@@ -269,17 +275,13 @@ class VariantTable:
         )
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
-        """Write the scalar rows; `numbers` are the values of the step's symbols."""
-        k = 0
-        for refs in self.refs:
-            for ref in refs:
-                value = numbers[ref.expr] if isinstance(ref, Symbol) else ref.value
-                self.rows[k] = value
-                k += 1
+        """Write what changes in the scalar rows: the values of the step's symbols."""
+        for k, expr in self.symbols:
+            self.rows[k] = numbers[expr]
 
     @property
     def symbolic(self) -> bool:
-        return any(isinstance(r, Symbol) for refs in self.refs for r in refs)
+        return bool(self.symbols)
 
 
 def _address(a: array[int] | array[float]) -> int:
