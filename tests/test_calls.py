@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseopt
+from bench.optimizers import RECIPES
 from fuseopt import compat, representatives
 from tests.steps import differences, eager_step, make, make_params, set_grads
 
@@ -69,6 +70,20 @@ def test_a_call_that_finds_all_as_it_was_is_short() -> None:
     opt.step()
     opt.param_groups[0]["lr"] = 0.4
     assert AROUND.isdisjoint(called(opt.step))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "LAMB", "Adafactor"])
+def test_a_call_of_more_lanes_takes_no_more_of_python(name: str) -> None:
+    """Where there are reductions, memory was sought for each temp of each lane."""
+    counts = []
+    for n in (10, 20):
+        params = make_params([(8, 4), (5,)] * n)
+        opt = fuseopt.compile(RECIPES[name].make(params))
+        for seed in range(5):
+            set_grads(params, params, seed)
+            opt.step()
+        counts.append(len(called(opt.step)))
+    assert counts[0] == counts[1]
 
 
 def test_hooks_are_called_whenever_they_come(opt: Optimizer) -> None:

@@ -54,6 +54,11 @@ class Layout:
     homes: dict[int, torch.Tensor] = field(default_factory=dict)
     placed: set[int] = field(default_factory=set)
 
+    def without_memory(self, temps: Sequence[int]) -> list[int]:
+        """Those temps whose memory is neither known nor what an extern returns."""
+        known = self.given.union(self.homes, self.placed)
+        return [b for b in temps if self.buffers[b].storage not in known]
+
 
 def layout(
     buffers: Sequence[Buffer], calls: Sequence[Call], schedule: Schedule
@@ -188,12 +193,9 @@ class Memory:
         self._storages[buffer.storage] = made, 0
 
     def allocate(self, temps: Sequence[int]) -> None:
-        """Give memory to those temps that no extern returns."""
-        for b in temps:
-            storage = self.layout.buffers[b].storage
-            known = self.layout.given, self.layout.homes, self.layout.placed
-            if not any(storage in own for own in known):
-                self.tensor(b)
+        """Give memory to those temps that have none and that no extern returns."""
+        for b in self.layout.without_memory(temps):
+            self.tensor(b)
 
     def take_copies(self, made: Mapping[int, torch.Tensor]) -> None:
         """Take copies of buffers that are somebody else's; what shares memory there

@@ -175,6 +175,8 @@ class Plan:
         self._settle_numbers()
         if self.blocks is not None:
             self.blocks.settle(self.position)
+        #: temps that are allocated in each call
+        self.allocated = self.memory.without_memory(self.temps)
         self.on_host = [t for t in tables.values() if not t.place]
         self.devices = [a.at for a in arenas if a.remote]
         self.numbers: list[Any] | None = None

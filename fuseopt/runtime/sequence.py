@@ -34,7 +34,7 @@ def in_order(
         return None
     memory = Memory(plan.memory, tensors, plan.pool, plan.position, plan.numbers or ())
     held = None if plan.blocks is None else plan.blocks.take(plan.pool)
-    memory.allocate(plan.temps if temps is None else temps)
+    memory.allocate(plan.allocated if temps is None else temps)
     # what is known now goes to the device at once, before the first kernel
     for table in plan.on_devices:
         table.refresh()
