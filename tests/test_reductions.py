@@ -229,9 +229,9 @@ def test_threads_that_share_a_lane_fold_it_in_order(
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    lanes = [random(66000), random(66000), random(100), random(100)]
-    lanes += [random(300, 200).t(), random(200, 300)]
-    lanes += [random(70, 90, 3, 3), random(90, 70, 3, 3).transpose(0, 1)]
+    lanes = [random(700001), random(700001), random(100), random(100)]
+    lanes += [random(900, 500).t(), random(500, 900)]
+    lanes += [random(170, 190, 3, 3), random(190, 170, 3, 3).transpose(0, 1)]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
