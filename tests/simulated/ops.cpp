@@ -86,7 +86,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (!done) advance(key_of(s));
     return done;
   }
-  bool isStreamCapturing(const c10::Stream& s) const override {
+  // torch 2.11 does not ask it, and has no such method
+  bool isStreamCapturing(const c10::Stream& s) const {
     Lock lock;
     return capture_of(key_of(s)) != nullptr;
   }
