@@ -201,15 +201,15 @@ class Isolated:
 
     def _whole(self) -> Callable[..., Any]:
         """The backend of a step that is traced whole, which reports why."""
-        few = self.representatives
-        if not few.why:
+        why = self.representatives.why
+        if not why:
             return BACKEND
 
         def whole(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
             known = len(session.reports)
             made = BACKEND(gm, example_inputs, **keywords)
             for report in session.reports[known:]:
-                report.traced = f"all lanes, since {few.why}"
+                report.traced = f"all lanes, since {why}"
             return made
 
         whole._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
@@ -228,7 +229,12 @@ class Representatives:
     # ---------------------------------------------------------------- Dynamo's side
 
     def _backend(self) -> Callable[..., Any]:
+        # Dynamo keeps each backend that it was ever given
+        owner = weakref.ref(self)
+
         def lead(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
+            self = owner()
+            assert self is not None
             if len(self.steps) >= PATIENCE:
                 raise Unlike("its step is traced too often")
             decision = decide(gm, list(args), compat.traces_step())
@@ -237,7 +243,9 @@ class Representatives:
             self.quiet = False
             made = LedStep(self, gm)
             self.steps.append(made)
-            return made
+            # Dynamo keeps what it is given with the code that calls it, and that code
+            # is kept by the optimizer's step: it must not keep the optimizer's tensors
+            return _Reference(made)
 
         lead._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         return lead
@@ -349,6 +357,18 @@ class Representatives:
                 own.update(given)
         if added:
             self.in_order(optimizer)
+
+
+class _Reference:
+    """A step, called in its place and not kept alive."""
+
+    def __init__(self, step: LedStep) -> None:
+        self.step = weakref.ref(step)
+
+    def __call__(self, *args: Any) -> Any:
+        step = self.step()
+        assert step is not None
+        return step(*args)
 
 
 def _grouping(lanes: Lanes) -> list[Any]:

@@ -304,13 +304,24 @@ def test_a_copy_is_a_plain_optimizer(way: str) -> None:
     pair.step()
 
 
-def test_an_optimizer_dies_with_its_last_reference() -> None:
-    pair = Pair("AdamW")
-    pair.step(2)
-    dead = weakref.ref(pair.opt)
-    del pair
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("way", ["led", "whole", "unlike"])
+def test_an_optimizer_dies_with_its_last_reference(
+    way: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so do parameters and state, which Dynamo's list of backends kept."""
+    if way == "whole":
+        monkeypatch.setattr(representatives, "FEW", 99)
+    pair = Pair(ByPlace if way == "unlike" else "AdamW")
+    for _ in range(steps):
+        pair.grads()
+        pair.opt.step()
+    state = [t for s in pair.opt.state.values() for t in s.values()]
+    held = [pair.opt, *pair.mine, *(p.grad for p in pair.mine), *state]
+    dead = [weakref.ref(t) for t in held if isinstance(t, (Tensor, Optimizer))]
+    del pair, state, held
     gc.collect()
-    assert dead() is None
+    assert [x() is None for x in dead] == [True] * len(dead)
 
 
 def test_a_changed_state_of_one_lane() -> None:
