@@ -305,7 +305,7 @@ class Representatives:
         """Give the lanes that are led what the step gave the leading ones' state."""
         lanes = self.lanes
         assert lanes is not None
-        if self._few_of is lanes and self._few_same() and self._as_before():
+        if self._few_same() and self._as_before():
             return
         made: dict[int, list[torch.Tensor]] = {}
         for step in self.steps:

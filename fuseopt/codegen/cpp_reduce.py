@@ -200,10 +200,13 @@ class ReduceWriter:
             f"static void fold{n}(const Table& t, int64_t lane, int64_t item) {{",
             "  const int64_t all = t.start[lane + 1] - t.start[lane];",
             f"  if (item >= {parts}) return;",
-            "  const int64_t part = eager_part(all, t.threads);",
-            "  (void)part;",
+            *(
+                ()
+                if any(whole)
+                else ("  const int64_t part = eager_part(all, t.threads);",)
+            ),
             f"  Folds{n} f;",
-            f"  range{n}(t, lane, {begin}, {end}, f, SOME, 0, 0);",
+            f"  range{n}(t, lane, {begin}, {end}, f, 0, 0);",
             "}",
         ]
         return [*lines, *self.finish(own, whole)]
@@ -255,16 +258,16 @@ class ReduceWriter:
         ]
 
     def range(self) -> list[str]:
-        """Element code over [begin, end) of a lane, and what it makes to the folds: so
-        many elements at a time, once it is this ticket's turn.
+        """Element code over [begin, end) of a lane, and what it makes to the folds: a
+        few elements at a time, or all, MANY at most, once it is this ticket's turn.
         """
         n, slots = self.n, len(self.slots)
         flat = "".join(f", p{x.slot} + from" for x in self.slots)
         flat += "".join(self.each(", y{k}"))
         return [
             f"static void range{n}(const Table& t, int64_t lane, int64_t begin,",
-            f"                     int64_t end, Folds{n}& f, int64_t most,",
-            "                     Turns* turns, int64_t ticket) {",
+            f"                     int64_t end, Folds{n}& f, Turns* turns,",
+            "                     int64_t ticket) {",
             *(f"  {self.w.pointer(x.slot)}" for x in self.slots),
             *(f"  {x}" for x in rooms(self.slots)),
             *(f"  {x}" for x in self.each("alignas(64) {kind} y{k}[MANY];")),
@@ -273,14 +276,15 @@ class ReduceWriter:
             "  const int64_t* g = flat ? none : t.geometry + t.strided[lane];",
             f"  Walk<{slots}> walk(flat ? 0 : g[0], g + 1, g + 1 + g[0]);",
             "  if (!flat) walk.seek(begin);",
+            "  const int64_t most = turns ? MANY : SOME - GATHERED;",
             "  for (int64_t from = begin, e; from < end; from = e) {",
             "    if (flat) {",
             "      // short pieces: the next one's loads begin while this one is added",
-            "      e = shorter(from + (turns ? most : BLOCK), end);",
+            "      e = turns ? end : shorter(from + BLOCK, end);",
             f"      piece{n}(t, lane, from, e - from{flat});",
             "    } else {",
             "      e = from;",
-            "      for (int64_t m; e < end && e - from <= most - GATHERED; e += m) {",
+            "      for (int64_t m; e < end && e - from <= most; e += m) {",
             "        m = walk.take(end - e);",
             *(f"        {x}" for x in self.block("walk", "e", "m", " + (e - from)")),
             "        walk.advance(m);",

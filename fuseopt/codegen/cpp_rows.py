@@ -186,7 +186,7 @@ static inline void fold_lane(const Table& t, int64_t lane, int64_t least) {
   if (!is_shared(t, lane, least)) fold(t, lane, 0);
 }
 template <class Folds, void range(const Table&, int64_t, int64_t, int64_t, Folds&,
-                                  int64_t, Turns*, int64_t)>
+                                  Turns*, int64_t)>
 static inline void fold_shared(const Table& t, int64_t least, Turns& turns,
                                Folds& folds) {
   int64_t ticket = -1;
@@ -196,7 +196,7 @@ static inline void fold_shared(const Table& t, int64_t least, Turns& turns,
     if (ticket < 0) ticket = turns.take();
     for (until = first + (all + MANY - 1) / MANY; ticket < until;) {
       const int64_t begin = (ticket - first) * MANY, end = shorter(begin + MANY, all);
-      range(t, lane, begin, end, folds, MANY + GATHERED, &turns, ticket);
+      range(t, lane, begin, end, folds, &turns, ticket);
       ticket = turns.take();
     }
     first = until;

@@ -13,10 +13,11 @@ import functools
 import inspect
 import types
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from .libraries import torch_library
 
 
 class TensorFunctions(ctypes.Structure):
@@ -161,13 +162,12 @@ _BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 @functools.cache
 def _shims() -> dict[str, int] | None:
     try:
-        path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
-        library = ctypes.CDLL(str(path))
+        library = torch_library("libtorch_cpu", ctypes.CDLL)
         found = {
             field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
             for field, name in _NAMES.items()
         }
-    except (StopIteration, OSError, AttributeError):
+    except (OSError, AttributeError):
         return None
     bump = getattr(library, _BUMP, None)
     found["bump"] = ctypes.cast(bump, ctypes.c_void_p).value or 0 if bump else 0
@@ -204,9 +204,8 @@ def _required() -> int:
     Tried on tensors of both kinds.
     """
     try:
-        path = next((Path(torch.__file__).parent / "lib").glob("libc10.*"))
-        function = getattr(ctypes.CDLL(str(path)), _REQUIRES_GRAD)
-    except (StopIteration, OSError, AttributeError):
+        function = getattr(torch_library("libc10", ctypes.CDLL), _REQUIRES_GRAD)
+    except (OSError, AttributeError):
         return 0
     function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_void_p]
     leaf = torch.zeros(1, device="cpu", requires_grad=True)

@@ -7,11 +7,12 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
+
+from .libraries import torch_library
 
 #: Targets of FX nodes: `torch.cond` and its like, and the switch of `torch.no_grad`.
 HIGHER_ORDER = HigherOrderOperator
@@ -118,9 +119,8 @@ def _library_functions(symbols: tuple[str, ...]) -> Any:
     """Addresses of functions that libtorch_cpu exports; 0 for those it does not."""
     functions = (ctypes.c_void_p * max(1, len(symbols)))()
     try:
-        path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
-        library = ctypes.CDLL(str(path))
-    except (StopIteration, OSError):
+        library = torch_library("libtorch_cpu", ctypes.CDLL)
+    except OSError:
         return functions
     for k, symbol in enumerate(symbols):
         found = getattr(library, symbol, None)

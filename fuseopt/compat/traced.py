@@ -51,7 +51,7 @@ class Traced:
         self.known: list[tuple[Any, Callable[[Any], bool], Callable[[Any], Any]]] = []
 
     def __call__(self, x: Any) -> Any:
-        if _traced_by_nobody():
+        if traced_by_nobody():
             arguments = {"self": x, **self.closed}
             for guards, fit, run in self.known:
                 # Dynamo takes the entry away when it drops the graph
@@ -92,7 +92,7 @@ class Traced:
         )
 
 
-def _traced_by_nobody() -> bool:
+def traced_by_nobody() -> bool:
     """Does neither Dynamo nor another tracer follow what is called now?"""
     try:
         callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()

@@ -6,10 +6,12 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch.optim import Optimizer, optimizer
+
+from .libraries import torch_library
+from .traced import traced_by_nobody
 
 #: In C++: at::hasCallbacks(), is anyone told when functions begin and end?
 _CALLBACKS = "_ZN2at12hasCallbacksEv"
@@ -30,9 +32,8 @@ def set_grad_mode(enabled: bool) -> None:
 def _has_callbacks() -> Callable[[], bool]:
     """Has anyone asked to be told of functions? Tried on a profiler; else always."""
     try:
-        path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
-        function = getattr(ctypes.PyDLL(str(path)), _CALLBACKS)
-    except (StopIteration, OSError, AttributeError):
+        function = getattr(torch_library("libtorch_cpu", ctypes.PyDLL), _CALLBACKS)
+    except (OSError, AttributeError):
         return lambda: True
     function.restype, function.argtypes = ctypes.c_bool, []
     return function  # type: ignore[no-any-return]
@@ -47,8 +48,8 @@ def _monitored() -> bool:
 def undisturbed(step_of: Optimizer) -> bool:
     """May a step leave out torch's layer for hooks and profilers, and go unseen?
 
-    It may if there are no hooks, modes or profilers, and Dynamo traces nothing that is
-    called. Relies on where torch keeps all that; where that is elsewhere, it may not.
+    It may if there are no hooks, modes or profilers, and nobody traces what is called.
+    Relies on where torch keeps all that; where that is elsewhere, it may not.
     """
     try:
         return not (
@@ -58,7 +59,7 @@ def undisturbed(step_of: Optimizer) -> bool:
             or optimizer._global_optimizer_post_hooks
             or torch._C._len_torch_dispatch_stack()
             or torch._C._len_torch_function_stack()
-            or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
+            or not traced_by_nobody()
             or _monitored()
             or _has_callbacks()()
         )
