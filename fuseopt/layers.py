@@ -98,10 +98,10 @@ def _grad_mode(alone: Any) -> Any:
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         known, wanted = torch.is_grad_enabled(), self.defaults["differentiable"]
-        compat.set_grad_mode(wanted)
+        compat.GRAD_SWITCH(wanted)
         try:
             return alone(self, *args, **kwargs)
         finally:
-            compat.set_grad_mode(known)
+            compat.GRAD_SWITCH(known)
 
     return step

@@ -40,7 +40,7 @@ from .tensors import (
     vector_library,
 )
 from .traced import Traced, stance
-from .wrappers import GRAD_MODE, PROFILED, set_grad_mode, undisturbed
+from .wrappers import GRAD_MODE, PROFILED, undisturbed
 
 __all__ = [
     "GRAD_MODE",
@@ -70,7 +70,6 @@ __all__ = [
     "on_trace",
     "requires_grad_function",
     "scalar_outputs",
-    "set_grad_mode",
     "shapes_of",
     "spare_inductor",
     "stance",

@@ -14,7 +14,8 @@ from torch._ops import HigherOrderOperator
 
 from .libraries import torch_library
 
-#: Targets of FX nodes: `torch.cond` and its like, and the switch of `torch.no_grad`.
+#: Targets of FX nodes: `torch.cond` and its like, and the switch of `torch.no_grad`,
+#: which sets the grad mode without an object that undoes it.
 HIGHER_ORDER = HigherOrderOperator
 GRAD_SWITCH = torch._C._set_grad_enabled
 #: A view of a tensor's memory that reads it negated, as `x.conj().imag` does.

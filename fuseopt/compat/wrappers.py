@@ -23,11 +23,6 @@ _use_grad = getattr(optimizer, "_use_grad_for_differentiable", None)
 GRAD_MODE = None if _use_grad is None else _use_grad(lambda: None).__code__
 
 
-def set_grad_mode(enabled: bool) -> None:
-    """What `torch.set_grad_enabled` does, without an object to undo it."""
-    torch._C._set_grad_enabled(enabled)
-
-
 @functools.cache
 def _has_callbacks() -> Callable[[], bool]:
     """Has anyone asked to be told of functions? Tried on a profiler; else always."""
