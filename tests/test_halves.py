@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from fuseopt.codegen.cpp import CppTarget
-from fuseopt.codegen.cpp_halves import HALVES
 from fuseopt.codegen.halves import known
+from fuseopt.codegen.headers import header
 from fuseopt.ir import Instr, Kernel, Slot, Variant
 from fuseopt.runtime import build
 
@@ -68,7 +68,7 @@ def pieces(
         pytest.skip(f"this processor is no {request.param}")
     folder = tmp_path_factory.mktemp("pieces")
     (folder / "pieces.cpp").write_text(
-        f"#include <math.h>\n#include <stdint.h>\n{HALVES}{DRIVER}"
+        f"#include <math.h>\n#include <stdint.h>\n{header('halves')}{DRIVER}"
     )
     made = str(folder / "pieces.so")
     asked = [*flags(request.param), *build.EXACT_FLAGS, "-o", made]

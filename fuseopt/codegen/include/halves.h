@@ -1,13 +1,3 @@
-"""The C++ of 16-bit floats: how they are read, rounded and written.
-
-Loops over neighbours take two of them as one word of 32 bits, so that words, floats and
-comparisons are equally wide: a compiler then makes vectors of them, and moves no number
-from one place of a vector to another.
-"""
-
-from __future__ import annotations
-
-HALVES = """\
 static inline float as_float(uint32_t bits) {
   union { uint32_t i; float f; } u = {bits};
   return u.f;
@@ -90,4 +80,3 @@ static inline uint32_t pair_f16(float first, float second) {
   const uint32_t low = narrowed_f16(SWAPPED ? second : first);
   return narrowed_f16(SWAPPED ? first : second) << 16 | low;
 }
-"""
