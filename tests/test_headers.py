@@ -17,7 +17,7 @@ ORDER = [
 ]
 #: Functions that a kernel does not call are no fault of a header.
 WARNINGS = [
-    *("-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion"),
+    *("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"),
     *("-Wno-unused-function", "-Wno-unused-variable"),
 ]
 

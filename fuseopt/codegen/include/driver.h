@@ -5,7 +5,8 @@ static inline int64_t lane_at(const Table& t, int64_t element) {
   int64_t low = 0, high = t.lanes;
   while (high - low > 1) {
     int64_t middle = (low + high) / 2;
-    if (t.start[middle] <= element) low = middle; else high = middle;
+    if (t.start[middle] <= element) low = middle;
+    else high = middle;
   }
   return low;
 }

@@ -16,8 +16,8 @@ template <void fold(const Table&, int64_t, int64_t)>
 static inline void fold_lane(const Table& t, int64_t lane, int64_t least) {
   if (!is_shared(t, lane, least)) fold(t, lane, 0);
 }
-template <class Folds, void range(const Table&, int64_t, int64_t, int64_t, Folds&,
-                                  Turns*, int64_t)>
+template <class Folds,
+          void range(const Table&, int64_t, int64_t, int64_t, Folds&, Turns*, int64_t)>
 static inline void fold_shared(const Table& t, int64_t least, Turns& turns,
                                Folds& folds) {
   int64_t ticket = -1;

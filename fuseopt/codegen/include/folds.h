@@ -8,9 +8,7 @@ static const int64_t SOME = 1152, MANY = 16384;
 enum { NATIVE, FROM_BF16, FROM_F16 };
 
 static inline int64_t shorter(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline float fused(float a, float b, float c) {
-  return __builtin_fmaf(a, b, c);
-}
+static inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double fused(double a, double b, double c) {
   return __builtin_fma(a, b, c);
 }
@@ -301,7 +299,10 @@ template <class T> struct SumColumns {
     const T* x = grouped ? plain.result() : turns.result();
     for (int v = 0; v < COLUMNS; ++v) total[v] += x[v];
   }
-  const T* close() { flush(); return total; }
+  const T* close() {
+    flush();
+    return total;
+  }
 };
 template <class T> struct SquaresColumns {
   T total[COLUMNS];
@@ -311,7 +312,9 @@ template <class T> struct SquaresColumns {
     for (int64_t i = 0; i < n; ++i) sum += x[i * step] * x[i * step];
     return sum;
   }
-  void open(bool) { for (int v = 0; v < COLUMNS; ++v) total[v] = 0; }
+  void open(bool) {
+    for (int v = 0; v < COLUMNS; ++v) total[v] = 0;
+  }
   void next(int64_t) {}
   void feed(const T* x) {
     for (int v = 0; v < COLUMNS; ++v) total[v] += x[v] * x[v];
@@ -326,9 +329,13 @@ template <class T> struct InOrderColumns {
     for (int64_t i = 0; i < n; ++i) sum += x[i * step];
     return sum;
   }
-  void open(bool) { for (int v = 0; v < COLUMNS; ++v) total[v] = 0; }
+  void open(bool) {
+    for (int v = 0; v < COLUMNS; ++v) total[v] = 0;
+  }
   void next(int64_t) {}
-  void feed(const T* x) { for (int v = 0; v < COLUMNS; ++v) total[v] += x[v]; }
+  void feed(const T* x) {
+    for (int v = 0; v < COLUMNS; ++v) total[v] += x[v];
+  }
   const T* close() { return total; }
 };
 template <class T, bool LARGEST> struct ExtremeColumns {
@@ -359,9 +366,7 @@ struct Turns {
     for (int k = 0; __atomic_load_n(&passed, __ATOMIC_ACQUIRE) != ticket; ++k)
       if (k > 4096) sched_yield();
   }
-  void pass(int64_t ticket) {
-    __atomic_store_n(&passed, ticket + 1, __ATOMIC_RELEASE);
-  }
+  void pass(int64_t ticket) { __atomic_store_n(&passed, ticket + 1, __ATOMIC_RELEASE); }
 };
 
 // Rows of columns, `step` numbers apart.

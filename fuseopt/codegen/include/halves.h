@@ -1,9 +1,15 @@
 static inline float as_float(uint32_t bits) {
-  union { uint32_t i; float f; } u = {bits};
+  union {
+    uint32_t i;
+    float f;
+  } u = {bits};
   return u.f;
 }
 static inline uint32_t as_bits(float x) {
-  union { float f; uint32_t i; } u = {x};
+  union {
+    float f;
+    uint32_t i;
+  } u = {x};
   return u.i;
 }
 // A number of lane code; a NaN as bf16 would have it, see calm_bf16.
@@ -70,9 +76,7 @@ static inline uint32_t pair_bf16(float first, float second) {
   const uint32_t high = as_bits(SWAPPED ? first : second);
   return (high & 0xffff0000u) | low >> 16;
 }
-static inline float first_f16(uint32_t w) {
-  return widened_f16(SWAPPED ? w >> 16 : w);
-}
+static inline float first_f16(uint32_t w) { return widened_f16(SWAPPED ? w >> 16 : w); }
 static inline float second_f16(uint32_t w) {
   return widened_f16(SWAPPED ? w : w >> 16);
 }

@@ -24,8 +24,15 @@ struct Rows {
   int64_t batch, width;
   const int64_t *sizes, *steps, *to;
   Rows(const int64_t* g, int64_t slots, int64_t threads)
-      : is_columns(g[0]), dense(g[1]), leader(g[3]), group(g[2]), batches(g[5]),
-        folded(g[6]), dims(g[5] + g[6] + 1), sizes(g + 7), steps(g + 7 + dims),
+      : is_columns(g[0]),
+        dense(g[1]),
+        leader(g[3]),
+        group(g[2]),
+        batches(g[5]),
+        folded(g[6]),
+        dims(g[5] + g[6] + 1),
+        sizes(g + 7),
+        steps(g + 7 + dims),
         to(steps + slots * dims) {
     columns = sizes[dims - 1], last = sizes[dims - 2];
     const int64_t outer = product(batches, dims - 2);
@@ -62,16 +69,16 @@ struct Rows {
   }
   // column c of row `row` of those that are folded
   template <int SLOTS>
-  void place(int64_t b, int64_t row, int64_t c, Strip<SLOTS>* to) const {
+  void place(int64_t b, int64_t row, int64_t c, Strip<SLOTS>* strip) const {
     for (int k = 0; k < SLOTS; ++k) {
-      to->step[k] = steps[k * dims + dims - 1];
-      to->base[k] = c * to->step[k];
+      strip->step[k] = steps[k * dims + dims - 1];
+      strip->base[k] = c * strip->step[k];
     }
     for (int64_t d = dims - 2; d >= 0; --d) {
       int64_t& rest = d < batches ? b : row;
       const int64_t i = rest % sizes[d];
       rest /= sizes[d];
-      for (int k = 0; k < SLOTS; ++k) to->base[k] += i * steps[k * dims + d];
+      for (int k = 0; k < SLOTS; ++k) strip->base[k] += i * steps[k * dims + d];
     }
   }
   // the dimensions of results
@@ -88,12 +95,12 @@ struct Rows {
 // number of, it adds side by side.
 template <int64_t N, class R, class T>
 static inline void fold_rows(bool dense, const T* x, int64_t m, T* to) {
-  #pragma GCC ivdep
+#pragma GCC ivdep
   for (int64_t b = 0; b < m; ++b) to[b] = R::of(x + b * N, N, dense);
 }
 template <int64_t N, int64_t C, class F, class T>
 static inline void fold_columns(bool grouped, const T* x, int64_t m, T* to) {
-  #pragma GCC ivdep
+#pragma GCC ivdep
   for (int64_t b = 0; b < m; ++b)
     for (int64_t c = 0; c < C; ++c)
       to[b * C + c] = F::of(x + b * N * C + c, N, C, grouped);
@@ -102,7 +109,7 @@ static inline void fold_columns(bool grouped, const T* x, int64_t m, T* to) {
 // The same of one row of m columns.
 template <class C, class T>
 static inline void fold_row(const C&, bool grouped, const T* x, int64_t m, T* to) {
-  #pragma GCC ivdep
+#pragma GCC ivdep
   for (int64_t j = 0; j < m; ++j) to[j] = C::of(x + j, 1, 1, grouped);
 }
 

@@ -9,8 +9,12 @@ static const int64_t SHUFFLED = 8;
 #else
 static const int64_t SHUFFLED = 0;
 #endif
-template <int SIZE> struct Bits { typedef int16_t type; };
-template <> struct Bits<4> { typedef int32_t type; };
+template <int SIZE> struct Bits {
+  typedef int16_t type;
+};
+template <> struct Bits<4> {
+  typedef int32_t type;
+};
 template <int SLOTS> struct Walk {
   const int64_t *size, *strides;
   int64_t dims, dim;      // dimensions after `dim` lie within a block
@@ -161,7 +165,10 @@ template <int SLOTS> struct Walk {
   template <class T> void scatter(int k, T* p, const T* room, int64_t n) const {
     if (kind[k] == TOGETHER) return;
     p += base[k];
-    if (kind[k] == REPEATED) { *p = room[n - 1]; return; }
+    if (kind[k] == REPEATED) {
+      *p = room[n - 1];
+      return;
+    }
     const int64_t* to = offset[k] + passed;
     for (int64_t j = 0; j < n; ++j) p[to[j]] = room[j];
   }
