@@ -7,9 +7,10 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import FuseoptError
+if TYPE_CHECKING:
+    from ..errors import FuseoptError
 
 
 @contextlib.contextmanager
@@ -24,7 +25,11 @@ def refusals_pass(backend: Callable[..., Any]) -> Iterator[None]:
     """
     try:
         yield
-    except FuseoptError as error:
+    except Exception as error:
+        from ..errors import FuseoptError  # light to import, until there is one
+
+        if not isinstance(error, FuseoptError):
+            raise
         # tracebacks begin where the context was entered: behind it, and contextlib
         made = _passed(error, backend, sys._getframe(2))
         if made is None:

@@ -253,6 +253,7 @@ def _call(command: Sequence[str], work: Folder) -> subprocess.CompletedProcess[s
             command,
             cwd=place,
             env={**os.environ, "LC_ALL": "C", "TMPDIR": "."},
+            umask=0o077,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -15,6 +15,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 import weakref
 
 #: Opened so, a name that is a link is an error, and a FIFO does not block.
@@ -23,6 +24,10 @@ _FOLDER = _PLAIN | os.O_DIRECTORY
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 #: The file in a private folder that is locked as long as its process lives.
 _ALIVE = ".fuseopt-alive"
+_NEW = ".new"
+_PREFIX = "fuseopt-"
+#: A private folder is without that file for less than this many seconds.
+_YOUNG = 3600.0
 
 
 class Untrusted(OSError):
@@ -213,7 +218,8 @@ class Private:
         with self._lock:
             # a forked process has one of its own; a cleaner may have removed it
             if self._process != os.getpid() or not os.path.isdir(self._path):
-                self._path = tempfile.mkdtemp(prefix="fuseopt-")
+                self._path = tempfile.mkdtemp(prefix=_PREFIX)
+                os.chmod(self._path, 0o700)
                 self._process = os.getpid()
                 keep = _mark(self._path)
                 weakref.finalize(self, _end, self._path, self._process, keep)
@@ -230,10 +236,10 @@ def _end(path: str, process: int, handle: int | None) -> None:
 
 def _mark(path: str) -> int | None:
     """Let a folder show, by a locked file, that its process lives."""
-    new = os.path.join(path, ".new")
-    handle = _locked(new, os.O_CREAT)
+    new = os.path.join(path, _NEW)
+    handle = _locked(new, os.O_CREAT | os.O_EXCL)
     if handle is not None:
-        # nobody ever sees it unlocked while this process lives
+        # nobody ever sees it there unlocked while this process lives
         os.rename(new, os.path.join(path, _ALIVE))
     return handle
 
@@ -259,13 +265,32 @@ def sweep_private() -> None:
     root = tempfile.gettempdir()
     with contextlib.suppress(OSError):
         for entry in os.scandir(root):
-            if not entry.name.startswith("fuseopt-"):
-                continue
-            if not entry.is_dir(follow_symlinks=False):
-                continue
-            if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-                continue
-            handle = _locked(os.path.join(entry.path, _ALIVE))
-            if handle is not None:
-                shutil.rmtree(entry.path, ignore_errors=True)
-                os.close(handle)
+            if entry.name.startswith(_PREFIX):
+                with contextlib.suppress(OSError):
+                    _sweep_private(entry)
+
+
+def _sweep_private(entry: os.DirEntry[str]) -> None:
+    info = entry.stat(follow_symlinks=False)
+    if info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode):
+        return
+    alive = os.path.join(entry.path, _ALIVE)
+    handle = _locked(alive)
+    if handle is not None:
+        try:
+            # the file that says what this is goes last: whoever does this may be killed
+            inner = os.open(entry.path, _FOLDER)
+            try:
+                for name in os.listdir(inner):
+                    if name != _ALIVE:
+                        _remove(name, inner)
+            finally:
+                os.close(inner)
+            os.unlink(alive)
+            os.rmdir(entry.path)
+        finally:
+            os.close(handle)
+    elif time.time() - info.st_mtime > _YOUNG:
+        if os.listdir(entry.path) == [_NEW]:
+            os.unlink(os.path.join(entry.path, _NEW))
+        os.rmdir(entry.path)  # of nobody's folder that has anything in it
