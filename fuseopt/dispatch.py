@@ -18,7 +18,7 @@ from . import compat, planning
 from .capture.replay import as_eager, replay
 from .clock import Clock
 from .config import Config, resolve
-from .errors import CaptureError, CompilerMissing, VerifyError
+from .errors import CannotBuild, CaptureError, FuseoptError, VerifyError
 from .report import PartReport, Report
 from .runtime.plan import Plan
 from .runtime.step import CompiledStep
@@ -70,7 +70,9 @@ def _update(
         assert made is not None
         return made
 
-    def refuse(error: CaptureError) -> None:
+    def refuse(error: FuseoptError) -> None:
+        if isinstance(error, CannotBuild):
+            _tell_of_eager(error)
         where = _elsewhere(config, str(error), eager=True)
         told = Report(fallback=f"A call runs in {where}: {error}", parts=list(parts))
         session.reports.append(told)
@@ -80,9 +82,13 @@ def _update(
         return CompiledStep(gm, plan, args, verify, refuse)
     except CaptureError as error:
         return _fall_back(gm, args, config, str(error), True, parts)
-    except CompilerMissing as error:
-        session.warn_once(f"fuseopt: {error} Until then steps run in eager.")
+    except CannotBuild as error:
+        _tell_of_eager(error)
         return _fall_back(gm, args, config, str(error), True, parts)
+
+
+def _tell_of_eager(error: CannotBuild) -> None:
+    session.warn_once(f"fuseopt: steps run in eager: {error}", "no kernel can be built")
 
 
 def _split(

@@ -21,7 +21,7 @@ from .capture import Captured
 from .capture.inputs import static_tensors
 from .clock import Clock
 from .config import Config
-from .errors import FuseoptError
+from .errors import CannotBuild, FuseoptError
 from .extend import COMMON, Extended, extend
 from .lanes import GRAD, Found, Lanes, Unlike
 from .noticed import Noticed, Place
@@ -329,6 +329,9 @@ class ExtendedStep(CompiledStep):
         self, args: Sequence[Any], tensors: list[torch.Tensor], ptrs: list[int]
     ) -> Plan | None:
         raise Unlike("lanes share memory")
+
+    def _stop(self, error: CannotBuild) -> None:
+        raise error  # the graph is that of a few lanes: the whole step is told
 
     def _result(self, plan: Plan, tensors: list[Any], memory: Any) -> Any:
         result = super()._result(plan, tensors, memory)

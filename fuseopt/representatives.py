@@ -25,7 +25,7 @@ from . import compat
 from .backend import BACKEND
 from .collector import collector_paused
 from .config import resolve
-from .errors import CaptureError, CompilerMissing, FuseoptError, UnsupportedInput
+from .errors import CannotBuild, CaptureError, FuseoptError, UnsupportedInput
 from .lanes import GRAD, PARAM, Found, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
 from .noticed import Noticed
@@ -38,7 +38,7 @@ log = logging.getLogger("fuseopt")
 FEW = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
-REFUSALS = (Unlike, CaptureError, CompilerMissing, UnsupportedInput)
+REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 
 
 class NotTraced(FuseoptError):

@@ -26,6 +26,7 @@ from .fields import (
     tensor_functions,
 )
 from .imports import spare_inductor
+from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .tensors import (
     GRAD_SWITCH,
@@ -68,6 +69,7 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "refusals_pass",
     "requires_grad_function",
     "scalar_outputs",
     "shapes_of",

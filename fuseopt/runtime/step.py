@@ -22,7 +22,13 @@ from .. import compat
 from ..capture.inputs import check_tensor, static_tensors
 from ..capture.numbers import NumberRef
 from ..capture.scalars import same_numbers
-from ..errors import AliasError, CaptureError, LaunchError
+from ..errors import (
+    AliasError,
+    CannotBuild,
+    CaptureError,
+    FuseoptError,
+    LaunchError,
+)
 from .device import is_capturing
 from .joined import join
 from .memory import Memory, seen_real
@@ -46,7 +52,7 @@ class CompiledStep:
         make_plan: Callable[[GraphModule, Sequence[Any]], Plan],
         args: Sequence[Any],
         verify: Callable[[Any, Sequence[Any], Callable[[], Any]], Any] | None = None,
-        refuse: Callable[[CaptureError], None] = lambda error: None,
+        refuse: Callable[[FuseoptError], None] = lambda error: None,
     ) -> None:
         self.gm = gm
         self.refuse = refuse
@@ -103,7 +109,11 @@ class CompiledStep:
             found, given = self._look(plan, args)
             tensors = self._tensors(args) if found or not plan.lean else []
             if found:
-                changed = self._adapt(found, tensors, args)
+                try:
+                    changed = self._adapt(found, tensors, args)
+                except CannotBuild as error:
+                    self._stop(error)
+                    changed = None
                 if changed is None:
                     return self.gm(*args)
                 plan = changed
@@ -153,6 +163,12 @@ class CompiledStep:
         plan.probe.look({}, {}, tuple(tensors))
         plan.probe.accept()
         return plan
+
+    def _stop(self, error: CannotBuild) -> None:
+        """Leave this call and those to come to eager; raises what `refuse` raises."""
+        self.refuse(error)
+        # in the place of the method, so that other steps ask nothing at each call
+        self._run = lambda args: self.gm(*args)  # type: ignore[method-assign]
 
     def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Plan:
         """Strides, dtypes or shapes changed: bind a known plan again or make one."""
