@@ -1,7 +1,7 @@
 """fuseopt compiles optimizer steps: `torch.compile(opt.step, backend="fuseopt")`.
 
     compile(opt)        the same optimizer, its step compiled apart from all others
-    explain(opt.step)   plan a step without running it
+    explain(opt)        plan a step without running it
     reports()           what was compiled in this process
     Report              what one graph became
     errors              one class per way to fail

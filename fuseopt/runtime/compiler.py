@@ -184,7 +184,7 @@ def _identified(
         code, told = _ask((*command, "--version"))
         if code or not told.strip():
             name = shlex.join(command)
-            said = "\n".join(told.splitlines()[:LINES])
+            said = told.strip().split("\n", 1)[0]
             raise CompilerMissing(
                 f"{name} is no C++ compiler that can be used: asked for its version, "
                 f"it ends with status {code}. Set CXX to one that can.\n{said}".strip()
