@@ -18,7 +18,7 @@ from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from .constants import swap
 from .host import OPTIM, reads_host_number
 from .inputs import MetaInputs, attribute, check_tensor, static_tensors
-from .numbers import FLOAT, Computed, operation
+from .numbers import FLOAT, TRUTH, Computed, operation
 from .polyfills import (
     Lerp,
     Product,
@@ -326,7 +326,7 @@ class Interpreter:
             isinstance(x, float) or (not isinstance(x, int) and x.is_float)
             for x in operands
         ]
-        is_float = op != "trunc" and (op in FLOAT or any(floats))
+        is_float = op != "trunc" and op not in TRUTH and (op in FLOAT or any(floats))
         return self.recorder.compute(op, operands, is_float)
 
     def _on_numbers(self, args: Any) -> bool:
