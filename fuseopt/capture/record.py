@@ -37,6 +37,7 @@ from .schemas import (
     arithmetic,
     column,
     describe,
+    filled,
     ordered,
     position,
     rule_of,
@@ -179,6 +180,10 @@ class Recorder(Externs, TorchDispatchMode):
             if self.emit(renamed, operands, out):
                 return out
             return self._extern(func, args, kwargs, out, self._reason(operands, out))
+        elif (fill := filled(op, bound)) is not None:
+            if self.emit("masked_fill", fill, out):
+                return out
+            return self._extern(func, args, kwargs, out, self._reason(fill, out))
         elif (name := rule_of(op, bound)) is not None:
             operands = tuple(
                 (n, bound[n] if n in bound else self._default(n, default))

@@ -37,6 +37,8 @@ def answers_as_eager(code: types.CodeType) -> bool:
 def trace_plainly(backend: Callable[..., Any]) -> None:
     """Where Dynamo traces for `backend`: torch.optim takes the ways of eager.
 
+    But where a group is capturable: there all ways compute the same, and torch's check
+    for devices with graphs is left out, as Dynamo leaves it out.
     Relies on Dynamo's table of handlers, on the methods with which it changes groups
     and counters, and on how it makes symbols of `.item()`. Where they are others, it
     does as ever, and the step is traced as capturable.
@@ -65,8 +67,13 @@ def _answer_as_eager(backend: Callable[..., Any]) -> None:
     @functools.wraps(own)
     def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if answers_as_eager(tx.f_code) and _ours(tx, backend):
-            return ConstantVariable.create(False)
+            capturable = tx.symbolic_locals.get("capturable")
+            if capturable is None or not _is_true(capturable):
+                return ConstantVariable.create(False)
         return own(this, tx, *args, **kwargs)
+
+    def _is_true(x: Any) -> bool:
+        return bool(x.is_python_constant() and x.as_python_constant())
 
     handlers[asked] = handle
 
@@ -237,9 +244,11 @@ def as_if_compiling() -> Iterator[None]:
         asked = torch.compiler.is_compiling
 
         def answer() -> bool:
-            if _as_if.depth:
-                return not answers_as_eager(sys._getframe(1).f_code)
-            return asked()
+            if not _as_if.depth:
+                return asked()
+            frame = sys._getframe(1)
+            plain = answers_as_eager(frame.f_code)
+            return not plain or bool(frame.f_locals.get("capturable"))
 
         torch.compiler.is_compiling = answer
         _as_if.depth += 1
