@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch

@@ -80,8 +80,9 @@ def trace_branches(backend: Callable[..., Any]) -> None:
 
     for table in tables.values():
         for code in codes:
-            if table[code] is not None:
-                table[code] = both(table[code])
+            own: Any = table[code]
+            if own is not None:
+                table[code] = both(own)
 
 
 # ---------------------------------------------------------------- where ways meet
@@ -173,9 +174,7 @@ INPLACE = frozenset(
 def _memory(node: Node) -> set[int]:
     value = node.meta.get("example_value")
     tensors = value if isinstance(value, (list, tuple)) else [value]
-    return {
-        t.untyped_storage()._cdata for t in tensors if isinstance(t, torch.Tensor)
-    }
+    return {t.untyped_storage()._cdata for t in tensors if isinstance(t, torch.Tensor)}
 
 
 def _root(node: Node, inside: set[Node]) -> Node | None:
@@ -407,8 +406,7 @@ class _Fork:
         if len(first.stack) != len(second.stack):
             raise Refused("they leave stacks of other lengths")
         tx.stack[:] = [
-            self._choice(x, y)
-            for x, y in zip(first.stack, second.stack, strict=True)
+            self._choice(x, y) for x, y in zip(first.stack, second.stack, strict=True)
         ]
         alive = livevars_analysis(tx.instructions, tx.instructions[meeting])
         names = [*first.locals, *(k for k in second.locals if k not in first.locals)]

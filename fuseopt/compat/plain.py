@@ -135,8 +135,10 @@ def _keep_groups(backend: Callable[..., Any]) -> None:
 
 #: Arithmetic whose result is a float wherever an operand is one.
 ARITHMETIC = frozenset(
-    (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
-    + (operator.neg, operator.abs, torch.sym_max, torch.sym_min)
+    [
+        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.pow),
+        *(operator.neg, operator.abs, torch.sym_max, torch.sym_min),
+    ]
 )
 
 
@@ -150,7 +152,8 @@ def _keep_numbers(backend: Callable[..., Any]) -> None:
     from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-    make = SymNodeVariable.create.__func__
+    symbol: Any = SymNodeVariable
+    make = symbol.create.__func__
     item = TensorVariable.method_item
 
     def fresh(tx: Any) -> Any:
@@ -192,10 +195,9 @@ def _keep_numbers(backend: Callable[..., Any]) -> None:
         return make.call_function(tx, [x], given)
 
     handlers[torch.as_tensor] = as_tensor
-    patched: Any = SymNodeVariable
-    patched.create = classmethod(create)
-    patched = TensorVariable
-    patched.method_item = read
+    bound: Any = classmethod
+    symbol.create = bound(create)
+    TensorVariable.method_item = read  # type: ignore[method-assign]
 
 
 def _captures_numbers() -> bool:
