@@ -87,6 +87,8 @@ def attach() -> None:
         from . import compat
 
         compat.on_trace(BACKEND, _refuse_untraceable)
+        compat.trace_plainly(BACKEND)
+        compat.trace_branches(BACKEND)
         compat.trace_power(BACKEND)
         compat.trace_rewrites(BACKEND)
         compat.spare_inductor()

@@ -4,10 +4,9 @@ Each function says what it relies on, and what happens where it is missing.
 """
 
 from .accelerators import before_process_groups_end, end_allocation
+from .branches import trace_branches
 from .dynamo import (
-    as_if_compiling,
     disabled,
-    group_as_traced,
     initialize,
     never_compiled,
     number_sources,
@@ -27,6 +26,7 @@ from .fields import (
 )
 from .imports import spare_inductor
 from .refusals import refusals_pass
+from .plain import as_if_compiling, trace_plainly
 from .rewrites import trace_rewrites
 from .tensors import (
     GRAD_SWITCH,
@@ -60,7 +60,6 @@ __all__ = [
     "end_allocation",
     "first_difference",
     "gradient_getter",
-    "group_as_traced",
     "initialize",
     "metadata_guard",
     "negated_view",
@@ -76,6 +75,8 @@ __all__ = [
     "spare_inductor",
     "stance",
     "tensor_functions",
+    "trace_branches",
+    "trace_plainly",
     "trace_power",
     "trace_rewrites",
     "traces_step",
