@@ -21,6 +21,10 @@ class CaptureError(FuseoptError):
     """Dynamo's graph cannot be read as an optimizer step."""
 
 
+class EagerOnly(CaptureError):
+    """A call or a kind of tensor that only eager handles; the user is warned of it."""
+
+
 class UnsupportedInput(FuseoptError):
     """A tensor handed to the step cannot be used: sparse, quantized, wrong device."""
 

@@ -198,6 +198,8 @@ class LedStep:
         def extended(captured: Captured) -> Captured:
             if captured.complexes:
                 raise Unlike("it computes with complex numbers")
+            if captured.given:
+                raise Unlike("it gives tensors other memory")
             found.append(extend(captured, source, led, late, layouts))
             return found[-1].captured
 
@@ -330,8 +332,10 @@ class ExtendedStep(CompiledStep):
     ) -> Plan | None:
         raise Unlike("lanes share memory")
 
-    def _result(self, plan: Plan, tensors: list[Any], memory: Any) -> Any:
-        result = super()._result(plan, tensors, memory)
+    def _result(
+        self, plan: Plan, args: Sequence[Any], tensors: list[Any], memory: Any
+    ) -> Any:
+        result = super()._result(plan, args, tensors, memory)
         self.made = {}
         for (b, m), copy in self.copies.items():
             if plan.captured.graph.buffers[b].kind == "temp":

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from ..compat import HIGHER_ORDER, MAKE_TENSOR, shapes_of
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from .constants import swap
+from .given import Places, gives_memory, refuse_resizing
 from .host import OPTIM, reads_host_number
 from .inputs import MetaInputs, attribute, check_tensor, static_tensors
 from .numbers import FLOAT, Computed, operation
@@ -66,6 +67,7 @@ class Interpreter:
         self.products, unfused = find_products(self.nodes)
         self.dropped |= unscaled | unfused
         self.metas = MetaInputs()
+        self.places = Places()
         self.computes = False  # reads numbers from tensors that it computed
         self.statics: list[str] = []
         self.tensor_args: list[int] = []
@@ -75,6 +77,7 @@ class Interpreter:
         self.twins: list[tuple[int, int]] = []
 
     def register_inputs(self) -> None:
+        refuse_resizing(self.nodes)
         placeholders = [n for n in self.nodes if n.op == "placeholder"]
         attributes = [n for n in self.nodes if n.op == "get_attr"]
         twins = {}
@@ -103,6 +106,7 @@ class Interpreter:
         if t.is_conj() or t.is_neg():
             raise CaptureError(f"{name} is a conjugated or negated view")
         twin = self.metas.make(t)
+        self.places.add(twin)
         buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
         # another's source where the same memory came in twice, as two tensor objects
         first = self.origin[id(twin)] = self.recorder.buffers[buffer].source
@@ -125,7 +129,9 @@ class Interpreter:
         try:
             with shapes_of(self.recorder.device_of), torch.no_grad():
                 done = 0
-                for begin, end in segments(nodes, names):
+                # a stretch that is added again runs nothing that moves a twin
+                moves = any(map(gives_memory, nodes))
+                for begin, end in () if moves else segments(nodes, names):
                     self._run(nodes[done:begin])
                     self._run_segment(nodes[begin:end], names[begin:end])
                     done = end
@@ -304,6 +310,7 @@ class Interpreter:
             return t.item()
         position = self.origin.get(id(t), -1)
         given = position >= len(self.statics) and self.devices.get(id(t)) == "cpu"
+        given &= self.recorder.buffers[self.recorder.buffer_of(t)].source == position
         if given and self.recorder.unwritten(t):
             return self.scalars.make(Item(position), t.is_floating_point())
         self.computes = True

@@ -129,6 +129,7 @@ class Plan:
         )
         #: a call needs its tensors' addresses alone, and those that numbers are in
         self.lean = self.simple and captured.result == () and not captured.complexes
+        self.lean &= not captured.given
 
     # ---------------------------------------------------------------- binding
 

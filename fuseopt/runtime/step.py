@@ -76,10 +76,8 @@ class CompiledStep:
         return CHANGED if plan.probe is None else plan.probe.look(*given), given
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
-        gm = self.gm
         captured = self.plan.captured
-        given = [args[i] for i in captured.tensor_args]
-        tensors = [*gm._buffers.values(), *gm._parameters.values(), *given]
+        tensors = self._themselves(args)
         for i in captured.complexes:
             tensors[i] = seen_real(tensors[i])
         return tensors
@@ -110,7 +108,9 @@ class CompiledStep:
             if plan.captured.scalars.exprs:
                 self._scalars(plan, args, tensors)
             memory = self._launch(plan, args, tensors)
-            result = () if plan.lean else self._result(plan, tensors, memory)
+            result = () if plan.lean else self._result(plan, args, tensors, memory)
+            if plan.captured.given:
+                self._give(plan, args, tensors, memory)
             if plan.probe is not None and not plan.probe.bump():
                 tensors = tensors or self._tensors(args)
                 compat.bump_versions([tensors[i] for i in plan.probe.mutated])
@@ -212,7 +212,13 @@ class CompiledStep:
                 return plan.replays.run(plan, tensors, threads)
         return in_order(plan, tensors, lambda table: table.launch(threads))
 
-    def _result(self, plan: Plan, tensors: list[Any], memory: Memory | None) -> Any:
+    def _result(
+        self,
+        plan: Plan,
+        args: Sequence[Any],
+        tensors: list[Any],
+        memory: Memory | None,
+    ) -> Any:
         if plan.captured.result == ():
             return ()
         buffers = plan.captured.graph.buffers
@@ -224,6 +230,10 @@ class CompiledStep:
                     return tensors[buffer.source]
                 assert memory is not None
                 return memory.tensor(x[1])
+            if isinstance(x, tuple) and len(x) == 2 and x[0] == "tensor":
+                return self._themselves(args)[x[1]]
+            if isinstance(x, tuple) and len(x) == 2 and x[0] == "alias":
+                return tensors[buffers[x[1]].source].detach()
             if isinstance(x, tuple) and len(x) == 2 and x[0] == "complex":
                 return torch.view_as_complex(build(("buffer", x[1])))
             if isinstance(x, tuple) and len(x) == 2 and x[0] == "sym":
@@ -237,6 +247,34 @@ class CompiledStep:
             return type(x)(build(y) for y in x)
 
         return build(plan.captured.result)
+
+
+    def _themselves(self, args: Sequence[Any]) -> list[Any]:
+        """The tensors of a call, complex as they may be."""
+        given = [args[i] for i in self.plan.captured.tensor_args]
+        return [*self.gm._buffers.values(), *self.gm._parameters.values(), *given]
+
+    def _give(
+        self,
+        plan: Plan,
+        args: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+        memory: Memory | None,
+    ) -> None:
+        """Give tensors the memory that the step gives them, all at once."""
+        buffers = plan.captured.graph.buffers
+        made = []
+        for x in plan.captured.given:
+            buffer = buffers[x.buffer]
+            if buffer.kind in ("static", "arg"):
+                t = tensors[buffer.source].detach()
+            else:
+                assert memory is not None
+                t = memory.tensor(x.buffer)
+            made.append(torch.view_as_complex(t) if x.complex else t)
+        own = self._themselves(args)
+        for x, t in zip(plan.captured.given, made, strict=True):
+            own[x.place].data = t
 
 
 def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:
