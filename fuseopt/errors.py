@@ -8,6 +8,9 @@ the kernels before it have run, as in eager.)
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class FuseoptError(RuntimeError):
     """Base of all errors raised by fuseopt."""
@@ -43,6 +46,29 @@ class GraphError(FuseoptError):
 
 class CompilerMissing(FuseoptError):
     """No usable compiler for the target on this machine."""
+
+
+def is_own(error: Exception) -> bool:
+    """Is an error one that Python raised in fuseopt's own code, and no word of torch's
+    about the step?
+    """
+    if not isinstance(error, OWN):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(__file__).parent in Path(frames[-1].filename).parents
+
+
+#: What torch does not raise to say that a call cannot be.
+OWN = (
+    *(KeyError, IndexError, AttributeError, NameError),
+    *(AssertionError, RecursionError, ZeroDivisionError),
+)
+
+
+class InternalError(FuseoptError):
+    """A step could not be made ready, through a fault of fuseopt's; the message names
+    the folder that tells of it. Raised where no step may run elsewhere.
+    """
 
 
 class BuildError(FuseoptError):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch.fx import GraphModule
 
-from . import compat, planning
+from . import compat, mishaps, planning
 from .capture import Captured
 from .capture.inputs import static_tensors
 from .clock import Clock
@@ -95,7 +95,6 @@ class LedStep:
 
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
-        owner.entered += 1
         noticed = owner.noticed
         if (
             self.generation == owner.generation
@@ -103,6 +102,7 @@ class LedStep:
             and self.known == noticed.count
             and noticed.moved <= self.moving
         ):
+            owner.entered += 1
             return self.inner(*args)
         owner.settle()
         if self.generation != owner.generation:
@@ -119,6 +119,7 @@ class LedStep:
                 inner = self._extended(args, clock)
             except Exception as error:
                 failed = error
+                self._failed(error, args)
         if held not in self.rehearsed:
             if len(self.rehearsed) >= PATIENCE:
                 raise Unlike("what it depends on changes too often")
@@ -134,7 +135,17 @@ class LedStep:
         self.known = noticed.count
         session.reports += self.untold
         self.untold.clear()
+        # what goes wrong before this is no reason to stop: the step is traced whole
+        owner.entered += 1
         return inner(*args)
+
+    def _failed(self, error: Exception, args: Sequence[Any]) -> bool:
+        """Tell of an error of fuseopt's own; raises Unlike then."""
+        if not mishaps.is_mishap(error):
+            return False
+        config = self.owner.config
+        said = mishaps.tell(error, self.gm, args, config, "The step is traced whole.")
+        raise Unlike(said) from error
 
     def _rehearse(self, args: Sequence[Any]) -> None:
         """Raise Unlike unless all lanes do as the one that leads them."""
@@ -218,6 +229,7 @@ class LedStep:
             return made
 
         step = ExtendedStep(gm, plan, args)
+        step.failed = self._failed
         place = {x: k for k, x in enumerate(lanes.places())}
         step.arguments = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
         picked = [

@@ -30,8 +30,10 @@ RESIZING = frozenset(
 def called(node: Node) -> str:
     """The name of what a node calls, without namespace and overload."""
     name = str(getattr(node.target, "__name__", node.target))
-    return name.partition("::")[2].partition(".")[0] if "::" in name else (
-        name.partition(".")[0]
+    return (
+        name.partition("::")[2].partition(".")[0]
+        if "::" in name
+        else (name.partition(".")[0])
     )
 
 

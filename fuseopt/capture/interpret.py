@@ -14,11 +14,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..compat import HIGHER_ORDER, MAKE_TENSOR, shapes_of
-from ..errors import CaptureError, FuseoptError, UnsupportedInput
+from ..errors import CaptureError, FuseoptError, UnsupportedInput, is_own
 from .constants import swap
 from .given import Places, gives_memory, refuse_resizing
 from .host import OPTIM, reads_host_number
-from .inputs import MetaInputs, attribute, check_tensor, static_tensors
+from .inputs import MetaInputs, attribute, check_memory, check_tensor, static_tensors
 from .numbers import FLOAT, Computed, operation
 from .polyfills import (
     Lerp,
@@ -103,6 +103,7 @@ class Interpreter:
 
     def _register(self, t: torch.Tensor, name: str, kind: str, index: int) -> Any:
         check_tensor(name, t)
+        check_memory(name, t)
         if t.is_conj() or t.is_neg():
             raise CaptureError(f"{name} is a conjugated or negated view")
         twin = self.metas.make(t)
@@ -153,6 +154,8 @@ class Interpreter:
                 except FuseoptError:
                     raise
                 except Exception as error:
+                    if is_own(error):
+                        raise
                     # no shape rule on meta, a shape that depends on data, an argument
                     # of a kind nobody expected: eager can still run it
                     raise CaptureError(

@@ -38,6 +38,7 @@ from .tensors import (
     negated_view,
     shapes_of,
     vector_library,
+    wraps_others,
 )
 from .traced import Traced, stance
 from .wrappers import GRAD_MODE, PROFILED, undisturbed
@@ -79,4 +80,5 @@ __all__ = [
     "traces_step",
     "undisturbed",
     "vector_library",
+    "wraps_others",
 ]

@@ -19,8 +19,9 @@ import torch
 from torch.fx import GraphModule
 
 from .. import compat
-from ..capture.inputs import check_tensor, static_tensors
+from ..capture.inputs import check_memory, check_tensor, static_tensors
 from ..capture.numbers import NumberRef
+from ..capture.replay import as_eager
 from ..capture.scalars import same_numbers
 from ..errors import AliasError, CaptureError, LaunchError
 from .device import is_capturing
@@ -37,7 +38,8 @@ class CompiledStep:
     """Callable in place of Dynamo's graph. `make_plan(gm, args)` compiles it anew.
 
     Where it cannot for the tensors of a later call, `refuse(error)` is told, which may
-    raise; otherwise eager runs that call.
+    raise; otherwise eager runs that call. Any other error before something is written
+    goes to `failed(error, args)`: True if eager is to run this and all later calls.
     """
 
     def __init__(
@@ -47,9 +49,13 @@ class CompiledStep:
         args: Sequence[Any],
         verify: Callable[[Any, Sequence[Any], Callable[[], Any]], Any] | None = None,
         refuse: Callable[[CaptureError], None] = lambda error: None,
+        failed: Callable[[Exception, Sequence[Any]], bool] = lambda error, args: False,
     ) -> None:
         self.gm = gm
         self.refuse = refuse
+        self.failed = failed
+        #: runs all calls, once the step could not be made ready
+        self.instead: Callable[..., Any] | None = None
         self.make_plan = make_plan
         self.lock = threading.Lock()
         self.verify = verify
@@ -96,17 +102,25 @@ class CompiledStep:
 
     def _run(self, args: Sequence[Any]) -> Any:
         with self.lock:
-            plan = self.plan
-            # kept until it is done: the probe knows tensors by address
-            found, given = self._look(plan, args)
-            tensors = self._tensors(args) if found or not plan.lean else []
-            if found:
-                changed = self._adapt(found, tensors, args)
-                if changed is None:
-                    return self.gm(*args)
-                plan = changed
-            if plan.captured.scalars.exprs:
-                self._scalars(plan, args, tensors)
+            if self.instead is not None:
+                return self.instead(*args)
+            plan: Plan | None = self.plan
+            assert plan is not None
+            try:
+                # kept until it is done: the probe knows tensors by address
+                found, given = self._look(plan, args)
+                tensors = self._tensors(args) if found or not plan.lean else []
+                if found:
+                    plan = self._adapt(found, tensors, args)
+                if plan is not None and plan.captured.scalars.exprs:
+                    self._scalars(plan, args, tensors)
+            except Exception as error:
+                if not self.failed(error, args):
+                    raise
+                self.instead, plan = as_eager(self.gm), None
+            if plan is None:
+                run = self.instead or as_eager(self.gm)
+                return run(*args)
             memory = self._launch(plan, args, tensors)
             result = () if plan.lean else self._result(plan, args, tensors, memory)
             if plan.captured.given:
@@ -158,6 +172,7 @@ class CompiledStep:
         """Strides, dtypes or shapes changed: bind a known plan again or make one."""
         for i, t in enumerate(tensors):
             check_tensor("a tensor of the step", t)
+            check_memory("a tensor of the step", t)
             tensors[i] = seen_real(t)
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         known = [p for p in self.plans if p.metadata == metadata and p.fits(tensors)]
@@ -247,7 +262,6 @@ class CompiledStep:
             return type(x)(build(y) for y in x)
 
         return build(plan.captured.result)
-
 
     def _themselves(self, args: Sequence[Any]) -> list[Any]:
         """The tensors of a call, complex as they may be."""
