@@ -111,6 +111,7 @@ class Plan:
         #: what of the inputs' places the plan rests on
         self.rests = shared_inputs(buffers, storages)
         self.metadata: list[Any] = []
+        self.infers = False
         self.settled = False  # have the tables the addresses that the probe knows?
         self.probe: Probe | None = None
         self.tables: dict[str, KernelTable] = {}
@@ -183,6 +184,8 @@ class Plan:
         self.numbers: list[Any] | None = None
         # autograd may have saved any of them, with or without a gradient of its own
         counted = [i for i in self.mutated if not tensors[i].is_inference()]
+        #: does it write inference tensors, which eager only writes in inference mode?
+        self.infers = len(counted) < len(self.mutated)
         self.probe = Probe(tensors, self.helper, counted)
         self.metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         self.settled = False

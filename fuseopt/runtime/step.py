@@ -121,6 +121,8 @@ class CompiledStep:
             if plan is None:
                 run = self.instead or as_eager(self.gm)
                 return run(*args)
+            if plan.infers and not torch.is_inference_mode_enabled():
+                _refuse_inference(self.gm)
             memory = self._launch(plan, args, tensors)
             result = () if plan.lean else self._result(plan, args, tensors, memory)
             if plan.captured.given:
@@ -289,6 +291,20 @@ class CompiledStep:
         own = self._themselves(args)
         for x, t in zip(plan.captured.given, made, strict=True):
             own[x.place].data = t
+
+
+def _refuse_inference(gm: GraphModule) -> None:
+    """Raise what eager raises at the first write to an inference tensor, unless the
+    step itself enters the mode.
+    """
+    if any("inference_mode" in str(node.target) for node in gm.graph.nodes):
+        return
+    raise RuntimeError(
+        "Inplace update to inference tensor outside InferenceMode is not allowed."
+        "You can make a clone to get a normal tensor before doing inplace update."
+        "See https://github.com/pytorch/rfcs/pull/17 for more details. "
+        "(fuseopt: the step has written nothing)"
+    )
 
 
 def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:
