@@ -185,6 +185,8 @@ class LedStep:
         own = [*static_tensors(gm).values()]
         statics = len(own)
         own += [x for x in args if isinstance(x, torch.Tensor)]
+        if len({*map(id, own)}) < len(own):
+            raise Unlike("lanes have a tensor in common")
         roles = {id(t): place for place, t in lanes.tensors(lanes.leads).items()}
         nobody = (COMMON, ("", ""))
         known = [roles.get(id(t), nobody) for t in own]

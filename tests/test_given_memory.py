@@ -6,9 +6,6 @@ the memory that a tensor had before.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
