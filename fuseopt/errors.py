@@ -8,6 +8,9 @@ the kernels before it have run, as in eager.)
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class FuseoptError(RuntimeError):
     """Base of all errors raised by fuseopt."""
@@ -19,6 +22,10 @@ class ConfigError(FuseoptError):
 
 class CaptureError(FuseoptError):
     """Dynamo's graph cannot be read as an optimizer step."""
+
+
+class EagerOnly(CaptureError):
+    """A call or a kind of tensor that only eager handles; the user is warned of it."""
 
 
 class UnsupportedInput(FuseoptError):
@@ -47,6 +54,29 @@ class CannotBuild(FuseoptError):
 
 class CompilerMissing(CannotBuild):
     """No usable compiler for the target on this machine, or not the one of $CXX."""
+
+
+def is_own(error: Exception) -> bool:
+    """Is an error one that Python raised in fuseopt's own code, and no word of torch's
+    about the step?
+    """
+    if not isinstance(error, OWN):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(__file__).parent in Path(frames[-1].filename).parents
+
+
+#: What torch does not raise to say that a call cannot be.
+OWN = (
+    *(KeyError, IndexError, AttributeError, NameError),
+    *(AssertionError, RecursionError, ZeroDivisionError),
+)
+
+
+class InternalError(FuseoptError):
+    """A step could not be made ready, through a fault of fuseopt's; the message names
+    the folder that tells of it. Raised where no step may run elsewhere.
+    """
 
 
 class BuildError(FuseoptError):

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch.fx import GraphModule
 
-from . import compat, planning
+from . import compat, mishaps, planning
 from .capture import Captured
 from .capture.inputs import static_tensors
 from .clock import Clock
 from .config import Config
-from .errors import CannotBuild, FuseoptError
+from .errors import FuseoptError
 from .extend import COMMON, Extended, extend
 from .lanes import GRAD, Found, Lanes, Unlike
 from .noticed import Noticed, Place
@@ -95,7 +95,6 @@ class LedStep:
 
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
-        owner.entered += 1
         noticed = owner.noticed
         if (
             self.generation == owner.generation
@@ -103,6 +102,7 @@ class LedStep:
             and self.known == noticed.count
             and noticed.moved <= self.moving
         ):
+            owner.entered += 1
             return self.inner(*args)
         owner.settle()
         if self.generation != owner.generation:
@@ -119,6 +119,7 @@ class LedStep:
                 inner = self._extended(args, clock)
             except Exception as error:
                 failed = error
+                self._failed(error, args)
         if held not in self.rehearsed:
             if len(self.rehearsed) >= PATIENCE:
                 raise Unlike("what it depends on changes too often")
@@ -134,7 +135,17 @@ class LedStep:
         self.known = noticed.count
         session.reports += self.untold
         self.untold.clear()
+        # what goes wrong before this is no reason to stop: the step is traced whole
+        owner.entered += 1
         return inner(*args)
+
+    def _failed(self, error: Exception, args: Sequence[Any]) -> bool:
+        """Tell of an error of fuseopt's own; raises Unlike then."""
+        if not mishaps.is_mishap(error):
+            return False
+        config = self.owner.config
+        said = mishaps.tell(error, self.gm, args, config, "The step is traced whole.")
+        raise Unlike(said) from error
 
     def _rehearse(self, args: Sequence[Any]) -> None:
         """Raise Unlike unless all lanes do as the one that leads them."""
@@ -174,6 +185,8 @@ class LedStep:
         own = [*static_tensors(gm).values()]
         statics = len(own)
         own += [x for x in args if isinstance(x, torch.Tensor)]
+        if len({*map(id, own)}) < len(own):
+            raise Unlike("lanes have a tensor in common")
         roles = {id(t): place for place, t in lanes.tensors(lanes.leads).items()}
         nobody = (COMMON, ("", ""))
         known = [roles.get(id(t), nobody) for t in own]
@@ -198,6 +211,8 @@ class LedStep:
         def extended(captured: Captured) -> Captured:
             if captured.complexes:
                 raise Unlike("it computes with complex numbers")
+            if captured.given:
+                raise Unlike("it gives tensors other memory")
             found.append(extend(captured, source, led, late, layouts))
             return found[-1].captured
 
@@ -216,6 +231,7 @@ class LedStep:
             return made
 
         step = ExtendedStep(gm, plan, args)
+        step.failed = self._failed
         place = {x: k for k, x in enumerate(lanes.places())}
         step.arguments = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
         picked = [
@@ -330,11 +346,10 @@ class ExtendedStep(CompiledStep):
     ) -> Plan | None:
         raise Unlike("lanes share memory")
 
-    def _stop(self, error: CannotBuild) -> None:
-        raise error  # the graph is that of a few lanes: the whole step is told
-
-    def _result(self, plan: Plan, tensors: list[Any], memory: Any) -> Any:
-        result = super()._result(plan, tensors, memory)
+    def _result(
+        self, plan: Plan, args: Sequence[Any], tensors: list[Any], memory: Any
+    ) -> Any:
+        result = super()._result(plan, args, tensors, memory)
         self.made = {}
         for (b, m), copy in self.copies.items():
             if plan.captured.graph.buffers[b].kind == "temp":

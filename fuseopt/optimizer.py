@@ -24,6 +24,7 @@ from .backend import BACKEND, attach
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
 from .layers import cells, copied, peel, rewrap
+from .notices import untraceable_gradient
 from .representatives import NotTraced, Representatives
 from .session import COMPILED, session
 
@@ -187,6 +188,8 @@ class Isolated:
             if alone and few.wants(optimizer) and few.step(optimizer, self._lead):
                 return None
             compiled = self.compiled.get(places)
+            if compiled is None and untraceable_gradient(optimizer):
+                return self.function(*args, **kwargs)
             if compiled is None:
                 whole = copied(self.function, cells(self.function))
                 compiled = self._compile(self._whole(), whole)

@@ -122,6 +122,7 @@ class Representatives:
                             self._step(optimizer, make)
                     return True
                 except Stale:
+                    entered = self.entered  # it has written nothing
                     self._survey(optimizer)
             raise Unlike("its lanes change while it steps")
         except NotTraced:

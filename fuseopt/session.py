@@ -23,6 +23,7 @@ class Session:
         self.vectors = Vectors()
         self.reports: list[Report] = []
         self.warned: set[str] = set()
+        self.mishaps: list[str] = []  # errors of fuseopt's own
 
     @functools.cached_property
     def triton_builder(self) -> Any:
@@ -45,6 +46,7 @@ class Session:
             self.graphs.release()
         self.reports.clear()
         self.warned.clear()
+        self.mishaps.clear()
 
     def warn_once(self, message: str, about: str = "") -> None:
         """Warn, unless that was done before about the same."""

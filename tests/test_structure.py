@@ -38,6 +38,7 @@ HOUSE = (
     "dump",
     "split",
     "session",
+    "mishaps",
     "planning",
     "notices",
     "lanes",

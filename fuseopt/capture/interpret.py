@@ -14,9 +14,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..compat import HIGHER_ORDER, MAKE_TENSOR, shapes_of
-from ..errors import CaptureError, FuseoptError, UnsupportedInput
+from ..errors import CaptureError, FuseoptError, UnsupportedInput, is_own
 from .constants import swap
-from .inputs import MetaInputs, attribute, check_tensor, static_tensors
+from .given import Places, gives_memory, refuse_resizing
+from .inputs import MetaInputs, attribute, check_memory, check_tensor, static_tensors
 from .numbers import FLOAT, TRUTH, Computed, operation
 from .polyfills import (
     Lerp,
@@ -62,6 +63,7 @@ class Interpreter:
         self.products, unfused = find_products(self.nodes)
         self.dropped |= unfused
         self.metas = MetaInputs()
+        self.places = Places()
         self.computes = False  # reads numbers from tensors that it computed
         self.statics: list[str] = []
         self.tensor_args: list[int] = []
@@ -71,6 +73,7 @@ class Interpreter:
         self.twins: list[tuple[int, int]] = []
 
     def register_inputs(self) -> None:
+        refuse_resizing(self.nodes)
         placeholders = [n for n in self.nodes if n.op == "placeholder"]
         attributes = [n for n in self.nodes if n.op == "get_attr"]
         twins = {}
@@ -96,9 +99,11 @@ class Interpreter:
 
     def _register(self, t: torch.Tensor, name: str, kind: str, index: int) -> Any:
         check_tensor(name, t)
+        check_memory(name, t)
         if t.is_conj() or t.is_neg():
             raise CaptureError(f"{name} is a conjugated or negated view")
         twin = self.metas.make(t)
+        self.places.add(twin)
         buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
         # another's source where the same memory came in twice, as two tensor objects
         first = self.origin[id(twin)] = self.recorder.buffers[buffer].source
@@ -121,7 +126,9 @@ class Interpreter:
         try:
             with shapes_of(self.recorder.device_of), torch.no_grad():
                 done = 0
-                for begin, end in segments(nodes, names):
+                # a stretch that is added again runs nothing that moves a twin
+                moves = any(map(gives_memory, nodes))
+                for begin, end in () if moves else segments(nodes, names):
                     self._run(nodes[done:begin])
                     self._run_segment(nodes[begin:end], names[begin:end])
                     done = end
@@ -143,6 +150,8 @@ class Interpreter:
                 except FuseoptError:
                     raise
                 except Exception as error:
+                    if is_own(error):
+                        raise
                     # no shape rule on meta, a shape that depends on data, an argument
                     # of a kind nobody expected: eager can still run it
                     raise CaptureError(
@@ -289,6 +298,7 @@ class Interpreter:
             return t.item()
         position = self.origin.get(id(t), -1)
         given = position >= len(self.statics) and self.devices.get(id(t)) == "cpu"
+        given &= self.recorder.buffers[self.recorder.buffer_of(t)].source == position
         if given and self.recorder.unwritten(t):
             self.recorder.items += 1
             return self.scalars.make(Item(position), t.is_floating_point())

@@ -25,8 +25,8 @@ from .fields import (
     tensor_functions,
 )
 from .imports import spare_inductor
-from .refusals import refusals_pass
 from .plain import as_if_compiling, trace_plainly
+from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .tensors import (
     GRAD_SWITCH,
@@ -39,6 +39,7 @@ from .tensors import (
     negated_view,
     shapes_of,
     vector_library,
+    wraps_others,
 )
 from .traced import Traced, stance
 from .wrappers import GRAD_MODE, PROFILED, undisturbed
@@ -82,4 +83,5 @@ __all__ = [
     "traces_step",
     "undisturbed",
     "vector_library",
+    "wraps_others",
 ]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..collector import collector_paused
+from .gradients import Apart
 
 
 def never_compiled(optimizer: torch.optim.Optimizer) -> str:
@@ -90,8 +91,9 @@ def on_trace(
             if owner in traced_before:
                 _expect_changes(traced.f_code, "['lr']")
             traced_before.add(owner)
-        if _optimizers(traced) or _within_step():
-            for patch in (scalar_outputs(), collector_paused()):
+        seen = _optimizers(traced)
+        if seen or _within_step():
+            for patch in (scalar_outputs(), collector_paused(), Apart(seen)):
                 patch.__enter__()
                 _tracing.patches.append(patch)
 
