@@ -29,8 +29,8 @@ from .errors import CannotBuild, CaptureError, FuseoptError, UnsupportedInput
 from .lanes import GRAD, PARAM, Found, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
 from .noticed import Noticed
-from .paths import Reach
 from .split import decide
+from .uniformity import Proof, prove
 
 log = logging.getLogger("fuseopt")
 
@@ -53,7 +53,9 @@ class Representatives:
         self.options = dict(options)
         self.config = resolve(None, options)
         self.why = "verify was asked for" if self.config.verify else ""
-        self.reach: Reach | None = None
+        self.proof: Proof | None = None
+        self.calls = 0
+        self.proven = -1  # the call in which the proof was made
         self.lanes: Lanes | None = None
         self.few: list[list[torch.Tensor]] = []  # the leading ones of each group
         self.compiled: Callable[..., Any] | None = None
@@ -96,7 +98,7 @@ class Representatives:
             except NotTraced:
                 return False
             loose = self.loose and self.lanes is not None and self.lanes.reshaped
-            self.lanes = self.compiled = self.reach = None
+            self.lanes = self.compiled = self.proof = None
             self.steps.clear()
             if not loose:
                 name = type(optimizer).__name__
@@ -110,6 +112,7 @@ class Representatives:
     ) -> bool:
         """Do one step; False, with `why`, if nothing was done."""
         entered = self.entered
+        self.calls += 1
         self.optimizer = optimizer
         try:
             for _ in range(2):
@@ -143,10 +146,8 @@ class Representatives:
     def _step(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> None:
-        if self.reach is None:
-            self.reach = Reach(self.function, optimizer)
-            if self.reach.why:
-                raise Unlike(self.reach.why)
+        if self.proof is None:
+            self.prove()
         found = None if self.lanes is None else self._look(optimizer)
         if found is None:
             self._survey(optimizer)
@@ -188,7 +189,8 @@ class Representatives:
         if self.surveys > PATIENCE:
             raise Unlike("its lanes change too often")
         known = self.lanes
-        lanes = self.lanes = Lanes(optimizer, self.loose)
+        assert self.proof is not None
+        lanes = self.lanes = Lanes(optimizer, self.loose and not self.proof.sizes)
         self.generation += 1
         if len(lanes.leads) > SHARE * len(lanes.params):
             raise Unlike(
@@ -268,7 +270,7 @@ class Representatives:
             if not compat.initialize(optimizer):
                 raise Unlike("tracing made state, and nothing says how")
             self.in_order(optimizer)
-            now = Lanes(optimizer, self.loose)
+            now = Lanes(optimizer, lanes.loose)
             if _grouping(now) != _grouping(lanes):
                 raise Unlike("lanes that were alike get unlike state")
             self.lanes = now
@@ -287,6 +289,19 @@ class Representatives:
             for p in group["params"]:
                 if p in state:
                     state[p] = state.pop(p)
+
+    def prove(self) -> None:
+        """Raise Unlike unless the code that a step may run now treats lanes alike.
+
+        Once in a call is enough, for nothing changes before the step has run.
+        """
+        if self.proof is None or self.proven != self.calls:
+            self.proof = prove(self.function, self.optimizer)
+            self.proven = self.calls
+        if self.proof.why:
+            raise Unlike(self.proof.why)
+        if self.proof.sizes and self.lanes is not None and self.lanes.reshaped:
+            raise Unlike("it reads sizes, in which lanes differ")
 
     # ---------------------------------------------------------------- afterwards
 

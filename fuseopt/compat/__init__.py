@@ -42,14 +42,24 @@ from .tensors import (
     wraps_others,
 )
 from .traced import Traced, stance
-from .wrappers import GRAD_MODE, PROFILED, undisturbed
+from .wrappers import (
+    DECORATED,
+    FALLBACK,
+    GRAD_MODE,
+    PROFILED,
+    SORTS_BY_DIMS,
+    undisturbed,
+)
 
 __all__ = [
+    "DECORATED",
+    "FALLBACK",
     "GRAD_MODE",
     "GRAD_SWITCH",
     "HIGHER_ORDER",
     "MAKE_TENSOR",
     "PROFILED",
+    "SORTS_BY_DIMS",
     "Codes",
     "LibraryStruct",
     "TensorFunctions",
