@@ -28,6 +28,7 @@ from .noticed import Noticed, Place
 from .paths import Reach
 from .rehearsal import Record, rehearse
 from .report import Report
+from .runtime.pending import Pending
 from .runtime.plan import Plan
 from .runtime.probe import CHANGED
 from .runtime.step import CompiledStep
@@ -46,11 +47,14 @@ class Owner(Protocol):
 
     `entered` counts calls, `generation` surveys; `noticed`: what the optimizer holds
     besides its lanes; `quiet`: was nothing compiled or rehearsed in this call so far?
-    `found` has the tensors of the lanes that are led, in this call. `settle()` gives
-    led lanes the state that tracing made.
+    `found` has the tensors of the lanes that are led, in this call. `settle()` has
+    state ready for led lanes where tracing made some. `pending`: launches put off.
     """
 
-    optimizer: Any
+    @property
+    def optimizer(self) -> Any:
+        """What a rehearsal is to take for the optimizer."""
+
     function: Any
     config: Config
     lanes: Lanes | None
@@ -60,6 +64,7 @@ class Owner(Protocol):
     noticed: Noticed
     quiet: bool
     found: Found
+    pending: Pending
 
     def settle(self) -> None: ...
 
@@ -92,6 +97,12 @@ class LedStep:
             return {}
         made, self.inner.made = self.inner.made, {}
         return made
+
+    def forget(self) -> None:
+        """Take nothing for known that a call leaves to the next: one was cut off."""
+        if self.inner is not None:
+            self.inner.made = {}
+            self.inner.forget()
 
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
@@ -226,6 +237,7 @@ class LedStep:
         step.picked = picked
         step.copies = found[-1].copies
         step.owner = owner
+        step.pending = owner.pending
         return step
 
 
@@ -321,7 +333,8 @@ class ExtendedStep(CompiledStep):
         known = self.plan.metadata
         if known:
             now = [(t.dtype, t.shape, t.device) for t in tensors]
-            if found & CHANGED or now != known:
+            # without a probe nothing is known of the last call, which was cut off
+            if (found & CHANGED and self.plan.probe is not None) or now != known:
                 raise Stale
         return super()._adapt(found, tensors, args)
 

@@ -5,6 +5,7 @@ Each function says what it relies on, and what happens where it is missing.
 
 from .accelerators import before_process_groups_end, end_allocation
 from .dynamo import (
+    OF_DYNAMO,
     as_if_compiling,
     disabled,
     group_as_traced,
@@ -47,6 +48,7 @@ __all__ = [
     "GRAD_SWITCH",
     "HIGHER_ORDER",
     "MAKE_TENSOR",
+    "OF_DYNAMO",
     "PROFILED",
     "Codes",
     "LibraryStruct",

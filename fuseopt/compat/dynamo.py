@@ -319,6 +319,10 @@ def leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
     return False
 
 
+#: What Dynamo writes into groups by itself, whatever the step does there.
+OF_DYNAMO = frozenset({"capturable"})
+
+
 def group_as_traced(group: dict[str, Any]) -> dict[str, Any]:
     """A parameter group as Dynamo shows it to the step that it traces.
 

@@ -10,6 +10,7 @@ written.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -26,9 +27,10 @@ from ..errors import AliasError, CaptureError, LaunchError
 from .device import is_capturing
 from .joined import join
 from .memory import Memory, seen_real
+from .pending import Pending
 from .plan import Plan
 from .probe import CHANGED, MOVED
-from .sequence import in_order
+from .sequence import in_order, prepared
 
 log = logging.getLogger("fuseopt")
 
@@ -53,6 +55,8 @@ class CompiledStep:
         self.make_plan = make_plan
         self.lock = threading.Lock()
         self.verify = verify
+        #: where launches are put off, while it is open
+        self.pending: Pending | None = None
         self.plans: list[Plan] = []
         self.plan = self._plan_for(args)
 
@@ -105,17 +109,57 @@ class CompiledStep:
             if found:
                 changed = self._adapt(found, tensors, args)
                 if changed is None:
+                    if self.pending is not None:
+                        self.pending.begun = True
                     return self.gm(*args)
                 plan = changed
             if plan.captured.scalars.exprs:
                 self._scalars(plan, args, tensors)
+            pending = self.pending
+            if pending is not None:
+                if pending.open and pending.is_free() and _can_wait(plan):
+                    return self._put_off(pending, plan, args, tensors, given)
+                pending.begun = True
             memory = self._launch(plan, args, tensors)
             result = () if plan.lean else self._result(plan, tensors, memory)
             if plan.probe is not None and not plan.probe.bump():
-                tensors = tensors or self._tensors(args)
-                compat.bump_versions([tensors[i] for i in plan.probe.mutated])
+                self._bump(plan, args, tensors)
             del given
             return result
+
+    def _bump(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
+        assert plan.probe is not None
+        tensors = tensors or self._tensors(args)
+        compat.bump_versions([tensors[i] for i in plan.probe.mutated])
+
+    def _put_off(
+        self,
+        pending: Pending,
+        plan: Plan,
+        args: Sequence[Any],
+        tensors: list[Any],
+        given: Any,
+    ) -> Any:
+        """Prepare the launches of a plan; the result, which they will fill."""
+        memory = held = None
+        launches: Any
+        if plan.on_cpu:
+            if not plan.simple:
+                memory, held = prepared(plan, tensors)
+            launches = plan.launches(torch.get_num_threads())
+        else:
+            launches = functools.partial(self._launch, plan, args, tensors)
+        result = () if plan.lean else self._result(plan, tensors, memory)
+        count = None if plan.probe is None else plan.probe.count
+        bump = functools.partial(self._bump, plan, args, tensors)
+        if plan.probe is None or not plan.probe.mutated:
+            bump = functools.partial(int)
+        pending.put_off(launches, count, bump, (given, tensors, memory, held))
+        return result
+
+    def forget(self) -> None:
+        """Take nothing for known that a call leaves to the next: one was cut off."""
+        self.plan.probe = None
 
     # ---------------------------------------------------------------- changes
 
@@ -190,6 +234,7 @@ class CompiledStep:
         one = tensors.__getitem__ if tensors else lambda i: self._tensor(args, i)
         numbers = plan.captured.scalars.evaluate(args, one)
         if plan.numbers is None or not same_numbers(numbers, plan.numbers):
+            plan.numbers = None  # not known, should this be cut off
             for table in plan.tables.values():
                 table.fill_rows(numbers)
             plan.numbers = numbers
@@ -237,6 +282,13 @@ class CompiledStep:
             return type(x)(build(y) for y in x)
 
         return build(plan.captured.result)
+
+
+def _can_wait(plan: Plan) -> bool:
+    """May a plan be launched when what calls it has run to its end?"""
+    if plan.on_cpu:
+        return plan.probe is not None
+    return plan.captured.result == ()
 
 
 def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:
