@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,9 +24,13 @@ from . import compat
 from .backend import BACKEND, attach
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
+from .lanes import Unlike
 from .layers import cells, copied, peel, rewrap
-from .representatives import NotTraced, Representatives
+from .representatives import Representatives
+from .runtime.pending import write
 from .session import COMPILED, session
+from .shadow import Shadow
+from .whole import NotTraced, Whole
 
 log = logging.getLogger("fuseopt")
 
@@ -128,8 +133,10 @@ class Isolated:
     def __init__(
         self, optimizer: Optimizer, function: Any, options: Mapping[str, Any]
     ) -> None:
-        self.owner = weakref.ref(optimizer)
+        self.owner = weakref.ref(optimizer, _released(self))
         self.function = function
+        #: one thread at a time steps an optimizer on its shadow
+        self.lock = threading.RLock()
         self.options = dict(options)
         #: state, groups and their number in the last call
         self.seen: tuple[Any, Any, int] = None, None, 0
@@ -139,13 +146,23 @@ class Isolated:
         self.callables: dict[int | str, Callable[..., Any]] = {}
         self.current: dict[int | str, Callable[..., Any]] = {}
         self.representatives = Representatives(function, options)
+        self.whole = Whole(function)
+        self.unfused: Shadow | None = None  # for a step with a closure
+
+    def forget(self) -> None:
+        """Let nothing that was compiled count."""
+        self.compiled.clear()
+        self.representatives.release()
+        self.whole.release()
+        self.representatives = Representatives(self.function, self.options)
+        self.whole = Whole(self.function)
+        self.unfused = None
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""
         if dict(options) != self.options:
             self.options = dict(options)
-            self.compiled.clear()
-            self.representatives = Representatives(self.function, options)
+            self.forget()
 
     def entry(self) -> tuple[Any, Any]:
         """A function to stand in the place of the original one.
@@ -170,34 +187,76 @@ class Isolated:
         # would only count against the limit
         state, known, n = self.seen
         if state is not optimizer.state or known is not groups or n != len(groups):
-            self.compiled.clear()
             if known is not None:
-                few = Representatives(self.function, self.options)
-                self.representatives = few
+                self.forget()
             self.seen = optimizer.state, groups, len(groups)
+        if len(args) == 1 and not kwargs and compat.stance() in TRACES:
+            with self.lock:
+                few, whole = self.representatives, self.whole
+                if few.wants(optimizer) and few.step(optimizer, self._lead):
+                    return None
+                if not whole.why:
+                    done, result = whole.step(optimizer, self._whole, self._all)
+                    if done:
+                        return result
+        return self._as_it_is(optimizer, args, kwargs)
+
+    def _as_it_is(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Let Dynamo trace the step of the optimizer itself, with what it is given."""
         if len(args) > 1 or kwargs:
             args = tuple(self._outside(i, a) for i, a in enumerate(args))
             kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
         places = tuple(self.current)
-        # afterwards the groups say `fused` again, as the user wrote
-        kept = unfuse(optimizer)
+        done = False
         try:
-            few = self.representatives
-            alone = len(args) == 1 and not kwargs and compat.stance() in TRACES
-            if alone and few.wants(optimizer) and few.step(optimizer, self._lead):
-                return None
             compiled = self.compiled.get(places)
             if compiled is None:
                 whole = copied(self.function, cells(self.function))
                 compiled = self._compile(self._whole(), whole)
                 self.compiled[places] = compiled
-            return compiled(*args, **kwargs)
+            if any(group.get("fused") for group in optimizer.param_groups):
+                result = self._unfused(compiled, optimizer, args, kwargs)
+            else:
+                result = compiled(*args, **kwargs)
+            done = True
+            return result
+        except Exception:
+            done = True
+            raise
         finally:
             self.current.clear()
-            for group, fused, foreach in kept:
-                group["fused"] = fused
-                if "foreach" in group:
-                    group["foreach"] = foreach
+            if not done:
+                # cut off somewhere: what was compiled may be half bound
+                self.compiled.clear()
+
+    def _unfused(
+        self,
+        compiled: Callable[..., Any],
+        optimizer: Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The same, where groups take the foreach form and keep what they say."""
+        try:
+            shadow = self.unfused = self.unfused or Shadow(optimizer)
+            shadow.refresh(optimizer)
+        except Unlike:
+            kept = unfuse(optimizer)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                for group, fused, foreach in kept:
+                    group["fused"] = fused
+                    if "foreach" in group:
+                        group["foreach"] = foreach
+        shadow.clean = False
+        try:
+            return shadow.translated(compiled(shadow.itself, *args[1:], **kwargs))
+        finally:
+            write(shadow.writes())
+            shadow.settle()
 
     def _whole(self) -> Callable[..., Any]:
         """The backend of a step that is traced whole, which reports why."""
@@ -215,17 +274,22 @@ class Isolated:
         whole._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         return whole
 
-    def _lead(self, backend: Callable[..., Any]) -> Callable[..., Any]:
+    def _all(self, backend: Callable[..., Any]) -> Callable[..., Any]:
+        return self._lead(backend, self.options)
+
+    def _lead(
+        self, backend: Callable[..., Any], options: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
         function = self.function
 
         def lead(self: Optimizer) -> Any:
-            # where Dynamo lets it run as it is, only the leading lanes would step
+            # where Dynamo lets it run as it is, only a shadow would step
             if not torch.compiler.is_dynamo_compiling():
                 raise NotTraced
             return function(self)
 
         lead = copied(lead, cells(lead))
-        made = self._compile(backend, lead, fullgraph=True, options=None)
+        made = self._compile(backend, lead, fullgraph=True, options=options or None)
         return compat.Traced(made, lead)
 
     def _compile(
@@ -257,6 +321,18 @@ class Isolated:
 
             self.callables[place] = closure
         return self.callables[place]
+
+
+def _released(isolated: Isolated) -> Callable[[Any], None]:
+    """What is to be done when the optimizer is no more."""
+    known = weakref.ref(isolated)
+
+    def release(_: Any) -> None:
+        found = known()
+        if found is not None:
+            found.forget()
+
+    return release
 
 
 def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], Any, Any]]:

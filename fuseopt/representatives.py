@@ -30,7 +30,7 @@ from . import compat
 from .backend import BACKEND
 from .collector import collector_paused
 from .config import resolve
-from .errors import CaptureError, CompilerMissing, FuseoptError, UnsupportedInput
+from .errors import CaptureError, CompilerMissing, UnsupportedInput
 from .lanes import GRAD, PARAM, Found, Kind, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
 from .noticed import Noticed
@@ -38,6 +38,7 @@ from .paths import Reach
 from .runtime.pending import Pending
 from .shadow import Shadow, Write
 from .split import decide
+from .whole import NotTraced
 
 log = logging.getLogger("fuseopt")
 
@@ -46,10 +47,6 @@ FEW = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
 REFUSALS = (Unlike, CaptureError, CompilerMissing, UnsupportedInput)
-
-
-class NotTraced(FuseoptError):
-    """Dynamo let the leading lanes' step run as it is, of which nothing was done."""
 
 
 class Representatives:
@@ -88,6 +85,11 @@ class Representatives:
         every = Shadow(self._given)
         every.refresh(self._given)
         return every.itself
+
+    def release(self) -> None:
+        """The optimizer is no more: keep nothing of it."""
+        self.shadow = self._few = self._few_of = None
+        self._cut_off(False)
 
     def wants(self, optimizer: Optimizer) -> bool:
         """Are there so many lanes that it is worth while?"""
@@ -200,13 +202,13 @@ class Representatives:
         shadow = self._shadow(optimizer)
         shadow.clean = False
         self._fresh = {}
-        self.pending.start()
+        call = self.pending.start()
         self.compiled(shadow.itself)
         if self._fresh or shadow.changed():
-            self.pending.finish(self._writes(optimizer))
+            self.pending.finish(call, self._writes(optimizer))
             shadow.settle()
         else:
-            self.pending.finish()
+            self.pending.finish(call)
             shadow.clean = True
 
     def _look(self, optimizer: Optimizer) -> Found | None:
@@ -364,8 +366,8 @@ class Representatives:
                 writes.append(functools.partial(dict.update, state, content))
         if fresh:
             # in the order in which a whole step makes it
-            state = {p: fresh[p] for p in lanes.params if p in fresh}
-            writes.append(functools.partial(dict.update, optimizer.state, state))
+            ordered = {p: fresh[p] for p in lanes.params if p in fresh}
+            writes.append(functools.partial(dict.update, optimizer.state, ordered))
         return writes
 
     def _given_to(

@@ -123,6 +123,7 @@ class Shadow:
         if hasattr(kind, "__del__"):
             raise Unlike(f"{kind.__name__} has a __del__")
         self.itself: Any = object.__new__(kind)
+        self._owner = weakref.ref(optimizer)
         #: was what the last step left taken over, or thrown away?
         self.clean = False
         self._lanes, self._plain = _Part(), _Part()
@@ -150,7 +151,7 @@ class Shadow:
             raise Unlike("its groups are no list")
         own = [group["params"] for group in groups]
         lanes = [optimizer.state if state is None else state, *(lists or own)]
-        plain = [optimizer, vars(optimizer), groups, *groups, *own]
+        plain = [vars(optimizer), groups, *groups, *own]
         known = self.clean and self._lanes.holds(lanes)
         if known and self._plain.holds(plain):
             return
@@ -170,7 +171,6 @@ class Shadow:
         self._back = {id(pair.ours): pair.theirs for pair in pairs}
         for given, meant in zip(lanes, (optimizer.state, *own), strict=True):
             self._back[id(self._lanes.pairs[id(given)].ours)] = meant
-        self._back[id(self.itself)] = optimizer
         self._known = {}
         self.clean = True
 
@@ -270,6 +270,8 @@ class Shadow:
 
     def translated(self, x: Any) -> Any:
         """What of the optimizer's stands for a value of the shadow's."""
+        if x is self.itself:
+            return self._owner()
         if id(x) in self._back:
             return self._back[id(x)]
         kind = type(x)
@@ -341,11 +343,6 @@ class Shadow:
             elif isinstance(y, (list, dict)) and id(y) not in self._back:
                 return True
         return False
-
-    def members(self) -> dict[Any, Any]:
-        """The state of the lanes that the step saw, as it left it."""
-        found: dict[Any, Any] = self.itself.state
-        return found
 
     def is_intact(self) -> bool:
         """Are its state and the lists of parameters those that it was given?"""

@@ -40,7 +40,7 @@ from .tensors import (
     shapes_of,
     vector_library,
 )
-from .traced import Traced, stance
+from .traced import Traced, dynamo_errors, stance
 from .wrappers import GRAD_MODE, PROFILED, undisturbed
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "before_process_groups_end",
     "bump_versions",
     "disabled",
+    "dynamo_errors",
     "end_allocation",
     "first_difference",
     "gradient_getter",

@@ -20,7 +20,15 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ..errors import LaunchError
+
 _CALL = functools.partial.__call__
+
+
+def write(writes: Iterable[Callable[[], object]]) -> None:
+    """Do what partials of C functions say, all in one call."""
+    every = [*writes]
+    list(map(_CALL, every))  # type: ignore[arg-type]
 
 
 class Pending:
@@ -35,12 +43,15 @@ class Pending:
         self._count: Callable[[], object] | None = None
         self._otherwise: Callable[[], object] | None = None
         self._kept: Any = None
+        self._call = object()
 
-    def start(self) -> None:
-        """Put off what comes now."""
+    def start(self) -> object:
+        """Put off what comes now; what `finish` is to be given."""
         self.drop()
         self.begun = False
         self.open = True
+        self._call = object()
+        return self._call
 
     def drop(self) -> None:
         """Forget what was put off."""
@@ -70,9 +81,17 @@ class Pending:
             self._launches = launches
         self._count, self._otherwise, self._kept = count, otherwise, (kept,)
 
-    def finish(self, writes: Iterable[Callable[[], object]] = ()) -> None:
-        """Do it. `writes`: partials of C functions, which run when the launches have."""
+    def finish(self, call: object, writes: Iterable[Callable[[], object]] = ()) -> None:
+        """Do it. `writes`: partials of C functions, which run when the launches have.
+
+        Raises LaunchError if another step was begun after the one that `start` began.
+        """
         after = [*writes]
+        if call is not self._call:
+            raise LaunchError(
+                "while a step ran, another one of the same optimizer was done, by the "
+                "handler of a signal; the first one has changed nothing"
+            )
         if self._by_python is not None:
             try:
                 self.begun = True

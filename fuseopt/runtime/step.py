@@ -101,31 +101,36 @@ class CompiledStep:
         return self._run(args)
 
     def _run(self, args: Sequence[Any]) -> Any:
+        if self.pending is not None:
+            # whose owner lets one thread in at a time
+            return self._run_alone(args, self.pending)
         with self.lock:
-            plan = self.plan
-            # kept until it is done: the probe knows tensors by address
-            found, given = self._look(plan, args)
-            tensors = self._tensors(args) if found or not plan.lean else []
-            if found:
-                changed = self._adapt(found, tensors, args)
-                if changed is None:
-                    if self.pending is not None:
-                        self.pending.begun = True
-                    return self.gm(*args)
-                plan = changed
-            if plan.captured.scalars.exprs:
-                self._scalars(plan, args, tensors)
-            pending = self.pending
-            if pending is not None:
-                if pending.open and pending.is_free() and _can_wait(plan):
-                    return self._put_off(pending, plan, args, tensors, given)
-                pending.begun = True
-            memory = self._launch(plan, args, tensors)
-            result = () if plan.lean else self._result(plan, tensors, memory)
-            if plan.probe is not None and not plan.probe.bump():
-                self._bump(plan, args, tensors)
-            del given
-            return result
+            return self._run_alone(args)
+
+    def _run_alone(self, args: Sequence[Any], pending: Pending | None = None) -> Any:
+        plan = self.plan
+        # kept until it is done: the probe knows tensors by address
+        found, given = self._look(plan, args)
+        tensors = self._tensors(args) if found or not plan.lean else []
+        if found:
+            changed = self._adapt(found, tensors, args)
+            if changed is None:
+                if pending is not None:
+                    pending.begun = True
+                return self.gm(*args)
+            plan = changed
+        if plan.captured.scalars.exprs:
+            self._scalars(plan, args, tensors)
+        if pending is not None:
+            if pending.open and pending.is_free() and _can_wait(plan):
+                return self._put_off(pending, plan, args, tensors, given)
+            pending.begun = True
+        memory = self._launch(plan, args, tensors)
+        result = () if plan.lean else self._result(plan, tensors, memory)
+        if plan.probe is not None and not plan.probe.bump():
+            self._bump(plan, args, tensors)
+        del given
+        return result
 
     def _bump(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
         assert plan.probe is not None
@@ -288,7 +293,7 @@ def _can_wait(plan: Plan) -> bool:
     """May a plan be launched when what calls it has run to its end?"""
     if plan.on_cpu:
         return plan.probe is not None
-    return plan.captured.result == ()
+    return bool(plan.captured.result == ())
 
 
 def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:
