@@ -149,14 +149,19 @@ class Isolated:
         self.whole = Whole(function)
         self.unfused: Shadow | None = None  # for a step with a closure
 
-    def forget(self) -> None:
-        """Let nothing that was compiled count."""
+    def release(self) -> None:
+        """Keep nothing of the optimizer, nor what was compiled for it."""
         self.compiled.clear()
         self.representatives.release()
         self.whole.release()
+        self.unfused = None
+        self.seen = None, None, 0
+
+    def forget(self) -> None:
+        """Let nothing that was compiled count."""
+        self.release()
         self.representatives = Representatives(self.function, self.options)
         self.whole = Whole(self.function)
-        self.unfused = None
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""
@@ -330,7 +335,7 @@ def _released(isolated: Isolated) -> Callable[[Any], None]:
     def release(_: Any) -> None:
         found = known()
         if found is not None:
-            found.forget()
+            found.release()
 
     return release
 

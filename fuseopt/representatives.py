@@ -46,6 +46,7 @@ log = logging.getLogger("fuseopt")
 FEW = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
+NOTHING = Found([])
 REFUSALS = (Unlike, CaptureError, CompilerMissing, UnsupportedInput)
 
 
@@ -68,7 +69,7 @@ class Representatives:
         self.noticed = Noticed()
         self.quiet = False
         self.entered = 0
-        self.found = Found([])  # the tensors of lanes that are led, in this call
+        self.found = NOTHING  # the tensors of lanes that are led, in this call
         self.steps: list[LedStep] = []
         self.pending = Pending()
         self.shadow: Shadow | None = None
@@ -158,7 +159,7 @@ class Representatives:
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:
             self._given = None
-            self.found = Found([])
+            self.found = NOTHING
             self._fresh = {}
             self.pending.drop()
             if not done:

@@ -90,16 +90,8 @@ class _Part:
 
     def __init__(self) -> None:
         self.pairs: dict[int, _Pair] = {}
-        self.roots: list[Any] = []
+        self.roots: list[int] = []  # whose pairs keep them
         self.theirs = self.ours = Contents((), ())
-
-    def holds(self, roots: list[Any]) -> bool:
-        """Is the optimizer's side what it was?"""
-        return (
-            len(roots) == len(self.roots)
-            and all(map(is_, roots, self.roots))
-            and self.theirs.same()
-        )
 
     def note(self) -> None:
         """Both sides are alike now, as their pairs say."""
@@ -151,9 +143,10 @@ class Shadow:
             raise Unlike("its groups are no list")
         own = [group["params"] for group in groups]
         lanes = [optimizer.state if state is None else state, *(lists or own)]
-        plain = [vars(optimizer), groups, *groups, *own]
-        known = self.clean and self._lanes.holds(lanes)
-        if known and self._plain.holds(plain):
+        plain = [vars(optimizer), groups, *groups]
+        mine, rest = self._lanes, self._plain
+        known = self.clean and [*map(id, lanes)] == mine.roots and mine.theirs.same()
+        if known and [*map(id, plain)] == rest.roots and rest.theirs.same():
             return
         self.clean = False
         self._within.clear()
@@ -162,10 +155,10 @@ class Shadow:
             self._lanes.pairs = {}
             for x in lanes:
                 self._mirror(x, optimizer, "state", self._lanes.pairs)
-            self._lanes.roots = lanes
+            self._lanes.roots = [*map(id, lanes)]
             self._lanes.note()
         self._mirror_plain(optimizer, lanes)
-        self._plain.roots = plain
+        self._plain.roots = [*map(id, plain)]
         self._plain.note()
         pairs = [*self._lanes.pairs.values(), *self._plain.pairs.values()]
         self._back = {id(pair.ours): pair.theirs for pair in pairs}
@@ -296,7 +289,7 @@ class Shadow:
         lists of parameters as well.
         """
         groups = set(map(id, vars(self.itself)["param_groups"]))
-        without = () if roots else set(map(id, self._lanes.roots))
+        without = () if roots else set(self._lanes.roots)
         parts = (self._lanes, self._plain)
         for pair in _flat(part.pairs.values() for part in parts):
             if id(pair.theirs) in without or not pair.is_written():
@@ -346,13 +339,13 @@ class Shadow:
 
     def is_intact(self) -> bool:
         """Are its state and the lists of parameters those that it was given?"""
-        state, *lists = (self._lanes.pairs[id(x)].ours for x in self._lanes.roots)
+        state, *lists = (self._lanes.pairs[x].ours for x in self._lanes.roots)
         groups = self.itself.param_groups
         return (
             self.itself.state is state
             and len(groups) == len(lists)
             and all(g["params"] is x for g, x in zip(groups, lists, strict=True))
             and not any(
-                self._lanes.pairs[id(x)].is_written() for x in self._lanes.roots[1:]
+                self._lanes.pairs[x].is_written() for x in self._lanes.roots[1:]
             )
         )

@@ -133,8 +133,8 @@ class Whole:
     ) -> tuple[bool, Any]:
         """Do one step: (True, what it returns), or (False, None) if nothing was done.
 
-        `make(backend())` compiles the step's function anew, which raises NotTraced where
-        it is run without Dynamo.
+        `make(backend())` compiles the step's function anew, which raises NotTraced
+        where it is run without Dynamo.
         """
         pending, steady, done = self.pending, self.quiet, False
         try:

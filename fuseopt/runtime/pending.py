@@ -32,22 +32,24 @@ def write(writes: Iterable[Callable[[], object]]) -> None:
 
 
 class Pending:
-    """Launches that are put off while this is `open`. `begun`: has one been done?"""
+    """Launches that are put off while this is `open`; `begun`: has one been done?
+
+    `kept`: what is to live until they are done, None as long as none was put off.
+    """
 
     def __init__(self) -> None:
         self.open = False
         self.begun = False
+        self.kept: Any = None
         self._launches: Sequence[Callable[[], object]] = ()
         self._by_python: Callable[[], object] | None = None
         #: counts up versions in C; in Python, where that fails or there is none
         self._count: Callable[[], object] | None = None
         self._otherwise: Callable[[], object] | None = None
-        self._kept: Any = None
         self._call = object()
 
     def start(self) -> object:
-        """Put off what comes now; what `finish` is to be given."""
-        self.drop()
+        """Put off what comes now, after `drop`; what `finish` is to be given."""
         self.begun = False
         self.open = True
         self._call = object()
@@ -57,17 +59,13 @@ class Pending:
         """Forget what was put off."""
         self.open = False
         self._launches = ()
-        self._by_python = self._count = self._otherwise = self._kept = None
-
-    def is_free(self) -> bool:
-        """Has nothing been put off so far, and nothing been done?"""
-        return self._kept is None and not self.begun
+        self._by_python = self._count = self._otherwise = self.kept = None
 
     def put_off(
         self,
         launches: Sequence[Callable[[], object]] | Callable[[], object],
         count: Callable[[], object] | None,
-        otherwise: Callable[[], object],
+        otherwise: Callable[[], object] | None,
         kept: Any,
     ) -> None:
         """Keep what is to be done.
@@ -79,10 +77,10 @@ class Pending:
             self._by_python = launches
         else:
             self._launches = launches
-        self._count, self._otherwise, self._kept = count, otherwise, (kept,)
+        self._count, self._otherwise, self.kept = count, otherwise, (kept,)
 
     def finish(self, call: object, writes: Iterable[Callable[[], object]] = ()) -> None:
-        """Do it. `writes`: partials of C functions, which run when the launches have.
+        """Do it, before `drop`. `writes`: partials of C functions, to run afterwards.
 
         Raises LaunchError if another step was begun after the one that `start` began.
         """
@@ -103,8 +101,7 @@ class Pending:
             count = [] if self._count is None else [self._count]
             every = [*self._launches, *after, *count]
             self.begun = True
-            done = list(map(_CALL, every))  # type: ignore[arg-type]
+            done: list[Any] = list(map(_CALL, every))  # type: ignore[arg-type]
             failed = self._count is None or done[-1]
         if failed and self._otherwise is not None:
             self._otherwise()
-        self.drop()

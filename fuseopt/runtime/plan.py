@@ -182,6 +182,8 @@ class Plan:
         self.on_host = [cast(HostTable, t) for t in tables.values() if not t.place]
         self.devices = [a.at for a in arenas if a.remote]
         self.on_cpu = self.on_cpu and len(self.on_host) == len(tables)
+        #: may it be launched when what calls it has run to its end?
+        self.waits = self.on_cpu or bool(self.captured.result == ())
         self._launches: tuple[int, list[Callable[[], object]]] | None = None
         self.numbers: list[Any] | None = None
         # autograd may have saved any of them, with or without a gradient of its own

@@ -98,12 +98,12 @@ class CompiledStep:
     def __call__(self, *args: Any) -> Any:
         if self.verify is not None:
             return self.verify(self.gm, args, lambda: self._run(args))
-        return self._run(args)
-
-    def _run(self, args: Sequence[Any]) -> Any:
         if self.pending is not None:
             # whose owner lets one thread in at a time
             return self._run_alone(args, self.pending)
+        return self._run(args)
+
+    def _run(self, args: Sequence[Any]) -> Any:
         with self.lock:
             return self._run_alone(args)
 
@@ -122,7 +122,7 @@ class CompiledStep:
         if plan.captured.scalars.exprs:
             self._scalars(plan, args, tensors)
         if pending is not None:
-            if pending.open and pending.is_free() and _can_wait(plan):
+            if pending.open and plan.waits and pending.kept is None:
                 return self._put_off(pending, plan, args, tensors, given)
             pending.begun = True
         memory = self._launch(plan, args, tensors)
@@ -157,9 +157,8 @@ class CompiledStep:
         result = () if plan.lean else self._result(plan, tensors, memory)
         count = None if plan.probe is None else plan.probe.count
         bump = functools.partial(self._bump, plan, args, tensors)
-        if plan.probe is None or not plan.probe.mutated:
-            bump = functools.partial(int)
-        pending.put_off(launches, count, bump, (given, tensors, memory, held))
+        otherwise = bump if plan.mutated else None
+        pending.put_off(launches, count, otherwise, (given, tensors, memory, held))
         return result
 
     def forget(self) -> None:
@@ -287,13 +286,6 @@ class CompiledStep:
             return type(x)(build(y) for y in x)
 
         return build(plan.captured.result)
-
-
-def _can_wait(plan: Plan) -> bool:
-    """May a plan be launched when what calls it has run to its end?"""
-    if plan.on_cpu:
-        return plan.probe is not None
-    return bool(plan.captured.result == ())
 
 
 def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:
