@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 import threading
 import types
 import weakref
@@ -94,7 +95,8 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
 class Step:
     """A bound method that does not keep its optimizer alive.
 
-    Pickled or copied along with an optimizer, it becomes the class's own `step`.
+    But until its first call, since the optimizer may be nobody else's; and from then
+    on if the method itself is held by more than the optimizer and its caller. Pickled or copied along with an optimizer, it becomes the class's own `step`.
     """
 
     def __init__(self, optimizer: Optimizer, function: Any) -> None:
@@ -102,6 +104,7 @@ class Step:
         self.__func__ = function
         self.__signature__ = inspect.signature(types.MethodType(function, optimizer))
         self._owner = weakref.ref(optimizer)
+        self._kept: Optimizer | None = optimizer
 
     @property
     def __self__(self) -> Optimizer | None:
@@ -109,6 +112,8 @@ class Step:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = self._owner()
+        if self._kept is not None and sys.getrefcount(self) <= _ALONE:
+            self._kept = None
         if owner is None:
             raise ReferenceError("the optimizer of this step no longer exists")
         return self.__func__(owner, *args, **kwargs)
@@ -118,6 +123,17 @@ class Step:
 
     def __repr__(self) -> str:
         return f"<compiled step of {self._owner()!r}>"
+
+
+class _Counts:
+    """Says how many references there are to a method of which nobody keeps hold."""
+
+    def __call__(self) -> int:
+        return sys.getrefcount(self)
+
+
+_HOLDER = types.SimpleNamespace(step=_Counts())
+_ALONE: int = _HOLDER.step()
 
 
 def _plain_step(optimizer: Optimizer) -> Any:

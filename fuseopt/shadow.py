@@ -25,6 +25,7 @@ from . import compat
 from .double import OUTSIDE, is_hooks
 from .lanes import Unlike
 from .paths import PLAIN
+from .session import session
 
 #: Containers of which a shadow has copies.
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -115,6 +116,7 @@ class Shadow:
         if hasattr(kind, "__del__"):
             raise Unlike(f"{kind.__name__} has a __del__")
         self.itself: Any = object.__new__(kind)
+        session.apart.add(self.itself)
         self._owner = weakref.ref(optimizer)
         #: was what the last step left taken over, or thrown away?
         self.clean = False
