@@ -161,6 +161,11 @@ class Isolated:
         self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
         self.callables: dict[int | str, Callable[..., Any]] = {}
         self.current: dict[int | str, Callable[..., Any]] = {}
+        #: all that Dynamo was given: code, and the backend
+        self.known: list[tuple[list[types.CodeType], Any]] = []
+        self.fakes = compat.Fakes()
+        # where a collector of garbage finds the optimizer, nobody calls `release`
+        weakref.finalize(self, _forget, self.known, self.fakes).atexit = False
         self.representatives = Representatives(function, options)
         self.whole = Whole(function)
         self.unfused: Shadow | None = None  # for a step with a closure
@@ -171,6 +176,7 @@ class Isolated:
         self.representatives.release()
         self.whole.release()
         self.unfused = None
+        _forget(self.known, self.fakes)
         self.seen = None, None, 0
 
     def forget(self) -> None:
@@ -323,7 +329,17 @@ class Isolated:
             # asked for elsewhere: threads that step at the same time defeat it
             keywords["isolate_recompiles"] = True
         keywords.update({"options": self.options or None, **more})
-        return torch.compile(function, backend=backend, **keywords)
+        # Dynamo keeps each backend that it was ever given
+        fakes = self.fakes
+
+        def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
+            fakes.note()
+            return backend(gm, example_inputs, **keywords)
+
+        noting._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
+        noting.reset = BACKEND.reset  # type: ignore[attr-defined]
+        self.known.append(([function.__code__], noting))
+        return torch.compile(function, backend=noting, **keywords)
 
     def _outside(self, place: int | str, value: Any) -> Any:
         """A closure runs as it is: no part of the graph, and no reason to retrace.
@@ -342,6 +358,13 @@ class Isolated:
 
             self.callables[place] = closure
         return self.callables[place]
+
+
+def _forget(known: list[tuple[list[types.CodeType], Any]], fakes: compat.Fakes) -> None:
+    """Let Dynamo keep nothing of what it has compiled."""
+    while known:
+        compat.forget(*known.pop())
+    fakes.forget()
 
 
 def _released(isolated: Isolated) -> Callable[[Any], None]:

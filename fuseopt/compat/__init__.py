@@ -27,6 +27,7 @@ from .fields import (
     tensor_functions,
 )
 from .imports import spare_inductor
+from .kept import Fakes, forget
 from .rewrites import trace_rewrites
 from .tensors import (
     GRAD_SWITCH,
@@ -51,6 +52,7 @@ __all__ = [
     "OF_DYNAMO",
     "PROFILED",
     "Codes",
+    "Fakes",
     "LibraryStruct",
     "TensorFunctions",
     "Traced",
@@ -61,6 +63,7 @@ __all__ = [
     "dynamo_errors",
     "end_allocation",
     "first_difference",
+    "forget",
     "gradient_getter",
     "group_as_traced",
     "initialize",
