@@ -96,7 +96,8 @@ class Step:
     """A bound method that does not keep its optimizer alive.
 
     But until its first call, since the optimizer may be nobody else's; and from then
-    on if the method itself is held by more than the optimizer and its caller. Pickled or copied along with an optimizer, it becomes the class's own `step`.
+    on if the method itself is held by more than the optimizer and its caller. Pickled
+    or copied along with an optimizer, it becomes the class's own `step`.
     """
 
     def __init__(self, optimizer: Optimizer, function: Any) -> None:
@@ -371,9 +372,9 @@ def _released(isolated: Isolated) -> Callable[[Any], None]:
     """What is to be done when the optimizer is no more."""
     known = weakref.ref(isolated)
 
-    def release(_: Any) -> None:
+    def release(_: Any, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         found = known()
-        if found is not None:
+        if found is not None and not ending():
             found.release()
 
     return release

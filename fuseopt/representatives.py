@@ -150,11 +150,13 @@ class Representatives:
             done = True
             raise
         except REFUSALS as error:
+            done = True  # and all of it is made anew, if anything
             self.why = str(error).partition("\n")[0]
         except Exception as error:
             if self.entered != entered or compat.stance() == "fail_on_recompile":
                 raise
             # whatever it is, the whole step says it again if it is the step's own
+            done = True
             reason = str(error).strip().partition("\n")[0]
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:
