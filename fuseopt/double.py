@@ -34,7 +34,8 @@ class Known(NamedTuple):
     real: bool
 
 
-def _hooks(name: str) -> bool:
+def is_hooks(name: str) -> bool:
+    """Is this attribute what torch keeps hooks in?"""
     return name.endswith("_hooks")
 
 
@@ -68,7 +69,7 @@ def holdings(
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
     """What a step may see of an optimizer beside its lanes."""
     return {
-        k: v for k, v in vars(optimizer).items() if k not in OUTSIDE and not _hooks(k)
+        k: v for k, v in vars(optimizer).items() if k not in OUTSIDE and not is_hooks(k)
     }
 
 
@@ -126,7 +127,7 @@ class Double:
         attributes = own_attributes(optimizer)
         double: Any = object.__new__(type(optimizer))
         for name in vars(optimizer):
-            if _hooks(name):
+            if is_hooks(name):
                 vars(double)[name] = collections.OrderedDict()
         for name, value in attributes.items():
             vars(double)[name] = self.copy(value, name)

@@ -28,6 +28,7 @@ from .lanes import GRAD, Found, Lanes, Unlike
 from .noticed import Noticed, Place
 from .rehearsal import Record, rehearse
 from .report import Report
+from .runtime.pending import Pending
 from .runtime.plan import Plan
 from .runtime.probe import CHANGED
 from .runtime.step import CompiledStep
@@ -47,12 +48,16 @@ class Owner(Protocol):
 
     `entered` counts calls, `generation` surveys; `noticed`: what the optimizer holds
     besides its lanes; `quiet`: was nothing compiled or rehearsed in this call so far?
-    `found` has the tensors of the lanes that are led, in this call. `settle()` gives
-    led lanes the state that tracing made. `prove()` raises Unlike unless the code that
-    the step may run now treats lanes alike; then `proof` says which code that is.
+    `found` has the tensors of the lanes that are led, in this call. `settle()` has
+    state ready for led lanes where tracing made some. `pending`: launches put off.
+    `prove()` raises Unlike unless the code that the step may run now treats lanes
+    alike; then `proof` says which code that is.
     """
 
-    optimizer: Any
+    @property
+    def optimizer(self) -> Any:
+        """What a rehearsal is to take for the optimizer."""
+
     function: Any
     config: Config
     lanes: Lanes | None
@@ -62,6 +67,7 @@ class Owner(Protocol):
     noticed: Noticed
     quiet: bool
     found: Found
+    pending: Pending
 
     def settle(self) -> None: ...
     def prove(self) -> None: ...
@@ -95,6 +101,12 @@ class LedStep:
             return {}
         made, self.inner.made = self.inner.made, {}
         return made
+
+    def forget(self) -> None:
+        """Take nothing for known that a call leaves to the next: one was cut off."""
+        if self.inner is not None:
+            self.inner.made = {}
+            self.inner.forget()
 
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
@@ -255,6 +267,7 @@ class LedStep:
         step.picked = picked
         step.copies = found[-1].copies
         step.owner = owner
+        step.pending = owner.pending
         return step
 
 
@@ -384,7 +397,8 @@ class ExtendedStep(CompiledStep):
         known = self.plan.metadata
         if known:
             now = [(t.dtype, t.shape, t.device) for t in tensors]
-            if found & CHANGED or now != known:
+            # without a probe nothing is known of the last call, which was cut off
+            if (found & CHANGED and self.plan.probe is not None) or now != known:
                 raise Stale
         return super()._adapt(found, tensors, args)
 

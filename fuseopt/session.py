@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import warnings
+import weakref
 from typing import Any
 
 from .report import Report
@@ -24,6 +25,8 @@ class Session:
         self.reports: list[Report] = []
         self.warned: set[str] = set()
         self.mishaps: list[str] = []  # errors of fuseopt's own
+        #: what stands for optimizers whose steps are compiled apart from all others
+        self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
     def triton_builder(self) -> Any:

@@ -25,6 +25,7 @@ from .fields import (
     tensor_functions,
 )
 from .imports import spare_inductor
+from .kept import Fakes, forget
 from .plain import as_if_compiling, trace_plainly
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
@@ -41,7 +42,7 @@ from .tensors import (
     vector_library,
     wraps_others,
 )
-from .traced import Traced, stance
+from .traced import Traced, dynamo_errors, stance
 from .wrappers import (
     DECORATED,
     FALLBACK,
@@ -61,6 +62,7 @@ __all__ = [
     "PROFILED",
     "SORTS_BY_DIMS",
     "Codes",
+    "Fakes",
     "LibraryStruct",
     "TensorFunctions",
     "Traced",
@@ -68,8 +70,10 @@ __all__ = [
     "before_process_groups_end",
     "bump_versions",
     "disabled",
+    "dynamo_errors",
     "end_allocation",
     "first_difference",
+    "forget",
     "gradient_getter",
     "initialize",
     "metadata_guard",

@@ -40,7 +40,7 @@ def disabled(optimizer: torch.optim.Optimizer) -> str:
     Relies on the attribute that `torch.compiler.disable` sets. torch marks steps of
     its own with it when the first function of a process is compiled.
     """
-    torch.compile(disabled, backend="eager")
+    _compile_once()
     step = type(optimizer).step
     if getattr(step, "_torchdynamo_disable", False) or getattr(
         inspect.unwrap(step), "_torchdynamo_disable", False
@@ -50,6 +50,11 @@ def disabled(optimizer: torch.optim.Optimizer) -> str:
             "is ever called; leave this optimizer uncompiled."
         )
     return ""
+
+
+@functools.cache
+def _compile_once() -> None:
+    torch.compile(disabled, backend="eager")
 
 
 def on_trace(

@@ -81,7 +81,7 @@ class World:
         for group in optimizer.param_groups:
             if type(group) is not dict or type(group["params"]) is not list:
                 raise Unknown("its groups are no dicts with lists")
-            self.groups.append(compat.group_as_traced(dict(group)))
+            self.groups.append(dict(group))
             tensors += group["params"]
         #: have all parameters one device and one dtype?
         self.single = len({(p.device, p.dtype) for p in tensors}) == 1
