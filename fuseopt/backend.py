@@ -89,6 +89,7 @@ def attach() -> None:
         compat.on_trace(BACKEND, _refuse_untraceable)
         compat.trace_plainly(BACKEND)
         compat.trace_branches(BACKEND)
+        compat.keep_attributes(BACKEND)
         compat.trace_power(BACKEND)
         compat.trace_rewrites(BACKEND)
         compat.spare_inductor()

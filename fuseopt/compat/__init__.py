@@ -4,6 +4,7 @@ Each function says what it relies on, and what happens where it is missing.
 """
 
 from .accelerators import before_process_groups_end, end_allocation
+from .attributes import keep_attributes
 from .branches import trace_branches
 from .dynamo import (
     disabled,
@@ -76,6 +77,7 @@ __all__ = [
     "forget",
     "gradient_getter",
     "initialize",
+    "keep_attributes",
     "metadata_guard",
     "negated_view",
     "never_compiled",

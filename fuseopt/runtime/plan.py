@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..capture.trace import Captured
+from ..capture.trace import Captured, read_at_once
 from ..collector import collector_paused
 from ..errors import AliasError, UnsupportedInput
 from ..ir import DTYPE_BYTES, Kernel, Schedule
@@ -186,7 +186,8 @@ class Plan:
         self.on_cpu = self.on_cpu and len(self.on_host) == len(tables)
         #: may it be launched when what calls it has run to its end?
         self.waits = self.on_cpu or bool(self.captured.result == ())
-        self.waits &= not self.captured.given  # what is given is given at once
+        # but not where memory is given, or numbers are read, as soon as it has run
+        self.waits &= not self.captured.given and not read_at_once(self.captured)
         self._launches: tuple[int, list[Callable[[], object]]] | None = None
         self.numbers: list[Any] | None = None
         # autograd may have saved any of them, with or without a gradient of its own
