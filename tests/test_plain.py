@@ -184,7 +184,9 @@ def test_led_lanes_are_the_plain_optimizers(name: str, form: str) -> None:
 
 
 def warm_up(name: str, form: str, way: str, **options: Any) -> Tensor:
-    """The weights after a step at rate 0 whose gradient has zeros; `way` "" is eager."""
+    """The weights after a step at rate 0 whose gradient has zeros; eager's if `way` is
+    "".
+    """
     p = torch.nn.Parameter(torch.ones(8))
     p.grad = torch.tensor([0.0, 1.0] * 4)
     made = getattr(torch.optim, name)([p], **FORMS[form], **options)
@@ -273,15 +275,14 @@ class Branching(torch.optim.Optimizer):
                 else:
                     view = mean.view(-1)
                     view.add_(p.grad.view(-1))
-                if not t != 4:
+                if t == 4:
                     p.mul_(0.5)
                 p.add_(mean, alpha=-group["lr"] * scale)
                 if t >= 6:
                     p.neg_()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("lanes", [2, 20])
+@pytest.mark.parametrize(("lanes", "way"), [(2, "step"), (20, "optimizer")])
 def test_both_ways_of_a_branch_on_a_number(lanes: int, way: str) -> None:
     """One graph, whatever the counters are, and each lane goes its own way."""
     generator = torch.Generator().manual_seed(1)
@@ -320,11 +321,13 @@ class Counting(torch.optim.Optimizer):
 def test_a_branch_that_changes_python_is_left_to_eager() -> None:
     p, q = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
     mine, plain = Counting([p]), Counting([q])
+    step = torch.compile(mine.step, backend="fuseopt")
     with pytest.warns(RuntimeWarning, match="ends its graph"):
-        step = torch.compile(mine.step, backend="fuseopt")
-        for _ in range(4):
-            step()
-            plain.step()
+        step()
+    plain.step()
+    for _ in range(3):
+        step()
+        plain.step()
     assert mine.large == plain.large == [1, 1]
     assert torch.equal(p, q)
 
