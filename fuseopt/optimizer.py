@@ -194,10 +194,8 @@ class Isolated:
             return compiled(*args, **kwargs)
         finally:
             self.current.clear()
-            for group, fused, foreach in kept:
-                group["fused"] = fused
-                if "foreach" in group:
-                    group["foreach"] = foreach
+            for group, before in kept:
+                group.update(before)
 
     def _whole(self) -> Callable[..., Any]:
         """The backend of a step that is traced whole, which reports why."""
@@ -259,16 +257,20 @@ class Isolated:
         return self.callables[place]
 
 
-def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], Any, Any]]:
+def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Let groups of torch's fused kernels take the foreach form.
 
-    Returns what they said before: (group, fused, foreach).
+    On a device that is not the CPU the capturable one, which has counters where the
+    fused kernels have them. Returns what groups said before: (group, its options).
     """
     kept = []
     for group in optimizer.param_groups:
-        if group.get("fused"):
-            kept.append((group, group["fused"], group.get("foreach")))
-            group["fused"] = False
-            if "foreach" in group:
-                group["foreach"] = True
+        if not group.get("fused"):
+            continue
+        form = {"fused": False, "foreach": True}
+        if any(p.device.type != "cpu" for p in group["params"]):
+            form["capturable"] = True
+        form = {k: v for k, v in form.items() if k in group}
+        kept.append((group, {k: group[k] for k in form}))
+        group.update(form)
     return kept
