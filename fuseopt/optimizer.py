@@ -31,7 +31,7 @@ from .notices import untraceable_gradient
 from .representatives import Representatives
 from .runtime.pending import write
 from .session import COMPILED, session
-from .shadow import Shadow
+from .shadow import Shadow, unfused
 from .whole import NotTraced, Whole
 
 log = logging.getLogger("fuseopt")
@@ -278,10 +278,8 @@ class Isolated:
             try:
                 return compiled(*args, **kwargs)
             finally:
-                for group, fused, foreach in kept:
-                    group["fused"] = fused
-                    if "foreach" in group:
-                        group["foreach"] = foreach
+                for group, before in kept:
+                    group.update(before)
         shadow.clean = False
         try:
             return shadow.translated(compiled(shadow.itself, *args[1:], **kwargs))
@@ -383,16 +381,15 @@ def _released(isolated: Isolated) -> Callable[[Any], None]:
     return release
 
 
-def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], Any, Any]]:
+def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Let groups of torch's fused kernels take the foreach form.
 
-    Returns what they said before: (group, fused, foreach).
+    Returns what they said before: (group, its options).
     """
     kept = []
     for group in optimizer.param_groups:
-        if group.get("fused"):
-            kept.append((group, group["fused"], group.get("foreach")))
-            group["fused"] = False
-            if "foreach" in group:
-                group["foreach"] = True
+        form = unfused(group)
+        if form:
+            kept.append((group, {k: group[k] for k in form}))
+            group.update(form)
     return kept

@@ -100,6 +100,20 @@ class _Part:
         self.theirs = Contents((x.theirs for x in every), (x.seen for x in every))
 
 
+def unfused(group: dict[str, Any]) -> dict[str, bool]:
+    """Which options of a group ask for what torch's fused kernels do, in other words.
+
+    Nothing for a group that does not ask for those. On a device that is not the CPU the
+    capturable form, which has counters where the fused kernels have them.
+    """
+    if not group.get("fused"):
+        return {}
+    form = {"fused": False, "foreach": True}
+    if any(p.device.type != "cpu" for p in group["params"]):
+        form["capturable"] = True
+    return {key: value for key, value in form.items() if key in group}
+
+
 class Shadow:
     """The shadow of an optimizer. `itself` is what a step is given.
 
@@ -191,11 +205,7 @@ class Shadow:
                 else self._mirror(x, optimizer, f"group {key}", pairs)
                 for key, x in seen.items()
             }
-            if content.get("fused"):
-                # what torch's fused kernels do is done by ours
-                content["fused"] = False
-                if "foreach" in content:
-                    content["foreach"] = True
+            content.update(unfused(group))
             groups.append(self._filled(group, seen, content, pairs))
         made["param_groups"] = self._filled(
             optimizer.param_groups, every, groups, pairs

@@ -71,10 +71,14 @@ def accepts(name: str, option: str) -> bool:
 
 def forced(case: Case) -> dict[str, Any]:
     """What an input of the list needs beside its options: with a tensor among them,
-    torch takes it only as capturable.
+    torch takes some only as capturable.
     """
-    tensor = any(isinstance(x, Tensor) for x in case.options.values())
-    return {"capturable": True} if tensor and accepts(case.name, "capturable") else {}
+    try:
+        getattr(torch.optim, case.name)([torch.ones(1)], **case.options)
+    except ValueError as error:
+        assert "capturable" in str(error)
+        return {"capturable": True}
+    return {}
 
 
 def _forms(info: Any) -> list[tuple[str, dict[str, Any]]]:

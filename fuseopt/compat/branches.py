@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import logging
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +28,16 @@ from torch.fx import Node
 from .dynamo import leads_to
 from .plain import is_unknown
 
+log = logging.getLogger("fuseopt")
+
 #: By code, the branches within it of which both ways cannot be traced.
 _refused: weakref.WeakKeyDictionary[CodeType, set[int]] = weakref.WeakKeyDictionary()
 JUMPS = ("POP_JUMP_IF", "POP_JUMP_FORWARD_IF", "POP_JUMP_BACKWARD_IF")
 LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD", "SEND")
 #: Instructions that always jump.
 ONWARD = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_NO_INTERRUPT", "JUMP")
+#: Instructions that name a variable of the frame.
+VARIABLES = frozenset((*dis.haslocal, *dis.hasfree))
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_")
 
 
@@ -145,6 +150,28 @@ def _meeting(tx: Any, begin: int, target: int, at: int) -> Place:
     return found[0]
 
 
+def _is_read(tx: Any, name: str, start: int) -> bool:
+    """May a local be read from an instruction on, before it is set?"""
+    todo, seen = [start], set()
+    while todo:
+        i = todo.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        x = tx.instructions[i]
+        names = x.argval if isinstance(x.argval, tuple) else (x.argval,)
+        if x.opcode in VARIABLES and name in names:
+            if "STORE" not in x.opname or "LOAD" in x.opname:
+                return True
+            continue
+        entry = x.exn_tab_entry
+        todo += [] if entry is None else [tx.indexof[entry.target]]
+        todo += [] if x.target is None else [tx.indexof[x.target]]
+        if _leaving(x, tx) is None and x.opname not in ONWARD:
+            todo.append(i + 1)
+    return False
+
+
 # ---------------------------------------------------------------- what a way changes
 
 
@@ -239,6 +266,7 @@ class _Fork:
 
             # once more from the beginning, and here as ever
             tx = self.tx
+            log.debug("a branch on a number is left to Dynamo: %s", reason)
             _refused.setdefault(tx.f_code, set()).add(tx.indexof[self.inst])
             raise SpeculationRestartAnalysis(restart_reason=str(reason)) from None
 
@@ -400,22 +428,19 @@ class _Fork:
             self._write(x, chosen)
 
     def _choose_variables(self, first: _Frame, second: _Frame, meeting: int) -> None:
-        from torch._dynamo.bytecode_analysis import livevars_analysis
-
         tx = self.tx
         if len(first.stack) != len(second.stack):
             raise Refused("they leave stacks of other lengths")
         tx.stack[:] = [
             self._choice(x, y) for x, y in zip(first.stack, second.stack, strict=True)
         ]
-        alive = livevars_analysis(tx.instructions, tx.instructions[meeting])
         names = [*first.locals, *(k for k in second.locals if k not in first.locals)]
         found: dict[str, Any] = {}
         for name in names:
             x, y = first.locals.get(name), second.locals.get(name)
             if x is y:
                 found[name] = x
-            elif name in alive:
+            elif _is_read(tx, name, meeting):
                 if x is None or y is None:
                     raise Refused(f"{name} is set in one of them")
                 found[name] = self._choice(x, y)
