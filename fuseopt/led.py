@@ -359,7 +359,7 @@ class ExtendedStep(CompiledStep):
 
     def _look(self, plan: Plan, args: Sequence[Any]) -> tuple[int, Any]:
         found, probe = self.owner.found, plan.probe
-        if probe is None or found.watch is None:
+        if probe is None or found.watch is None or not plan.settled:
             return super()._look(plan, args)
         if probe.holder is found.watch:
             given = [*self._own(args), *found.grads]

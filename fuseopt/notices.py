@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import compat
-from .capture.inputs import check_tensor
+from .capture.inputs import check_freed, check_tensor
 from .errors import UnsupportedInput
 from .report import Report
 from .session import COMPILED, session
@@ -18,10 +18,11 @@ def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
         raise UnsupportedInput(reason)
     for number, group in enumerate(optimizer.param_groups):
         for position, p in enumerate(group["params"]):
+            name = f"parameter {position} of group {number}"
+            check_freed(name, p)
             if p.grad is not None:
-                check_tensor(
-                    f"the gradient of parameter {position} of group {number}", p.grad
-                )
+                check_tensor(f"the gradient of {name}", p.grad)
+                check_freed(f"the gradient of {name}", p.grad)
 
 
 def untraceable_gradient(optimizer: torch.optim.Optimizer) -> bool:

@@ -20,6 +20,12 @@ os.environ["FUSEOPT_CHECK"] = "1"
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "mishaps: puts errors of fuseopt's own into the test on purpose"
+    )
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
@@ -70,12 +76,16 @@ def sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
+def _fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
     """Forget what earlier tests compiled: Dynamo gives up on `step` after eight.
 
-    It resets the backends it was given, so not one that a test has wrapped.
+    It resets the backends it was given, so not one that a test has wrapped. An error of
+    fuseopt's own, after which eager ran, fails a test that is not marked `mishaps`.
     """
     yield
+    known = sys.modules.get("fuseopt.session")
+    if known is not None and request.node.get_closest_marker("mishaps") is None:
+        assert not known.session.mishaps
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()

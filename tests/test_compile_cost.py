@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -264,11 +265,12 @@ def test_compilers_run_beside_what_dynamo_and_the_rehearsal_do(
     assert {"build", "bind"} < set(report.seconds)
 
 
+@pytest.mark.mishaps
 @pytest.mark.parametrize("way", WAYS)
-def test_a_build_that_fails_is_told_at_each_call(
+def test_a_build_that_fails_is_told_once(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fails beside other work, so that the call says it, which changes nothing."""
+    """It fails beside other work, so that the call says it; eager does the step."""
 
     def refused(*_: Any) -> Any:
         raise BuildError("the compiler says no")
@@ -278,10 +280,12 @@ def test_a_build_that_fails_is_told_at_each_call(
     params = optimizer.param_groups[0]["params"]
     step = compiled(way, optimizer)
     before = [p.detach().clone() for p in params]
-    for _ in range(2):
-        with pytest.raises(BuildError, match="the compiler says no"):
-            step()
-        assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+    with pytest.warns(RuntimeWarning, match="the compiler says no"):
+        step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step()
+    assert not any(torch.equal(p, b) for p, b in zip(params, before, strict=True))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -167,3 +167,78 @@ def test_wrappers_run_in_eager(kind: str, what: str, way: str, lanes: int) -> No
     text = KINDS[kind] + (DISTRIBUTED if kind.startswith("DTensor") else "")
     program = PROGRAM.format(kind=text, way=way, lanes=lanes, what=what)
     assert run(program).endswith("done\n")
+
+
+# ---------------------------------------------------------------- memory taken away
+
+
+def make(way: str, lanes: int, part: bool) -> tuple[list[torch.Tensor], object, object]:
+    """Parameters (each a part of a larger storage), their optimizer, its step."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    memory = [torch.randn(20)[4:] if part else torch.randn(16) for _ in range(lanes)]
+    params = [torch.nn.Parameter(m.view(4, 4)) for m in memory]
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    if way == "torch.compile":
+        return params, optimizer, torch.compile(optimizer.step, backend=backend)
+    return params, optimizer, fuseopt.compile(optimizer).step
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
+@pytest.mark.parametrize("what", ["param", "grad", "state"])
+@pytest.mark.parametrize("when", [0, 1, 2])
+@pytest.mark.parametrize(("way", "lanes"), WAYS)
+def test_freed_memory_is_refused_before_anything_is_written(
+    way: str, lanes: int, when: int, what: str, part: bool
+) -> None:
+    """Eager's kernels would end the process; at a later call the probe sees it."""
+    params, optimizer, step = make(way, lanes, part)
+    if what == "state" and not when:
+        when = 3
+    for _ in range(when):
+        for p in params:
+            p.grad = torch.randn(20)[4:].view(4, 4) if part else torch.randn(4, 4)
+        step()  # type: ignore[operator]
+    for p in params:
+        p.grad = torch.randn(20)[4:].view(4, 4) if part else torch.randn(4, 4)
+    before = [p.detach().clone() for p in params]
+    last = params[-1]
+    taken = {"param": last, "grad": last.grad}
+    if what == "state":
+        taken["state"] = optimizer.state[last]["momentum_buffer"]  # type: ignore[attr-defined]
+    memory = taken[what].untyped_storage()  # type: ignore[union-attr]
+    held = memory.clone()
+    memory.resize_(0)
+    error: Exception | None = None
+    try:
+        step()  # type: ignore[operator]
+    except Exception as raised:
+        error = raised.with_traceback(None)
+    # whoever prints a tensor without memory ends the process
+    memory.resize_(held.nbytes())
+    memory.copy_(held)
+    # Dynamo puts words of its own around
+    assert UnsupportedInput.__name__ in f"{type(error).__name__}: {error}"
+    assert "no memory" in str(error)
+    for p, b in zip(params, before, strict=True):
+        assert torch.equal(p, b)
+    step()  # type: ignore[operator]
+    assert not torch.equal(params[-1], before[-1])
+
+
+@pytest.mark.parametrize(("way", "lanes"), WAYS)
+@pytest.mark.filterwarnings("ignore")
+def test_parameters_without_contents_step_in_eager(way: str, lanes: int) -> None:
+    torch._dynamo.reset()
+    params = [torch.nn.Parameter(torch.ones(4, device="meta")) for _ in range(lanes)]
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    if way == "torch.compile":
+        step = torch.compile(optimizer.step, backend=backend)
+    else:
+        step = fuseopt.compile(optimizer).step
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.ones(4, device="meta")
+        step()
+    assert all("eager" in r.fallback for r in fuseopt.reports())
+    assert fuseopt.reports()

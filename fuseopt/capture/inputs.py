@@ -44,8 +44,7 @@ def check_memory(name: str, t: torch.Tensor) -> None:
     """Refuse a tensor whose elements lie nowhere, before anything is written.
 
     Raises EagerOnly for one that eager can use all the same: a subclass that stands for
-    other tensors, one without contents. Raises UnsupportedInput where the memory was
-    taken away: eager's kernels would end the process.
+    other tensors, one without contents. Raises UnsupportedInput as `check_freed` does.
     """
     if wraps_others(t):
         raise EagerOnly(
@@ -54,6 +53,15 @@ def check_memory(name: str, t: torch.Tensor) -> None:
         )
     if t.device.type == "meta":
         raise EagerOnly(f"{name} is on the device meta, where there is no memory")
+    check_freed(name, t)
+
+
+def check_freed(name: str, t: torch.Tensor) -> None:
+    """Raise UnsupportedInput where the memory of a tensor was taken away, or some of
+    it: eager's kernels would end the process.
+    """
+    if wraps_others(t) or t.device.type == "meta":
+        return
     if t.layout != torch.strided or t.numel() == 0:
         return
     steps = zip(t.shape, t.stride(), strict=True)

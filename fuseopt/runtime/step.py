@@ -83,7 +83,10 @@ class CompiledStep:
     def _look(self, plan: Plan, args: Sequence[Any]) -> tuple[int, Any]:
         """What a plan's probe says of the tensors of a call; and what keeps these."""
         given = self._given(args)
-        return CHANGED if plan.probe is None else plan.probe.look(*given), given
+        if plan.probe is None or not plan.settled:
+            # what was bound and could not be moved has no addresses
+            return CHANGED, given
+        return plan.probe.look(*given), given
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         captured = self.plan.captured
