@@ -270,6 +270,7 @@ class Representatives:
         # Dynamo keeps each backend that it was ever given
         owner = weakref.ref(self)
 
+        @compat.refusals_pass(BACKEND)
         def lead(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
             self = owner()
             assert self is not None

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import tempfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -182,11 +183,13 @@ def test_a_sanitized_library_is_nobody_elses(
 def test_the_compiler_is_asked_once_in_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = tmp_path / "calls"
+    """By several threads at once, as a plan does, and in several builders."""
+    calls, folder = tmp_path / "calls", str(tmp_path / "kernels")
     wrapper = script(tmp_path / "g++", f'echo "$@" >> {calls}\nexec g++ "$@"')
     monkeypatch.setenv("CXX", wrapper)
-    for _ in range(3):
-        Builder().load(source(1), str(tmp_path / "kernels"), False)
+    with ThreadPoolExecutor(4) as threads:
+        for b in [Builder(), Builder(), Builder()] * 4:
+            threads.submit(b.load, source(1), folder, False)
     lines = calls.read_text().splitlines()
     assert len(lines) == 2, lines
     assert ["-###" in line for line in lines] == [True, False]

@@ -163,6 +163,25 @@ def test_a_refused_step_can_be_caught_and_done_in_eager() -> None:
     assert torch.equal(p, before - 0.1 * p.grad)
 
 
+def test_why_a_step_is_not_led_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised in a trace as well, of which Dynamo knows nothing but that it failed."""
+    import fuseopt.representatives
+
+    def decide(*_: Any) -> Any:
+        return types.SimpleNamespace(parts=(), whole="eager", why="it is a test")
+
+    monkeypatch.setattr(fuseopt.representatives, "decide", decide)
+    params = make_params([(3,)] * 20)
+    set_grads(params, params, 0)
+    session.reset()
+    given = fuseopt.compile(make("SGD", params, lr=0.1))
+    given.step()
+    (report,) = fuseopt.reports()
+    assert report.traced == (
+        "all lanes, since its graph is more than an update: it is a test"
+    )
+
+
 # ---------------------------------------------------------------- what is meant
 
 

@@ -260,6 +260,8 @@ def _call(command: Sequence[str], work: Folder) -> subprocess.CompletedProcess[s
             errors="replace",
         )
     except OSError as error:
+        if error.filename == place:
+            raise  # somebody removed the folder
         name = shlex.join(command[:1])
         raise CompilerMissing(f"{name} does not run: {error}") from error
 

@@ -13,6 +13,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ TRIAL = "#include <math.h>\n#include <stdint.h>\n" + 'extern "C" void trial() {}
 SCRIPT = 1 << 16
 #: Of what a compiler says, so much is shown.
 LINES = 12
+_asking = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,12 @@ def find_compiler() -> Compiler:
     asked = os.environ.get("CXX", "").strip()
     if asked:
         command = _command(asked)
-        return _identified(command, _stamps(command))
+        return _once(command, _stamps(command))
     for name in ("g++", "clang++", "c++"):
         path = shutil.which(name)
         if path:
-            return _identified((path,), _stamps((path,)))
+            path = os.path.abspath(path)
+            return _once((path,), _stamps((path,)))
     raise CompilerMissing(
         "no C++ compiler was found. Install one (Debian, Ubuntu: apt install g++; "
         "Fedora: dnf install gcc-c++; macOS: xcode-select --install) or set CXX."
@@ -167,6 +170,11 @@ def _stamps(command: Sequence[str]) -> tuple[tuple[object, ...], ...]:
         digest = hashlib.sha256(content).hexdigest()
         found.append((number, real, info.st_size, info.st_mtime_ns, digest))
     return tuple(found)
+
+
+def _once(command: tuple[str, ...], stamps: tuple[tuple[object, ...], ...]) -> Compiler:
+    with _asking:  # kernels are built by several threads
+        return _identified(command, stamps)
 
 
 @functools.lru_cache(maxsize=64)

@@ -19,8 +19,10 @@ import time
 import weakref
 
 #: Opened so, a name that is a link is an error, and a FIFO does not block.
-_PLAIN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_FOLDER = _PLAIN | os.O_DIRECTORY
+_PLAIN = _FOLDER = 0
+if os.name == "posix":
+    _PLAIN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    _FOLDER = _PLAIN | os.O_DIRECTORY
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 #: The file in a private folder that is locked as long as its process lives.
 _ALIVE = ".fuseopt-alive"
@@ -84,6 +86,8 @@ class Folder:
 
         What it lies in may be anybody's: the folder itself is looked at.
         """
+        if os.name != "posix":
+            raise Untrusted("who may write a folder is only known on POSIX systems")
         if make:
             _make_all(path)
         return cls(_open_folder(path, path), path)
@@ -215,6 +219,8 @@ class Private:
 
     @property
     def path(self) -> str:
+        if os.name != "posix":
+            raise Untrusted("who may write a folder is only known on POSIX systems")
         with self._lock:
             # a forked process has one of its own; a cleaner may have removed it
             if self._process != os.getpid() or not os.path.isdir(self._path):
