@@ -95,7 +95,9 @@ class Freezer:
         """Of the attributes of an object."""
         found = getattr(x, "__dict__", {})
         return [
-            (k, self.value(v)) for k, v in found.items() if not k.startswith(("__", "_dynamo"))
+            (k, self.value(v))
+            for k, v in found.items()
+            if not k.startswith(("__", "_dynamo"))
         ]
 
     def _cell(self, cell: Any) -> Any:
@@ -112,15 +114,15 @@ def frozen(module: Any, opt: Optimizer, ps: Sequence[Tensor]) -> dict[str, Any]:
     for n, p in enumerate(ps):
         found[f"parameter {n}"] = freezer.tensor(p)
         found[f"gradient {n}"] = freezer.value(p.grad)
-    found["state's lanes"] = [freezer.value(k) for k in opt.state]
-    for n, (key, own) in enumerate(opt.state.items()):
-        name = freezer.value(key)
+    lanes = {str(freezer.value(key)): own for key, own in opt.state.items()}
+    for name in sorted(lanes):
+        own = lanes[name]
         if isinstance(own, dict):
-            for k, v in own.items():
-                found[f"state {n} of {name}: {k}"] = freezer.value(v)
-            found[f"state {n} of {name}: order"] = list(map(str, own))
+            for k in sorted(own, key=str):
+                found[f"state of {name}: {k}"] = freezer.value(own[k])
+            found[f"state of {name}: order"] = list(map(str, own))
         else:
-            found[f"state {n} of {name}"] = freezer.value(own)
+            found[f"state of {name}"] = freezer.value(own)
     for n, group in enumerate(opt.param_groups):
         for k, v in group.items():
             found[f"group {n}: {k}"] = freezer.value(v)
@@ -135,6 +137,7 @@ def frozen(module: Any, opt: Optimizer, ps: Sequence[Tensor]) -> dict[str, Any]:
     for k, v in vars(module).items():
         if not k.startswith("_") and not isinstance(v, (type, types.ModuleType)):
             found[f"global {k}"] = freezer.value(v)
+    found["order of the state"] = list(lanes)
     return found
 
 

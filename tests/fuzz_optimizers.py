@@ -9,15 +9,11 @@ nothing is shared between runs; no class draws random numbers.
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import re
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 
 from tests.fuzz_pieces import ALL, EVENTS, NEAR_ONE, NUMBERS, PIECES
 
@@ -210,6 +206,8 @@ def random_optimizer(seed: int) -> Drawn:
     smallest = min(b - a for a, b in zip((0, *ends), (*ends, lanes), strict=True))
 
     def filled(text: str, k: int) -> str:
+        lane, place = r.randrange(lanes), r.randrange(smallest)
+
         def value(found: re.Match[str]) -> str:
             kind = found[1]
             if kind == "k":
@@ -222,7 +220,7 @@ def random_optimizer(seed: int) -> Drawn:
                 return str(r.choice(NEAR_ONE))
             if kind == "t":
                 return str(r.randint(1, 3))
-            return str(r.randrange(lanes if kind == "j" else smallest))
+            return str(lane if kind == "j" else place)
 
         return re.sub(r"\$([knxytji])", value, text)
 
@@ -280,19 +278,3 @@ def drawn_kinds(r: random.Random) -> list[str]:
         dtype = r.choice(("float32",) * 7 + ("float64", "bfloat16", "float16"))
         kinds.append(f"({shape}, torch.{dtype})")
     return kinds
-
-
-_loaded = 0
-
-
-def load(path: Path) -> ModuleType:
-    """The module of a file, another one at each call."""
-    global _loaded
-    _loaded += 1
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_{_loaded}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where Dynamo looks for the globals of its code
-    spec.loader.exec_module(module)
-    return module

@@ -11,8 +11,8 @@ A piece is a few lines of a step and what they need elsewhere. Its sections:
 In a lane: self, g, group, i (in its group), p, grad, state, rate, upd. `SKIP` leaves
 the lane; a piece with a section `inline:` has a lane that must stand in the loop.
 `$k` is the piece's own number, `$x` one of NUMBERS and `$y` one near 1, other ones at
-each place, `$j` a lane of all, `$i` a place in a group, `$n` how many lanes there are,
-`$t` from 1 to 3.
+each place, `$j` a lane of all and `$i` a place in a group, one for each line, `$n` how
+many lanes there are, `$t` from 1 to 3.
 """
 
 from __future__ import annotations
@@ -487,7 +487,7 @@ event: opt.w$k[$i] = $x
 lane:
     if not grad.is_contiguous():
         upd = upd * 2
-event: ps[$j].grad = ps[$j].grad.flip(0).flip(0) if ps[$j].dim() < 2 else ps[$j].grad.t().contiguous().t()
+event: ps[$j].grad = ps[$j].grad.t().contiguous().t()
 == a flag of the parameter
 lane:
     if not p.requires_grad:
@@ -541,14 +541,16 @@ lane:
     last$k = grad
 == the total norm
 step:
-    norms$k = [p.grad.float().norm() for own in self.param_groups for p in own["params"] if p.grad is not None]
-    total$k = torch.stack(norms$k).norm()
+    all$k = [p.grad for own in self.param_groups for p in own["params"]]
+    norms$k = [x.float().norm() for x in all$k if x is not None]
+    total$k = torch.stack(norms$k).norm() if norms$k else torch.zeros(())
 inline: yes
 lane: upd = upd / (1 + total$k).to(upd.dtype)
 == a total weighed by a table
 init: self.weigh$k = [0.0] * $n
 step:
-    own$k = [p.grad.float().sum() * w for p, w in zip(self.param_groups[0]["params"], self.weigh$k) if p.grad is not None]
+    own$k = zip(self.param_groups[0]["params"], self.weigh$k)
+    own$k = [p.grad.float().sum() * w for p, w in own$k if p.grad is not None]
     drift$k = sum(own$k) if own$k else 0.0
 inline: yes
 lane: upd = upd + torch.as_tensor(drift$k, dtype=upd.dtype)
@@ -683,7 +685,7 @@ opt.state.pop(ps[$j], None)
 opt.state[ps[$j]].clear()
 opt.load_state_dict(opt.state_dict())
 opt.load_state_dict(copy.deepcopy(opt.state_dict()))
-more = [new(n, (5,)) for n in range(3)]; ps += more; opt.add_param_group({"params": more, "lr": 0.2})
+more = [new(7, (5,)), new(8, (5,))]; ps += more; opt.add_param_group({"params": more})
 more = new(7, (5,)); ps.append(more); opt.param_groups[0]["params"].append(more)
 opt.param_groups[0]["params"].reverse()
 opt.param_groups[0]["params"].append(opt.param_groups[0]["params"].pop(0))
@@ -692,7 +694,8 @@ opt.param_groups[0] = dict(opt.param_groups[0])
 opt.param_groups = list(opt.param_groups)
 opt.zero_grad()
 opt.zero_grad(set_to_none=False)
-[s.update({k: v.clone() for k, v in s.items() if isinstance(v, torch.Tensor)}) for s in opt.state.values() if isinstance(s, dict)]
+opt.state.update({p: {**s} for p, s in opt.state.items()})
+opt.state[ps[$j]] = {k: v for k, v in reversed(opt.state[ps[$j]].items())}
 [v.mul_(0.5) for v in opt.state[ps[$j]].values() if isinstance(v, torch.Tensor)]
 opt.state[ps[$j]] = copy.deepcopy(dict(opt.state[ps[$j]]))
 """.strip().splitlines()
