@@ -1,0 +1,188 @@
+"""Random optimizers: the bits of eager both ways in, or a refusal that wrote nothing.
+
+Each is a class in a file of its own, stepped four to six times beside a plain eager
+twin, while a user changes numbers, tables, attributes and state. After every step all
+that either holds must be the same. A few here, always the same ones; 2,000 in
+`make fuzz`, other ones each time. A failure prints the smallest class that still fails;
+`python -m tests.test_fuzz_optimizers SEED ...` runs those of given seeds.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.beside import WAYS, Loud, Run, Silent, beside, dynamo
+from tests.fuzz_optimizers import Drawn, random_optimizer
+
+Way = Callable[[Any], Callable[[], Any]]
+#: `make fuzz` runs 2,000, in so many tests that several processes share them.
+FUZZ = settings.get_current_profile_name() == "fuzz"
+TESTS = 40 if FUZZ else 2
+EXAMPLES = 50 if FUZZ else 6
+#: What a failure may cost to be made small.
+TRIALS = 40
+
+
+def check(drawn: Drawn, way: str | Way, folder: Path) -> str:
+    """What became of the step of a random optimizer. Raises Silent, Loud."""
+    path = folder / f"optimizer_{drawn.seed}.py"
+    path.write_text(drawn.text(), encoding="utf-8")
+
+    def build(module: ModuleType) -> Run:
+        ps, opt = module.build()
+        return Run(module, ps, opt, lambda turn: module.before(turn, opt, ps))
+
+    how = WAYS[way] if isinstance(way, str) else way
+    found = beside(path, build, how, drawn.turns)
+    if found == "dynamo" and way is not dynamo:
+        # nothing of ours, if it raises with any backend
+        if check(drawn, dynamo, folder) != "dynamo":
+            raise Loud("it raises what Dynamo alone does not")
+    return found
+
+
+def failure(drawn: Drawn, way: Any, folder: Path) -> Exception | None:
+    try:
+        check(drawn, way, folder)
+    except Exception as error:
+        return error
+    return None
+
+
+def smaller(drawn: Drawn) -> Iterator[Drawn]:
+    """The same with one thing less, what matters most first."""
+    if drawn.turns > 2:
+        yield replace(drawn, turns=drawn.turns - 1)
+    for n in range(len(drawn.pieces)):
+        yield replace(drawn, pieces=drawn.pieces[:n] + drawn.pieces[n + 1 :])
+    for n in range(len(drawn.events)):
+        yield replace(drawn, events=drawn.events[:n] + drawn.events[n + 1 :])
+    if drawn.ends:
+        yield replace(drawn, ends=(), rates=drawn.rates[:1])
+    if len(drawn.kinds) > 1:
+        for n in range(len(drawn.kinds)):
+            yield replace(drawn, kinds=drawn.kinds[:n] + drawn.kinds[n + 1 :])
+    ordinary = {
+        "form": "loop",
+        "order": "plain",
+        "write": "p.add_(upd, alpha=-rate)",
+        "grad_mode": "decorator",
+        "kinds": ("((5,), torch.float32)",),
+    }
+    for name, value in ordinary.items():
+        if getattr(drawn, name) != value:
+            yield replace(drawn, **{name: value})  # type: ignore[arg-type]
+
+
+def kind(error: Exception | None) -> tuple[type, str]:
+    return type(error), error.kind() if isinstance(error, Silent) else ""
+
+
+def smallest(drawn: Drawn, way: Any, folder: Path, error: Exception) -> Any:
+    """The smallest that still fails in the same way, and how it does."""
+    trials = 0
+    again = True
+    while again:
+        again = False
+        for other in smaller(drawn):
+            trials += 1
+            if trials > TRIALS:
+                return drawn, error
+            found = failure(other, way, folder)
+            if kind(found) == kind(error):
+                drawn, error, again = other, found, True
+                break
+    return drawn, error
+
+
+def judge(seed: int, folder: Path) -> list[str]:
+    """What became of the optimizer of a seed, each way; raises with the smallest."""
+    drawn, told = random_optimizer(seed), []
+    for way in WAYS:
+        try:
+            told.append(check(drawn, way, folder))
+        except Exception as error:
+            small, last = smallest(drawn, way, folder, error)
+            also = failure(small, dynamo, folder)
+            whose = "Dynamo alone is right" if also is None else f"Dynamo alone: {also}"
+            pieces = ", ".join(name for name, _ in drawn.pieces)
+            raise AssertionError(
+                f"seed {seed}, {way}: {last}\n({whose}; drawn: {pieces})\n{small}"
+            ) from last
+    return told
+
+
+TOLD: dict[str, Counter[str]] = {way: Counter() for way in WAYS}
+
+
+def told() -> str:
+    """How often each way was led, whole, eager, refused, an error of Dynamo's own which
+    it raises with any backend, or raised as eager's.
+    """
+    return "; ".join(
+        f"{way}: " + ", ".join(f"{n} {what}" for what, n in sorted(count.items()))
+        for way, count in TOLD.items()
+    )
+
+
+@pytest.mark.timeout(3600 if FUZZ else 300)
+@pytest.mark.parametrize("number", range(TESTS))
+def test_random_optimizers(number: int, tmp_path: Path) -> None:
+    def one(seed: int) -> None:
+        for way, what in zip(WAYS, judge(seed * TESTS + number, tmp_path), strict=True):
+            TOLD[way][what] += 1
+
+    settings(
+        max_examples=EXAMPLES,
+        derandomize=not FUZZ,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )(given(seed=st.integers(0, 2**32 - 1))(one))()
+
+
+def test_most_of_them_are_compiled() -> None:
+    """Nothing here passes by refusing all: after the tests above, in one process."""
+    print(told())
+    for count in TOLD.values():
+        if count:
+            assert count["led"] + count["whole"] > count.total() / 2
+            assert (
+                count["refused"] + count["dynamo"] + count["raised"] < count.total() / 4
+            )
+
+
+def main(seeds: Sequence[str]) -> int:
+    """Run seeds, or ranges such as 0-99; print each that fails, small, and all told."""
+    wrong = 0
+    with tempfile.TemporaryDirectory() as name:
+        for text in seeds:
+            first, _, last = text.partition("-")
+            for seed in range(int(first), int(last or first) + 1):
+                try:
+                    found = judge(seed, Path(name))
+                except AssertionError as error:
+                    wrong += 1
+                    print(f"{'=' * 80}\n{error}", flush=True)
+                    continue
+                for way, what in zip(WAYS, found, strict=True):
+                    TOLD[way][what] += 1
+    print(f"{wrong} wrong; {told()}")
+    return min(wrong, 99)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
