@@ -81,6 +81,9 @@ class Representatives:
         # what lanes have been given in this call that have no state yet
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
         self._given: Any = None  # the optimizer, during a call
+        # did the last call end as calls do? Had the one before it compiled nothing?
+        self._sound = True
+        self._steady = False
 
     @property
     def optimizer(self) -> Any:
@@ -133,7 +136,9 @@ class Representatives:
         """Do one step; False, with `why`, if nothing was done."""
         entered = self.entered
         self.calls += 1
-        known, done = self.quiet, False
+        if not self._sound:
+            self._cut_off(self._steady and self.quiet)
+        self._steady, self._sound = self.quiet, False
         self._given = optimizer
         try:
             for _ in range(2):
@@ -144,23 +149,23 @@ class Representatives:
                         self.quiet = True
                         with collector_paused():
                             self._step(optimizer, make)
-                    done = True
+                    self._sound = True
                     return True
                 except Stale:
                     entered = self.entered  # it has written nothing
                     self._survey(optimizer)
             raise Unlike("its lanes change while it steps")
         except NotTraced:
-            done = True
+            self._sound = True
             raise
         except REFUSALS as error:
-            done = True  # and all of it is made anew, if anything
+            self._sound = True  # and all of it is made anew, if anything
             self.why = str(error).partition("\n")[0]
         except Exception as error:
             if self.entered != entered or compat.stance() == "fail_on_recompile":
                 raise
             # whatever it is, the whole step says it again if it is the step's own
-            done = True
+            self._sound = True
             reason = str(error).strip().partition("\n")[0]
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:
@@ -168,12 +173,13 @@ class Representatives:
             self.found = NOTHING
             self._fresh = {}
             self.pending.drop()
-            if not done:
-                self._cut_off(known and self.quiet)
         return False
 
     def _cut_off(self, steady: bool) -> None:
-        """An exception ended a call somewhere: take nothing for known."""
+        """An exception ended the last call somewhere: take nothing for known.
+
+        `steady`: nothing was compiled in it.
+        """
         self.noticed.forget()
         if not steady:
             self.lanes = self.compiled = None

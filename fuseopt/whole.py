@@ -100,6 +100,9 @@ class Whole:
         self.steps: list[CompiledStep] = []
         #: was all that the last call ran compiled before it?
         self.quiet = False
+        # did the last call end as calls do? Had the one before it compiled nothing?
+        self._sound = True
+        self._steady = False
 
     def release(self) -> None:
         """Keep nothing of the optimizer."""
@@ -136,7 +139,10 @@ class Whole:
         `make(backend())` compiles the step's function anew, which raises NotTraced
         where it is run without Dynamo.
         """
-        pending, steady, done = self.pending, self.quiet, False
+        if not self._sound:
+            self._cut_off()
+        pending, steady = self.pending, self.quiet
+        self._steady, self._sound = steady, False
         try:
             if self.shadow is None:
                 if not keeps_to_itself(self.function, type(optimizer)):
@@ -159,10 +165,10 @@ class Whole:
             else:
                 pending.finish(call)
                 shadow.clean = True
-            done = True
+            self._sound = True
             return True, result
         except NotTraced:
-            done = True
+            self._sound = True
             return False, None
         except Exception as error:
             expected = isinstance(error, (Unlike, *compat.dynamo_errors()))
@@ -174,12 +180,10 @@ class Whole:
             return False, None
         finally:
             pending.drop()
-            if not done:
-                self._cut_off(steady and self.quiet)
 
-    def _cut_off(self, steady: bool) -> None:
-        """An exception ended a call somewhere: take nothing for known."""
-        if not steady:
+    def _cut_off(self) -> None:
+        """An exception ended the last call somewhere: take nothing for known."""
+        if not (self._steady and self.quiet):
             self.compiled = None
             self.quiet = False
         for step in self.steps:

@@ -49,7 +49,9 @@ class Pending:
         self._call = object()
 
     def start(self) -> object:
-        """Put off what comes now, after `drop`; what `finish` is to be given."""
+        """Put off what comes now; what `finish` is to be given."""
+        self._launches = ()
+        self._by_python = self._count = self._otherwise = self.kept = None
         self.begun = False
         self.open = True
         self._call = object()
