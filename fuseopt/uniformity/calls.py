@@ -422,7 +422,7 @@ def _of_tensor(
             raise machine.refusal("it reads contents of a tensor as a list", node)
         return NUMBER
     # what has the method is a tensor, whatever else it might have been
-    given = Tensor(shared=value.shared)
+    given = Tensor(shared=value.shared, foreign=value.foreign)
     return tensors.aten(machine, name, [given, *args], keywords, node)
 
 
