@@ -305,9 +305,7 @@ def stored(body: Seq[ast.AST]) -> list[ast.AST]:
             continue
         if isinstance(x, ast.Lambda):
             continue
-        if (
-            isinstance(x, ast.Name) and isinstance(x.ctx, (ast.Store, ast.Del))
-        ) or isinstance(x, (ast.Global, ast.Nonlocal, ast.alias, ast.ExceptHandler)):
+        if (isinstance(x, ast.Name) and isinstance(x.ctx, (ast.Store, ast.Del))) or isinstance(x, (ast.Global, ast.Nonlocal, ast.alias, ast.ExceptHandler)):
             found.append(x)
         waiting.extend(ast.iter_child_nodes(x))
     return found
@@ -424,7 +422,7 @@ def _of_tensor(
             raise machine.refusal("it reads contents of a tensor as a list", node)
         return NUMBER
     # what has the method is a tensor, whatever else it might have been
-    given = Tensor(shared=value.shared)
+    given = Tensor(shared=value.shared, foreign=value.foreign)
     return tensors.aten(machine, name, [given, *args], keywords, node)
 
 

@@ -89,7 +89,7 @@ def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
         operands.take(key)
         if operands.number and not value.number:
             raise machine.refusal("it takes a part by a number read from a lane", node)
-        return Tensor(shared=operands.shared)
+        return Tensor(shared=operands.shared, foreign=operands.foreign)
     if isinstance(value, Group):
         return group_item(machine, value, key, node)
     if isinstance(value, Groups):
@@ -332,6 +332,8 @@ def store_item(
 def store_state(machine: Machine, key: Value, new: Value, node: ast.AST) -> None:
     usable(machine, new, node)
     key_level(machine, key, node)
+    if isinstance(new, Tensor) and new.foreign:
+        raise machine.refusal("lists are not known to have the same lanes", node)
     if isinstance(new, Tensor) and not new.number:
         kept: Value = Tensor(none=new.none, plain=new.plain)
     elif level_of(new) in (Level.UNIFORM, Level.KIND):
@@ -532,7 +534,7 @@ def spread(
             return [machine.world.value(y, value.name) for y in items]
         return Many(machine.world.all_of(items, value.name, Level.UNIFORM))
     if isinstance(value, Tensor):
-        return Many(Tensor(shared=value.shared), Level.KIND)
+        return Many(Tensor(shared=value.shared, foreign=value.foreign), Level.KIND)
     level = level_of(value)
     if level is not None and level != Level.NUMBER:
         types_ = types_of(value)
@@ -576,7 +578,9 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
         return None, Level.UNIFORM
     if isinstance(value, State):
         return None, Level.KIND
-    if isinstance(value, (Held, Groups, Grouped)):
+    if isinstance(value, Groups):
+        return bool(machine.world.groups), Level.UNIFORM
+    if isinstance(value, (Held, Grouped)):
         return None, Level.UNIFORM
     if isinstance(value, States):
         if machine.lane is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+from dataclasses import replace
 from collections.abc import Callable
 from typing import Any
 
@@ -185,6 +186,7 @@ def operate(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Va
         if odd and len(odd) + len(rest) == 2 and isinstance(result, Tensor):
             return Tensor(
                 shared=result.shared,
+                foreign=result.foreign,
                 number=any(x.number for x in odd) or NUMBER in rest,
                 plain=any(x.plain for x in odd),
             )
@@ -208,7 +210,9 @@ def operate(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Va
 def _number_too(a: Value, b: Value) -> Value:
     assert isinstance(a, Tensor)
     assert isinstance(b, Tensor)
-    return Tensor(shared=a.shared and b.shared, number=True)
+    return Tensor(
+        shared=a.shared and b.shared, number=True, foreign=a.foreign or b.foreign
+    )
 
 
 def _types(op: type, a: Value, b: Value) -> tuple[type, ...]:
@@ -289,7 +293,7 @@ def _unary(machine: Machine, node: ast.UnaryOp) -> Value:
         return Data(level, frozenset({bool}))
     if isinstance(value, Tensor):
         if value.number or value.plain:
-            return Tensor(value.shared, number=value.number, plain=value.plain)
+            return replace(value, none=False, role="")
         return tensors.aten(machine, "neg", [value], {}, node)
     if isinstance(value, Known) and type(value.value) in (int, float):
         if isinstance(node.op, ast.USub):
@@ -371,8 +375,10 @@ def _compared(
                 operands = tensors.Operands(machine, node)
                 operands.take(a)
                 operands.take(b)
-                return Tensor(shared=operands.shared, number=True)
-        return tensors.aten(machine, "eq", [a, b], {}, node)
+                return Tensor(
+                    shared=operands.shared, number=True, foreign=operands.foreign
+                )
+        return tensors.aten(machine, "gt", [a, b], {}, node)
     if isinstance(a, Known) and isinstance(b, Known):
         if isinstance(op, (ast.Eq, ast.NotEq)) and _exact(a) and _exact(b):
             return Known((a.value == b.value) == isinstance(op, ast.Eq))

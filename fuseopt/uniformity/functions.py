@@ -22,9 +22,10 @@ from torch.optim import optimizer as torch_optimizer
 from .. import compat
 from . import containers, tensors
 from .machine import Machine, usable
-from .memory import Dict, List
+from .memory import Dict, List, pure
 from .values import (
     NUMBER,
+    NUMERIC,
     PLAIN,
     Count,
     Data,
@@ -84,10 +85,16 @@ def compute(
 ) -> Value:
     """Plain data computed from some: of the level of what is known least of."""
     level = Level.UNIFORM
+    numeric = True
     for value in args:
         usable(machine, value, node)
+        numeric = numeric and _numbers(value)
         if isinstance(value, Tensor):
             # the function asks for its contents
+            if value.foreign:
+                raise machine.refusal(
+                    "lists are not known to have the same lanes", node
+                )
             level = Level.NUMBER
             continue
         if isinstance(value, Items):
@@ -104,7 +111,17 @@ def compute(
         ):
             raise machine.refusal(f"it computes with {odd(value)}", node)
         level = max(level, own)
-    return Data(level, frozenset(types) if types and level < Level.NUMBER else None)
+    if types:
+        return Data(level, frozenset(types))
+    return Data(level, NUMERIC if numeric else None)
+
+
+def _numbers(value: Value) -> bool:
+    """Is it a number, or several? Then what is computed from it is no other thing."""
+    if isinstance(value, Items):
+        return all(map(_numbers, value.items))
+    own = types_of(value)
+    return isinstance(value, Tensor) or (own is not None and own <= NUMERIC)
 
 
 def _of_list(machine: Machine, value: Ref, node: ast.AST) -> Level | None:
@@ -189,7 +206,8 @@ def _scalar(x: Value) -> bool:
 
 def _of_tensors(args: Args) -> Value:
     shared = all(isinstance(x, Tensor) and x.shared for x in args)
-    return Tensor(shared=shared, number=True)
+    foreign = any(isinstance(x, Tensor) and x.foreign for x in args)
+    return Tensor(shared=shared, number=True, foreign=foreign)
 
 
 @rule(builtins.any, builtins.all)
@@ -375,11 +393,15 @@ def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
                 if _empty(machine, value):
                     return Items(())
                 raise machine.refusal("it gives lanes items by their places", node)
+            item = x.item
             if x.lanes != lanes:
-                raise machine.refusal(
-                    "lists are not known to have the same lanes", node
-                )
-            items.append(x.item)
+                if not pure(item):
+                    raise machine.refusal(
+                        "lists are not known to have the same lanes", node
+                    )
+                assert isinstance(item, Tensor)
+                item = Tensor(none=item.none, foreign=True)
+            items.append(item)
         return Sequence(lanes, Items(tuple(items)))
     spread = [containers.spread(machine, x, machine.site(node), node) for x in args]
     if all(isinstance(x, list) for x in spread):
@@ -553,6 +575,17 @@ def _backend_name(*_: Any) -> Value:
     return uniform(str)
 
 
+@rule(
+    getattr(torch._C, "_has_torch_function", None),
+    getattr(torch._C, "_has_torch_function_unary", None),
+    getattr(torch._C, "_has_torch_function_variadic", None),
+    getattr(torch.overrides, "has_torch_function_unary", None),
+    getattr(torch.overrides, "has_torch_function_variadic", None),
+)
+def _overridden(*_: Any) -> Value:
+    return Known(False)  # lanes are plain tensors and parameters
+
+
 @rule(torch.get_default_dtype)
 def _dtype(*_: Any) -> Value:
     return uniform(torch.dtype)
@@ -617,7 +650,7 @@ def _promoted(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value
 def _get_value(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     value = usable(machine, args[0], node)
     if isinstance(value, Tensor):
-        return Tensor(shared=value.shared, number=True)
+        return Tensor(shared=value.shared, number=True, foreign=value.foreign)
     return value
 
 
@@ -694,7 +727,7 @@ def foreach(
     """A call of torch._foreach_*: what it does to a position is of one lane."""
     lanes: Any = None
     own: list[Value] = []
-    empty, pure = False, True
+    empty, tensors_only, other = False, True, False
     for value in (*args, *keywords.values()):
         usable(machine, value, node)
         over = containers.lanes_of(machine, value, node)
@@ -705,14 +738,13 @@ def foreach(
                 own.append(value)
             continue
         if lanes is not None and over.lanes != lanes:
-            # which tensors meet in a call the dry run shows, not so with numbers
-            if not (_pure(over.item) and pure):
-                raise machine.refusal(
-                    "lists are not known to have the same lanes", node
-                )
+            other = True
         else:
             lanes = over.lanes
-        pure = pure and _pure(over.item)
+        tensors_only = tensors_only and pure(over.item)
+        if other and not tensors_only:
+            # which tensors meet in a call the dry run shows, not so with numbers
+            raise machine.refusal("lists are not known to have the same lanes", node)
         tensors.Operands(machine, node).take(over.item)
     if lanes is None:
         if empty:
@@ -735,10 +767,6 @@ def foreach(
         return Known(None)
     made = List(None, lanes=lanes, item=Tensor(), writer=machine.site(node))
     return machine.new(made)
-
-
-def _pure(value: Value) -> bool:
-    return isinstance(value, Tensor) and not value.number and not value.plain
 
 
 _OPERATORS = {

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .sequences import depends
+from .sequences import Either, depends
 from .values import (
     Bad,
     Bound,
@@ -23,6 +23,7 @@ from .values import (
     Method,
     Ref,
     Sequence,
+    Tensor,
     Value,
     join,
 )
@@ -145,6 +146,11 @@ def merge(a: Memory | None, b: Memory | None, level: Level, branch: Any) -> Any:
     return made
 
 
+def pure(value: Value | None) -> bool:
+    """Is it a tensor, and no number that could stand in its place?"""
+    return isinstance(value, Tensor) and not value.number and not value.plain
+
+
 def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> Value:
     """What is known of a value that is either, where each may be a list.
 
@@ -178,6 +184,11 @@ def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> V
         if p.items == () and q.lanes is not None and level == Level.UNIFORM:
             assert q.item is not None
             return Sequence(q.lanes, q.item)
+    if a.lanes is not None and b.lanes is not None:
+        if pure(a.item) and pure(b.item):
+            assert a.item is not None
+            assert b.item is not None
+            return Sequence(Either((a.lanes, b.lanes)), join(a.item, b.item, level))
     if a.lanes is not None or b.lanes is not None:
         return Bad("it may be one thing or another")
     values = [*_values(a), *_values(b)]

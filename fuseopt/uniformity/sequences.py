@@ -46,6 +46,13 @@ class Sorted:
     of: Any
 
 
+@dataclass(frozen=True)
+class Either:
+    """One of several sequences."""
+
+    of: tuple[Any, ...]
+
+
 def depends(lanes: Any, loop: Site) -> bool:
     """Is it another sequence in each turn of a loop?"""
     if isinstance(lanes, Base):
@@ -54,6 +61,8 @@ def depends(lanes: Any, loop: Site) -> bool:
         return loop not in lanes.loops and depends(lanes.of, loop)
     if isinstance(lanes, Sorted):
         return lanes.loop == loop or depends(lanes.of, loop)
+    if isinstance(lanes, Either):
+        return any(depends(x, loop) for x in lanes.of)
     return depends(lanes.of, loop)
 
 

@@ -160,6 +160,7 @@ def op_of(name: str) -> str | None:
 def attribute(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> Value:
     """An attribute of a tensor."""
     first = isinstance(t, First)
+    _near(machine, t, name, node)
     role = "" if isinstance(t, First) else t.role
     level = Level.KIND
     if first or (isinstance(t, Tensor) and t.shared):
@@ -180,7 +181,7 @@ def attribute(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> 
     if name == "grad" and role == "param":
         return Tensor(none=True, role="grad")
     if name in VIEWS:
-        return Tensor(shared=t.shared, number=t.number)
+        return Tensor(shared=t.shared, number=t.number, foreign=t.foreign)
     if (
         name in ASKED
         or name in ASKED_SIZES
@@ -194,10 +195,19 @@ def attribute(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> 
     raise machine.refusal(f"it reads {name} of a tensor of a lane", node)
 
 
+def _near(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> None:
+    """Refuse to ask anything of a tensor that may be another lane's."""
+    if isinstance(t, Tensor) and t.foreign:
+        known = (METADATA, SIZES, ASKED, ASKED_SIZES, READS)
+        if name == "grad" or any(name in x for x in known):
+            raise machine.refusal("lists are not known to have the same lanes", node)
+
+
 def asked(
     machine: Machine, t: Tensor | First, name: str, level: Level, node: ast.AST
 ) -> Value | None:
     """What a method or a function gives that tells of metadata; None: it is another."""
+    _near(machine, t, name, node)
     first = isinstance(t, First) or t.shared
     level = max(level, Level.UNIFORM if first else Level.KIND)
     if name in ASKED:
@@ -221,12 +231,16 @@ class Operands:
         self.node = node
         self.shared = True
         self.number = False
+        self.foreign = False
+        self.own = False  # plain data of the lane at hand
 
     def take(self, value: Value) -> None:
         usable(self.machine, value, self.node)
         if isinstance(value, Tensor):
             self.shared = self.shared and value.shared
             self.number = self.number or value.number
+            self.foreign = self.foreign or value.foreign
+            self.own = self.own or value.number or value.plain
             return
         level = level_of(value)
         if level is not None:
@@ -235,6 +249,7 @@ class Operands:
                     "a call of torch is given an object", self.node
                 )
             self.number = self.number or level == Level.NUMBER
+            self.own = self.own or level != Level.UNIFORM
             self.shared = self.shared and level == Level.UNIFORM
             return
         if isinstance(value, Items):
@@ -281,9 +296,11 @@ def aten(
         raise machine.refusal(
             "a call is given a number that was read from a lane", node
         )
+    if operands.foreign and operands.own:
+        raise machine.refusal("lists are not known to have the same lanes", node)
     if machine.lane is None and not operands.shared:
         raise machine.refusal("it uses a tensor of one lane for all", node)
-    made = Tensor(shared=operands.shared)
+    made = Tensor(shared=operands.shared, foreign=operands.foreign)
     if name in _FACTORIES or name in METHODS or op is None:
         if name in ("split", "chunk", "unbind"):
             return Many(made, Level.KIND)

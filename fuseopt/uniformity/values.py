@@ -86,6 +86,8 @@ class Tensor(Value):
 
     `shared`: of no lane, made of what is uniform. `none`, `number`: it may also be
     None, or a number read from contents; `plain`: or plain data of a lane's kind.
+    `foreign`: it may be another lane's, if lists are not aligned; the dry run shows it
+    where it meets a tensor of this lane, so nothing else may be done with it.
     `role`: "param" and "grad" where it is the lane's own.
     """
 
@@ -94,6 +96,7 @@ class Tensor(Value):
     number: bool = False
     role: str = ""
     plain: bool = False
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +264,8 @@ def of_kind(*kinds: type) -> Data:
     return Data(Level.KIND, frozenset(kinds) if kinds else None)
 
 
-NUMBER = Data(Level.NUMBER, None)
+NUMERIC = frozenset({bool, int, float, complex})
+NUMBER = Data(Level.NUMBER, NUMERIC)
 TRUTH = frozenset({bool})
 
 
@@ -319,6 +323,7 @@ def join(a: Value, b: Value, level: Level) -> Value:
             a.number or b.number,
             a.role if a.role == b.role else "",
             a.plain or b.plain,
+            a.foreign or b.foreign,
         )
     if isinstance(b, Tensor):
         a, b = b, a
@@ -357,6 +362,7 @@ def _or_data(t: Tensor, other: Value, level: Level) -> Value:
         t.number or known == Level.NUMBER,
         t.role,
         t.plain or not nothing,
+        t.foreign,
     )
 
 
