@@ -9,7 +9,6 @@ Only the step of the optimizer is compiled; the model runs in eager in both runs
 
 import argparse
 import copy
-import functools
 import logging
 import math
 import os
