@@ -8,6 +8,7 @@ parameter misses a gradient now and then.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,7 +54,8 @@ def refused(name: str, options: dict[str, Any]) -> bool:
     try:
         getattr(torch.optim, name)([torch.ones(1)], **options)
     except ValueError as error:
-        assert "capturable" in str(error)
+        if "capturable" not in str(error):
+            raise
         return True
     return False
 
@@ -177,7 +179,7 @@ def test_all_options(name: str, form: str, way: str, dtype: torch.dtype) -> None
             raise AssertionError(f"{described}: {error}") from error
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["for-loop", "foreach"])
 @pytest.mark.parametrize("name", NAMES)
 def test_led_lanes_are_the_plain_optimizers(name: str, form: str) -> None:
     run(name, FORMS[form], "optimizer", (torch.float32,), ((5,), (3, 4)) * 9)
@@ -219,16 +221,18 @@ def test_a_capturable_step_has_the_nan_of_its_own(name: str, way: str) -> None:
     assert same_bits(warm_up(name, "for-loop", way, capturable=True), want)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "SGD"])
-def test_capturable_keeps_its_own_bits(name: str, form: str, way: str) -> None:
-    if "capturable" not in torch.optim.__dict__[name]([torch.ones(1)]).defaults:
-        with pytest.raises(TypeError):
-            run(name, {**FORMS[form], "capturable": True}, way, (torch.float64,))
-        return
+CAPTURABLE = [
+    name
+    for name in NAMES
+    if "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
+]
+
+
+@pytest.mark.parametrize("form", ["for-loop", "foreach"])
+@pytest.mark.parametrize("name", CAPTURABLE)
+def test_capturable_keeps_its_own_bits(name: str, form: str) -> None:
     options = {**FORMS[form], "capturable": True}
-    run(name, options, way, (torch.float32, torch.float64), SHAPES[:2])
+    run(name, options, "step", (torch.float32, torch.float64), SHAPES[:2])
 
 
 # ---------------------------------------------------------------- other backends

@@ -30,6 +30,13 @@ from .plain import is_unknown
 
 log = logging.getLogger("fuseopt")
 
+#: Where ways meet: an instruction, or what several of them do: ("back", to which),
+#: ("return",). A jump backwards begins the next turn of a loop.
+Place = int | tuple[Any, ...]
+#: By code and instruction, where the ways of a branch meet.
+_meetings: weakref.WeakKeyDictionary[CodeType, dict[int, Place]] = (
+    weakref.WeakKeyDictionary()
+)
 #: By code, the branches within it of which both ways cannot be traced.
 _refused: weakref.WeakKeyDictionary[CodeType, set[int]] = weakref.WeakKeyDictionary()
 JUMPS = ("POP_JUMP_IF", "POP_JUMP_FORWARD_IF", "POP_JUMP_BACKWARD_IF")
@@ -91,11 +98,6 @@ def trace_branches(backend: Callable[..., Any]) -> None:
 
 
 # ---------------------------------------------------------------- where ways meet
-
-
-#: Where ways meet: an instruction, or what several of them do: ("back", to which),
-#: ("return",). A jump backwards begins the next turn of a loop.
-Place = int | tuple[Any, ...]
 
 
 def _leaving(x: Any, tx: Any) -> tuple[Any, ...] | None:
@@ -275,7 +277,10 @@ class _Fork:
         tx.pop()
         begin = tx.instruction_pointer
         target = tx.indexof[self.inst.target]
-        meeting = _meeting(tx, begin, target, begin - 1)
+        known = _meetings.setdefault(tx.f_code, {})
+        if begin not in known:
+            known[begin] = _meeting(tx, begin, target, begin - 1)
+        meeting = known[begin]
         before = _Frame(tx)
         # which one is taken where the condition holds
         ways = [target, begin] if "IF_TRUE" in self.inst.opname else [begin, target]
@@ -300,20 +305,21 @@ class _Fork:
         def refuse(_: Any) -> bool:
             raise Refused("they change an object of Python's")
 
-        set_before = [
-            (x, name)
-            for x, name in (
-                (tx, "should_compile_partial_graph"),
-                (effects, "check_allowed_side_effect"),
-            )
-            if name not in vars(x)
+        def caught(_: Any) -> None:
+            raise Refused("one of them raises")
+
+        wanted = [
+            (tx, "should_compile_partial_graph", lambda: False),
+            (tx, "exception_handler", caught),
+            (effects, "check_allowed_side_effect", refuse),
         ]
-        for x, name in set_before:
-            setattr(x, name, refuse if x is effects else (lambda: False))
+        made = [(x, name, f) for x, name, f in wanted if name not in vars(x)]
+        for x, name, f in made:
+            setattr(x, name, f)
         try:
             yield
         finally:
-            for x, name in set_before:
+            for x, name, _ in made:
                 delattr(x, name)
 
     def _way(self, start: int, end: Place) -> tuple[list[Node], _Frame]:
@@ -323,7 +329,8 @@ class _Fork:
         blocks = list(tx.block_stack)
         tx.instruction_pointer = start
         while not self._is_there(start, end):
-            if not tx.step() or tx.instruction_pointer is None:
+            leaves = _leaving(tx.instructions[tx.instruction_pointer], tx) is not None
+            if leaves or not tx.step() or tx.instruction_pointer is None:
                 raise Refused("one of them leaves")
         if tx.block_stack != blocks:
             raise Refused("one of them ends within another block")
