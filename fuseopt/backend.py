@@ -84,7 +84,7 @@ def attach() -> None:
         _attached.append(True)
         from . import compat
 
-        compat.on_trace(BACKEND, _refuse_untraceable)
+        compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
         compat.trace_power(BACKEND)
         compat.trace_rewrites(BACKEND)
         compat.spare_inductor()
@@ -96,6 +96,12 @@ def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
     from .notices import refuse_untraceable
 
     refuse_untraceable(optimizer)
+
+
+def _keep_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
+    from .notices import shared_state
+
+    return shared_state(optimizer)
 
 
 def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
