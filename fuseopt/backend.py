@@ -86,7 +86,7 @@ def attach() -> None:
         _attached.append(True)
         from . import compat
 
-        compat.on_trace(BACKEND, _refuse_untraceable)
+        compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
         compat.trace_plainly(BACKEND)
         compat.trace_branches(BACKEND)
         compat.keep_attributes(BACKEND)
@@ -115,6 +115,12 @@ def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
 
     with refusals_pass(BACKEND):
         refuse_untraceable(optimizer)
+
+
+def _keep_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
+    from .notices import shared_state
+
+    return shared_state(optimizer)
 
 
 def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:

@@ -25,6 +25,41 @@ def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
                 check_freed(f"the gradient of {name}", p.grad)
 
 
+def shared_state(optimizer: torch.optim.Optimizer) -> str:
+    """Why Dynamo must not trace what holds this optimizer, of which the user is told;
+    "" if it may.
+
+    Of a dict that two optimizers hold Dynamo keeps two records, and what one of them
+    writes into it gets lost.
+    """
+    for name, held in vars(optimizer).items():
+        inside = held if isinstance(held, (list, tuple)) else [held]
+        for other in inside:
+            if isinstance(other, torch.optim.Optimizer) and _share(optimizer, other):
+                why = (
+                    f"{type(optimizer).__name__} shares its state with its {name!r}, a "
+                    f"{type(other).__name__}, and Dynamo loses what one of two such "
+                    "optimizers writes"
+                )
+                session.warn_once(
+                    f"fuseopt: {why}. {type(optimizer).__name__}.step runs in eager; "
+                    "the step of the other is compiled."
+                )
+                session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+                return why
+    return ""
+
+
+def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+    """Do two optimizers have state in common?"""
+    if one is other:
+        return False
+    known = {id(own) for own in one.state.values() if isinstance(own, dict)}
+    return one.state is other.state or any(
+        id(own) in known for own in other.state.values()
+    )
+
+
 def untraceable_gradient(optimizer: torch.optim.Optimizer) -> bool:
     """Has a parameter a gradient that only eager can take, and is the user told?
 

@@ -58,11 +58,15 @@ def _compile_once() -> None:
 
 
 def on_trace(
-    backend: Callable[..., Any], check: Callable[[torch.optim.Optimizer], None]
+    backend: Callable[..., Any],
+    check: Callable[[torch.optim.Optimizer], None],
+    keep: Callable[[torch.optim.Optimizer], str] = lambda optimizer: "",
 ) -> None:
     """Call `check(optimizer)` when Dynamo starts to trace a step for `backend`.
 
-    An exception from `check` reaches the caller of the step before anything ran. From
+    An exception from `check` reaches the caller of the step before anything ran. Code
+    that holds an optimizer of which `keep(optimizer)` gives a reason runs in eager, and
+    Dynamo goes on with what that code calls. From
     its second trace on, a step takes the learning rate as a symbol: it may have been
     traced again for the state that its first call made, and the rate would change next.
     While Dynamo traces code that holds an optimizer, or that one calls, `.item()`
@@ -97,6 +101,8 @@ def on_trace(
                 _expect_changes(traced.f_code, "['lr']")
             traced_before.add(owner)
         seen = _optimizers(traced)
+        for reason in filter(None, map(keep, seen)):
+            _leave_to_eager(reason)
         if seen or _within_step():
             for patch in (scalar_outputs(), collector_paused(), Apart(seen)):
                 patch.__enter__()
@@ -122,6 +128,22 @@ def on_trace(
 
     callback_handler.clear = clear  # type: ignore[method-assign]
     register()
+
+
+def _leave_to_eager(reason: str) -> None:
+    """Let Dynamo run the code that it begins to trace as it is, from now on.
+
+    Relies on the function with which Dynamo gives up on a frame; where it is another,
+    Dynamo traces on.
+    """
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        torch_exc: Any = importlib.import_module("torch._dynamo.exc")
+        torch_exc.unimplemented(
+            gb_type="optimizers that share state",
+            context="",
+            explanation=reason,
+            hints=[],
+        )
 
 
 class _Tracing(threading.local):
