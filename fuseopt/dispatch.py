@@ -71,9 +71,9 @@ def _update(
         return made
 
     def refuse(error: FuseoptError) -> None:
+        where = _elsewhere(config, str(error), eager=True)
         if isinstance(error, CannotBuild):
             _tell_of_eager(error)
-        where = _elsewhere(config, str(error), eager=True)
         told = Report(fallback=f"A call runs in {where}: {error}", parts=list(parts))
         session.reports.append(told)
 
@@ -83,8 +83,9 @@ def _update(
     except CaptureError as error:
         return _fall_back(gm, args, config, str(error), True, parts)
     except CannotBuild as error:
+        eager = _fall_back(gm, args, config, str(error), True, parts)
         _tell_of_eager(error)
-        return _fall_back(gm, args, config, str(error), True, parts)
+        return eager
 
 
 def _tell_of_eager(error: CannotBuild) -> None:
