@@ -79,7 +79,8 @@ LEVELS: dict[str, int] = {
 GRAPHS: dict[str, bool | str] = {**SWITCH, "require": "require"}
 
 
-def _checked(name: str, value: Any) -> Any:
+def _checked(name: str, value: Any, said: str = "") -> Any:
+    """A value for an option, if it may be one; `said`: the variable that has it."""
     known = [f.name for f in fields(Config)]
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
@@ -89,7 +90,8 @@ def _checked(name: str, value: Any) -> Any:
         value = str(value)
     choices = CHOICES.get(name)
     if choices is not None and value not in choices:
-        raise ConfigError(f"option {name}={value!r}: expected one of {choices}")
+        where = said or f"option {name}"
+        raise ConfigError(f"{where}={value!r}: expected one of {choices}")
     if choices is None and not isinstance(value, (str, type(None))):
         raise ConfigError(f"option {name}={value!r}: expected a path")
     return value
@@ -111,7 +113,7 @@ def resolve(
         ("target", "FUSEOPT_TARGET"),
     ):
         if env.get(variable):
-            config = replace(config, **{name: _checked(name, env[variable])})
+            config = replace(config, **{name: _checked(name, env[variable], variable)})
     switches: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
         ("debug", "FUSEOPT_DEBUG", LEVELS),
         ("check", "FUSEOPT_CHECK", SWITCH),

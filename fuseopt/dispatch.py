@@ -82,8 +82,8 @@ def _update(
 
     def failed(error: Exception, now: Sequence[Any]) -> bool:
         if isinstance(error, CannotBuild):
-            _tell_of_eager(error)
             where = _elsewhere(config, str(error), eager=True)
+            _tell_of_eager(error)
         elif mishaps.is_mishap(error):
             where = _failed(error, gm, now, config)
         else:
@@ -99,8 +99,9 @@ def _update(
         _warn_of(error, config)
         return _fall_back(gm, args, config, str(error), True, parts)
     except CannotBuild as error:
+        eager = _fall_back(gm, args, config, str(error), True, parts)
         _tell_of_eager(error)
-        return _fall_back(gm, args, config, str(error), True, parts)
+        return eager
     except Exception as error:
         why = _failed(error, gm, args, config)
         return _fall_back(gm, args, config, why, True, parts)

@@ -22,6 +22,7 @@ from fuseopt.codegen import Source
 from fuseopt.errors import BuildError, CannotBuild
 from fuseopt.runtime import build
 from fuseopt.runtime.build import Builder
+from fuseopt.runtime.folders import Folder
 
 from .cache_cases import NOBODY, TEXT, run, source, warnings_of
 
@@ -253,11 +254,20 @@ def test_refused_source_is_kept_where_nobody_could_foresee(folder: Path) -> None
         path.unlink()
 
 
-@pytest.mark.parametrize("why", ["no folder", "full"])
+@pytest.mark.parametrize("why", ["no folder", "full", "full for a trial"])
 def test_refused_source_that_cannot_be_kept(
     folder: Path, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the compiler says is said all the same."""
+    if why == "full for a trial":
+        write = Folder.write
+
+        def refuse(self: Folder, name: str, content: bytes) -> None:
+            if name == "trial.cpp":
+                raise OSError(28, "No space left on device")
+            write(self, name, content)
+
+        monkeypatch.setattr(Folder, "write", refuse)
     if why == "full":
         full = os.open("/dev/full", os.O_WRONLY)
         monkeypatch.setattr(tempfile, "mkstemp", lambda **_: (full, "/dev/full"))

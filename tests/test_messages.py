@@ -247,6 +247,11 @@ def test_other_words_are_an_error_that_names_them(variable: str, said: str) -> N
     assert ("require" in told) == (variable == "CUDAGRAPHS")
 
 
+def test_a_variable_of_names_is_named() -> None:
+    with pytest.raises(errors.ConfigError, match=r"^FUSEOPT_TARGET='cuda': expected"):
+        resolve(None, None, {"FUSEOPT_TARGET": "cuda"})
+
+
 def test_an_empty_variable_says_nothing() -> None:
     names = ("CHECK", "CUDAGRAPHS", "DEBUG", "TARGET", "CACHE_DIR", "DUMP_DIR")
     assert resolve(None, None, {f"FUSEOPT_{n}": "" for n in names}) == resolve(

@@ -230,13 +230,15 @@ class Builder:
         said = done.stderr.strip()
         if any(words in said for words in NO_PLACE):
             raise OSError(f"the compiler says: {_first_lines(said)}")
-        work.write("trial.cpp", TRIAL.encode())
-        trial = _call(job.command("trial.cpp", "trial.so"), work)
-        if trial.returncode or not work.holds("trial.so"):
-            raise CompilerMissing(
-                f"{job.compiler.name} cannot make a library of any source (status "
-                f"{trial.returncode}).\n{_first_lines(trial.stderr)}".strip()
-            )
+        # is it the source, or the compiler?
+        with contextlib.suppress(OSError):  # which would hide what it says
+            work.write("trial.cpp", TRIAL.encode())
+            trial = _call(job.command("trial.cpp", "trial.so"), work)
+            if trial.returncode or not work.holds("trial.so"):
+                raise CompilerMissing(
+                    f"{job.compiler.name} cannot make a library of any source (status "
+                    f"{trial.returncode}).\n{_first_lines(trial.stderr)}".strip()
+                )
         raise BuildError(
             f"{job.compiler.name} refused generated source, {_kept(job.source.text)}\n"
             f"{_first_lines(said)}"
