@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from . import compat, planning
+from . import compat, mishaps, planning
 from .capture.replay import as_eager, replay
 from .clock import Clock
 from .config import Config, resolve
-from .errors import CaptureError, CompilerMissing, VerifyError
+from .errors import CannotBuild, CaptureError, EagerOnly, VerifyError
 from .report import PartReport, Report
 from .runtime.plan import Plan
 from .runtime.step import CompiledStep
@@ -38,7 +38,11 @@ def compile_graph(
     config = resolve(mode, options)
     args = list(example_inputs)
     clock = Clock()
-    decision = decide(gm, args, compat.traces_step())
+    try:
+        decision = decide(gm, args, compat.traces_step())
+    except Exception as error:
+        why = _failed(error, gm, args, config)
+        return _fall_back(gm, args, config, why, True)
     clock.lap("decide")
     if decision.parts:
         return _split(gm, args, config, decision.parts)
@@ -71,18 +75,54 @@ def _update(
         return made
 
     def refuse(error: CaptureError) -> None:
+        _warn_of(error, config)
         where = _elsewhere(config, str(error), eager=True)
         told = Report(fallback=f"A call runs in {where}: {error}", parts=list(parts))
         session.reports.append(told)
 
+    def failed(error: Exception, now: Sequence[Any]) -> bool:
+        if isinstance(error, CannotBuild):
+            _tell_of_eager(error)
+            where = _elsewhere(config, str(error), eager=True)
+        elif mishaps.is_mishap(error):
+            where = _failed(error, gm, now, config)
+        else:
+            return False
+        told = Report(fallback=f"It runs in eager: {where}", parts=list(parts))
+        session.reports.append(told)
+        return True
+
     verify = _verified if config.verify else None
     try:
-        return CompiledStep(gm, plan, args, verify, refuse)
+        return CompiledStep(gm, plan, args, verify, refuse, failed)
     except CaptureError as error:
+        _warn_of(error, config)
         return _fall_back(gm, args, config, str(error), True, parts)
-    except CompilerMissing as error:
-        session.warn_once(f"fuseopt: {error} Until then steps run in eager.")
+    except CannotBuild as error:
+        _tell_of_eager(error)
         return _fall_back(gm, args, config, str(error), True, parts)
+    except Exception as error:
+        why = _failed(error, gm, args, config)
+        return _fall_back(gm, args, config, why, True, parts)
+
+
+def _failed(
+    error: Exception, gm: GraphModule, args: Sequence[Any], config: Config
+) -> str:
+    """Say what fuseopt did wrong, so that eager is to run a graph; or raise."""
+    if not mishaps.is_mishap(error):
+        raise error
+    return mishaps.tell(error, gm, args, config, "The step runs in eager.")
+
+
+def _warn_of(error: CaptureError, config: Config) -> None:
+    """Say once that a step runs in eager, where nobody would expect it."""
+    if isinstance(error, EagerOnly) and config.fallback != "error":
+        session.warn_once(f"fuseopt: a step runs in eager, since {error}")
+
+
+def _tell_of_eager(error: CannotBuild) -> None:
+    session.warn_once(f"fuseopt: steps run in eager: {error}", "no kernel can be built")
 
 
 def _split(

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from . import compat
 from .lanes import GRAD, Lanes, Unlike, free_shape
 from .paths import PLAIN
 
@@ -150,7 +149,7 @@ class Double:
                 else self.copy(v, f"group {k}")
                 for k, v in group.items()
             }
-            groups.append(compat.group_as_traced(copy))
+            groups.append(copy)
         double.param_groups = groups
         self.optimizer = double
 

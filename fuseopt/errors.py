@@ -8,6 +8,9 @@ the kernels before it have run, as in eager.)
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class FuseoptError(RuntimeError):
     """Base of all errors raised by fuseopt."""
@@ -21,12 +24,20 @@ class CaptureError(FuseoptError):
     """Dynamo's graph cannot be read as an optimizer step."""
 
 
+class EagerOnly(CaptureError):
+    """A call or a kind of tensor that only eager handles; the user is warned of it."""
+
+
 class UnsupportedInput(FuseoptError):
     """A tensor handed to the step cannot be used: sparse, quantized, wrong device."""
 
 
 class NotAnOptimizer(FuseoptError, TypeError):
     """fuseopt.compile was given something that is no torch.optim.Optimizer."""
+
+
+class NotABackend(FuseoptError, TypeError):
+    """The module fuseopt was called, where the backend of that name was meant."""
 
 
 class AliasError(FuseoptError):
@@ -37,8 +48,35 @@ class GraphError(FuseoptError):
     """An invariant of the IR does not hold; always a defect of a pass."""
 
 
-class CompilerMissing(FuseoptError):
-    """No usable compiler for the target on this machine."""
+class CannotBuild(FuseoptError):
+    """No kernel can be built here: no compiler, or nowhere to write one."""
+
+
+class CompilerMissing(CannotBuild):
+    """No usable compiler for the target on this machine, or not the one of $CXX."""
+
+
+def is_own(error: Exception) -> bool:
+    """Is an error one that Python raised in fuseopt's own code, and no word of torch's
+    about the step?
+    """
+    if not isinstance(error, OWN):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(__file__).parent in Path(frames[-1].filename).parents
+
+
+#: What torch does not raise to say that a call cannot be.
+OWN = (
+    *(KeyError, IndexError, AttributeError, NameError),
+    *(AssertionError, RecursionError, ZeroDivisionError),
+)
+
+
+class InternalError(FuseoptError):
+    """A step could not be made ready, through a fault of fuseopt's; the message names
+    the folder that tells of it. Raised where no step may run elsewhere.
+    """
 
 
 class BuildError(FuseoptError):

@@ -17,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from .errors import FuseoptError
+from .notices import odd_gradient
 from .runtime.watch import Watch
 
 #: What a number of a lane's state may be; equal numbers of other types are others.
@@ -68,6 +69,8 @@ def lane_key(
     `loose`: but for the sizes of parameters and of what has the same sizes.
     """
     grad = p.grad
+    if odd_gradient(p):
+        raise Unlike("a gradient has another dtype than its parameter")
     near = free_shape(p) if loose else None
     known = []
     for name, value in (state or {}).items():

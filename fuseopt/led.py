@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
 from torch.fx import GraphModule
 
-from . import compat, planning
+from . import compat, mishaps, planning
 from .capture import Captured
 from .capture.inputs import static_tensors
 from .clock import Clock
 from .config import Config
+from .double import own_attributes
 from .errors import FuseoptError
 from .extend import COMMON, Extended, extend
 from .lanes import GRAD, Found, Lanes, Unlike
 from .noticed import Noticed, Place
-from .paths import Reach
 from .rehearsal import Record, rehearse
 from .report import Report
 from .runtime.pending import Pending
@@ -33,6 +33,7 @@ from .runtime.plan import Plan
 from .runtime.probe import CHANGED
 from .runtime.step import CompiledStep
 from .session import session
+from .uniformity import Proof
 
 #: After so many rehearsals of one graph an optimizer is traced whole.
 PATIENCE = 6
@@ -49,6 +50,8 @@ class Owner(Protocol):
     besides its lanes; `quiet`: was nothing compiled or rehearsed in this call so far?
     `found` has the tensors of the lanes that are led, in this call. `settle()` has
     state ready for led lanes where tracing made some. `pending`: launches put off.
+    `prove()` raises Unlike unless the code that the step may run now treats lanes
+    alike; then `proof` says which code that is.
     """
 
     @property
@@ -58,7 +61,7 @@ class Owner(Protocol):
     function: Any
     config: Config
     lanes: Lanes | None
-    reach: Reach | None
+    proof: Proof | None
     entered: int
     generation: int
     noticed: Noticed
@@ -67,6 +70,7 @@ class Owner(Protocol):
     pending: Pending
 
     def settle(self) -> None: ...
+    def prove(self) -> None: ...
 
 
 class LedStep:
@@ -106,7 +110,6 @@ class LedStep:
 
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
-        owner.entered += 1
         noticed = owner.noticed
         if (
             self.generation == owner.generation
@@ -114,6 +117,7 @@ class LedStep:
             and self.known == noticed.count
             and noticed.moved <= self.moving
         ):
+            owner.entered += 1
             return self.inner(*args)
         owner.settle()
         if self.generation != owner.generation:
@@ -130,6 +134,7 @@ class LedStep:
                 inner = self._extended(args, clock)
             except Exception as error:
                 failed = error
+                self._failed(error, args)
         if held not in self.rehearsed:
             if len(self.rehearsed) >= PATIENCE:
                 raise Unlike("what it depends on changes too often")
@@ -145,14 +150,25 @@ class LedStep:
         self.known = noticed.count
         session.reports += self.untold
         self.untold.clear()
+        # what goes wrong before this is no reason to stop: the step is traced whole
+        owner.entered += 1
         return inner(*args)
+
+    def _failed(self, error: Exception, args: Sequence[Any]) -> bool:
+        """Tell of an error of fuseopt's own; raises Unlike then."""
+        if not mishaps.is_mishap(error):
+            return False
+        config = self.owner.config
+        said = mishaps.tell(error, self.gm, args, config, "The step is traced whole.")
+        raise Unlike(said) from error
 
     def _rehearse(self, args: Sequence[Any]) -> None:
         """Raise Unlike unless all lanes do as the one that leads them."""
         owner = self.owner
-        lanes, reach = owner.lanes, owner.reach
+        owner.prove()
+        lanes, proof = owner.lanes, owner.proof
         assert lanes is not None
-        assert reach is not None
+        assert proof is not None
         every = range(len(lanes.params))
         given = [x for i, x in enumerate(args) if i in self.numbers]
         moving = {x.item() if isinstance(x, torch.Tensor) else x for x in given}
@@ -172,7 +188,7 @@ class LedStep:
                 for members in (every, lanes.leads)
             ]
             compare(lanes, *runs)
-            strange = {code for code, _, _ in runs[0].paths} - reach.codes
+            strange = {code for code, _, _ in runs[0].paths} - proof.codes
             if strange:
                 raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
             if not moving and not runs[0].reads:
@@ -185,9 +201,20 @@ class LedStep:
         own = [*static_tensors(gm).values()]
         statics = len(own)
         own += [x for x in args if isinstance(x, torch.Tensor)]
-        roles = {id(t): place for place, t in lanes.tensors(lanes.leads).items()}
-        nobody = (COMMON, ("", ""))
-        known = [roles.get(id(t), nobody) for t in own]
+        if len({*map(id, own)}) < len(own):
+            raise Unlike("lanes have a tensor in common")
+        leading = lanes.tensors(lanes.leads)
+        apart(leading.values())
+        roles = {id(t): place for place, t in leading.items()}
+        # besides lanes' only what the dry run knows: what the optimizer holds, and the
+        # tensors in which Dynamo hands over numbers
+        shared = {id(t) for t in held_tensors(owner.optimizer)}
+        shared.update(id(args[i]) for i in self.numbers)
+        known = []
+        for t in own:
+            if id(t) not in roles and id(t) not in shared:
+                raise Unlike("its graph has a tensor that belongs to no lane")
+            known.append(roles.get(id(t), (COMMON, ("", ""))))
         source = [lane for lane, _ in known]
         # arguments: gradients, and the tensors in which Dynamo hands over numbers
         late = frozenset(
@@ -209,6 +236,8 @@ class LedStep:
         def extended(captured: Captured) -> Captured:
             if captured.complexes:
                 raise Unlike("it computes with complex numbers")
+            if captured.given:
+                raise Unlike("it gives tensors other memory")
             found.append(extend(captured, source, led, late, layouts))
             return found[-1].captured
 
@@ -227,6 +256,7 @@ class LedStep:
             return made
 
         step = ExtendedStep(gm, plan, args)
+        step.failed = self._failed
         place = {x: k for k, x in enumerate(lanes.places())}
         step.arguments = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
         picked = [
@@ -275,6 +305,40 @@ def _place(source: str) -> Place | None:
     group, key, name, item = found.groups()
     place: Place = name if group is None else (int(group), key)
     return place if item is None else (place, int(item))
+
+
+def held_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an optimizer holds besides its lanes."""
+    waiting: list[Any] = list(own_attributes(optimizer).values())
+    for group in optimizer.param_groups:
+        waiting += [v for k, v in group.items() if k != "params"]
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, dict):
+            waiting += x.values()
+        elif isinstance(x, (list, tuple)):
+            waiting += x
+
+
+def apart(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise Unlike if two of these lie in the same memory.
+
+    What a lane does to one of its tensors would be seen in the other, in lanes that
+    share no memory as well.
+    """
+    reached = 0
+    for first, last in sorted(_range(t) for t in tensors if t.numel()):
+        if first < reached:
+            raise Unlike("a lane that leads has two tensors in the same memory")
+        reached = last
+
+
+def _range(t: torch.Tensor) -> tuple[int, int]:
+    start = t.data_ptr()
+    steps = zip(t.shape, t.stride(), strict=True)
+    return start, start + t.itemsize * (1 + sum((n - 1) * s for n, s in steps))
 
 
 class ExtendedStep(CompiledStep):
@@ -343,8 +407,10 @@ class ExtendedStep(CompiledStep):
     ) -> Plan | None:
         raise Unlike("lanes share memory")
 
-    def _result(self, plan: Plan, tensors: list[Any], memory: Any) -> Any:
-        result = super()._result(plan, tensors, memory)
+    def _result(
+        self, plan: Plan, args: Sequence[Any], tensors: list[Any], memory: Any
+    ) -> Any:
+        result = super()._result(plan, args, tensors, memory)
         self.made = {}
         for (b, m), copy in self.copies.items():
             if plan.captured.graph.buffers[b].kind == "temp":

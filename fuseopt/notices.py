@@ -7,6 +7,7 @@ import torch
 from . import compat
 from .capture.inputs import check_tensor
 from .errors import UnsupportedInput
+from .report import Report
 from .session import COMPILED, session
 
 
@@ -21,6 +22,33 @@ def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
                 check_tensor(
                     f"the gradient of parameter {position} of group {number}", p.grad
                 )
+
+
+def untraceable_gradient(optimizer: torch.optim.Optimizer) -> bool:
+    """Has a parameter a gradient that only eager can take, and is the user told?
+
+    A parameter whose `.data` changed its dtype keeps the gradient that it had; Dynamo
+    makes a twin of both, and gives the one to the other.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if odd_gradient(p):
+                why = (
+                    f"a parameter of {p.dtype} has a gradient of {p.grad.dtype}, which "
+                    "Dynamo cannot trace"
+                )
+                name = type(optimizer).__name__
+                session.warn_once(f"fuseopt: a step of {name} runs in eager: {why}.")
+                session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+                return True
+    return False
+
+
+def odd_gradient(p: torch.Tensor) -> bool:
+    """Has a gradient another dtype than its parameter lets it have?"""
+    if p.grad is None or p.grad.dtype == p.dtype:
+        return False
+    return getattr(p, "grad_dtype", p.dtype) not in (None, p.grad.dtype)
 
 
 def _apart(optimizer: torch.optim.Optimizer) -> bool:

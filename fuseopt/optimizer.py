@@ -27,6 +27,7 @@ from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
 from .lanes import Unlike
 from .layers import cells, copied, peel, rewrap
+from .notices import untraceable_gradient
 from .representatives import Representatives
 from .runtime.pending import write
 from .session import COMPILED, session
@@ -240,6 +241,8 @@ class Isolated:
         done = False
         try:
             compiled = self.compiled.get(places)
+            if compiled is None and untraceable_gradient(optimizer):
+                return self.function(*args, **kwargs)
             if compiled is None:
                 whole = copied(self.function, cells(self.function))
                 compiled = self._compile(self._whole(), whole)

@@ -19,6 +19,7 @@ import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -30,14 +31,14 @@ from . import compat
 from .backend import BACKEND
 from .collector import collector_paused
 from .config import resolve
-from .errors import CaptureError, CompilerMissing, UnsupportedInput
+from .errors import CannotBuild, CaptureError, UnsupportedInput
 from .lanes import GRAD, PARAM, Found, Kind, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
 from .noticed import Noticed
-from .paths import Reach
 from .runtime.pending import Pending
 from .shadow import Shadow, Write
 from .split import decide
+from .uniformity import Proof, prove
 from .whole import NotTraced
 
 log = logging.getLogger("fuseopt")
@@ -47,7 +48,7 @@ FEW = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
 NOTHING = Found([])
-REFUSALS = (Unlike, CaptureError, CompilerMissing, UnsupportedInput)
+REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 
 
 class Representatives:
@@ -58,7 +59,9 @@ class Representatives:
         self.options = dict(options)
         self.config = resolve(None, options)
         self.why = "verify was asked for" if self.config.verify else ""
-        self.reach: Reach | None = None
+        self.proof: Proof | None = None
+        self.calls = 0
+        self.proven = -1  # the call in which the proof was made
         self.lanes: Lanes | None = None
         self.few: list[list[torch.Tensor]] = []  # the leading ones of each group
         self.compiled: Callable[..., Any] | None = None
@@ -119,7 +122,7 @@ class Representatives:
             except NotTraced:
                 return False
             loose = self.loose and self.lanes is not None and self.lanes.reshaped
-            self.lanes = self.compiled = self.reach = None
+            self.lanes = self.compiled = self.proof = None
             self.steps.clear()
             if not loose:
                 name = type(optimizer).__name__
@@ -133,6 +136,7 @@ class Representatives:
     ) -> bool:
         """Do one step; False, with `why`, if nothing was done."""
         entered = self.entered
+        self.calls += 1
         if not self._sound:
             self._cut_off(self._steady and self.quiet)
         self._steady, self._sound = self.quiet, False
@@ -149,6 +153,7 @@ class Representatives:
                     self._sound = True
                     return True
                 except Stale:
+                    entered = self.entered  # it has written nothing
                     self._survey(optimizer)
             raise Unlike("its lanes change while it steps")
         except NotTraced:
@@ -189,10 +194,8 @@ class Representatives:
     def _step(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> None:
-        if self.reach is None:
-            self.reach = Reach(self.function, optimizer)
-            if self.reach.why:
-                raise Unlike(self.reach.why)
+        if self.proof is None:
+            self.prove()
         found = None if self.lanes is None else self._look(optimizer)
         if found is None:
             self._survey(optimizer)
@@ -238,7 +241,8 @@ class Representatives:
         if self.surveys > PATIENCE:
             raise Unlike("its lanes change too often")
         known = self.lanes
-        lanes = self.lanes = Lanes(optimizer, self.loose)
+        assert self.proof is not None
+        lanes = self.lanes = Lanes(optimizer, self.loose and not self.proof.sizes)
         self.generation += 1
         if len(lanes.leads) > SHARE * len(lanes.params):
             raise Unlike(
@@ -318,7 +322,7 @@ class Representatives:
         state = {**known, **self._fresh}
         groups = optimizer.param_groups
         view: Any = types.SimpleNamespace(state=state, param_groups=groups)
-        now = Lanes(view, self.loose)
+        now = Lanes(view, lanes.loose)
         if _grouping(now) != _grouping(lanes):
             raise Unlike("lanes that were alike get unlike state")
         self.lanes = now
@@ -327,6 +331,19 @@ class Representatives:
         if found is None:
             raise Unlike("its lanes are not what they seem")
         self.found = found
+
+    def prove(self) -> None:
+        """Raise Unlike unless the code that a step may run now treats lanes alike.
+
+        Once in a call is enough, for nothing changes before the step has run.
+        """
+        if self.proof is None or self.proven != self.calls:
+            self.proof = prove(self.function, self._given)
+            self.proven = self.calls
+        if self.proof.why:
+            raise Unlike(self.proof.why)
+        if self.proof.sizes and self.lanes is not None and self.lanes.reshaped:
+            raise Unlike("it reads sizes, in which lanes differ")
 
     # ---------------------------------------------------------------- afterwards
 
@@ -358,10 +375,9 @@ class Representatives:
                     continue
                 if all(k in kind.numbers for k in changed):
                     news = {k: now[k] for k in changed}
-                    writes += [
-                        functools.partial(dict.update, lanes.states[i], news)
-                        for i in (*own, *kind.others)
-                    ]
+                    states = [lanes.states[i] for i in (*own, *kind.others)]
+                    each = map(dict.update, states, repeat(news))  # type: ignore
+                    writes.append(functools.partial(collections.deque, each, 0))
                     continue
             contents = {i: dict(now) for i in own}
             contents |= self._given_to(kind, now, old, made)

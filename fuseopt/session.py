@@ -24,6 +24,7 @@ class Session:
         self.vectors = Vectors()
         self.reports: list[Report] = []
         self.warned: set[str] = set()
+        self.mishaps: list[str] = []  # errors of fuseopt's own
         #: what stands for optimizers whose steps are compiled apart from all others
         self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -48,6 +49,7 @@ class Session:
             self.graphs.release()
         self.reports.clear()
         self.warned.clear()
+        self.mishaps.clear()
 
     def warn_once(self, message: str, about: str = "") -> None:
         """Warn, unless that was done before about the same."""

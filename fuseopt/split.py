@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from .capture.given import gives_memory
 from .compat import GRAD_SWITCH, HIGHER_ORDER
 
 Side = Literal["before", "update", "after"]
@@ -136,7 +137,7 @@ def written(node: Node) -> list[Node]:
         for position, name in target.writes:
             inside = position < len(args)
             found += _nodes(args[position] if inside else kwargs.get(name))
-    elif target.inplace or kwargs.get("inplace") is True:
+    elif target.inplace or kwargs.get("inplace") is True or gives_memory(node):
         found += _nodes(args[0] if args else kwargs.get("self"))
     return found
 
@@ -365,6 +366,12 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             # a forward that counts its batches
             why = "autograd records this graph, so it is no optimizer step"
             return Decision("fallback", why)
+    if any(map(gives_memory, facts.calls)):
+        # what tracing saw of a tensor is where it lies at the end, in all of the graph
+        if facts.recorded:
+            why = "autograd records a part of this graph, which gives tensors memory"
+            return Decision("eager", why)
+        return Decision("update", "")
     sides = _sides(facts)
     if set(sides.values()) <= {"update"}:
         return Decision("update", "")

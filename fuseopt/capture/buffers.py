@@ -60,7 +60,8 @@ class Buffers:
         device: str = "",
     ) -> int:
         """The buffer of a tensor, made where there is none yet."""
-        storage = t.untyped_storage()._cdata
+        memory = t.untyped_storage()
+        storage = memory._cdata
         shape, stride, offset = real_layout(t)
         dtype = real_dtype(t.dtype)
         key = (storage, offset, shape, stride, dtype)
@@ -77,7 +78,8 @@ class Buffers:
                 kind = "view"
         index = len(self.buffers)
         self._keys[key] = index
-        self._alive.append(t)
+        # not the tensor alone: it may be given other memory
+        self._alive += (t, memory)
         siblings.append(index)
         device = device or self._devices.get(storage, "cpu")
         self._devices[storage] = device

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ..errors import UnsupportedInput
+from ..compat import wraps_others
+from ..errors import EagerOnly, UnsupportedInput
 
 
 def attribute(gm: GraphModule, target: str) -> Any:
@@ -37,6 +38,32 @@ def check_tensor(name: str, t: torch.Tensor) -> None:
         )
     if t.is_quantized:
         raise UnsupportedInput(f"{name} is quantized; dequantize it first")
+
+
+def check_memory(name: str, t: torch.Tensor) -> None:
+    """Refuse a tensor whose elements lie nowhere, before anything is written.
+
+    Raises EagerOnly for one that eager can use all the same: a subclass that stands for
+    other tensors, one without contents. Raises UnsupportedInput where the memory was
+    taken away: eager's kernels would end the process.
+    """
+    if wraps_others(t):
+        raise EagerOnly(
+            f"{name} is a {type(t).__name__}, which stands for other tensors and has "
+            "no memory of its own"
+        )
+    if t.device.type == "meta":
+        raise EagerOnly(f"{name} is on the device meta, where there is no memory")
+    if t.layout != torch.strided or t.numel() == 0:
+        return
+    steps = zip(t.shape, t.stride(), strict=True)
+    last = t.storage_offset() + sum((n - 1) * s for n, s in steps)
+    if t.untyped_storage().nbytes() < (last + 1) * t.element_size():
+        raise UnsupportedInput(
+            f"{name} has {t.numel()} elements and no memory for them: its storage was "
+            "made smaller, as by untyped_storage().resize_(0). Give it memory before "
+            "the step"
+        )
 
 
 class MetaInputs:

@@ -18,6 +18,7 @@ from ..errors import CaptureError
 from ..ir import Graph
 from .constants import swap
 from .externs import Call
+from .given import Given
 from .interpret import Interpreter
 from .numbers import Computed, NumberRef
 from .promote import PARTS
@@ -34,7 +35,9 @@ class Captured:
     layout, and so are one buffer. `complexes`: positions in the pool of tensors whose
     buffers are their real views.
     `result` is the graph's output with each tensor replaced by ("buffer", index), or by
-    ("complex", index) where the buffer is its real view.
+    ("complex", index) where the buffer is its real view. Where a tensor of the call is
+    given other memory, ("tensor", position) is that tensor itself, and ("alias", index)
+    what it was before. `given`: what is given to which of them, when the step has run.
     """
 
     graph: Graph
@@ -45,6 +48,7 @@ class Captured:
     complexes: tuple[int, ...]
     result: Any
     twins: tuple[tuple[int, int], ...] = ()
+    given: tuple[Given, ...] = ()
 
 
 def capture(
@@ -64,13 +68,21 @@ def capture(
     returned = interpreter.run()
     recorder = interpreter.recorder
     outputs: list[int] = []
+    given = interpreter.places.given(recorder)
+    outputs += [x.buffer for x in given]
+    moved = {id(twin): i for i, twin in interpreter.places.moved()}
+    sources = frozenset(moved.values())
 
     def describe(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
+            if id(x) in moved:
+                return ("tensor", moved[id(x)])
             if x.is_conj() or x.is_neg():
                 raise CaptureError("the step returns a conjugated or negated view")
             buffer = recorder.buffer_of(swap(x, recorder.constant))
             outputs.append(buffer)
+            if recorder.buffers[buffer].source in sources and x.dtype not in PARTS:
+                return ("alias", buffer)
             return ("complex" if x.dtype in PARTS else "buffer", buffer)
         if isinstance(x, (list, tuple)):
             return type(x)(describe(y) for y in x)
@@ -107,4 +119,5 @@ def capture(
         tuple(interpreter.complexes),
         result,
         tuple(interpreter.twins),
+        given,
     )

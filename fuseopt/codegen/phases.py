@@ -58,6 +58,9 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
             wanted[x] = min(wanted.get(x, count), level[x])
     for i in reversed(variant.code):
         is_call = instrs[i].op in library
+        if instrs[i].op == "tail":
+            # it is no code, and may be asked by what runs on results alone
+            wanted.setdefault(i, 0)
         at = level[i] if is_call else wanted[i]
         for a in instrs[i].args:
             if a in elements:

@@ -4,11 +4,9 @@ Each function says what it relies on, and what happens where it is missing.
 """
 
 from .accelerators import before_process_groups_end, end_allocation
+from .branches import trace_branches
 from .dynamo import (
-    OF_DYNAMO,
-    as_if_compiling,
     disabled,
-    group_as_traced,
     initialize,
     never_compiled,
     number_sources,
@@ -28,6 +26,8 @@ from .fields import (
 )
 from .imports import spare_inductor
 from .kept import Fakes, forget
+from .plain import as_if_compiling, trace_plainly
+from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .tensors import (
     GRAD_SWITCH,
@@ -40,17 +40,27 @@ from .tensors import (
     negated_view,
     shapes_of,
     vector_library,
+    wraps_others,
 )
 from .traced import Traced, dynamo_errors, stance
-from .wrappers import GRAD_MODE, PROFILED, undisturbed
+from .wrappers import (
+    DECORATED,
+    FALLBACK,
+    GRAD_MODE,
+    PROFILED,
+    SORTS_BY_DIMS,
+    undisturbed,
+)
 
 __all__ = [
+    "DECORATED",
+    "FALLBACK",
     "GRAD_MODE",
     "GRAD_SWITCH",
     "HIGHER_ORDER",
     "MAKE_TENSOR",
-    "OF_DYNAMO",
     "PROFILED",
+    "SORTS_BY_DIMS",
     "Codes",
     "Fakes",
     "LibraryStruct",
@@ -65,7 +75,6 @@ __all__ = [
     "first_difference",
     "forget",
     "gradient_getter",
-    "group_as_traced",
     "initialize",
     "metadata_guard",
     "negated_view",
@@ -74,15 +83,19 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "refusals_pass",
     "requires_grad_function",
     "scalar_outputs",
     "shapes_of",
     "spare_inductor",
     "stance",
     "tensor_functions",
+    "trace_branches",
+    "trace_plainly",
     "trace_power",
     "trace_rewrites",
     "traces_step",
     "undisturbed",
     "vector_library",
+    "wraps_others",
 ]

@@ -11,12 +11,13 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..collector import collector_paused
+from .gradients import Apart
 
 
 def never_compiled(optimizer: torch.optim.Optimizer) -> str:
@@ -95,8 +96,9 @@ def on_trace(
             if owner in traced_before:
                 _expect_changes(traced.f_code, "['lr']")
             traced_before.add(owner)
-        if _optimizers(traced) or _within_step():
-            for patch in (scalar_outputs(), collector_paused()):
+        seen = _optimizers(traced)
+        if seen or _within_step():
+            for patch in (scalar_outputs(), collector_paused(), Apart(seen)):
                 patch.__enter__()
                 _tracing.patches.append(patch)
 
@@ -324,20 +326,6 @@ def leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
     return False
 
 
-#: What Dynamo writes into groups by itself, whatever the step does there.
-OF_DYNAMO = frozenset({"capturable"})
-
-
-def group_as_traced(group: dict[str, Any]) -> dict[str, Any]:
-    """A parameter group as Dynamo shows it to the step that it traces.
-
-    Relies on what it does for all optimizers: the step sees `capturable` set.
-    """
-    if "capturable" in group:
-        group["capturable"] = True
-    return group
-
-
 def initialize(optimizer: Any) -> bool:
     """Make the state of all parameters as Dynamo makes it before it traces.
 
@@ -353,35 +341,6 @@ def initialize(optimizer: Any) -> bool:
     for group in optimizer.param_groups:
         make(group, *([] for x in given if x.default is x.empty))
     return True
-
-
-class _AsIf(threading.local):
-    """Does this thread run a step as if it were compiled?"""
-
-    def __init__(self) -> None:
-        self.depth = 0
-
-
-_as_if = _AsIf()
-_patching = threading.Lock()
-
-
-@contextlib.contextmanager
-def as_if_compiling() -> Iterator[None]:
-    """Let `torch.compiler.is_compiling()` say yes, in this thread."""
-    with _patching:
-        asked = torch.compiler.is_compiling
-
-        def answer() -> bool:
-            return bool(_as_if.depth) or asked()
-
-        torch.compiler.is_compiling = answer
-        _as_if.depth += 1
-        try:
-            yield
-        finally:
-            _as_if.depth -= 1
-            torch.compiler.is_compiling = asked
 
 
 def number_sources(gm: torch.fx.GraphModule) -> dict[int, str]:

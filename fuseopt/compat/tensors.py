@@ -79,6 +79,31 @@ def shapes_of(device_of: Callable[[torch.Tensor], str]) -> Iterator[None]:
         rules.device_hint = own
 
 
+def wraps_others(t: torch.Tensor) -> bool:
+    """Does a tensor stand for others, so that its own address means nothing?
+
+    DTensor and its like, fake and functional tensors, those within a transform. Relies
+    on the dispatch key by which ATen knows that Python decides what a call does, and on
+    two functions that tell of wrappers in C++; where these are missing, on the key
+    alone.
+    """
+    if type(t) not in (torch.Tensor, torch.nn.Parameter):
+        own = torch._C._dispatch_keys(t)
+        if own.has(torch._C.DispatchKey.Python):
+            return True
+    return any(asked(t) for asked in _wrapped())
+
+
+@functools.cache
+def _wrapped() -> tuple[Callable[[torch.Tensor], bool], ...]:
+    functorch = getattr(torch._C, "_functorch", None)
+    found = (
+        getattr(torch, "_is_functional_tensor", None),
+        getattr(functorch, "is_functorch_wrapped_tensor", None),
+    )
+    return tuple([x for x in found if x is not None])
+
+
 def bump_versions(tensors: Sequence[torch.Tensor]) -> None:
     """Tell autograd that tensors were changed in place, as an ATen call would."""
     if tensors:

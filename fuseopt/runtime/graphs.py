@@ -224,7 +224,12 @@ class Replays:
             if b.kind in ("static", "arg") and b.storage in touched
         ]
         self.results = [
-            b for b in _result_buffers(captured.result) if buffers[b].kind == "temp"
+            b
+            for b in (
+                *_result_buffers(captured.result),
+                *(x.buffer for x in captured.given),
+            )
+            if buffers[b].kind == "temp"
         ]
         shared.replays.add(self)
         self._give_up(why_not(captured, schedule))

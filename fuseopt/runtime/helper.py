@@ -164,6 +164,17 @@ static bool follow(const Functions* f, const Known* k, int64_t moved) {
   return true;
 }
 
+// Has a tensor elements, but no memory for them? A wrapper has none of its own; a view
+// of memory that was taken away has an address all the same.
+static bool nowhere(const Functions* f, const char* impl, const void* address,
+                    const int64_t* metadata) {
+  const char* storage = f->words ? *(char**)(impl + f->storage) : 0;
+  if (address && (!storage || *(const uint64_t*)(storage + f->memory))) return false;
+  for (int64_t d = 0; d < metadata[DIMS]; ++d)
+    if (metadata[DIMS + 1 + d] == 0) return false;
+  return true;
+}
+
 // Is one tensor what it was? 0 if it is, 1 if it has moved, 2 if it is another, 4 if it
 // cannot be asked.
 static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
@@ -177,6 +188,7 @@ static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
   if (!alike && !same_kind(f, tensor, k->metadata + k->begins[i], seen)) return 2;
   void* address = 0;
   if (f->data(tensor, &address)) return 4;
+  if (nowhere(f, impl, address, k->metadata + k->begins[i])) return 4;
   k->now[i] = (uint64_t)address;
   if (k->now[i] != k->addresses[i]) return 1;
   see(f, impl, seen);

@@ -18,7 +18,7 @@ import torch
 
 from ..capture.trace import Captured
 from ..collector import collector_paused
-from ..errors import AliasError
+from ..errors import AliasError, UnsupportedInput
 from ..ir import DTYPE_BYTES, Kernel, Schedule
 from ..scheduler.blocks import Run
 from .arena import Arena, settle_together
@@ -111,6 +111,7 @@ class Plan:
         #: what of the inputs' places the plan rests on
         self.rests = shared_inputs(buffers, storages)
         self.metadata: list[Any] = []
+        self.infers = False
         self.settled = False  # have the tables the addresses that the probe knows?
         self.probe: Probe | None = None
         self.tables: dict[str, KernelTable] = {}
@@ -131,6 +132,7 @@ class Plan:
         self.on_cpu = all(isinstance(step, (Kernel, Run)) for step in self.order)
         #: a call needs its tensors' addresses alone, and those that numbers are in
         self.lean = self.simple and captured.result == () and not captured.complexes
+        self.lean &= not captured.given
 
     # ---------------------------------------------------------------- binding
 
@@ -184,10 +186,13 @@ class Plan:
         self.on_cpu = self.on_cpu and len(self.on_host) == len(tables)
         #: may it be launched when what calls it has run to its end?
         self.waits = self.on_cpu or bool(self.captured.result == ())
+        self.waits &= not self.captured.given  # what is given is given at once
         self._launches: tuple[int, list[Callable[[], object]]] | None = None
         self.numbers: list[Any] | None = None
         # autograd may have saved any of them, with or without a gradient of its own
         counted = [i for i in self.mutated if not tensors[i].is_inference()]
+        #: does it write inference tensors, which eager only writes in inference mode?
+        self.infers = len(counted) < len(self.mutated)
         self.probe = Probe(tensors, self.helper, counted)
         self.metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         self.settled = False
@@ -265,7 +270,11 @@ class Plan:
         )
 
     def move(self, ptrs: list[int]) -> None:
-        """Take new addresses. Raises AliasError if tensors now share memory."""
+        """Take new addresses. Raises AliasError if tensors now share memory, and
+        UnsupportedInput for a tensor that has elements and lies nowhere.
+        """
+        if 0 in ptrs:
+            self._check_nowhere(ptrs)
         together = all(ptrs[i] - ptrs[k] == d for i, k, d in self.rests.distances)
         if not together or any(ptrs[i] != ptrs[k] for i, k in self.captured.twins):
             raise AliasError("tensors that shared memory do so in another way")
@@ -299,6 +308,16 @@ class Plan:
         ]
         reach = [self._reach.get(self._args.get(i, -1), 0) for i in inputs]
         return Moves(loose, reach, self._starts, self._ends, self.pool, self.views)
+
+    def _check_nowhere(self, ptrs: Sequence[int]) -> None:
+        """A launch never sees the address 0 of a tensor with elements."""
+        for b, buffer in enumerate(self.captured.graph.buffers):
+            if buffer.kind not in ("static", "arg") or ptrs[buffer.source]:
+                continue
+            if self._reach[b]:
+                raise UnsupportedInput(
+                    f"{buffer.name} has elements and no memory; nothing was written"
+                )
 
     def _interval(self, b: int, ptr: int) -> tuple[int, int]:
         return ptr, ptr + self._reach[b]

@@ -20,8 +20,9 @@ import torch
 from torch.fx import GraphModule
 
 from .. import compat
-from ..capture.inputs import check_tensor, static_tensors
+from ..capture.inputs import check_memory, check_tensor, static_tensors
 from ..capture.numbers import NumberRef
+from ..capture.replay import as_eager
 from ..capture.scalars import same_numbers
 from ..errors import AliasError, CaptureError, LaunchError
 from .device import is_capturing
@@ -39,7 +40,8 @@ class CompiledStep:
     """Callable in place of Dynamo's graph. `make_plan(gm, args)` compiles it anew.
 
     Where it cannot for the tensors of a later call, `refuse(error)` is told, which may
-    raise; otherwise eager runs that call.
+    raise; otherwise eager runs that call. Any other error before something is written
+    goes to `failed(error, args)`: True if eager is to run this and all later calls.
     """
 
     def __init__(
@@ -49,9 +51,13 @@ class CompiledStep:
         args: Sequence[Any],
         verify: Callable[[Any, Sequence[Any], Callable[[], Any]], Any] | None = None,
         refuse: Callable[[CaptureError], None] = lambda error: None,
+        failed: Callable[[Exception, Sequence[Any]], bool] = lambda error, args: False,
     ) -> None:
         self.gm = gm
         self.refuse = refuse
+        self.failed = failed
+        #: runs all calls, once the step could not be made ready
+        self.instead: Callable[..., Any] | None = None
         self.make_plan = make_plan
         self.lock = threading.Lock()
         self.verify = verify
@@ -80,10 +86,8 @@ class CompiledStep:
         return CHANGED if plan.probe is None else plan.probe.look(*given), given
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
-        gm = self.gm
         captured = self.plan.captured
-        given = [args[i] for i in captured.tensor_args]
-        tensors = [*gm._buffers.values(), *gm._parameters.values(), *given]
+        tensors = self._themselves(args)
         for i in captured.complexes:
             tensors[i] = seen_real(tensors[i])
         return tensors
@@ -108,29 +112,44 @@ class CompiledStep:
             return self._run_alone(args)
 
     def _run_alone(self, args: Sequence[Any], pending: Pending | None = None) -> Any:
-        plan = self.plan
-        # kept until it is done: the probe knows tensors by address
-        found, given = self._look(plan, args)
-        tensors = self._tensors(args) if found or not plan.lean else []
-        if found:
-            changed = self._adapt(found, tensors, args)
-            if changed is None:
-                if pending is not None:
-                    pending.begun = True
-                return self.gm(*args)
-            plan = changed
-        if plan.captured.scalars.exprs:
-            self._scalars(plan, args, tensors)
+        if self.instead is not None:
+            return self._in_eager(args, pending)
+        plan: Plan | None = self.plan
+        assert plan is not None
+        try:
+            # kept until it is done: the probe knows tensors by address
+            found, given = self._look(plan, args)
+            tensors = self._tensors(args) if found or not plan.lean else []
+            if found:
+                plan = self._adapt(found, tensors, args)
+            if plan is not None and plan.captured.scalars.exprs:
+                self._scalars(plan, args, tensors)
+        except Exception as error:
+            if not self.failed(error, args):
+                raise
+            self.instead, plan = as_eager(self.gm), None
+        if plan is None:
+            return self._in_eager(args, pending)
+        if plan.infers and not torch.is_inference_mode_enabled():
+            _refuse_inference(self.gm)
         if pending is not None:
             if pending.open and plan.waits and pending.kept is None:
                 return self._put_off(pending, plan, args, tensors, given)
             pending.begun = True
         memory = self._launch(plan, args, tensors)
-        result = () if plan.lean else self._result(plan, tensors, memory)
+        result = () if plan.lean else self._result(plan, args, tensors, memory)
+        if plan.captured.given:
+            self._give(plan, args, tensors, memory)
         if plan.probe is not None and not plan.probe.bump():
             self._bump(plan, args, tensors)
         del given
         return result
+
+    def _in_eager(self, args: Sequence[Any], pending: Pending | None) -> Any:
+        if pending is not None:
+            pending.begun = True
+        run = self.instead or as_eager(self.gm)
+        return run(*args)
 
     def _bump(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
         assert plan.probe is not None
@@ -154,7 +173,7 @@ class CompiledStep:
             launches = plan.launches(torch.get_num_threads())
         else:
             launches = functools.partial(self._launch, plan, args, tensors)
-        result = () if plan.lean else self._result(plan, tensors, memory)
+        result = () if plan.lean else self._result(plan, args, tensors, memory)
         count = None if plan.probe is None else plan.probe.count
         bump = functools.partial(self._bump, plan, args, tensors)
         otherwise = bump if plan.mutated else None
@@ -206,6 +225,7 @@ class CompiledStep:
         """Strides, dtypes or shapes changed: bind a known plan again or make one."""
         for i, t in enumerate(tensors):
             check_tensor("a tensor of the step", t)
+            check_memory("a tensor of the step", t)
             tensors[i] = seen_real(t)
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         known = [p for p in self.plans if p.metadata == metadata and p.fits(tensors)]
@@ -261,7 +281,13 @@ class CompiledStep:
                 return plan.replays.run(plan, tensors, threads)
         return in_order(plan, tensors, lambda table: table.launch(threads))
 
-    def _result(self, plan: Plan, tensors: list[Any], memory: Memory | None) -> Any:
+    def _result(
+        self,
+        plan: Plan,
+        args: Sequence[Any],
+        tensors: list[Any],
+        memory: Memory | None,
+    ) -> Any:
         if plan.captured.result == ():
             return ()
         buffers = plan.captured.graph.buffers
@@ -273,6 +299,10 @@ class CompiledStep:
                     return tensors[buffer.source]
                 assert memory is not None
                 return memory.tensor(x[1])
+            if isinstance(x, tuple) and len(x) == 2 and x[0] == "tensor":
+                return self._themselves(args)[x[1]]
+            if isinstance(x, tuple) and len(x) == 2 and x[0] == "alias":
+                return tensors[buffers[x[1]].source].detach()
             if isinstance(x, tuple) and len(x) == 2 and x[0] == "complex":
                 return torch.view_as_complex(build(("buffer", x[1])))
             if isinstance(x, tuple) and len(x) == 2 and x[0] == "sym":
@@ -286,6 +316,47 @@ class CompiledStep:
             return type(x)(build(y) for y in x)
 
         return build(plan.captured.result)
+
+    def _themselves(self, args: Sequence[Any]) -> list[Any]:
+        """The tensors of a call, complex as they may be."""
+        given = [args[i] for i in self.plan.captured.tensor_args]
+        return [*self.gm._buffers.values(), *self.gm._parameters.values(), *given]
+
+    def _give(
+        self,
+        plan: Plan,
+        args: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+        memory: Memory | None,
+    ) -> None:
+        """Give tensors the memory that the step gives them, all at once."""
+        buffers = plan.captured.graph.buffers
+        made = []
+        for x in plan.captured.given:
+            buffer = buffers[x.buffer]
+            if buffer.kind in ("static", "arg"):
+                t = tensors[buffer.source].detach()
+            else:
+                assert memory is not None
+                t = memory.tensor(x.buffer)
+            made.append(torch.view_as_complex(t) if x.complex else t)
+        own = self._themselves(args)
+        for x, t in zip(plan.captured.given, made, strict=True):
+            own[x.place].data = t
+
+
+def _refuse_inference(gm: GraphModule) -> None:
+    """Raise what eager raises at the first write to an inference tensor, unless the
+    step itself enters the mode.
+    """
+    if any("inference_mode" in str(node.target) for node in gm.graph.nodes):
+        return
+    raise RuntimeError(
+        "Inplace update to inference tensor outside InferenceMode is not allowed."
+        "You can make a clone to get a normal tensor before doing inplace update."
+        "See https://github.com/pytorch/rfcs/pull/17 for more details. "
+        "(fuseopt: the step has written nothing)"
+    )
 
 
 def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:

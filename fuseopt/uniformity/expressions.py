@@ -1,0 +1,668 @@
+"""Expressions: one function for each form of the syntax. A form without one is refused."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import calls, containers, functions, objects, tensors
+from .machine import Definition, Frame, Machine, usable
+from .memory import Dict, List
+from .values import (
+    NONE,
+    NUMBER,
+    PLAIN,
+    Bound,
+    Carried,
+    Choice,
+    Closure,
+    Count,
+    Data,
+    First,
+    Gathered,
+    Grouped,
+    Held,
+    Index,
+    Items,
+    Known,
+    Level,
+    Many,
+    Method,
+    Optimizer,
+    Ref,
+    Sequence,
+    State,
+    Tensor,
+    Value,
+    join,
+    level_of,
+    types_of,
+)
+
+Form = Callable[[Machine, Any], Value]
+FORMS: dict[type, Form] = {}
+
+
+def form(*kinds: type) -> Callable[[Form], Form]:
+    def take(made: Form) -> Form:
+        for kind in kinds:
+            FORMS[kind] = made
+        return made
+
+    return take
+
+
+def evaluate(machine: Machine, node: ast.expr) -> Value:
+    """What is known of the value of an expression."""
+    machine.spend(node)
+    made = FORMS.get(type(node))
+    if made is None:
+        raise machine.refusal(f"a {type(node).__name__} is not analysed", node)
+    return made(machine, node)
+
+
+def used(machine: Machine, node: ast.expr) -> Value:
+    """The value of an expression, which may be used."""
+    return usable(machine, evaluate(machine, node), node)
+
+
+# ---------------------------------------------------------------- names
+
+
+@functools.cache
+def _constant(value: Any, kind: type) -> Known:
+    return Known(value)
+
+
+@form(ast.Constant)
+def _of_constant(machine: Machine, node: ast.Constant) -> Value:
+    return Known(node.value)
+
+
+def place(machine: Machine, name: str) -> int | None:
+    """The scope of a variable of the step's; None: it is none of them."""
+    frame = machine.frame
+    for x in (frame, *reversed(frame.outer)):
+        if name in x.names:
+            return x.scope
+    return None
+
+
+@form(ast.Name)
+def _name(machine: Machine, node: ast.Name) -> Value:
+    name, frame = node.id, machine.frame
+    scope = place(machine, name)
+    if scope is not None:
+        found = machine.now.scopes[scope].get(name)
+        if found is None:
+            raise machine.refusal(f"{name} is not known here", node)
+        return found
+    if name in frame.cells:
+        return machine.world.value(frame.cells[name], name)
+    if name in frame.globals:
+        return machine.world.value(frame.globals[name], name)
+    if hasattr(builtins, name):
+        return Known(getattr(builtins, name))
+    raise machine.refusal(f"{name} is not known here", node)
+
+
+@form(ast.NamedExpr)
+def _named(machine: Machine, node: ast.NamedExpr) -> Value:
+    value = used(machine, node.value)
+    scope = place(machine, node.target.id)
+    if scope is None:
+        raise machine.refusal("it sets what is not its own", node)
+    machine.store(scope, node.target.id, value, node)
+    return value
+
+
+@form(ast.Attribute)
+def _attribute(machine: Machine, node: ast.Attribute) -> Value:
+    return objects.attribute(machine, used(machine, node.value), node.attr, node)
+
+
+@form(ast.Subscript)
+def _subscript(machine: Machine, node: ast.Subscript) -> Value:
+    value = used(machine, node.value)
+    return containers.item(machine, value, key(machine, node.slice), node)
+
+
+def key(machine: Machine, node: ast.expr) -> Value:
+    return used(machine, node)
+
+
+@form(ast.Slice)
+def _slice(machine: Machine, node: ast.Slice) -> Value:
+    parts = [
+        Known(None) if x is None else used(machine, x)
+        for x in (node.lower, node.upper, node.step)
+    ]
+    if all(isinstance(x, Known) for x in parts):
+        return Known(slice(*(x.value for x in parts)))  # type: ignore[attr-defined]
+    level = max(containers.key_level(machine, x, node) for x in parts)
+    return Data(level, frozenset({slice}))
+
+
+# ---------------------------------------------------------------- arithmetic
+
+_OPS = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.FloorDiv: "floor_divide",
+    ast.Mod: "remainder",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.BitAnd: "bitwise_and",
+    ast.BitOr: "bitwise_or",
+    ast.BitXor: "bitwise_xor",
+    ast.LShift: "bitwise_left_shift",
+    ast.RShift: "bitwise_right_shift",
+}
+
+
+@form(ast.BinOp)
+def _binary(machine: Machine, node: ast.BinOp) -> Value:
+    a, b = used(machine, node.left), used(machine, node.right)
+    return operate(machine, type(node.op), a, b, node)
+
+
+def operate(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Value:
+    """What an operator gives."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        if all(isinstance(x, Tensor) and x.number for x in (a, b)):
+            return _number_too(a, b)
+        result = tensors.aten(machine, _OPS[op], [a, b], {}, node)
+        # with a number in place of the tensor, a number
+        odd = [x for x in (a, b) if isinstance(x, Tensor) and (x.number or x.plain)]
+        rest = [x for x in (a, b) if not isinstance(x, Tensor)]
+        if odd and len(odd) + len(rest) == 2 and isinstance(result, Tensor):
+            return Tensor(
+                shared=result.shared,
+                number=any(x.number for x in odd) or NUMBER in rest,
+                plain=any(x.plain for x in odd),
+            )
+        return result
+    if op is ast.Mult:
+        for x, y in ((a, b), (b, a)):
+            if isinstance(y, Count) and isinstance(x, Ref):
+                return _repeated(machine, x, y, node)
+    if isinstance(a, Items) and isinstance(b, Items) and op is ast.Add:
+        return Items(a.items + b.items)
+    if isinstance(a, Ref) or isinstance(b, Ref):
+        return _lists(machine, op, a, b, node)
+    if isinstance(a, Known) and isinstance(b, Known):
+        if type(a.value) is str and type(b.value) is str and op is ast.Add:
+            return Known(a.value + b.value)
+        if type(a.value) is int and type(b.value) is int and op in (ast.Add, ast.Sub):
+            return Known(a.value + b.value if op is ast.Add else a.value - b.value)
+    return functions.compute(machine, [a, b], node, _types(op, a, b))
+
+
+def _number_too(a: Value, b: Value) -> Value:
+    assert isinstance(a, Tensor)
+    assert isinstance(b, Tensor)
+    return Tensor(shared=a.shared and b.shared, number=True)
+
+
+def _types(op: type, a: Value, b: Value) -> tuple[type, ...]:
+    """The types of what an operator gives, where they are plain."""
+    own, other = types_of(a), types_of(b)
+    if own is None or other is None:
+        return ()
+    both = own | other
+    if both <= {int, bool} and op not in (ast.Div, ast.Pow):
+        return (int,) if op not in (ast.BitAnd, ast.BitOr) or int in both else (bool,)
+    if both <= {int, bool, float}:
+        return (float, int) if float not in own and float not in other else (float,)
+    if both == {str}:
+        return (str,)
+    return ()
+
+
+def _repeated(machine: Machine, ref: Ref, count: Count, node: ast.AST) -> Value:
+    """`[x] * len(lanes)`: one item of each lane."""
+    held = machine.held(ref, node)
+    if not isinstance(held, List) or held.items is None or len(held.items) != 1:
+        raise machine.refusal("it computes with how many lanes there are", node)
+    item = held.items[0]
+    if level_of(item) != Level.UNIFORM and not (
+        isinstance(item, Tensor) and item.shared
+    ):
+        raise machine.refusal("it gives all lanes one thing", node)
+    if count.lanes == "state":
+        raise machine.refusal("it computes with how many lanes there are", node)
+    return machine.new(
+        List(None, lanes=count.lanes, item=item, writer=machine.site(node))
+    )
+
+
+def _lists(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Value:
+    if op is ast.Mult:
+        ref, other = (a, b) if isinstance(a, Ref) else (b, a)
+        assert isinstance(ref, Ref)
+        held = machine.held(ref, node)
+        level = containers.key_level(machine, other, node)
+        if isinstance(held, List) and held.lanes is None:
+            found = [*(held.items or ()), *([held.many] if held.many else [])]
+            if found:
+                item = found[0]
+                for x in found[1:]:
+                    item = join(item, x, level)
+                return machine.new(List(None, item, max(level, held.level)))
+        raise machine.refusal("it repeats what differs between lanes", node)
+    if op is ast.Add:
+        known: list[Value] = []
+        level = Level.UNIFORM
+        exact = True
+        for x in (a, b):
+            if containers.lanes_of(machine, x, node) is not None:
+                raise machine.refusal("it puts lanes together", node)
+            items = containers.spread(machine, x, machine.site(node), node)
+            if isinstance(items, list):
+                known += items
+            elif isinstance(items, Many):
+                known.append(items.item)
+                level, exact = max(level, items.level), False
+        if exact:
+            return machine.list_of(*known)
+        item = known[0]
+        for x in known[1:]:
+            item = join(item, x, level)
+        return machine.new(List(None, item, level))
+    raise machine.refusal("it computes with what differs between lanes", node)
+
+
+@form(ast.UnaryOp)
+def _unary(machine: Machine, node: ast.UnaryOp) -> Value:
+    value = used(machine, node.operand)
+    if isinstance(node.op, ast.Not):
+        found, level = containers.truth(machine, value, node)
+        if found is not None:
+            return Known(not found)
+        return Data(level, frozenset({bool}))
+    if isinstance(value, Tensor):
+        if value.number or value.plain:
+            return Tensor(value.shared, number=value.number, plain=value.plain)
+        return tensors.aten(machine, "neg", [value], {}, node)
+    if isinstance(value, Known) and type(value.value) in (int, float):
+        if isinstance(node.op, ast.USub):
+            return Known(-value.value)
+    return functions.compute(machine, [value], node, tuple(types_of(value) or ()))
+
+
+@form(ast.BoolOp)
+def _bool(machine: Machine, node: ast.BoolOp) -> Value:
+    return _chain(machine, node, 0)
+
+
+def _chain(machine: Machine, node: ast.BoolOp, k: int) -> Value:
+    value = used(machine, node.values[k])
+    if k == len(node.values) - 1:
+        return value
+    stops = isinstance(node.op, ast.Or)
+    found, level = containers.truth(machine, value, node.values[k])
+    if found is not None:
+        return value if found == stops else _chain(machine, node, k + 1)
+    if isinstance(value, Count):
+        value = Data(Level.UNIFORM, frozenset({int}))
+    return machine.either(
+        level, node.values[k], lambda: value, lambda: _chain(machine, node, k + 1)
+    )
+
+
+@form(ast.IfExp)
+def _choice(machine: Machine, node: ast.IfExp) -> Value:
+    test = used(machine, node.test)
+    found, level = containers.truth(machine, test, node.test)
+    if found is not None:
+        return evaluate(machine, node.body if found else node.orelse)
+    return machine.either(
+        level,
+        node,
+        lambda: evaluate(machine, node.body),
+        lambda: evaluate(machine, node.orelse),
+    )
+
+
+# ---------------------------------------------------------------- comparisons
+
+
+@form(ast.Compare)
+def _compare(machine: Machine, node: ast.Compare) -> Value:
+    left = used(machine, node.left)
+    results: list[Value] = []
+    for op, comparator in zip(node.ops, node.comparators, strict=True):
+        right = used(machine, comparator)
+        results.append(_compared(machine, op, left, right, node))
+        left = right
+    if len(results) == 1:
+        return results[0]
+    if all(isinstance(x, Known) for x in results):
+        return Known(all(x.value for x in results))  # type: ignore[attr-defined]
+    return functions.compute(machine, results, node, (bool,))
+
+
+def _compared(
+    machine: Machine, op: ast.cmpop, a: Value, b: Value, node: ast.AST
+) -> Value:
+    if isinstance(op, (ast.In, ast.NotIn)):
+        found = containers.contains(machine, b, a, node)
+        if isinstance(found, Known) and isinstance(op, ast.NotIn):
+            return Known(not found.value)
+        return found
+    if isinstance(op, (ast.Is, ast.IsNot)):
+        found = _same(machine, a, b, node)
+        if isinstance(found, Known) and isinstance(op, ast.IsNot):
+            return Known(not found.value)
+        return found
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Count):
+            return _counted(machine, op, x, y, swapped=x is b, node=node)
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        for x in (a, b):
+            if isinstance(x, Tensor) and (x.number or x.plain):
+                operands = tensors.Operands(machine, node)
+                operands.take(a)
+                operands.take(b)
+                return Tensor(shared=operands.shared, number=True)
+        return tensors.aten(machine, "eq", [a, b], {}, node)
+    if isinstance(a, Known) and isinstance(b, Known):
+        if isinstance(op, (ast.Eq, ast.NotEq)) and _exact(a) and _exact(b):
+            return Known((a.value == b.value) == isinstance(op, ast.Eq))
+        if not (isinstance(a.value, PLAIN) and isinstance(b.value, PLAIN)):
+            raise machine.refusal("it compares objects", node)
+    return functions.compute(machine, [a, b], node, (bool,))
+
+
+def _exact(x: Known) -> bool:
+    return isinstance(x.value, PLAIN) or isinstance(x.value, type)
+
+
+def _same(machine: Machine, a: Value, b: Value, node: ast.AST) -> Value:
+    """`a is b`."""
+    for x, y in ((a, b), (b, a)):
+        if isinstance(y, Known) and (
+            y.value is None or type(y.value) is bool or y.value is Ellipsis
+        ):
+            if isinstance(x, Known):
+                return Known(x.value is y.value)
+            if isinstance(x, Data):
+                if x.types is not None and type(y.value) not in x.types:
+                    return Known(False)
+                return Data(x.level, frozenset({bool}))
+            if isinstance(x, Tensor):
+                if y.value is None and not (x.none or x.plain):
+                    return Known(False)
+                return Data(Level.KIND, frozenset({bool}))
+            if isinstance(x, First):
+                return Data(Level.UNIFORM, frozenset({bool}))
+            if isinstance(
+                x,
+                (
+                    Items,
+                    Ref,
+                    Held,
+                    State,
+                    Optimizer,
+                    Grouped,
+                    Closure,
+                    Bound,
+                    Method,
+                    Many,
+                    Sequence,
+                    Choice,
+                ),
+            ):
+                return Known(False)
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Known) and type(x.value) is torch.dtype:
+            if isinstance(y, Data) and y.types is not None and y.level < Level.NUMBER:
+                if y.types <= {torch.dtype, NONE}:
+                    return Data(y.level, frozenset({bool}))
+    if isinstance(a, Known) and isinstance(b, Known):
+        if isinstance(a.value, type) or callable(a.value):
+            return Known(a.value is b.value)
+    raise machine.refusal("it asks whether two are one object", node)
+
+
+def _counted(
+    machine: Machine,
+    op: ast.cmpop,
+    count: Count,
+    other: Value,
+    swapped: bool,
+    node: ast.AST,
+) -> Value:
+    """Is a sequence of lanes empty? More may not be asked of how many there are."""
+    if isinstance(other, Count) and other.lanes == count.lanes:
+        return Data(Level.UNIFORM, frozenset({bool}))
+    known = other.value if isinstance(other, Known) else None
+    zero = (ast.Eq, ast.NotEq, ast.Gt, ast.LtE)
+    if swapped:
+        zero = (ast.Eq, ast.NotEq, ast.Lt, ast.GtE)  # type: ignore[assignment]
+    if type(known) is int and known == 0 and isinstance(op, zero):
+        return Data(Level.UNIFORM, frozenset({bool}))
+    raise machine.refusal("it computes with how many lanes there are", node)
+
+
+# ---------------------------------------------------------------- displays
+
+
+@form(ast.Tuple)
+def _tuple(machine: Machine, node: ast.Tuple) -> Value:
+    return Items(tuple(_items(machine, node.elts)))
+
+
+@form(ast.List)
+def _list(machine: Machine, node: ast.List) -> Value:
+    return machine.list_of(*_items(machine, node.elts))
+
+
+def _items(machine: Machine, nodes: list[ast.expr]) -> list[Value]:
+    found: list[Value] = []
+    for x in nodes:
+        if isinstance(x, ast.Starred):
+            value = used(machine, x.value)
+            items = containers.spread(machine, value, machine.site(x), x)
+            if not isinstance(items, list):
+                raise machine.refusal("it spreads what is not known", x)
+            found += items
+        else:
+            found.append(used(machine, x))
+    return found
+
+
+@form(ast.Set)
+def _set(machine: Machine, node: ast.Set) -> Value:
+    items = [used(machine, x) for x in node.elts]
+    for x in items:
+        containers.key_level(machine, x, node)
+    return Items(tuple(items))
+
+
+@form(ast.Dict)
+def _dict(machine: Machine, node: ast.Dict) -> Value:
+    made = Dict()
+    for k, v in zip(node.keys, node.values, strict=True):
+        if k is None:
+            value = used(machine, v)
+            held = machine.held(value, v) if isinstance(value, Ref) else None
+            if not isinstance(held, Dict) or held.other is not None:
+                raise machine.refusal("it spreads what is not known", v)
+            for name, item in held.items:
+                made = made.put(name, item)
+            continue
+        name = used(machine, k)
+        if not isinstance(name, Known):
+            raise machine.refusal("it makes a dict with keys that are not known", node)
+        made = made.put(name.value, used(machine, v))
+    return machine.new(made)
+
+
+@form(ast.JoinedStr)
+def _text(machine: Machine, node: ast.JoinedStr) -> Value:
+    parts: list[Value] = []
+    for x in node.values:
+        if isinstance(x, ast.FormattedValue):
+            value = used(machine, x.value)
+            if x.format_spec is not None or x.conversion != -1:
+                value = functions.compute(machine, [value], x, (str,))
+            parts.append(value)
+        else:
+            parts.append(used(machine, x))
+    if all(isinstance(x, Known) and type(x.value) in (str, int) for x in parts):
+        return Known("".join(str(x.value) for x in parts))  # type: ignore[attr-defined]
+    found = functions.compute(machine, parts, node, (str,))
+    if level_of(found) == Level.NUMBER:
+        raise machine.refusal("it makes text of contents of a tensor", node)
+    return found
+
+
+# ---------------------------------------------------------------- calls
+
+
+@form(ast.Call)
+def _call(machine: Machine, node: ast.Call) -> Value:
+    if isinstance(node.func, ast.Name) and node.func.id == "super":
+        if place(machine, "super") is None and "super" not in machine.frame.globals:
+            return _super(machine, node)
+    function = used(machine, node.func)
+    args: list[Value] = []
+    if isinstance(function, Known) and node.args:
+        if function.value is next:
+            return _next(machine, node)
+        if function.value is zip and isinstance(node.args[0], ast.Starred):
+            found = _columns(machine, node)
+            if found is not None:
+                return found
+    for x in node.args:
+        if isinstance(x, ast.Starred):
+            args += _starred(machine, x, function)
+        elif isinstance(x, ast.GeneratorExp):
+            args.append(_generator(machine, x, function, len(node.args)))
+        else:
+            args.append(used(machine, x))
+    keywords: dict[str, Value] = {}
+    for word in node.keywords:
+        value = used(machine, word.value)
+        if word.arg is None:
+            if not isinstance(value, Ref):
+                raise machine.refusal("it spreads what is not known", node)
+            held = machine.held(value, node)
+            if not isinstance(held, Dict) or held.other is not None:
+                raise machine.refusal("it spreads what is not known", node)
+            keywords.update({k: v for k, v in held.items if isinstance(k, str)})
+        else:
+            keywords[word.arg] = value
+    return calls.call(machine, function, args, keywords, node)
+
+
+def _next(machine: Machine, node: ast.Call) -> Value:
+    """The first of what is made on the spot; of lanes, it is one that leads."""
+    over = node.args[0]
+    if isinstance(over, ast.GeneratorExp):
+        value = evaluate(machine, over)
+    elif (
+        isinstance(over, ast.Call)
+        and used(machine, over.func) == Known(iter)
+        and len(over.args) == 1
+    ):
+        value = used(machine, over.args[0])
+    else:
+        raise machine.refusal("how far something was gone through is not known", node)
+    found: Value
+    lanes = containers.lanes_of(machine, value, node)
+    if lanes is not None:
+        found = containers.first_of(machine, lanes.item, node)
+    elif isinstance(value, Method) and isinstance(value.of, Grouped):
+        key, held = containers.sorted_lists(machine, value.of, machine.site(node))
+        found = Items((key, held)) if value.name.endswith("items") else held
+    else:
+        items = containers.spread(machine, value, machine.site(node), node)
+        if not isinstance(items, list) or not items:
+            raise machine.refusal("the first of what is not known", node)
+        found = items[0]
+    if len(node.args) > 1:
+        found = join(found, used(machine, node.args[1]), Level.UNIFORM)
+    return found
+
+
+def _columns(machine: Machine, node: ast.Call) -> Value | None:
+    """`zip(*rows)`, of one row for each lane: one item of each lane for each column."""
+    if len(node.args) != 1 or node.keywords:
+        return None
+    star = node.args[0]
+    assert isinstance(star, ast.Starred)
+    value = used(machine, star.value)
+    over = containers.lanes_of(machine, value, node)
+    if over is None or not isinstance(over.item, Items):
+        return None
+    return Items(tuple(Sequence(over.lanes, x) for x in over.item.items))
+
+
+_EATERS = (any, all, sum, min, max, list, tuple, sorted, set)
+
+
+def _generator(
+    machine: Machine, node: ast.GeneratorExp, function: Value, count: int
+) -> Value:
+    """A generator that the call goes through before anything else happens."""
+    eats = isinstance(function, Known) and function.value in _EATERS
+    joins = isinstance(function, Method) and function.name in ("join", "extend")
+    if not (eats or joins):
+        raise machine.refusal(
+            "what goes through a generator, and when, is not known", node
+        )
+    return evaluate(machine, node)
+
+
+def _starred(machine: Machine, node: ast.Starred, function: Value) -> list[Value]:
+    value = used(machine, node.value)
+    if level_of(value) in (Level.UNIFORM, Level.KIND) or isinstance(value, Many):
+        # a shape, given to a call of torch as so many numbers
+        if isinstance(function, Method) and isinstance(function.of, Tensor):
+            return [value]
+        if isinstance(function, Known) and tensors.is_aten(function.value):
+            return [value]
+    items = containers.spread(machine, value, machine.site(node), node)
+    if not isinstance(items, list):
+        raise machine.refusal("it spreads what is not known", node)
+    return items
+
+
+def _super(machine: Machine, node: ast.Call) -> Value:
+    frame: Frame = machine.frame
+    if node.args or frame.owner is None or frame.first != Optimizer():
+        raise machine.refusal("it calls super() of what is not the optimizer", node)
+    return Optimizer(frame.owner)
+
+
+@form(ast.Lambda)
+def _lambda(machine: Machine, node: ast.Lambda) -> Value:
+    return define(machine, node)
+
+
+def define(machine: Machine, node: ast.FunctionDef | ast.Lambda) -> Value:
+    """A function that the step defines."""
+    for x in ast.walk(node):
+        if isinstance(x, (ast.Yield, ast.YieldFrom, ast.Await)):
+            raise machine.refusal("a generator is not analysed", x)
+    defaults = tuple(used(machine, x) for x in node.args.defaults)
+    words = tuple(
+        (a.arg, used(machine, x))
+        for a, x in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        if x is not None
+    )
+    frames = (*machine.frame.outer, machine.frame)
+    machine.definitions.append(Definition(node, frames, defaults, words))
+    return Closure(len(machine.definitions) - 1)
+
+
+_ = (NUMBER, Carried, Gathered, Index, Sequence)
