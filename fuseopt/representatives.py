@@ -35,6 +35,7 @@ from .errors import CannotBuild, CaptureError, UnsupportedInput
 from .lanes import GRAD, PARAM, Found, Kind, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
 from .noticed import Noticed
+from .report import Report
 from .runtime.pending import Pending
 from .shadow import Shadow, Write
 from .split import decide
@@ -52,9 +53,15 @@ REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 
 
 class Representatives:
-    """The step of one optimizer, led by a few lanes. `why`: why it no longer is."""
+    """The step of one optimizer, led by a few lanes. `why`: why it no longer is.
 
-    def __init__(self, function: Any, options: Mapping[str, Any]) -> None:
+    `told` gets its Reports.
+    """
+
+    def __init__(
+        self, function: Any, options: Mapping[str, Any], told: list[Report]
+    ) -> None:
+        self.told = told
         self.function = function
         self.options = dict(options)
         self.config = resolve(None, options)
