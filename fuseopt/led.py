@@ -68,6 +68,7 @@ class Owner(Protocol):
     quiet: bool
     found: Found
     pending: Pending
+    told: list[Report]
 
     def settle(self) -> None: ...
     def prove(self) -> None: ...
@@ -149,6 +150,7 @@ class LedStep:
         self.inner = inner
         self.known = noticed.count
         session.reports += self.untold
+        owner.told += self.untold
         self.untold.clear()
         # what goes wrong before this is no reason to stop: the step is traced whole
         owner.entered += 1

@@ -28,6 +28,7 @@ from .errors import NotAnOptimizer, UnsupportedInput
 from .lanes import Unlike
 from .layers import cells, copied, peel, rewrap
 from .notices import untraceable_gradient
+from .report import Report
 from .representatives import Representatives
 from .runtime.pending import write
 from .session import COMPILED, session
@@ -166,9 +167,11 @@ class Isolated:
         #: all that Dynamo was given: code, and the backend
         self.known: list[tuple[list[types.CodeType], Any]] = []
         self.fakes = compat.Fakes()
+        self.told: list[Report] = []
         # where a collector of garbage finds the optimizer, nobody calls `release`
-        weakref.finalize(self, _forget, self.known, self.fakes).atexit = False
-        self.representatives = Representatives(function, options)
+        kept = self.known, self.fakes, self.told
+        weakref.finalize(self, _forget, *kept).atexit = False
+        self.representatives = Representatives(function, options, self.told)
         self.whole = Whole(function)
         self.unfused: Shadow | None = None  # for a step with a closure
 
@@ -178,13 +181,13 @@ class Isolated:
         self.representatives.release()
         self.whole.release()
         self.unfused = None
-        _forget(self.known, self.fakes)
+        _forget(self.known, self.fakes, self.told)
         self.seen = None, None, 0
 
     def forget(self) -> None:
         """Let nothing that was compiled count."""
         self.release()
-        self.representatives = Representatives(self.function, self.options)
+        self.representatives = Representatives(self.function, self.options, self.told)
         self.whole = Whole(self.function)
 
     def configure(self, options: Mapping[str, Any]) -> None:
@@ -332,11 +335,15 @@ class Isolated:
             keywords["isolate_recompiles"] = True
         keywords.update({"options": self.options or None, **more})
         # Dynamo keeps each backend that it was ever given
-        fakes = self.fakes
+        fakes, told = self.fakes, self.told
 
         def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
             fakes.note()
-            return backend(gm, example_inputs, **keywords)
+            first = len(session.reports)
+            try:
+                return backend(gm, example_inputs, **keywords)
+            finally:
+                told.extend(session.reports[first:])
 
         noting._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
         noting.reset = BACKEND.reset  # type: ignore[attr-defined]
@@ -362,11 +369,17 @@ class Isolated:
         return self.callables[place]
 
 
-def _forget(known: list[tuple[list[types.CodeType], Any]], fakes: compat.Fakes) -> None:
-    """Let Dynamo keep nothing of what it has compiled."""
+def _forget(
+    known: list[tuple[list[types.CodeType], Any]],
+    fakes: compat.Fakes,
+    told: list[Report],
+) -> None:
+    """Let Dynamo keep nothing of what it has compiled, and the session little."""
     while known:
         compat.forget(*known.pop())
     fakes.forget()
+    session.retire(told)
+    told.clear()
 
 
 def _released(isolated: Isolated) -> Callable[[Any], None]:

@@ -19,6 +19,7 @@ import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -34,6 +35,7 @@ from .errors import CannotBuild, CaptureError, UnsupportedInput
 from .lanes import GRAD, PARAM, Found, Kind, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
 from .noticed import Noticed
+from .report import Report
 from .runtime.pending import Pending
 from .shadow import Shadow, Write
 from .split import decide
@@ -51,9 +53,15 @@ REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 
 
 class Representatives:
-    """The step of one optimizer, led by a few lanes. `why`: why it no longer is."""
+    """The step of one optimizer, led by a few lanes. `why`: why it no longer is.
 
-    def __init__(self, function: Any, options: Mapping[str, Any]) -> None:
+    `told` gets its Reports.
+    """
+
+    def __init__(
+        self, function: Any, options: Mapping[str, Any], told: list[Report]
+    ) -> None:
+        self.told = told
         self.function = function
         self.options = dict(options)
         self.config = resolve(None, options)
@@ -375,10 +383,9 @@ class Representatives:
                     continue
                 if all(k in kind.numbers for k in changed):
                     news = {k: now[k] for k in changed}
-                    writes += [
-                        functools.partial(dict.update, lanes.states[i], news)
-                        for i in (*own, *kind.others)
-                    ]
+                    states = [lanes.states[i] for i in (*own, *kind.others)]
+                    each = map(dict.update, states, repeat(news))  # type: ignore
+                    writes.append(functools.partial(collections.deque, each, 0))
                     continue
             contents = {i: dict(now) for i in own}
             contents |= self._given_to(kind, now, old, made)

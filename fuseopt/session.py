@@ -12,6 +12,8 @@ from .report import Report
 from .runtime.build import Builder
 from .runtime.vector import Vectors
 
+#: So many Reports are kept of optimizers that are no more.
+RETIRED = 16
 #: The attribute that marks a step which fuseopt.compile made.
 COMPILED = "_fuseopt"
 
@@ -23,6 +25,7 @@ class Session:
         self.builder = Builder()
         self.vectors = Vectors()
         self.reports: list[Report] = []
+        self.retired: list[Report] = []  # of optimizers that are no more
         self.warned: set[str] = set()
         self.mishaps: list[str] = []  # errors of fuseopt's own
         #: what stands for optimizers whose steps are compiled apart from all others
@@ -44,10 +47,19 @@ class Session:
         atexit.register(made.release)
         return made
 
+    def retire(self, reports: list[Report]) -> None:
+        """These tell of an optimizer that is no more: the last ones are kept."""
+        self.retired += [report for report in reports if report in self.reports]
+        gone = set(map(id, self.retired[:-RETIRED]))
+        if gone:
+            del self.retired[:-RETIRED]
+            self.reports[:] = [x for x in self.reports if id(x) not in gone]
+
     def reset(self) -> None:
         if "graphs" in self.__dict__:
             self.graphs.release()
         self.reports.clear()
+        self.retired.clear()
         self.warned.clear()
         self.mishaps.clear()
 
@@ -62,5 +74,8 @@ session = Session()
 
 
 def reports() -> list[Report]:
-    """The Reports of what was compiled in this process, oldest first."""
+    """The Reports of what was compiled in this process, oldest first.
+
+    Of optimizers that were given to fuseopt.compile and are no more: the last 16.
+    """
     return list(session.reports)

@@ -13,9 +13,9 @@ import collections
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -39,22 +39,32 @@ SHARED = (
     types.BuiltinFunctionType,
     type,
 )
+#: The types of most values, which no other value is within.
+LEAVES = frozenset(
+    {int, float, bool, str, type(None), torch.Tensor, torch.nn.Parameter}
+)
 Write = Callable[[], object]
 _flat = chain.from_iterable
 
 
 class Contents:
-    """Some dicts and lists, and what they held, by identity."""
+    """What dicts and lists held when this was made, by identity.
 
-    def __init__(self, containers: Iterable[Any], held: Iterable[Any]) -> None:
-        every, then = list(containers), list(held)
-        self._tables = [x for x in every if not isinstance(x, list)]
-        self._rows = [x for x in every if isinstance(x, list)]
-        tables = [x for x in then if not isinstance(x, list)]
-        rows = [x for x in then if isinstance(x, list)]
+    `tables` and `rows` are asked, `held` and `listed` is what they held.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any] = (),
+        rows: Sequence[Any] = (),
+        held: Sequence[Any] = (),
+        listed: Sequence[Any] = (),
+    ) -> None:
+        self._tables = tables
+        self._rows = rows
         # no key is looked up: a tensor's hash is a call of Python
-        self._cells = [*_flat(tables), *_flat(map(dict.values, tables)), *_flat(rows)]
-        self._sizes = [*map(len, tables), *map(len, rows)]
+        self._cells = [*_flat(held), *_flat(map(dict.values, held)), *_flat(listed)]
+        self._sizes = [*map(len, held), *map(len, listed)]
 
     def same(self) -> bool:
         """Do they hold the same objects still?"""
@@ -76,13 +86,9 @@ class _Pair:
         self.ours = ours
         self.before = ours.copy()
 
-    def is_written(self) -> bool:
-        ours, before = self.ours, self.before
-        if len(ours) != len(before) or not all(map(is_, ours, before)):
-            return True
-        if isinstance(ours, list):
-            return False
-        return not all(map(is_, ours.values(), before.values()))
+
+_THEIRS, _SEEN = attrgetter("theirs"), attrgetter("seen")
+_OURS, _BEFORE = attrgetter("ours"), attrgetter("before")
 
 
 class _Part:
@@ -91,13 +97,32 @@ class _Part:
     def __init__(self) -> None:
         self.pairs: dict[int, _Pair] = {}
         self.roots: list[int] = []  # whose pairs keep them
-        self.theirs = self.ours = Contents((), ())
+        self.tables: list[_Pair] = []
+        self.rows: list[_Pair] = []
+        self.theirs = self.ours = Contents()
 
     def note(self) -> None:
         """Both sides are alike now, as their pairs say."""
         every = self.pairs.values()
-        self.ours = Contents((x.ours for x in every), (x.before for x in every))
-        self.theirs = Contents((x.theirs for x in every), (x.seen for x in every))
+        self.rows = [x for x in every if type(x.ours) is list]
+        self.tables = [x for x in every if type(x.ours) is not list]
+        self.note_again()
+
+    def note_again(self) -> None:
+        """The same, where the containers are those of the last time."""
+        tables, rows = self.tables, self.rows
+        self.ours = Contents(
+            [*map(_OURS, tables)],
+            [*map(_OURS, rows)],
+            [*map(_BEFORE, tables)],
+            [*map(_BEFORE, rows)],
+        )
+        self.theirs = Contents(
+            [*map(_THEIRS, tables)],
+            [*map(_THEIRS, rows)],
+            [*map(_SEEN, tables)],
+            [*map(_SEEN, rows)],
+        )
 
 
 def unfused(group: dict[str, Any]) -> dict[str, bool]:
@@ -136,6 +161,7 @@ class Shadow:
         self._lanes, self._plain = _Part(), _Part()
         self._known: dict[int, _Pair] = {}  # while copies are made: the former ones
         self._within: set[int] = set()  # what is being copied
+        self._written: list[tuple[_Part, _Pair]] = []  # by the last step
         #: by id of what is the shadow's, the optimizer's
         self._back: dict[int, Any] = {}
 
@@ -293,54 +319,71 @@ class Shadow:
             raise Unlike(f"the step makes a {kind.__name__}, of which nothing is known")
         return x
 
-    def writes(self, roots: bool = True) -> Iterator[Write]:
+    def writes(self, roots: bool = True) -> list[Write]:
         """Calls after which the optimizer holds what the step left in the shadow.
 
         They run no bytecode. `roots`: those of the state, by parameter, and of the
         lists of parameters as well.
         """
-        groups = set(map(id, vars(self.itself)["param_groups"]))
         without = () if roots else set(self._lanes.roots)
-        parts = (self._lanes, self._plain)
-        for pair in _flat(part.pairs.values() for part in parts):
-            if id(pair.theirs) in without or not pair.is_written():
+        self._written = written = []
+        done: list[Write] = []
+        for part in (self._lanes, self._plain):
+            if part.ours.same():
                 continue
-            ours, before, theirs = pair.ours, pair.before, pair.theirs
-            if isinstance(ours, list):
-                pair.seen = [self.translated(x) for x in ours]
-                change = functools.partial(list.__setitem__, theirs, slice(None))
-                yield functools.partial(change, pair.seen)
-                continue
-            unwritten = ()
-            news = {
-                k: self.translated(x)
-                for k, x in ours.items()
-                if (k not in before or before[k] is not x) and k not in unwritten
-            }
-            for k in before:
-                if k not in ours:
+            for pair in part.rows:
+                ours, before, theirs = pair.ours, pair.before, pair.theirs
+                if len(ours) == len(before) and all(map(is_, ours, before)):
+                    continue
+                written.append((part, pair))
+                if id(theirs) not in without:
+                    pair.seen = [self.translated(x) for x in ours]
+                    change = functools.partial(list.__setitem__, theirs, slice(None))
+                    done.append(functools.partial(change, pair.seen))
+            for pair in part.tables:
+                ours, before, theirs = pair.ours, pair.before, pair.theirs
+                alike = len(ours) == len(before) and all(map(is_, ours, before))
+                if alike and all(map(is_, ours.values(), before.values())):
+                    continue
+                written.append((part, pair))
+                if id(theirs) in without:
+                    continue
+                if alike:
+                    both = zip(ours.items(), before.values(), strict=True)
+                    news = {k: x for (k, x), y in both if x is not y}
+                else:
+                    news = {
+                        k: x for k, x in ours.items() if before.get(k, self) is not x
+                    }
+                if not LEAVES.issuperset(map(type, news.values())):
+                    news = {k: self.translated(x) for k, x in news.items()}
+                for k in () if alike else [k for k in before if k not in ours]:
                     pair.seen.pop(k, None)
-                    yield functools.partial(theirs.pop, k, None)
-            if news:
-                pair.seen.update(news)
-                yield functools.partial(type(theirs).update, theirs, news)
+                    done.append(functools.partial(theirs.pop, k, None))
+                if news:
+                    pair.seen.update(news)
+                    done.append(functools.partial(type(theirs).update, theirs, news))
+        return done
 
     def settle(self) -> None:
         """What `writes` gave has been done: optimizer and shadow hold the same."""
-        for part in (self._lanes, self._plain):
-            written = [pair for pair in part.pairs.values() if pair.is_written()]
-            if any(map(self._strange, (pair.ours for pair in written))):
+        parts = set()
+        for part, pair in self._written:
+            if self._strange(pair.ours):
                 # what the step has put there is no copy yet
                 return
-            for pair in written:
-                pair.before = pair.ours.copy()
-            if written:
-                part.note()
+            pair.before = pair.ours.copy()
+            parts.add(part)
+        for part in parts:
+            part.note_again()
         self.clean = True
 
     def _strange(self, x: Any) -> bool:
         """Is something in a container that is neither a copy nor no container?"""
-        for y in x if isinstance(x, (list, tuple)) else x.values():
+        values = x.values() if isinstance(x, dict) else x
+        if LEAVES.issuperset(map(type, values)):
+            return False
+        for y in values:
             if isinstance(y, tuple):
                 if self._strange(y):
                     return True
@@ -350,13 +393,14 @@ class Shadow:
 
     def is_intact(self) -> bool:
         """Are its state and the lists of parameters those that it was given?"""
-        state, *lists = (self._lanes.pairs[x].ours for x in self._lanes.roots)
+        state, *lists = [self._lanes.pairs[x] for x in self._lanes.roots]
         groups = self.itself.param_groups
-        return (
-            self.itself.state is state
-            and len(groups) == len(lists)
-            and all(g["params"] is x for g, x in zip(groups, lists, strict=True))
-            and not any(
-                self._lanes.pairs[x].is_written() for x in self._lanes.roots[1:]
-            )
-        )
+        if self.itself.state is not state.ours or len(groups) != len(lists):
+            return False
+        for group, pair in zip(groups, lists, strict=True):
+            own, before = group["params"], pair.before
+            if own is not pair.ours or len(own) != len(before):
+                return False
+            if not all(map(is_, own, before)):
+                return False
+        return True

@@ -16,7 +16,8 @@ class Fakes:
     """The twins without memory that Dynamo traced with, known weakly.
 
     A parameter's twin holds that of its gradient where Python's garbage collector does
-    not see it, and so all of a trace would stay for ever. Relies on the context of a
+    not see it, and so all of a trace would stay for ever; caches of what was asked of
+    sizes hold the last ones. Relies on the context of a
     trace and on the list of twins that the environment of its shapes has; where they
     are elsewhere, they stay.
     """
@@ -40,6 +41,11 @@ class Fakes:
                 fake = getattr(tracked, "fake", None)
                 if isinstance(fake, torch.Tensor):
                     fake.grad = None
+            # its methods remember for which environment they were called last
+            for method in vars(type(shapes)).values():
+                clear = getattr(method, "cache_clear", None)
+                if callable(clear):
+                    clear()
 
 
 def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None:
