@@ -19,7 +19,7 @@ import pytest
 from tests.beside import WAYS, Run, beside, dynamo
 
 HOME = Path(__file__).parent / "traps"
-MODULES = ("attributes", "calls", "memory", "numbers", "tables")
+MODULES = ("attributes", "calls", "lists", "memory", "numbers", "tables")
 
 
 def traps() -> Iterator[str]:
