@@ -121,7 +121,8 @@ def judge(drawn: Drawn, folder: Path) -> list[str]:
             small, last = smallest(drawn, way, folder, error)
             also = failure(small, dynamo, folder)
             names = {name for name, _ in small.pieces} or {"none"}
-            if names <= OF_DYNAMO.keys() and kind(also) == kind(last):
+            known = names <= OF_DYNAMO.keys() and "(led)" not in str(last)
+            if known and kind(also) == kind(last):
                 told.append("of dynamo")
                 continue
             whose = "Dynamo alone is right" if also is None else f"Dynamo alone: {also}"
