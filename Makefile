@@ -20,7 +20,7 @@ help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
 	@echo "make test      the tests"
 	@echo "make test-all  the tests, the slow ones too"
-	@echo "make fuzz      2,000 random programs against eager, other ones each time"
+	@echo "make fuzz      2,000 random programs and optimizers, other ones each time"
 	@echo "make replay    does what the tests compile differ from the last commit?"
 	@echo "make bench     the benchmarks, on a CPU, in 15 minutes"
 	@echo "make bench-gpu the same ones on a GPU"
@@ -39,7 +39,8 @@ test-all: $(VENV)/stamp-test
 
 # The same ones again: make fuzz FUZZ_FLAGS="--hypothesis-seed=<as it printed>".
 fuzz: $(VENV)/stamp-test
-	$(BIN)/python -m pytest tests/test_fuzz.py --hypothesis-profile=fuzz \
+	$(BIN)/python -m pytest tests/test_fuzz.py tests/test_fuzz_optimizers.py \
+		-m "not slow" --hypothesis-profile=fuzz \
 		--hypothesis-show-statistics -n auto --timeout 3600 $(FUZZ_FLAGS)
 
 # A part of the tests: make replay REPLAY_FLAGS="--tests tests/test_stages.py".

@@ -119,9 +119,9 @@ def refusal(error: BaseException | None) -> bool:
 
 
 def outcome() -> str:
-    """What became of the steps so far: led, whole, eager."""
+    """What became of the last step that was compiled: led, whole, eager."""
     told = fuseopt.reports()
-    if any("do as these" in r.traced for r in told):
+    if told and "do as these" in told[-1].traced:
         return "led"
     if any(not r.fallback for r in told):
         return "whole"

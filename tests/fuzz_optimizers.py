@@ -12,8 +12,9 @@ from __future__ import annotations
 import random
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tests.fuzz_pieces import ALL, EVENTS, NEAR_ONE, NUMBERS, PIECES
 
@@ -62,6 +63,11 @@ def before(turn, opt, ps):
 '''
 
 
+#: What a letter of a piece stands for; the lines of a piece, by section.
+Fill = Callable[[str], Any]
+Sections = tuple[tuple[str, tuple[str, ...]], ...]
+
+
 @dataclass(frozen=True)
 class Drawn:
     """A random optimizer. `pieces`: name and lines of each; `events`: turn and line."""
@@ -75,7 +81,7 @@ class Drawn:
     order: str
     write: str
     grad_mode: str
-    pieces: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]
+    pieces: tuple[tuple[str, Sections], ...]
     events: tuple[tuple[int, str], ...]
     turns: int
 
@@ -195,6 +201,46 @@ def indented(lines: Sequence[str], depth: int) -> str:
     return textwrap.indent("\n".join(lines or ["pass"]), "    " * depth)
 
 
+def filled(text: str, fill: Fill) -> str:
+    """A line of a piece, with a value for each of its letters."""
+    return re.sub(r"\$([knxytji])", lambda found: str(fill(found[1])), text)
+
+
+def filled_piece(sections: dict[str, list[str]], fill: Callable[[], Fill]) -> Sections:
+    """All of a piece but its events."""
+    return tuple(
+        (key, tuple(filled(line, fill()) for line in lines))
+        for key, lines in sections.items()
+        if key != "event"
+    )
+
+
+def alone(names: Sequence[str], event: str, turns: int = 5) -> Drawn:
+    """Some pieces, and one thing that a user does to the tenth lane of sixteen."""
+
+    def fill(k: int) -> Fill:
+        values = {"k": k, "n": 16, "x": 2.0, "y": 1.0, "t": 2, "j": 9, "i": 9}
+        return values.__getitem__
+
+    return Drawn(
+        seed=0,
+        lanes=16,
+        ends=(),
+        kinds=("((5,), torch.float32)", "((3, 4), torch.float32)"),
+        rates=(0.1,),
+        form="loop",
+        order="plain",
+        write="p.add_(upd, alpha=-rate)",
+        grad_mode="decorator",
+        pieces=tuple(
+            (name, filled_piece(ALL[name], lambda k=k: fill(k)))  # type: ignore[misc]
+            for k, name in enumerate(names)
+        ),
+        events=((2, filled(event, fill(0))),) if event else (),
+        turns=turns,
+    )
+
+
 def random_optimizer(seed: int) -> Drawn:
     """The optimizer of a seed, always the same."""
     r = random.Random(seed)
@@ -205,44 +251,29 @@ def random_optimizer(seed: int) -> Drawn:
         ends = tuple(sorted(r.sample(range(2, lanes - 1), r.choice((1, 1, 2)))))
     smallest = min(b - a for a, b in zip((0, *ends), (*ends, lanes), strict=True))
 
-    def filled(text: str, k: int) -> str:
+    def drawn(k: int) -> Fill:
         lane, place = r.randrange(lanes), r.randrange(smallest)
-
-        def value(found: re.Match[str]) -> str:
-            kind = found[1]
-            if kind == "k":
-                return str(k)
-            if kind == "n":
-                return str(lanes)
-            if kind == "x":
-                return str(r.choice(NUMBERS))
-            if kind == "y":
-                return str(r.choice(NEAR_ONE))
-            if kind == "t":
-                return str(r.randint(1, 3))
-            return str(lane if kind == "j" else place)
-
-        return re.sub(r"\$([knxytji])", value, text)
+        draws: dict[str, Callable[[], Any]] = {
+            "k": lambda: k,
+            "n": lambda: lanes,
+            "x": lambda: r.choice(NUMBERS),
+            "y": lambda: r.choice(NEAR_ONE),
+            "t": lambda: r.randint(1, 3),
+            "j": lambda: lane,
+            "i": lambda: place,
+        }
+        return lambda letter: draws[letter]()
 
     turns = r.choice((4, 4, 5, 6))
     pieces, events = [], []
     for k in range(r.choice((1, 2, 2, 3, 3, 4, 5))):
         name = r.choice(list(r.choices(PIECES, WEIGHTS)[0]))
         sections = ALL[name]
-        pieces.append(
-            (
-                name,
-                tuple(
-                    (key, tuple(filled(line, k) for line in lines))
-                    for key, lines in sections.items()
-                    if key != "event"
-                ),
-            )
-        )
-        own = [filled(line, k) for line in sections.get("event", ())]
+        pieces.append((name, filled_piece(sections, lambda k=k: drawn(k))))
+        own = [filled(line, drawn(k)) for line in sections.get("event", ())]
         events += [(r.randrange(turns), x) for x in own if r.random() < 0.8]
     for _ in range(r.choice((0, 0, 1, 1, 2, 3))):
-        events.append((r.randrange(1, turns), filled(r.choice(EVENTS), 99)))
+        events.append((r.randrange(1, turns), filled(r.choice(EVENTS), drawn(99))))
     written = (
         "p.add_(upd, alpha=-rate)",
         "p.add_(upd, alpha=-rate)",
