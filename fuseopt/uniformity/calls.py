@@ -346,7 +346,8 @@ def _returned(machine: Machine, frame: Frame, node: ast.AST) -> Value:
             found = meet(found, value, worst, (memory, own))
         else:
             found = value if found is None else join(found, value, worst)
-        memory = merge(memory, own, worst, (*machine.site(node), "return", k))
+        branch = (*machine.site(node), "return", k), machine.turns()
+        memory = merge(memory, own, worst, branch)
     machine.memory = memory
     if memory is None:
         raise Raises

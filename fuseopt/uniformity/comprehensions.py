@@ -121,7 +121,7 @@ def _filter(machine: Machine, tests: list[ast.expr], then: Callable[[], None]) -
     with machine.under(level):
         _filter(machine, tests[1:], then)
     if found is None:
-        machine.memory = merge(machine.memory, before, level, machine.site(test))
+        machine.memory = merge(machine.memory, before, level, machine.branch(test))
 
 
 @functions.rule(filter)
@@ -143,7 +143,7 @@ def _filtered(machine: Machine, args: Any, _: Any, node: ast.AST) -> Value:
         before = machine.now.copy()
         containers.append(machine, made, x, node)
         if known is None:
-            machine.memory = merge(machine.memory, before, level, machine.site(node))
+            machine.memory = merge(machine.memory, before, level, machine.branch(node))
 
     over_lanes(machine, over, body, node, frozenset())
     return made

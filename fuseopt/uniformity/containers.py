@@ -9,7 +9,7 @@ from typing import Any
 from . import objects
 from .machine import Machine, usable
 from .memory import Added, Dict, List, loose
-from .sequences import Base, Sorted, depends, joined, part
+from .sequences import Base, Sorted, deals, joined, part
 from .values import (
     NONE,
     NUMBER,
@@ -312,6 +312,7 @@ def store_item(
             )
         store_states(machine, new, node)
     elif isinstance(value, Tensor):
+        machine.effects += 1
         item(machine, value, key, node)
         from .tensors import Operands
 
@@ -330,6 +331,8 @@ def store_item(
 
 
 def store_state(machine: Machine, key: Value, new: Value, node: ast.AST) -> None:
+    """Set an item of the state of the lane at hand."""
+    machine.effects += 1
     usable(machine, new, node)
     key_level(machine, key, node)
     if isinstance(new, Tensor) and new.foreign:
@@ -448,7 +451,7 @@ def settle(machine: Machine, lane: Any) -> None:
         if isinstance(held, List) and held.added is not None:
             added = held.added
             lanes = joined(part(lane.lanes, added.branches), added.loops)
-            if added.loops and not any(depends(lane.lanes, x) for x in added.loops):
+            if added.loops and not all(deals(lane.lanes, x) for x in added.loops):
                 heap[number] = replace(
                     held, added=None, broken="a list gets several items of a lane"
                 )
@@ -534,6 +537,7 @@ def spread(
             return [machine.world.value(y, value.name) for y in items]
         return Many(machine.world.all_of(items, value.name, Level.UNIFORM))
     if isinstance(value, Tensor):
+        machine.sizes = True
         return Many(Tensor(shared=value.shared, foreign=value.foreign), Level.KIND)
     level = level_of(value)
     if level is not None and level != Level.NUMBER:

@@ -97,6 +97,7 @@ def place(machine: Machine, name: str) -> int | None:
 @form(ast.Name)
 def _name(machine: Machine, node: ast.Name) -> Value:
     name, frame = node.id, machine.frame
+    mangled(machine, name, node)
     scope = place(machine, name)
     if scope is not None:
         found = machine.now.scopes[scope].get(name)
@@ -124,7 +125,14 @@ def _named(machine: Machine, node: ast.NamedExpr) -> Value:
 
 @form(ast.Attribute)
 def _attribute(machine: Machine, node: ast.Attribute) -> Value:
+    mangled(machine, node.attr, node)
     return objects.attribute(machine, used(machine, node.value), node.attr, node)
+
+
+def mangled(machine: Machine, name: str, node: ast.AST) -> None:
+    """Refuse names that a class makes others."""
+    if name.startswith("__") and not name.endswith("__"):
+        raise machine.refusal("a name that its class changes is not followed", node)
 
 
 @form(ast.Subscript)
@@ -342,6 +350,8 @@ def _choice(machine: Machine, node: ast.IfExp) -> Value:
 def _compare(machine: Machine, node: ast.Compare) -> Value:
     left = used(machine, node.left)
     results: list[Value] = []
+    if len(node.ops) > 1 and any(isinstance(x, ast.NamedExpr) for x in ast.walk(node)):
+        raise machine.refusal("what a comparison sets is not followed", node)
     for op, comparator in zip(node.ops, node.comparators, strict=True):
         right = used(machine, comparator)
         results.append(_compared(machine, op, left, right, node))

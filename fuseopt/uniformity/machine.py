@@ -61,6 +61,8 @@ class Loop:
     leaves: list[tuple[Value, Memory]] = field(default_factory=list)
     #: variables that are set in it: where, and to what
     stores: dict[tuple[int, str], list[tuple[Any, Value]]] = field(default_factory=dict)
+    #: variables that the first lane sets for all: where
+    firsts: dict[tuple[int, str], Any] = field(default_factory=dict)
     scopes: int = 0  # those with smaller numbers were there before
 
 
@@ -96,6 +98,7 @@ class Machine:
         self.definitions: list[Definition] = []
         self.codes: set[types.CodeType] = set()
         self.sizes = False
+        self.effects = 0  # writes of what is a lane's, so far
         self._numbers = 0
         self._budget = BUDGET
         self._at: list[tuple[ast.AST, str]] = []
@@ -125,6 +128,10 @@ class Machine:
     def site(self, node: ast.AST) -> tuple[Any, ...]:
         """A place in the code, and the calls that led there."""
         return (*self.path, id(node))
+
+    def branch(self, node: ast.AST) -> tuple[Any, Any]:
+        """A place where ways part, and the loops in which it does."""
+        return self.site(node), self.turns()
 
     def number(self) -> int:
         self._numbers += 1
@@ -211,7 +218,7 @@ class Machine:
         second = self.memory
         if a is not None and b is not None and first and second:
             a = b = meet(a, b, level, (first, second))
-        self.memory = merge(first, second, level, self.site(node))
+        self.memory = merge(first, second, level, self.branch(node))
         if a is None or b is None:
             if a is b:
                 raise Raises

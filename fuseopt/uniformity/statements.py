@@ -137,11 +137,10 @@ def _annotated(machine: Machine, node: ast.AnnAssign) -> None:
 def assign(machine: Machine, target: ast.expr, value: Value) -> None:
     """Set a variable, an item or an attribute."""
     if isinstance(target, ast.Name):
+        expressions.mangled(machine, target.id, target)
         scope = expressions.place(machine, target.id)
         if scope is None:
             raise machine.refusal("it changes what is not its own", target)
-        if target.id not in machine.frame.names and machine.lane is not None:
-            pass
         machine.store(scope, target.id, value, target)
     elif isinstance(target, (ast.Tuple, ast.List)):
         _unpack(machine, target, value)
@@ -192,6 +191,7 @@ def _unpack(machine: Machine, target: ast.Tuple | ast.List, value: Value) -> Non
 
 def _set_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
     held = used(machine, target.value)
+    expressions.mangled(machine, target.attr, target)
     if isinstance(held, Optimizer):
         if target.attr in ("state", "param_groups", "__class__", "__dict__"):
             raise machine.refusal("it replaces what belongs to the optimizer", target)
@@ -222,6 +222,8 @@ def _augmented(machine: Machine, node: ast.AugAssign) -> None:
             calls.method(machine, known, "extend", [value], {}, node)
             return
         result = expressions.operate(machine, type(node.op), known, value, node)
+        if isinstance(known, Tensor):
+            machine.effects += 1
         if isinstance(known, Tensor) and isinstance(result, Tensor):
             result = known if not result.number else result
         assign(machine, target, result)
@@ -230,6 +232,7 @@ def _augmented(machine: Machine, node: ast.AugAssign) -> None:
     known = used(machine, read)
     value = used(machine, node.value)
     result = expressions.operate(machine, type(node.op), known, value, node)
+    machine.effects += 1
     if isinstance(known, Tensor) and not known.plain and isinstance(result, Tensor):
         # in place: what holds the tensor still holds it
         if isinstance(target, ast.Attribute):
@@ -352,7 +355,7 @@ def _if(machine: Machine, node: ast.If) -> None:
         machine.memory = before
         _fill(machine, node.test, False)
         execute(machine, node.orelse)
-    machine.memory = merge(then, machine.memory, level, machine.site(node))
+    machine.memory = merge(then, machine.memory, level, machine.branch(node))
 
 
 def _fill(machine: Machine, test: ast.expr, held: bool) -> None:
@@ -404,9 +407,10 @@ def _first_sets(machine: Machine, node: ast.If) -> bool:
         raise machine.refusal("the first lane sets what the others read", node.body[0])
     if NONE in own:
         raise machine.refusal("the first lane sets what the others read", node.body[0])
-    machine.store(
-        scope, target.id, Data(Level.UNIFORM, (before - {NONE}) | own), target
-    )
+    made = Data(Level.UNIFORM, (before - {NONE}) | own)
+    machine.store(scope, target.id, made, target)
+    if machine.lane is not None:
+        machine.lane.firsts[scope, target.id] = machine.site(target)
     return True
 
 
@@ -445,6 +449,10 @@ def _try(machine: Machine, node: ast.Try) -> None:
                 if scope is not None:
                     bad = Bad(f"{x.id} may be set before a failure, or not")
                     failed.scopes[scope][x.id] = bad
+    if node.finalbody:
+        for x in (y for part in node.body for y in ast.walk(part)):
+            if isinstance(x, (ast.Return, ast.Break, ast.Continue)):
+                raise machine.refusal("it leaves what is tried before its end", x)
     execute(machine, node.body)
     if machine.memory is not None:
         execute(machine, node.orelse)
@@ -480,7 +488,7 @@ def _with(machine: Machine, node: ast.With) -> None:
 @form(ast.Continue)
 def _continue(machine: Machine, node: ast.Continue) -> None:
     loop = machine.loops[-1]
-    loop.continues.append((machine.memory, machine.level, machine.site(node)))
+    loop.continues.append((machine.memory, machine.level, machine.branch(node)))
     machine.memory = None
 
 
@@ -629,7 +637,7 @@ def over_lanes(
         raise machine.refusal("it goes over lanes within a loop over lanes", node)
     before = machine.now
     known = _names(machine, names)
-    level = machine.level
+    level, effects = machine.level, machine.effects
     while True:
         machine.memory = before.copy()
         loop = Loop(machine.site(node), machine.frame, lanes.lanes)
@@ -647,12 +655,17 @@ def over_lanes(
         if loop.stores.keys() <= known:
             break
         known |= loop.stores.keys()
+    for variable, place in loop.firsts.items():
+        if any(site != place for site, _ in loop.stores[variable]):
+            raise machine.refusal("what the first lane sets is set again", node)
+    if (loop.breaks or loop.leaves) and machine.effects != effects:
+        raise machine.refusal("a lane ends a loop that changes lanes", node)
     end = machine.memory
     for own, own_level, site in reversed(loop.continues):
         end = merge(end, own, own_level, site)
     broken: Memory | None = None
     for own in loop.breaks:
-        broken = merge(broken, own, Level.KIND, machine.site(node))
+        broken = merge(broken, own, Level.KIND, machine.branch(node))
     if end is None:
         machine.memory = end = before.copy()
         _enter(machine, loop, known)
@@ -845,8 +858,10 @@ def _while(machine: Machine, node: ast.While) -> None:
             return
         execute(machine, node.body)
 
+    before = machine.now.copy()
     over_many(machine, body, node, Level.UNIFORM, _set_in(node))
     if level != Level.UNIFORM:
+        machine.memory = before
         over_many(machine, body, node, level, _set_in(node))
     _orelse(machine, node)
 

@@ -215,6 +215,9 @@ class Descriptor:
 class Described(Base):
     factor = Descriptor()
 
+    def prepare(self, params: list[Tensor]) -> None:
+        vars(type(self))["factor"].n = 0
+
     def rate(self, i: int, p: Tensor, group: dict[str, Any]) -> Any:
         return group["lr"] * self.factor
 
