@@ -66,7 +66,7 @@ def restore(kind: Any, known: dict[str, Any]) -> None:
 
 
 def run(kind: Any, compiled: bool) -> tuple[list[Any], Optimizer, list[Any]]:
-    """Four steps, between which the trap is sprung; what each left of the parameters."""
+    """Four steps, in whose midst the trap is sprung; what each left of parameters."""
     params = make_params(SHAPES)
     others = make_params(SHAPES)
     known = kept(kind)

@@ -12,6 +12,7 @@ from typing import Any
 from .memory import Dict, List, Memory, meet, merge
 from .source import Source, Sources
 from .values import Bad, Carried, Gathered, Level, Ref, Value
+from .world import World
 
 #: So many expressions are looked at; a step of more is not analysed.
 BUDGET = 400_000
@@ -86,7 +87,7 @@ class Machine:
     call: Callable[..., Value]
     execute: Callable[[Machine, Sequence[ast.stmt]], None]
 
-    def __init__(self, sources: Sources, world: Any) -> None:
+    def __init__(self, sources: Sources, world: World) -> None:
         self.sources = sources
         self.world = world
         self.memory: Memory | None = Memory()
@@ -149,6 +150,14 @@ class Machine:
 
     # ---------------------------------------------------------------- variables
 
+    def place(self, name: str) -> int | None:
+        """The scope of a variable of the step's; None: it is none of them."""
+        frame = self.frame
+        for x in (frame, *reversed(frame.outer)):
+            if name in x.names:
+                return x.scope
+        return None
+
     def scope(self) -> int:
         """A new scope, without variables."""
         number = self.number()
@@ -187,7 +196,7 @@ class Machine:
 
     def own(self, held: List | Dict) -> bool:
         """Was it made in the iteration over lanes that we are in, if in any?"""
-        return held.lane == (None if self.lane is None else self.lane.site)
+        return bool(held.lane == (None if self.lane is None else self.lane.site))
 
     # ---------------------------------------------------------------- ways
 

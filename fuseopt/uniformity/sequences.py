@@ -85,6 +85,7 @@ def deals(lanes: Any, loop: Site) -> bool:
 
 
 def part(lanes: Any, branches: tuple[Any, ...]) -> Any:
+    """What some branches leave of a sequence."""
     return Part(lanes, branches) if branches else lanes
 
 

@@ -98,8 +98,8 @@ VALUED = frozenset(
 )
 #: Python functions of torch that only call ATen.
 PYTHON = frozenset(
-    "torch.functional torch.nn.functional torch._tensor torch.linalg torch._linalg_utils"
-    " torch.fft torch.special".split()
+    "torch.functional torch.nn.functional torch._tensor torch.linalg torch.fft "
+    "torch._linalg_utils torch.special".split()
 )
 _FACTORIES = frozenset({"tensor", "as_tensor", "scalar_tensor"})
 
@@ -266,9 +266,9 @@ class Operands:
                     raise self.machine.refusal(
                         "a call is given tensors of all lanes", self.node
                     )
-                for x in (*(held.items or ()), held.many):
-                    if x is not None:
-                        self.take(x)
+                for held_item in (*(held.items or ()), held.many):
+                    if held_item is not None:
+                        self.take(held_item)
                 return
         raise self.machine.refusal(
             "a call of torch is given what depends on lanes", self.node
@@ -370,6 +370,7 @@ def _of_functional(function: Any) -> bool:
 
 
 def is_foreach(function: Any) -> bool:
+    """Is it one of the functions of torch that take lists of tensors?"""
     name = getattr(function, "__name__", "")
     return (
         isinstance(function, types.BuiltinFunctionType)
