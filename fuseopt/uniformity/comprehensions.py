@@ -6,11 +6,12 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from . import containers, expressions, functions
+from . import containers, expressions, functions, iteration
 from .expressions import used
+from .loops import over_lanes, over_many, unrolled
 from .machine import Frame, Machine
 from .memory import Dict, merge
-from .statements import UNROLLED, assign, over_lanes, over_many, unrolled
+from .statements import UNROLLED, assign
 from .values import Data, Known, Level, Many, Sequence, Value, join, types_of
 
 
@@ -24,7 +25,7 @@ def _list(machine: Machine, node: Any) -> Value:
 
     _go(machine, node, add)
     if isinstance(node, ast.SetComp):
-        if containers.lanes_of(machine, made, node) is not None:
+        if iteration.lanes_of(machine, made, node) is not None:
             raise machine.refusal("it makes a set of lanes", node)
     return made
 
@@ -86,7 +87,7 @@ def _generate(
         raise machine.refusal("a coroutine is not analysed", node)
     if value is None:
         value = used(machine, generator.iter)
-    items = containers.spread(machine, value, machine.site(generator), generator.iter)
+    items = iteration.spread(machine, value, machine.site(generator), generator.iter)
 
     def body(x: Value) -> None:
         assign(machine, generator.target, x)
@@ -114,20 +115,20 @@ def _filter(machine: Machine, tests: list[ast.expr], then: Callable[[], None]) -
         then()
         return
     test = tests[0]
-    found, level = containers.truth(machine, used(machine, test), test)
+    found, level = iteration.truth(machine, used(machine, test), test)
     if found is False:
         return
     before = machine.now.copy()
     with machine.under(level):
         _filter(machine, tests[1:], then)
     if found is None:
-        machine.memory = merge(machine.memory, before, level, machine.site(test))
+        machine.memory = merge(machine.memory, before, level, machine.branch(test))
 
 
 @functions.rule(filter)
 def _filtered(machine: Machine, args: Any, _: Any, node: ast.AST) -> Value:
     """`filter(test, lanes)`: as a list with a condition."""
-    over = containers.lanes_of(machine, args[1], node)
+    over = iteration.lanes_of(machine, args[1], node)
     if over is None:
         raise machine.refusal("it filters what are no lanes", node)
     made = machine.list_of()
@@ -137,13 +138,13 @@ def _filtered(machine: Machine, args: Any, _: Any, node: ast.AST) -> Value:
         found: Value = x
         if test != Known(None):
             found = machine.call(machine, test, [x], {}, node)
-        known, level = containers.truth(machine, found, node)
+        known, level = iteration.truth(machine, found, node)
         if known is False:
             return
         before = machine.now.copy()
         containers.append(machine, made, x, node)
         if known is None:
-            machine.memory = merge(machine.memory, before, level, machine.site(node))
+            machine.memory = merge(machine.memory, before, level, machine.branch(node))
 
     over_lanes(machine, over, body, node, frozenset())
     return made

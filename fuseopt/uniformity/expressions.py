@@ -1,43 +1,27 @@
-"""Expressions: one function for each form of the syntax. A form without one is refused."""
+"""Expressions: a function for each form of the syntax; others are refused."""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import functools
-from dataclasses import replace
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import torch
-
-from . import calls, containers, functions, objects, tensors
-from .machine import Definition, Frame, Machine, usable
+from . import containers, functions, iteration, objects, tensors
+from .machine import Definition, Machine, usable
 from .memory import Dict, List
 from .values import (
-    NONE,
     NUMBER,
-    PLAIN,
-    Bound,
-    Carried,
-    Choice,
     Closure,
     Count,
     Data,
-    First,
-    Gathered,
-    Grouped,
-    Held,
-    Index,
     Items,
     Known,
     Level,
     Many,
-    Method,
-    Optimizer,
     Ref,
-    Sequence,
-    State,
     Tensor,
     Value,
     join,
@@ -50,6 +34,8 @@ FORMS: dict[type, Form] = {}
 
 
 def form(*kinds: type) -> Callable[[Form], Form]:
+    """Say how some forms of the syntax are taken."""
+
     def take(made: Form) -> Form:
         for kind in kinds:
             FORMS[kind] = made
@@ -85,19 +71,11 @@ def _of_constant(machine: Machine, node: ast.Constant) -> Value:
     return Known(node.value)
 
 
-def place(machine: Machine, name: str) -> int | None:
-    """The scope of a variable of the step's; None: it is none of them."""
-    frame = machine.frame
-    for x in (frame, *reversed(frame.outer)):
-        if name in x.names:
-            return x.scope
-    return None
-
-
 @form(ast.Name)
 def _name(machine: Machine, node: ast.Name) -> Value:
     name, frame = node.id, machine.frame
-    scope = place(machine, name)
+    mangled(machine, name, node)
+    scope = machine.place(name)
     if scope is not None:
         found = machine.now.scopes[scope].get(name)
         if found is None:
@@ -115,7 +93,7 @@ def _name(machine: Machine, node: ast.Name) -> Value:
 @form(ast.NamedExpr)
 def _named(machine: Machine, node: ast.NamedExpr) -> Value:
     value = used(machine, node.value)
-    scope = place(machine, node.target.id)
+    scope = machine.place(node.target.id)
     if scope is None:
         raise machine.refusal("it sets what is not its own", node)
     machine.store(scope, node.target.id, value, node)
@@ -124,7 +102,14 @@ def _named(machine: Machine, node: ast.NamedExpr) -> Value:
 
 @form(ast.Attribute)
 def _attribute(machine: Machine, node: ast.Attribute) -> Value:
+    mangled(machine, node.attr, node)
     return objects.attribute(machine, used(machine, node.value), node.attr, node)
+
+
+def mangled(machine: Machine, name: str, node: ast.AST) -> None:
+    """Refuse names that a class makes others."""
+    if name.startswith("__") and not name.endswith("__"):
+        raise machine.refusal("a name that its class changes is not followed", node)
 
 
 @form(ast.Subscript)
@@ -134,6 +119,7 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
 
 
 def key(machine: Machine, node: ast.expr) -> Value:
+    """The value of an index or a slice."""
     return used(machine, node)
 
 
@@ -174,7 +160,9 @@ def _binary(machine: Machine, node: ast.BinOp) -> Value:
     return operate(machine, type(node.op), a, b, node)
 
 
-def operate(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Value:
+def operate(
+    machine: Machine, op: type[ast.operator], a: Value, b: Value, node: ast.AST
+) -> Value:
     """What an operator gives."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         if all(isinstance(x, Tensor) and x.number for x in (a, b)):
@@ -266,9 +254,9 @@ def _lists(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Val
         level = Level.UNIFORM
         exact = True
         for x in (a, b):
-            if containers.lanes_of(machine, x, node) is not None:
+            if iteration.lanes_of(machine, x, node) is not None:
                 raise machine.refusal("it puts lanes together", node)
-            items = containers.spread(machine, x, machine.site(node), node)
+            items = iteration.spread(machine, x, machine.site(node), node)
             if isinstance(items, list):
                 known += items
             elif isinstance(items, Many):
@@ -287,7 +275,7 @@ def _lists(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Val
 def _unary(machine: Machine, node: ast.UnaryOp) -> Value:
     value = used(machine, node.operand)
     if isinstance(node.op, ast.Not):
-        found, level = containers.truth(machine, value, node)
+        found, level = iteration.truth(machine, value, node)
         if found is not None:
             return Known(not found)
         return Data(level, frozenset({bool}))
@@ -311,7 +299,7 @@ def _chain(machine: Machine, node: ast.BoolOp, k: int) -> Value:
     if k == len(node.values) - 1:
         return value
     stops = isinstance(node.op, ast.Or)
-    found, level = containers.truth(machine, value, node.values[k])
+    found, level = iteration.truth(machine, value, node.values[k])
     if found is not None:
         return value if found == stops else _chain(machine, node, k + 1)
     if isinstance(value, Count):
@@ -324,7 +312,7 @@ def _chain(machine: Machine, node: ast.BoolOp, k: int) -> Value:
 @form(ast.IfExp)
 def _choice(machine: Machine, node: ast.IfExp) -> Value:
     test = used(machine, node.test)
-    found, level = containers.truth(machine, test, node.test)
+    found, level = iteration.truth(machine, test, node.test)
     if found is not None:
         return evaluate(machine, node.body if found else node.orelse)
     return machine.either(
@@ -333,129 +321,6 @@ def _choice(machine: Machine, node: ast.IfExp) -> Value:
         lambda: evaluate(machine, node.body),
         lambda: evaluate(machine, node.orelse),
     )
-
-
-# ---------------------------------------------------------------- comparisons
-
-
-@form(ast.Compare)
-def _compare(machine: Machine, node: ast.Compare) -> Value:
-    left = used(machine, node.left)
-    results: list[Value] = []
-    for op, comparator in zip(node.ops, node.comparators, strict=True):
-        right = used(machine, comparator)
-        results.append(_compared(machine, op, left, right, node))
-        left = right
-    if len(results) == 1:
-        return results[0]
-    if all(isinstance(x, Known) for x in results):
-        return Known(all(x.value for x in results))  # type: ignore[attr-defined]
-    return functions.compute(machine, results, node, (bool,))
-
-
-def _compared(
-    machine: Machine, op: ast.cmpop, a: Value, b: Value, node: ast.AST
-) -> Value:
-    if isinstance(op, (ast.In, ast.NotIn)):
-        found = containers.contains(machine, b, a, node)
-        if isinstance(found, Known) and isinstance(op, ast.NotIn):
-            return Known(not found.value)
-        return found
-    if isinstance(op, (ast.Is, ast.IsNot)):
-        found = _same(machine, a, b, node)
-        if isinstance(found, Known) and isinstance(op, ast.IsNot):
-            return Known(not found.value)
-        return found
-    for x, y in ((a, b), (b, a)):
-        if isinstance(x, Count):
-            return _counted(machine, op, x, y, swapped=x is b, node=node)
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        for x in (a, b):
-            if isinstance(x, Tensor) and (x.number or x.plain):
-                operands = tensors.Operands(machine, node)
-                operands.take(a)
-                operands.take(b)
-                return Tensor(
-                    shared=operands.shared, number=True, foreign=operands.foreign
-                )
-        return tensors.aten(machine, "gt", [a, b], {}, node)
-    if isinstance(a, Known) and isinstance(b, Known):
-        if isinstance(op, (ast.Eq, ast.NotEq)) and _exact(a) and _exact(b):
-            return Known((a.value == b.value) == isinstance(op, ast.Eq))
-        if not (isinstance(a.value, PLAIN) and isinstance(b.value, PLAIN)):
-            raise machine.refusal("it compares objects", node)
-    return functions.compute(machine, [a, b], node, (bool,))
-
-
-def _exact(x: Known) -> bool:
-    return isinstance(x.value, PLAIN) or isinstance(x.value, type)
-
-
-def _same(machine: Machine, a: Value, b: Value, node: ast.AST) -> Value:
-    """`a is b`."""
-    for x, y in ((a, b), (b, a)):
-        if isinstance(y, Known) and (
-            y.value is None or type(y.value) is bool or y.value is Ellipsis
-        ):
-            if isinstance(x, Known):
-                return Known(x.value is y.value)
-            if isinstance(x, Data):
-                if x.types is not None and type(y.value) not in x.types:
-                    return Known(False)
-                return Data(x.level, frozenset({bool}))
-            if isinstance(x, Tensor):
-                if y.value is None and not (x.none or x.plain):
-                    return Known(False)
-                return Data(Level.KIND, frozenset({bool}))
-            if isinstance(x, First):
-                return Data(Level.UNIFORM, frozenset({bool}))
-            if isinstance(
-                x,
-                (
-                    Items,
-                    Ref,
-                    Held,
-                    State,
-                    Optimizer,
-                    Grouped,
-                    Closure,
-                    Bound,
-                    Method,
-                    Many,
-                    Sequence,
-                    Choice,
-                ),
-            ):
-                return Known(False)
-    for x, y in ((a, b), (b, a)):
-        if isinstance(x, Known) and type(x.value) is torch.dtype:
-            if isinstance(y, Data) and y.types is not None and y.level < Level.NUMBER:
-                if y.types <= {torch.dtype, NONE}:
-                    return Data(y.level, frozenset({bool}))
-    if isinstance(a, Known) and isinstance(b, Known):
-        if isinstance(a.value, type) or callable(a.value):
-            return Known(a.value is b.value)
-    raise machine.refusal("it asks whether two are one object", node)
-
-
-def _counted(
-    machine: Machine,
-    op: ast.cmpop,
-    count: Count,
-    other: Value,
-    swapped: bool,
-    node: ast.AST,
-) -> Value:
-    """Is a sequence of lanes empty? More may not be asked of how many there are."""
-    if isinstance(other, Count) and other.lanes == count.lanes:
-        return Data(Level.UNIFORM, frozenset({bool}))
-    known = other.value if isinstance(other, Known) else None
-    zero = (ast.Eq, ast.NotEq, ast.Gt, ast.LtE)
-    if swapped:
-        zero = (ast.Eq, ast.NotEq, ast.Lt, ast.GtE)  # type: ignore[assignment]
-    if type(known) is int and known == 0 and isinstance(op, zero):
-        return Data(Level.UNIFORM, frozenset({bool}))
-    raise machine.refusal("it computes with how many lanes there are", node)
 
 
 # ---------------------------------------------------------------- displays
@@ -476,7 +341,7 @@ def _items(machine: Machine, nodes: list[ast.expr]) -> list[Value]:
     for x in nodes:
         if isinstance(x, ast.Starred):
             value = used(machine, x.value)
-            items = containers.spread(machine, value, machine.site(x), x)
+            items = iteration.spread(machine, value, machine.site(x), x)
             if not isinstance(items, list):
                 raise machine.refusal("it spreads what is not known", x)
             found += items
@@ -531,125 +396,6 @@ def _text(machine: Machine, node: ast.JoinedStr) -> Value:
     return found
 
 
-# ---------------------------------------------------------------- calls
-
-
-@form(ast.Call)
-def _call(machine: Machine, node: ast.Call) -> Value:
-    if isinstance(node.func, ast.Name) and node.func.id == "super":
-        if place(machine, "super") is None and "super" not in machine.frame.globals:
-            return _super(machine, node)
-    function = used(machine, node.func)
-    args: list[Value] = []
-    if isinstance(function, Known) and node.args:
-        if function.value is next:
-            return _next(machine, node)
-        if function.value is zip and isinstance(node.args[0], ast.Starred):
-            found = _columns(machine, node)
-            if found is not None:
-                return found
-    for x in node.args:
-        if isinstance(x, ast.Starred):
-            args += _starred(machine, x, function)
-        elif isinstance(x, ast.GeneratorExp):
-            args.append(_generator(machine, x, function, len(node.args)))
-        else:
-            args.append(used(machine, x))
-    keywords: dict[str, Value] = {}
-    for word in node.keywords:
-        value = used(machine, word.value)
-        if word.arg is None:
-            if not isinstance(value, Ref):
-                raise machine.refusal("it spreads what is not known", node)
-            held = machine.held(value, node)
-            if not isinstance(held, Dict) or held.other is not None:
-                raise machine.refusal("it spreads what is not known", node)
-            keywords.update({k: v for k, v in held.items if isinstance(k, str)})
-        else:
-            keywords[word.arg] = value
-    return calls.call(machine, function, args, keywords, node)
-
-
-def _next(machine: Machine, node: ast.Call) -> Value:
-    """The first of what is made on the spot; of lanes, it is one that leads."""
-    over = node.args[0]
-    if isinstance(over, ast.GeneratorExp):
-        value = evaluate(machine, over)
-    elif (
-        isinstance(over, ast.Call)
-        and used(machine, over.func) == Known(iter)
-        and len(over.args) == 1
-    ):
-        value = used(machine, over.args[0])
-    else:
-        raise machine.refusal("how far something was gone through is not known", node)
-    found: Value
-    lanes = containers.lanes_of(machine, value, node)
-    if lanes is not None:
-        found = containers.first_of(machine, lanes.item, node)
-    elif isinstance(value, Method) and isinstance(value.of, Grouped):
-        key, held = containers.sorted_lists(machine, value.of, machine.site(node))
-        found = Items((key, held)) if value.name.endswith("items") else held
-    else:
-        items = containers.spread(machine, value, machine.site(node), node)
-        if not isinstance(items, list) or not items:
-            raise machine.refusal("the first of what is not known", node)
-        found = items[0]
-    if len(node.args) > 1:
-        found = join(found, used(machine, node.args[1]), Level.UNIFORM)
-    return found
-
-
-def _columns(machine: Machine, node: ast.Call) -> Value | None:
-    """`zip(*rows)`, of one row for each lane: one item of each lane for each column."""
-    if len(node.args) != 1 or node.keywords:
-        return None
-    star = node.args[0]
-    assert isinstance(star, ast.Starred)
-    value = used(machine, star.value)
-    over = containers.lanes_of(machine, value, node)
-    if over is None or not isinstance(over.item, Items):
-        return None
-    return Items(tuple(Sequence(over.lanes, x) for x in over.item.items))
-
-
-_EATERS = (any, all, sum, min, max, list, tuple, sorted, set)
-
-
-def _generator(
-    machine: Machine, node: ast.GeneratorExp, function: Value, count: int
-) -> Value:
-    """A generator that the call goes through before anything else happens."""
-    eats = isinstance(function, Known) and function.value in _EATERS
-    joins = isinstance(function, Method) and function.name in ("join", "extend")
-    if not (eats or joins):
-        raise machine.refusal(
-            "what goes through a generator, and when, is not known", node
-        )
-    return evaluate(machine, node)
-
-
-def _starred(machine: Machine, node: ast.Starred, function: Value) -> list[Value]:
-    value = used(machine, node.value)
-    if level_of(value) in (Level.UNIFORM, Level.KIND) or isinstance(value, Many):
-        # a shape, given to a call of torch as so many numbers
-        if isinstance(function, Method) and isinstance(function.of, Tensor):
-            return [value]
-        if isinstance(function, Known) and tensors.is_aten(function.value):
-            return [value]
-    items = containers.spread(machine, value, machine.site(node), node)
-    if not isinstance(items, list):
-        raise machine.refusal("it spreads what is not known", node)
-    return items
-
-
-def _super(machine: Machine, node: ast.Call) -> Value:
-    frame: Frame = machine.frame
-    if node.args or frame.owner is None or frame.first != Optimizer():
-        raise machine.refusal("it calls super() of what is not the optimizer", node)
-    return Optimizer(frame.owner)
-
-
 @form(ast.Lambda)
 def _lambda(machine: Machine, node: ast.Lambda) -> Value:
     return define(machine, node)
@@ -669,6 +415,3 @@ def define(machine: Machine, node: ast.FunctionDef | ast.Lambda) -> Value:
     frames = (*machine.frame.outer, machine.frame)
     machine.definitions.append(Definition(node, frames, defaults, words))
     return Closure(len(machine.definitions) - 1)
-
-
-_ = (NUMBER, Carried, Gathered, Index, Sequence)

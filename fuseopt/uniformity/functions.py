@@ -10,28 +10,23 @@ import ast
 import builtins
 import copy
 import math
-import operator
 import typing
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import optimizer as torch_optimizer
 
-from .. import compat
-from . import containers, tensors
+from . import iteration, objects, tensors
 from .machine import Machine, usable
 from .memory import Dict, List, pure
 from .values import (
-    NUMBER,
     NUMERIC,
     PLAIN,
     Count,
     Data,
     First,
     Group,
-    Grouped,
     Held,
     Index,
     Items,
@@ -42,7 +37,6 @@ from .values import (
     Ref,
     Sequence,
     State,
-    States,
     Tensor,
     Value,
     join,
@@ -173,7 +167,7 @@ def _abs(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 def _bool(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     if not args:
         return Known(False)
-    found, level = containers.truth(machine, args[0], node)
+    found, level = iteration.truth(machine, args[0], node)
     return Known(found) if found is not None else Data(level, frozenset({bool}))
 
 
@@ -182,12 +176,13 @@ def _fold(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Va
     if keywords.keys() - {"default", "start"}:
         raise machine.refusal("it compares by a function", node)
     if len(args) == 1 or (len(args) == 2 and not _scalar(args[1])):
-        over = containers.lanes_of(machine, args[0], node)
+        over = iteration.lanes_of(machine, args[0], node)
         if over is not None:
             raise machine.refusal("it computes what all lanes give together", node)
-        items = containers.spread(machine, args[0], machine.site(node), node)
-        known = items if isinstance(items, list) else [items.item]  # type: ignore
-        level = Level.UNIFORM if isinstance(items, list) else items.level  # type: ignore
+        items = iteration.spread(machine, args[0], machine.site(node), node)
+        assert not isinstance(items, Sequence)
+        known = items if isinstance(items, list) else [items.item]
+        level = Level.UNIFORM if isinstance(items, list) else items.level
         args = [*known, *args[1:]]
         if any(isinstance(x, Tensor) for x in args):
             return _of_tensors(args)
@@ -212,17 +207,17 @@ def _of_tensors(args: Args) -> Value:
 
 @rule(builtins.any, builtins.all)
 def _any(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    over = containers.lanes_of(machine, args[0], node)
+    over = iteration.lanes_of(machine, args[0], node)
     if over is not None:
-        _, level = containers.truth(machine, over.item, node)
+        iteration.truth(machine, over.item, node)
         return Data(Level.UNIFORM, frozenset({bool}))
-    items = containers.spread(machine, args[0], machine.site(node), node)
+    items = iteration.spread(machine, args[0], machine.site(node), node)
     if isinstance(items, Sequence):
         raise machine.refusal("it asks of lanes", node)
     known = items if isinstance(items, list) else [items.item]
     worst = Level.UNIFORM if isinstance(items, list) else items.level
     for x in known:
-        found, level = containers.truth(machine, x, node)
+        level = iteration.truth(machine, x, node)[1]
         worst = max(worst, level)
     return Data(worst, frozenset({bool}))
 
@@ -231,7 +226,8 @@ def _any(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 
 
 @rule(builtins.isinstance)
-def _isinstance(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+def is_instance(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    """`isinstance(value, kinds)`."""
     value, kinds = usable(machine, args[0], node), _classes(machine, args[1], node)
     if isinstance(value, Known):
         return Known(isinstance(value.value, kinds))
@@ -333,7 +329,7 @@ def _callable(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value
 
 @rule(builtins.len)
 def _len(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    return containers.length(machine, args[0], node)
+    return iteration.length(machine, args[0], node)
 
 
 @rule(builtins.range)
@@ -361,13 +357,13 @@ def _range(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 def _enumerate(
     machine: Machine, args: Args, keywords: Keywords, node: ast.AST
 ) -> Value:
-    over = containers.lanes_of(machine, args[0], node)
+    over = iteration.lanes_of(machine, args[0], node)
     start = args[1] if len(args) > 1 else keywords.get("start", Known(0))
     if over is not None:
         if start != Known(0):
             raise machine.refusal("it counts lanes from another number than 0", node)
         return Sequence(over.lanes, Items((Index(over.lanes), over.item)))
-    items = containers.spread(machine, args[0], machine.site(node), node)
+    items = iteration.spread(machine, args[0], machine.site(node), node)
     assert not isinstance(items, Sequence)
     if isinstance(items, list):
         if isinstance(start, Known):
@@ -384,13 +380,13 @@ def _enumerate(
 def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
     if keywords.keys() - {"strict"}:
         raise machine.refusal("it is not known what this gives", node)
-    over = [containers.lanes_of(machine, x, node) for x in args]
+    over = [iteration.lanes_of(machine, x, node) for x in args]
     if any(x is not None for x in over):
         items: list[Value] = []
         lanes: Any = next(x.lanes for x in over if x is not None)
         for x, value in zip(over, args, strict=True):
             if x is None:
-                if _empty(machine, value):
+                if empty(machine, value):
                     return Items(())
                 raise machine.refusal("it gives lanes items by their places", node)
             item = x.item
@@ -403,28 +399,29 @@ def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
                 item = Tensor(none=item.none, foreign=True)
             items.append(item)
         return Sequence(lanes, Items(tuple(items)))
-    spread = [containers.spread(machine, x, machine.site(node), node) for x in args]
+    spread = [iteration.spread(machine, x, machine.site(node), node) for x in args]
     if all(isinstance(x, list) for x in spread):
-        rows = zip(*spread, strict=False)  # type: ignore[arg-type]
+        rows = zip(*spread, strict=False)
         return Items(tuple(Items(tuple(row)) for row in rows))
     level = Level.UNIFORM
     parts: list[Value] = []
-    for x in spread:
-        if isinstance(x, list):
-            if not x:
+    for column in spread:
+        if isinstance(column, list):
+            if not column:
                 return Items(())
-            found = x[0]
-            for y in x[1:]:
+            found = column[0]
+            for y in column[1:]:
                 found = join(found, y, Level.UNIFORM)
             parts.append(found)
         else:
-            assert isinstance(x, Many)
-            level = max(level, x.level)
-            parts.append(x.item)
+            assert isinstance(column, Many)
+            level = max(level, column.level)
+            parts.append(column.item)
     return Many(Items(tuple(parts)), level)
 
 
-def _empty(machine: Machine, value: Value) -> bool:
+def empty(machine: Machine, value: Value) -> bool:
+    """Is it a list or a tuple that is known to be empty?"""
     if isinstance(value, Ref):
         held = machine.now.heap[value.number]
         return isinstance(held, List) and held.items == () and not held.broken
@@ -436,12 +433,12 @@ def _list(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     if not args:
         return machine.list_of()
     value = args[0]
-    over = containers.lanes_of(machine, value, node)
+    over = iteration.lanes_of(machine, value, node)
     if over is not None:
         return machine.new(
             List(None, lanes=over.lanes, item=over.item, writer=machine.site(node))
         )
-    items = containers.spread(machine, value, machine.site(node), node)
+    items = iteration.spread(machine, value, machine.site(node), node)
     if isinstance(items, list):
         return machine.list_of(*items)
     assert isinstance(items, Many)
@@ -452,13 +449,14 @@ def _list(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 
 @rule(builtins.reversed, builtins.sorted, set, frozenset)
 def _ordered(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
-    if containers.lanes_of(machine, args[0], node) is not None:
+    if iteration.lanes_of(machine, args[0], node) is not None:
         raise machine.refusal("it takes lanes in an order of its own", node)
     if keywords.keys() - {"reverse"}:
         raise machine.refusal("it sorts by a function", node)
-    items = containers.spread(machine, args[0], machine.site(node), node)
-    known = items if isinstance(items, list) else [items.item]  # type: ignore
-    level = Level.UNIFORM if isinstance(items, list) else items.level  # type: ignore
+    items = iteration.spread(machine, args[0], machine.site(node), node)
+    assert not isinstance(items, Sequence)
+    known = items if isinstance(items, list) else [items.item]
+    level = Level.UNIFORM if isinstance(items, list) else items.level
     found = compute(machine, known, node)
     own = level_of(found)
     if own is None or own == Level.NUMBER:
@@ -489,7 +487,6 @@ def _copy(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 
 @rule(builtins.getattr)
 def _getattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    from . import objects
 
     value, name = usable(machine, args[0], node), args[1]
     if not isinstance(name, Known) or type(name.value) is not str:
@@ -506,7 +503,6 @@ def _getattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 
 @rule(builtins.hasattr)
 def _hasattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    from . import objects
 
     value, name = usable(machine, args[0], node), args[1]
     if not isinstance(name, Known) or type(name.value) is not str:
@@ -545,240 +541,3 @@ def _warn(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 @rule(typing.cast)
 def _cast(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     return args[1]
-
-
-# ---------------------------------------------------------------- torch
-
-
-def _truth(value: bool) -> Rule:
-    return lambda *_: Known(value)
-
-
-rule(torch.jit.is_scripting, torch.jit.is_tracing)(_truth(False))
-rule(getattr(torch.jit._script, "is_scripting", None))(_truth(False))
-
-
-@rule(
-    torch.compiler.is_compiling,
-    torch.compiler.is_dynamo_compiling,
-    getattr(torch._utils, "is_compiling", None),
-    torch.is_grad_enabled,
-    torch.cuda.is_available,
-    getattr(torch.cuda, "is_current_stream_capturing", None),
-)
-def _unknown_truth(*_: Any) -> Value:
-    return uniform(bool)
-
-
-@rule(getattr(torch._C, "_get_privateuse1_backend_name", None))
-def _backend_name(*_: Any) -> Value:
-    return uniform(str)
-
-
-@rule(
-    getattr(torch._C, "_has_torch_function", None),
-    getattr(torch._C, "_has_torch_function_unary", None),
-    getattr(torch._C, "_has_torch_function_variadic", None),
-    getattr(torch.overrides, "has_torch_function_unary", None),
-    getattr(torch.overrides, "has_torch_function_variadic", None),
-)
-def _overridden(*_: Any) -> Value:
-    return Known(False)  # lanes are plain tensors and parameters
-
-
-@rule(torch.get_default_dtype)
-def _dtype(*_: Any) -> Value:
-    return uniform(torch.dtype)
-
-
-@rule(torch.finfo, torch.iinfo)
-def _finfo(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    info = type(torch.finfo(torch.float32)), type(torch.iinfo(torch.int32))
-    found = compute(machine, args, node)
-    return Data(level_of(found) or Level.UNIFORM, frozenset(info))
-
-
-@rule(torch.device)
-def _device(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    return compute(machine, args, node, (torch.device,))
-
-
-@rule(torch.is_tensor)
-def _is_tensor(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    return _isinstance(machine, [args[0], Known(torch.Tensor)], {}, node)
-
-
-@rule(torch.is_complex, torch.is_floating_point, torch.numel)
-def _asked(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    name = ast.unparse(node.func).rpartition(".")[2]  # type: ignore[attr-defined]
-    value = usable(machine, args[0], node)
-    if isinstance(value, (Tensor, First)):
-        found = tensors.asked(machine, value, name, Level.UNIFORM, node)
-        if found is not None:
-            return found
-    raise machine.refusal("it asks what is not known", node)
-
-
-rule(
-    torch.is_complex,
-)(lambda m, a, k, n: _metadata(m, a, n, "is_complex"))
-rule(
-    torch.is_floating_point,
-)(lambda m, a, k, n: _metadata(m, a, n, "is_floating_point"))
-rule(torch.numel)(lambda m, a, k, n: _metadata(m, a, n, "numel"))
-
-
-def _metadata(machine: Machine, args: Args, node: ast.AST, name: str) -> Value:
-    value = usable(machine, args[0], node)
-    if isinstance(value, (Tensor, First)):
-        found = tensors.asked(machine, value, name, Level.UNIFORM, node)
-        assert found is not None
-        return found
-    if level_of(value) is not None:
-        return compute(machine, [value], node, (bool,))
-    raise machine.refusal("it asks what is not known", node)
-
-
-@rule(torch.result_type, torch.promote_types, torch.can_cast)
-def _promoted(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    for x in args:
-        usable(machine, x, node)
-    return Data(Level.KIND, frozenset({torch.dtype, bool}))
-
-
-@rule(getattr(torch_optimizer, "_get_value", None))
-def _get_value(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    value = usable(machine, args[0], node)
-    if isinstance(value, Tensor):
-        return Tensor(shared=value.shared, number=True, foreign=value.foreign)
-    return value
-
-
-@rule(getattr(torch_optimizer, "_stack_if_compiling", None))
-def _stack(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    # one tensor of as many numbers, or the list of them: a position is of its lane
-    if containers.lanes_of(machine, args[0], node) is None:
-        if not _empty(machine, args[0]):
-            raise machine.refusal("it stacks what are no lanes", node)
-    return args[0]
-
-
-@rule(getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None))
-@rule(getattr(torch.optim.Optimizer, "_cuda_graph_capture_health_check", None))
-@rule(getattr(torch._dynamo, "graph_break", None))
-def _nothing(*_: Any) -> Value:
-    return Known(None)
-
-
-def _sorted_by(machine: Machine, args: Args, node: ast.AST, keys: Any) -> Value:
-    outer = machine.held(args[0], node) if isinstance(args[0], Ref) else None
-    if machine.lane is not None:
-        raise machine.refusal("it sorts lanes within a loop over lanes", node)
-    if not isinstance(outer, List) or outer.items is None:
-        raise machine.refusal("it sorts lists that are not known", node)
-    lanes: Any = None
-    for x in outer.items:
-        found = containers.lanes_of(machine, x, node)
-        if found is None:
-            if not _empty(machine, x):
-                raise machine.refusal("it sorts what are no lanes", node)
-            continue
-        if lanes is not None and found.lanes != lanes:
-            raise machine.refusal("lists are not known to have the same lanes", node)
-        lanes = found.lanes
-    first = outer.items[0] if outer.items else Known(None)
-    held = machine.now.heap[first.number] if isinstance(first, Ref) else None
-    own = containers.lanes_of(machine, first, node)
-    single = (
-        isinstance(held, List)
-        and held.filled
-        and own is not None
-        and isinstance(own.item, Tensor)
-        and own.item.role == "param"
-        and machine.world.single
-    )
-    return Grouped(outer.items, lanes, *keys, single)
-
-
-_DEVICE = Data(Level.UNIFORM, frozenset({torch.device, type(None)}))
-_DTYPE = Data(Level.UNIFORM, frozenset({torch.dtype, type(None)}))
-
-
-@rule(
-    getattr(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", None),
-    getattr(torch_optimizer, "_group_tensors_by_device_and_dtype", None),
-)
-def _by_dtype(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    return _sorted_by(machine, args, node, ((_DEVICE, _DTYPE), True))
-
-
-@rule(*compat.SORTS_BY_DIMS)
-def _by_dims(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    keys = (_DEVICE, _DTYPE, uniform(bool))
-    return _sorted_by(machine, args, node, (keys, False))
-
-
-# ---------------------------------------------------------------- lists of lanes
-
-
-def foreach(
-    machine: Machine, name: str, args: Args, keywords: Keywords, node: ast.AST
-) -> Value:
-    """A call of torch._foreach_*: what it does to a position is of one lane."""
-    lanes: Any = None
-    own: list[Value] = []
-    empty, tensors_only, other = False, True, False
-    for value in (*args, *keywords.values()):
-        usable(machine, value, node)
-        over = containers.lanes_of(machine, value, node)
-        if over is None:
-            if _empty(machine, value):
-                empty = True
-            else:
-                own.append(value)
-            continue
-        if lanes is not None and over.lanes != lanes:
-            other = True
-        else:
-            lanes = over.lanes
-        tensors_only = tensors_only and pure(over.item)
-        if other and not tensors_only:
-            # which tensors meet in a call the dry run shows, not so with numbers
-            raise machine.refusal("lists are not known to have the same lanes", node)
-        tensors.Operands(machine, node).take(over.item)
-    if lanes is None:
-        if empty:
-            return machine.list_of()
-        operands = tensors.Operands(machine, node)
-        for value in own:
-            operands.take(value)
-        if name.endswith("_"):
-            return Known(None)
-        return Many(Tensor(shared=operands.shared), Level.KIND)
-    if machine.lane is not None:
-        raise machine.refusal("it uses all lanes within a loop over lanes", node)
-    for value in own:
-        scalar = isinstance(value, Tensor) and value.shared
-        if level_of(value) is None and not scalar:
-            raise machine.refusal("it gives lanes items by their places", node)
-        if isinstance(value, Known) and not isinstance(value.value, PLAIN):
-            raise machine.refusal("a call of torch is given an object", node)
-    if name.endswith("_"):
-        return Known(None)
-    made = List(None, lanes=lanes, item=Tensor(), writer=machine.site(node))
-    return machine.new(made)
-
-
-_OPERATORS = {
-    **{getattr(operator, n): n for n in "add sub mul truediv pow neg".split()},
-}
-
-
-@rule(*_OPERATORS)
-def _operator(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    if any(isinstance(x, Tensor) for x in args):
-        return tensors.aten(machine, "add", args, {}, node)
-    return compute(machine, args, node)
-
-
-_ = (NUMBER, States)

@@ -12,6 +12,7 @@ from typing import Any
 from .memory import Dict, List, Memory, meet, merge
 from .source import Source, Sources
 from .values import Bad, Carried, Gathered, Level, Ref, Value
+from .world import World
 
 #: So many expressions are looked at; a step of more is not analysed.
 BUDGET = 400_000
@@ -61,6 +62,8 @@ class Loop:
     leaves: list[tuple[Value, Memory]] = field(default_factory=list)
     #: variables that are set in it: where, and to what
     stores: dict[tuple[int, str], list[tuple[Any, Value]]] = field(default_factory=dict)
+    #: variables that the first lane sets for all: where
+    firsts: dict[tuple[int, str], Any] = field(default_factory=dict)
     scopes: int = 0  # those with smaller numbers were there before
 
 
@@ -84,7 +87,7 @@ class Machine:
     call: Callable[..., Value]
     execute: Callable[[Machine, Sequence[ast.stmt]], None]
 
-    def __init__(self, sources: Sources, world: Any) -> None:
+    def __init__(self, sources: Sources, world: World) -> None:
         self.sources = sources
         self.world = world
         self.memory: Memory | None = Memory()
@@ -96,6 +99,7 @@ class Machine:
         self.definitions: list[Definition] = []
         self.codes: set[types.CodeType] = set()
         self.sizes = False
+        self.effects = 0  # writes of what is a lane's, so far
         self._numbers = 0
         self._budget = BUDGET
         self._at: list[tuple[ast.AST, str]] = []
@@ -126,6 +130,10 @@ class Machine:
         """A place in the code, and the calls that led there."""
         return (*self.path, id(node))
 
+    def branch(self, node: ast.AST) -> tuple[Any, Any]:
+        """A place where ways part, and the loops in which it does."""
+        return self.site(node), self.turns()
+
     def number(self) -> int:
         self._numbers += 1
         return self._numbers
@@ -141,6 +149,14 @@ class Machine:
         return tuple(x.site for x in self.loops if x.lanes is None)
 
     # ---------------------------------------------------------------- variables
+
+    def place(self, name: str) -> int | None:
+        """The scope of a variable of the step's; None: it is none of them."""
+        frame = self.frame
+        for x in (frame, *reversed(frame.outer)):
+            if name in x.names:
+                return x.scope
+        return None
 
     def scope(self) -> int:
         """A new scope, without variables."""
@@ -180,7 +196,7 @@ class Machine:
 
     def own(self, held: List | Dict) -> bool:
         """Was it made in the iteration over lanes that we are in, if in any?"""
-        return held.lane == (None if self.lane is None else self.lane.site)
+        return bool(held.lane == (None if self.lane is None else self.lane.site))
 
     # ---------------------------------------------------------------- ways
 
@@ -211,7 +227,7 @@ class Machine:
         second = self.memory
         if a is not None and b is not None and first and second:
             a = b = meet(a, b, level, (first, second))
-        self.memory = merge(first, second, level, self.site(node))
+        self.memory = merge(first, second, level, self.branch(node))
         if a is None or b is None:
             if a is b:
                 raise Raises

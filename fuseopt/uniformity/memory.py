@@ -49,7 +49,8 @@ class List:
 
     `made`: the loops in which it was made; `lane`: the iteration over lanes in which
     it was. `added`: by the iteration at hand. `frozen`: it may be known by another name
-    that would not see a change; `filled`: it is not empty. `broken`: why it may not be used.
+    that would not see a change; `filled`: it is not empty. `broken`: why it may not be
+    used.
     """
 
     items: tuple[Value, ...] | None = ()

@@ -7,8 +7,6 @@ import inspect
 import types
 from typing import Any
 
-import torch
-
 from . import tensors
 from .machine import Machine, usable
 from .values import (
@@ -31,6 +29,7 @@ from .values import (
     States,
     Tensor,
     Value,
+    join,
     level_of,
     types_of,
     uniform,
@@ -128,6 +127,7 @@ def _written(machine: Machine, place: Any, value: Any, name: str) -> Value:
 
 
 def usable_value(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
+    """What is known of an object that exists, if it may be used."""
     return usable(machine, machine.world.value(x, name), node)
 
 
@@ -152,7 +152,6 @@ def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
         value = uniform(tuple)
     fields = machine.world.fields
     known = fields.get(place)
-    from .values import join
 
     now = value if known is None else join(known, value, Level.UNIFORM)
     if now != known:
@@ -240,7 +239,3 @@ def _of_data(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
     if isinstance(value, Known) and hasattr(value.value, name):
         return machine.world.value(getattr(value.value, name), name)
     return Data(level, frozenset({known[name]}) if name in known else None)
-
-
-def is_torch(x: Any) -> bool:
-    return str(getattr(x, "__module__", "")).startswith("torch") or x is torch

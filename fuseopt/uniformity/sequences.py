@@ -24,7 +24,10 @@ class Base:
 
 @dataclass(frozen=True)
 class Part:
-    """The lanes of a sequence that come by some branches."""
+    """The lanes of a sequence that come by some branches.
+
+    Each of `branches`: where it is and in which loops, and the side that is taken.
+    """
 
     of: Any
     branches: tuple[Any, ...]
@@ -63,10 +66,26 @@ def depends(lanes: Any, loop: Site) -> bool:
         return lanes.loop == loop or depends(lanes.of, loop)
     if isinstance(lanes, Either):
         return any(depends(x, loop) for x in lanes.of)
+    if isinstance(lanes, Part):
+        # what a branch leaves may be other lanes when it is come to again
+        if any(loop in turns for (_, turns), _ in lanes.branches):
+            return True
     return depends(lanes.of, loop)
 
 
+def deals(lanes: Any, loop: Site) -> bool:
+    """Do the turns of a loop deal out lanes, so that each comes in one of them?"""
+    if isinstance(lanes, Base):
+        return bool(lanes.group == loop)
+    if isinstance(lanes, Sorted):
+        return lanes.loop == loop or deals(lanes.of, loop)
+    if isinstance(lanes, Part):
+        return deals(lanes.of, loop)
+    return False
+
+
 def part(lanes: Any, branches: tuple[Any, ...]) -> Any:
+    """What some branches leave of a sequence."""
     return Part(lanes, branches) if branches else lanes
 
 

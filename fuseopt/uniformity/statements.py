@@ -9,10 +9,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
-from . import calls, containers, expressions, objects
+from . import calls, containers, expressions, iteration, methods, objects
 from .expressions import used
-from .machine import Loop, Machine, Raises, usable
-from .memory import Dict, List, Memory, forget, merge
+from .loops import over_lanes, over_many, unrolled
+from .machine import Machine, Raises, usable
+from .memory import List, Memory, merge
 from .values import (
     NONE,
     PLAIN,
@@ -46,6 +47,8 @@ UNROLLED = 16
 
 
 def form(*kinds: type) -> Callable[[Form], Form]:
+    """Say how some forms of the syntax are taken."""
+
     def take(made: Form) -> Form:
         for kind in kinds:
             FORMS[kind] = made
@@ -110,7 +113,7 @@ def _raise(machine: Machine, node: ast.Raise) -> None:
 
 @form(ast.Assert)
 def _assert(machine: Machine, node: ast.Assert) -> None:
-    found, _ = containers.truth(machine, used(machine, node.test), node.test)
+    found, _ = iteration.truth(machine, used(machine, node.test), node.test)
     if found is False:
         machine.memory = None
 
@@ -137,11 +140,10 @@ def _annotated(machine: Machine, node: ast.AnnAssign) -> None:
 def assign(machine: Machine, target: ast.expr, value: Value) -> None:
     """Set a variable, an item or an attribute."""
     if isinstance(target, ast.Name):
-        scope = expressions.place(machine, target.id)
+        expressions.mangled(machine, target.id, target)
+        scope = machine.place(target.id)
         if scope is None:
             raise machine.refusal("it changes what is not its own", target)
-        if target.id not in machine.frame.names and machine.lane is not None:
-            pass
         machine.store(scope, target.id, value, target)
     elif isinstance(target, (ast.Tuple, ast.List)):
         _unpack(machine, target, value)
@@ -159,9 +161,9 @@ def _unpack(machine: Machine, target: ast.Tuple | ast.List, value: Value) -> Non
     usable(machine, value, target)
     names = target.elts
     stars = [k for k, x in enumerate(names) if isinstance(x, ast.Starred)]
-    if containers.lanes_of(machine, value, target) is not None:
+    if iteration.lanes_of(machine, value, target) is not None:
         raise machine.refusal("it takes lanes by their places", target)
-    items = containers.spread(machine, value, machine.site(target), target)
+    items = iteration.spread(machine, value, machine.site(target), target)
     assert not isinstance(items, Sequence)
     if isinstance(items, Many):
         for x in names:
@@ -192,6 +194,7 @@ def _unpack(machine: Machine, target: ast.Tuple | ast.List, value: Value) -> Non
 
 def _set_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
     held = used(machine, target.value)
+    expressions.mangled(machine, target.attr, target)
     if isinstance(held, Optimizer):
         if target.attr in ("state", "param_groups", "__class__", "__dict__"):
             raise machine.refusal("it replaces what belongs to the optimizer", target)
@@ -219,9 +222,11 @@ def _augmented(machine: Machine, node: ast.AugAssign) -> None:
             return
         usable(machine, known, target)
         if isinstance(known, Ref) and isinstance(node.op, ast.Add):
-            calls.method(machine, known, "extend", [value], {}, node)
+            methods.method(machine, known, "extend", [value], {}, node)
             return
         result = expressions.operate(machine, type(node.op), known, value, node)
+        if isinstance(known, Tensor):
+            machine.effects += 1
         if isinstance(known, Tensor) and isinstance(result, Tensor):
             result = known if not result.number else result
         assign(machine, target, result)
@@ -230,6 +235,7 @@ def _augmented(machine: Machine, node: ast.AugAssign) -> None:
     known = used(machine, read)
     value = used(machine, node.value)
     result = expressions.operate(machine, type(node.op), known, value, node)
+    machine.effects += 1
     if isinstance(known, Tensor) and not known.plain and isinstance(result, Tensor):
         # in place: what holds the tensor still holds it
         if isinstance(target, ast.Attribute):
@@ -265,7 +271,7 @@ def _gather(
     machine: Machine, target: ast.Name, operation: str, value: ast.expr
 ) -> bool:
     """An operation of which the order and the number of lanes mean nothing."""
-    scope = expressions.place(machine, target.id)
+    scope = machine.place(target.id)
     if scope is None:
         return False
     known = machine.now.scopes[scope].get(target.id)
@@ -294,7 +300,7 @@ def _gather(
 def _delete(machine: Machine, node: ast.Delete) -> None:
     for target in node.targets:
         if isinstance(target, ast.Name):
-            scope = expressions.place(machine, target.id)
+            scope = machine.place(target.id)
             if scope is None:
                 raise machine.refusal("it changes what is not its own", target)
             machine.store(scope, target.id, Bad(f"{target.id} is deleted"), target)
@@ -306,7 +312,7 @@ def _delete(machine: Machine, node: ast.Delete) -> None:
 def _define(machine: Machine, node: ast.FunctionDef) -> None:
     if node.decorator_list:
         raise machine.refusal("a function has a decorator that is not known", node)
-    scope = expressions.place(machine, node.name)
+    scope = machine.place(node.name)
     assert scope is not None
     made: Value = expressions.define(machine, node)
     assert isinstance(made, Closure)
@@ -327,7 +333,7 @@ def _import(machine: Machine, node: ast.Import | ast.ImportFrom) -> None:
         if found is None:
             raise machine.refusal("it imports what is not known", node)
         own = name.asname or name.name.partition(".")[0]
-        scope = expressions.place(machine, own)
+        scope = machine.place(own)
         assert scope is not None
         machine.store(scope, own, machine.world.value(found, own), node)
 
@@ -340,7 +346,7 @@ def _if(machine: Machine, node: ast.If) -> None:
     if _first_sets(machine, node):
         return
     test = used(machine, node.test)
-    found, level = containers.truth(machine, test, node.test)
+    found, level = iteration.truth(machine, test, node.test)
     if found is not None:
         execute(machine, node.body if found else node.orelse)
         return
@@ -352,7 +358,7 @@ def _if(machine: Machine, node: ast.If) -> None:
         machine.memory = before
         _fill(machine, node.test, False)
         execute(machine, node.orelse)
-    machine.memory = merge(then, machine.memory, level, machine.site(node))
+    machine.memory = merge(then, machine.memory, level, machine.branch(node))
 
 
 def _fill(machine: Machine, test: ast.expr, held: bool) -> None:
@@ -389,7 +395,7 @@ def _first_sets(machine: Machine, node: ast.If) -> bool:
     target = node.body[0].targets[0]
     if not isinstance(target, ast.Name) or target.id != test.left.id:
         return False
-    scope = expressions.place(machine, target.id)
+    scope = machine.place(target.id)
     if scope is None:
         return False
     known = machine.now.scopes[scope].get(target.id)
@@ -404,9 +410,10 @@ def _first_sets(machine: Machine, node: ast.If) -> bool:
         raise machine.refusal("the first lane sets what the others read", node.body[0])
     if NONE in own:
         raise machine.refusal("the first lane sets what the others read", node.body[0])
-    machine.store(
-        scope, target.id, Data(Level.UNIFORM, (before - {NONE}) | own), target
-    )
+    made = Data(Level.UNIFORM, (before - {NONE}) | own)
+    machine.store(scope, target.id, made, target)
+    if machine.lane is not None:
+        machine.lane.firsts[scope, target.id] = machine.site(target)
     return True
 
 
@@ -441,10 +448,14 @@ def _try(machine: Machine, node: ast.Try) -> None:
         failed = machine.now.copy()
         for x in calls.stored(node.body):
             if isinstance(x, ast.Name):
-                scope = expressions.place(machine, x.id)
+                scope = machine.place(x.id)
                 if scope is not None:
                     bad = Bad(f"{x.id} may be set before a failure, or not")
                     failed.scopes[scope][x.id] = bad
+    if node.finalbody:
+        for x in (y for part in node.body for y in ast.walk(part)):
+            if isinstance(x, (ast.Return, ast.Break, ast.Continue)):
+                raise machine.refusal("it leaves what is tried before its end", x)
     execute(machine, node.body)
     if machine.memory is not None:
         execute(machine, node.orelse)
@@ -480,7 +491,7 @@ def _with(machine: Machine, node: ast.With) -> None:
 @form(ast.Continue)
 def _continue(machine: Machine, node: ast.Continue) -> None:
     loop = machine.loops[-1]
-    loop.continues.append((machine.memory, machine.level, machine.site(node)))
+    loop.continues.append((machine.memory, machine.level, machine.branch(node)))
     machine.memory = None
 
 
@@ -524,13 +535,13 @@ def _broken_off(machine: Machine, node: ast.For, rest: Seq[ast.stmt]) -> bool:
 
         def turn() -> None:
             site = machine.site(node)
-            key, held = containers.sorted_lists(machine, grouped, site)
+            key, held = iteration.sorted_lists(machine, grouped, site)
             body(Items((key, held)) if whole else held)
 
         over_many(machine, turn, node, Level.UNIFORM, _set_in(node))
         _orelse(machine, node)
         return False
-    items = containers.spread(machine, value, machine.site(node), node.iter)
+    items = iteration.spread(machine, value, machine.site(node), node.iter)
 
     if isinstance(items, Sequence):
         broken = over_lanes(machine, items, body, node, _set_in(node))
@@ -581,256 +592,6 @@ def _breaks(body: Seq[ast.stmt]) -> bool:
     return False
 
 
-def unrolled(
-    machine: Machine, items: list[Value], body: Callable[[Value], None], node: ast.AST
-) -> None:
-    path = machine.path
-    try:
-        for k, x in enumerate(items):
-            if machine.memory is None:
-                return
-            machine.path = (*path, id(node), k)
-            body(x)
-    finally:
-        machine.path = path
-
-
-def _enter(machine: Machine, loop: Loop, known: set[tuple[int, str]]) -> None:
-    """Forget, at the begin of a turn, what another turn may have set."""
-    scopes = machine.now.scopes
-    for scope, name in known:
-        if scope in scopes:
-            before = scopes[scope].get(name)
-            scopes[scope][name] = Carried(name, before)
-
-
-def _names(machine: Machine, names: frozenset[str]) -> set[tuple[int, str]]:
-    found: set[tuple[int, str]] = set()
-    for name in names:
-        scope = expressions.place(machine, name)
-        if scope is not None:
-            found.add((scope, name))
-    return found
-
-
-def over_lanes(
-    machine: Machine,
-    lanes: Sequence,
-    body: Callable[[Value], None],
-    node: ast.AST,
-    names: frozenset[str],
-) -> Memory | None:
-    """Go through a loop over lanes: once, for any of them.
-
-    What another lane may have set is not known in it, save what is set alike by all.
-    Returns what is known where a lane has broken it off; None if none may.
-    """
-    if machine.lane is not None:
-        raise machine.refusal("it goes over lanes within a loop over lanes", node)
-    before = machine.now
-    known = _names(machine, names)
-    level = machine.level
-    while True:
-        machine.memory = before.copy()
-        loop = Loop(machine.site(node), machine.frame, lanes.lanes)
-        loop.scopes = machine.number()
-        _enter(machine, loop, known)
-        machine.lane = loop
-        machine.loops.append(loop)
-        machine.level = Level.UNIFORM
-        try:
-            machine.attempt(lambda: body(lanes.item))
-        finally:
-            machine.loops.pop()
-            machine.lane = None
-            machine.level = level
-        if loop.stores.keys() <= known:
-            break
-        known |= loop.stores.keys()
-    end = machine.memory
-    for own, own_level, site in reversed(loop.continues):
-        end = merge(end, own, own_level, site)
-    broken: Memory | None = None
-    for own in loop.breaks:
-        broken = merge(broken, own, Level.KIND, machine.site(node))
-    if end is None:
-        machine.memory = end = before.copy()
-        _enter(machine, loop, known)
-    machine.memory = end
-    containers.settle(machine, loop)
-    _leave(machine, loop, known, before, broken=False)
-    for scope in set(end.scopes) - set(before.scopes):
-        del end.scopes[scope]
-    for value, own in loop.leaves:
-        _break_off(machine, loop, known, before, end, own)
-        loop.frame.returns.append((value, own, Level.UNIFORM))
-    if broken is None:
-        return None
-    _break_off(machine, loop, known, before, end, broken)
-    return broken
-
-
-def _break_off(
-    machine: Machine,
-    loop: Loop,
-    known: set[tuple[int, str]],
-    before: Memory,
-    end: Memory,
-    broken: Memory,
-) -> None:
-    """What is left where a lane has ended a loop: how many were before is not known."""
-    why = "lanes after the one that ended a loop are missing"
-    for number, held in broken.heap.items():
-        was = before.heap.get(number)
-        if (
-            was is None
-            or held != was
-            or (end.heap.get(number) != was)
-            or (isinstance(held, List) and held.added is not None)
-        ):
-            broken.heap[number] = List(None, broken=why)
-    ended, machine.memory = machine.memory, broken
-    _leave(machine, loop, known, before, broken=True)
-    for scope in set(broken.scopes) - set(before.scopes):
-        del broken.scopes[scope]
-    machine.memory = ended
-
-
-def _leave(
-    machine: Machine,
-    loop: Loop,
-    known: set[tuple[int, str]],
-    before: Memory,
-    broken: bool,
-) -> None:
-    """Say what is known of variables after a loop over lanes."""
-    memory = machine.now
-    for scope, name in known:
-        if scope not in before.scopes:
-            continue
-        value = memory.scopes[scope].get(name)
-        was = before.scopes[scope].get(name)
-        if isinstance(value, Carried):
-            # no way to here sets it, and if none does in any lane, nothing has
-            if not broken or not _set_before_break(loop, scope, name, memory):
-                _put(memory, scope, name, was)
-                continue
-        _put(memory, scope, name, _left(loop, scope, name, value, was, broken))
-
-
-def _set_before_break(loop: Loop, scope: int, name: str, memory: Memory) -> bool:
-    return bool(loop.stores.get((scope, name)))
-
-
-def _put(memory: Memory, scope: int, name: str, value: Value | None) -> None:
-    if value is None:
-        memory.scopes[scope].pop(name, None)
-    else:
-        memory.scopes[scope][name] = value
-
-
-def _left(
-    loop: Loop,
-    scope: int,
-    name: str,
-    value: Value | None,
-    was: Value | None,
-    broken: bool,
-) -> Value:
-    stores = loop.stores.get((scope, name), [])
-    values = [x for _, x in stores]
-    bad = Bad(f"{name} is what the last lane left")
-    if values and all(isinstance(x, Gathered) for x in values):
-        operations = {x.operation for x in values}  # type: ignore[attr-defined]
-        if len(operations) == 1 and not broken:
-            return Data(Level.UNIFORM, frozenset({bool}))
-        return bad
-    sites = {site for site, _ in stores}
-    same = all(x == values[0] for x in values) if values else False
-    if not same or (len(sites) > 1 and not isinstance(values[0], Known)):
-        return bad
-    new = values[0]
-    if level_of(new) != Level.UNIFORM:
-        return bad
-    if broken and value == new and not isinstance(value, (Carried, Bad)):
-        return new
-    if was is None:
-        return new
-    return join(was, new, Level.UNIFORM)
-
-
-def over_many(
-    machine: Machine,
-    body: Callable[[], None],
-    node: ast.AST,
-    level: Level,
-    names: frozenset[str],
-    test: Callable[[], bool] | None = None,
-) -> None:
-    """Go through a loop over anything else, until no turn adds to what is known."""
-    site = machine.site(node)
-    before = machine.now
-    forget(before, site)
-    head = before.copy()
-    known = _names(machine, names)
-    for _ in range(TURNS):
-        machine.memory = head.copy()
-        loop = Loop(site, machine.frame, level=level)
-        loop.scopes = machine.number()
-        # what was not set before and is read before it is set is of another turn
-        unset = {
-            (s, n) for s, n in known if s in head.scopes and n not in head.scopes[s]
-        }
-        _enter(machine, loop, unset)
-        machine.loops.append(loop)
-        try:
-            with machine.under(level):
-                machine.attempt(body)
-        finally:
-            machine.loops.pop()
-        end = machine.memory
-        for own, own_level, place in reversed(loop.continues):
-            end = merge(end, own, max(level, own_level), place)
-        level = max(level, loop.level)
-        fresh = {x for x in loop.stores if x not in known}
-        turn = None if end is None else end.copy()
-        if turn is not None:
-            forget(turn, site)
-            for s, n in unset:
-                turn.scopes[s].pop(n, None)
-            for s in set(turn.scopes) - set(head.scopes):
-                del turn.scopes[s]
-        now: Memory = merge(head, turn, level, site)
-        if not fresh and _same_before(now, head):
-            break
-        known |= fresh
-        head = now
-    else:
-        raise machine.refusal("a loop is too involved to be analysed", node)
-    result: Memory | None = before.copy()
-    if end is not None:
-        for s, n in unset:
-            if isinstance(end.scopes[s].get(n), Carried):
-                del end.scopes[s][n]
-        result = merge(head.copy(), end, level, site)
-    for own in loop.breaks:
-        for s, n in unset:
-            if isinstance(own.scopes[s].get(n), Carried):
-                del own.scopes[s][n]
-        result = merge(result, own, level, site)
-    assert result is not None
-    for s in set(result.scopes) - set(before.scopes):
-        del result.scopes[s]
-    machine.memory = result
-
-
-def _same_before(now: Memory, head: Memory) -> bool:
-    """Is all that there was before a turn as it was?"""
-    if now.scopes != head.scopes:
-        return False
-    return all(now.heap.get(k) == v for k, v in head.heap.items())
-
-
 @form(ast.While)
 def _while(machine: Machine, node: ast.While) -> None:
     level = Level.UNIFORM
@@ -838,17 +599,16 @@ def _while(machine: Machine, node: ast.While) -> None:
     def body() -> None:
         nonlocal level
         test = used(machine, node.test)
-        found, own = containers.truth(machine, test, node.test)
+        found, own = iteration.truth(machine, test, node.test)
         level = max(level, own)
         if found is False:
             machine.memory = None
             return
         execute(machine, node.body)
 
+    before = machine.now.copy()
     over_many(machine, body, node, Level.UNIFORM, _set_in(node))
     if level != Level.UNIFORM:
+        machine.memory = before
         over_many(machine, body, node, level, _set_in(node))
     _orelse(machine, node)
-
-
-_ = (Dict, Any)

@@ -73,7 +73,7 @@ NEVER = frozenset({"is_sparse", "is_sparse_csr", "is_quantized", "is_complex"})
 VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 #: Methods beside those that ATen has under their names.
 METHODS = frozenset(
-    "clone detach detach_ to type_as float double half bfloat16 int long short bool "
+    "clone detach to type_as float double half bfloat16 int long short bool "
     "cpu cuda contiguous view reshape view_as reshape_as expand expand_as new_zeros "
     "new_ones new_full new_empty new_tensor t transpose permute flatten unflatten "
     "squeeze unsqueeze movedim swapaxes size copy_ fill_ zero_ requires_grad_ "
@@ -92,14 +92,14 @@ VALUED = frozenset(
     "addcmul addcdiv addmm addmv addbmm baddbmm clamp clip clamp_min clamp_max fill "
     "where maximum minimum fmod remainder full_like new_full full tensor as_tensor "
     "scalar_tensor eq ne lt le gt ge floor_divide threshold hardtanh masked_fill "
-    "copy atan2 hypot xlogy softplus leaky_relu elu celu renorm norm heaviside item "
-    "ldexp threshold copysign dist nan_to_num new_tensor linalg_norm softshrink "
+    "copy atan2 hypot xlogy softplus leaky_relu elu celu heaviside item "
+    "ldexp copysign nan_to_num new_tensor softshrink "
     "hardshrink logaddexp".split()
 )
 #: Python functions of torch that only call ATen.
 PYTHON = frozenset(
-    "torch.functional torch.nn.functional torch._tensor torch.linalg torch._linalg_utils"
-    " torch.fft torch.special".split()
+    "torch.functional torch.nn.functional torch._tensor torch.linalg torch.fft "
+    "torch._linalg_utils torch.special".split()
 )
 _FACTORIES = frozenset({"tensor", "as_tensor", "scalar_tensor"})
 
@@ -266,9 +266,9 @@ class Operands:
                     raise self.machine.refusal(
                         "a call is given tensors of all lanes", self.node
                     )
-                for x in (*(held.items or ()), held.many):
-                    if x is not None:
-                        self.take(x)
+                for held_item in (*(held.items or ()), held.many):
+                    if held_item is not None:
+                        self.take(held_item)
                 return
         raise self.machine.refusal(
             "a call of torch is given what depends on lanes", self.node
@@ -284,6 +284,8 @@ def aten(
 ) -> Value:
     """What a call of ATen gives."""
     op = op_of(name)
+    if name.endswith("_") or name.startswith("__i") or "out" in keywords:
+        machine.effects += 1
     operands = Operands(machine, node)
     for key, value in keywords.items():
         if key == "generator" and value != Known(None):
@@ -292,6 +294,13 @@ def aten(
     for value in args:
         operands.take(value)
     bare = (op or name).rstrip("_").removeprefix("__")
+    sized = {"full": 0, "new_full": 1}.get(bare)
+    if sized is not None:
+        size = args[sized] if len(args) > sized else keywords.get("size", Known(None))
+        own = Operands(machine, node)
+        own.take(size)
+        if own.number:
+            raise machine.refusal("a size was read from contents of a tensor", node)
     if operands.number and bare not in VALUED:
         raise machine.refusal(
             "a call is given a number that was read from a lane", node
@@ -303,6 +312,7 @@ def aten(
     made = Tensor(shared=operands.shared, foreign=operands.foreign)
     if name in _FACTORIES or name in METHODS or op is None:
         if name in ("split", "chunk", "unbind"):
+            machine.sizes = True
             return Many(made, Level.KIND)
         return made
     form = returns(op)
@@ -315,11 +325,13 @@ def aten(
             return Items((made,) * int(form[1]))
         return made
     if len(form) == 1:
-        return _one(form[0], made)
-    return Items(tuple(_one(x, made) for x in form))
+        return _one(machine, form[0], made)
+    return Items(tuple(_one(machine, x, made) for x in form))
 
 
-def _one(form: str, made: Tensor) -> Value:
+def _one(machine: Machine, form: str, made: Tensor) -> Value:
+    if form == "list":
+        machine.sizes = True  # which say how many there are
     if form == "tensor":
         return made
     return Many(made, Level.KIND) if form == "list" else NUMBER
@@ -358,6 +370,7 @@ def _of_functional(function: Any) -> bool:
 
 
 def is_foreach(function: Any) -> bool:
+    """Is it one of the functions of torch that take lists of tensors?"""
     name = getattr(function, "__name__", "")
     return (
         isinstance(function, types.BuiltinFunctionType)

@@ -9,7 +9,6 @@ A *number* was read from contents of a lane's tensors. All of these are plain da
 from __future__ import annotations
 
 import enum
-import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,10 +256,12 @@ class Gathered(Value):
 
 
 def uniform(*kinds: type) -> Data:
+    """Plain data of some types that is the same for all lanes."""
     return Data(Level.UNIFORM, frozenset(kinds) if kinds else None)
 
 
 def of_kind(*kinds: type) -> Data:
+    """Plain data of some types that follows from what lanes alike have in common."""
     return Data(Level.KIND, frozenset(kinds) if kinds else None)
 
 
@@ -279,6 +280,7 @@ def level_of(value: Value) -> Level | None:
 
 
 def types_of(value: Value) -> frozenset[type] | None:
+    """The types of plain data, None where they are not known."""
     if isinstance(value, Data):
         return value.types
     if isinstance(value, Known):
@@ -373,7 +375,3 @@ def _gathered(a: Value, b: Value) -> Value:
             types_ = a.types | b.types if a.types and b.types else None
             return Gathered(a.operation, types_)
     return Bad("it may be one thing or another")
-
-
-def is_function(x: object) -> bool:
-    return isinstance(x, (types.FunctionType, types.BuiltinFunctionType, type))

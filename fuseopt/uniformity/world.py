@@ -85,6 +85,9 @@ class World:
             tensors += group["params"]
         #: have all parameters one device and one dtype?
         self.single = len({(p.device, p.dtype) for p in tensors}) == 1
+        for p in tensors:
+            if vars(p) and any(hasattr(torch.Tensor, name) for name in vars(p)):
+                raise Unknown("a parameter has attributes that hide a tensor's own")
         tensors += [p.grad for p in tensors if p.grad is not None]
         self.fields: dict[Any, Value] = {}
         for own in optimizer.state.values():

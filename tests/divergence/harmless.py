@@ -75,14 +75,10 @@ class Optional(Base):
 
 
 class Counts(Base):
-    """A counter of steps in the group, and one in the optimizer."""
-
-    def prepare(self, params: list[Tensor]) -> None:
-        self.n = 0
+    """A counter of steps in the group."""
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        self.n += 1
         for group in self.param_groups:
             group["t"] = group.get("t", 0) + 1
             for p in group["params"]:

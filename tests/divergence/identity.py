@@ -79,7 +79,7 @@ class DictById(Base):
 
 class DictByParameter(Base):
     def prepare(self, params: list[Tensor]) -> None:
-        self.rates = {p: 1.0 for p in params}
+        self.rates = dict.fromkeys(params, 1.0)
 
     def spring(self, params: list[Tensor]) -> None:
         self.rates[params[4]] = 3.0
@@ -215,6 +215,9 @@ class Descriptor:
 class Described(Base):
     factor = Descriptor()
 
+    def prepare(self, params: list[Tensor]) -> None:
+        vars(type(self))["factor"].n = 0
+
     def rate(self, i: int, p: Tensor, group: dict[str, Any]) -> Any:
         return group["lr"] * self.factor
 
@@ -316,8 +319,8 @@ class SharedState(Base):
             p.sub_(state["b"] * p.grad)
 
     def spring(self, params: list[Tensor]) -> None:
-        self.state[params[0]]["b"] = self.state[params[0]]["a"].view(-1).view_as(
-            params[0]
+        self.state[params[0]]["b"] = (
+            self.state[params[0]]["a"].view(-1).view_as(params[0])
         )
 
 

@@ -176,7 +176,7 @@ class Counter(Base):
     def step(self) -> None:  # type: ignore[override]
         n = 0
         for p in self.param_groups[0]["params"]:
-            n += 1
+            n += 1  # noqa: SIM113
             p.sub_(p.grad / n)
 
 
