@@ -11,6 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import fuseopt
+from fuseopt.backend import fuseopt as backend
+from fuseopt.errors import UnsupportedInput
 
 ROOT = Path(__file__).parent.parent
 
