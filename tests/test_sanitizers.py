@@ -215,7 +215,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+QUICK = ("an element too many", "no barrier")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[] if x in QUICK else pytest.mark.slow) for x in BROKEN],
+)
 def test_a_broken_kernel_is_reported(
     name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
