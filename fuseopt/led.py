@@ -193,7 +193,8 @@ class LedStep:
             strange = {code for code, _, _ in runs[0].paths} - proof.codes
             if strange:
                 raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
-            if not moving and not runs[0].reads:
+            # torch's own code chooses by what it reads within the graph alone
+            if not moving and not (runs[0].reads and runs[0].paths):
                 break
 
     def _extended(self, args: Sequence[Any], clock: Clock) -> ExtendedStep:
