@@ -686,3 +686,22 @@ def test_several_loops_of_pairs_in_a_function(dtype: torch.dtype) -> None:
         p.add_((g * 2).exp()).mul_((p + 1).abs().pow(g))
 
     against_eager(step, lambda: [torch.full((37,), 0.5, dtype=dtype) for _ in "pg"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(5, 37), (130, 140), (128, 128, 2)])
+def test_only_results_of_a_reduction_ask_for_the_tail(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """A factored second moment in 16 bits: roots of columns, and none of elements."""
+
+    def step(p: Any, g: Any, c: Any) -> None:
+        c.lerp_(g.square().mean(0, keepdim=True), 0.1)
+        p.add_(g * c.rsqrt())
+
+    def tensors() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        g = torch.randn(shape, generator=generator).to(dtype)
+        return [torch.ones(shape, dtype=dtype), g, torch.ones_like(g[:1])]
+
+    against_eager(step, tensors)
