@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .. import compat
 from .values import (
     EXACT,
     NONE,
