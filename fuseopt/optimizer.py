@@ -338,7 +338,7 @@ class Isolated:
         fakes, told = self.fakes, self.told
 
         def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
-            fakes.note()
+            fakes.note(gm)
             first = len(session.reports)
             try:
                 return backend(gm, example_inputs, **keywords)
@@ -375,9 +375,12 @@ def _forget(
     told: list[Report],
 ) -> None:
     """Let Dynamo keep nothing of what it has compiled, and the session little."""
+    codes = [code for own, _ in known for code in own]
     while known:
         compat.forget(*known.pop())
     fakes.forget()
+    compat.tidy(codes, fakes.files)
+    fakes.files.clear()
     session.retire(told)
     told.clear()
 

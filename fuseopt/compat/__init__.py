@@ -26,7 +26,7 @@ from .fields import (
     tensor_functions,
 )
 from .imports import spare_inductor
-from .kept import Fakes, forget
+from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
@@ -92,6 +92,7 @@ __all__ = [
     "spare_inductor",
     "stance",
     "tensor_functions",
+    "tidy",
     "trace_branches",
     "trace_plainly",
     "trace_power",

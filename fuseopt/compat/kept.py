@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import linecache
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -24,9 +26,12 @@ class Fakes:
 
     def __init__(self) -> None:
         self._shapes: list[weakref.ref[Any]] = []
+        #: the files that the graphs are said to be in
+        self.files: list[str] = []
 
-    def note(self) -> None:
+    def note(self, gm: torch.fx.GraphModule) -> None:
         """Called by a backend: remember what this trace has."""
+        self.files.append(gm.forward.__code__.co_filename)
         context = torch._guards.TracingContext.try_get()
         shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
         if shapes is not None:
@@ -75,6 +80,33 @@ def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None
         _drop_finalizers(guards)
     except (ImportError, AttributeError):
         return
+
+
+def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
+    """Shorten what Dynamo and torch.fx note of each compilation and never look at.
+
+    Weak references to code that is no more; where metrics were set, once they are told;
+    the places of frames; the source text of graphs. Relies on the lists that these are
+    in; one that is missing is left out.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        converter: Any = importlib.import_module("torch._dynamo.convert_frame")
+        for tracker in (converter.input_codes, converter.output_codes):
+            tracker.seen[:] = [known for known in tracker.seen if known() is not None]
+    with contextlib.suppress(ImportError, AttributeError):
+        utils: Any = importlib.import_module("torch._dynamo.utils")
+        context = utils.get_metrics_context()
+        if not context.in_progress():
+            context._edits.clear()
+    with contextlib.suppress(ImportError, AttributeError):
+        told: Any = importlib.import_module("torch._dynamo.eval_frame").dynamo_tls
+        own = {f"{c.co_name} {c.co_filename}:{c.co_firstlineno}" for c in codes}
+        infos = told.traced_frame_infos
+        infos[:] = [info for info in infos if info not in own]
+    for name in graphs:
+        linecache.cache.pop(name, None)
+        with contextlib.suppress(AttributeError):
+            torch.fx.graph_module._loader.eval_cache.pop(name, None)
 
 
 def _drop_finalizers(guards: set[int]) -> None:
