@@ -12,14 +12,16 @@ BENCH_FLAGS ?=
 FUZZ_FLAGS ?=
 DEMO_FLAGS ?=
 GPU_FLAGS ?=
+REPLAY_FLAGS ?=
 
-.PHONY: help demo test test-all fuzz gpu bench bench-gpu lint format clean
+.PHONY: help demo test test-all fuzz replay gpu bench bench-gpu lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
 	@echo "make test      the tests"
 	@echo "make test-all  the tests, the slow ones too"
-	@echo "make fuzz      2,000 random programs against eager, other ones each time"
+	@echo "make fuzz      2,000 random programs and optimizers, other ones each time"
+	@echo "make replay    does what the tests compile differ from the last commit?"
 	@echo "make bench     the benchmarks, on a CPU, in 15 minutes"
 	@echo "make bench-gpu the same ones on a GPU"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast; nine minutes"
@@ -37,8 +39,13 @@ test-all: $(VENV)/stamp-test
 
 # The same ones again: make fuzz FUZZ_FLAGS="--hypothesis-seed=<as it printed>".
 fuzz: $(VENV)/stamp-test
-	$(BIN)/python -m pytest tests/test_fuzz.py --hypothesis-profile=fuzz \
+	$(BIN)/python -m pytest tests/test_fuzz.py tests/test_fuzz_optimizers.py \
+		-m "not slow" --hypothesis-profile=fuzz \
 		--hypothesis-show-statistics -n auto --timeout 3600 $(FUZZ_FLAGS)
+
+# A part of the tests: make replay REPLAY_FLAGS="--tests tests/test_stages.py".
+replay: $(VENV)/stamp-test
+	$(BIN)/python -m tests.tools.replay $(REPLAY_FLAGS)
 
 # Goes on where an earlier run stopped. All there is: BENCH_FLAGS="--suite full".
 bench: $(VENV)/stamp-test $(VENV)/stamp-bench
@@ -56,11 +63,13 @@ gpu:
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run -Werror fuseopt/codegen/include/*.h
 	$(BIN)/mypy
 
 format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/clang-format -i fuseopt/codegen/include/*.h
 
 clean:
 	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -74,9 +75,12 @@ def compiler() -> str:
     command = os.environ.get("CXX") or "g++"
     try:
         done = subprocess.run(
-            [command, "--version"], capture_output=True, text=True, check=True
+            [*shlex.split(command), "--version"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError):
         return "none"
     return done.stdout.split("\n", 1)[0]
 

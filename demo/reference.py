@@ -1,14 +1,11 @@
 """In: the name of a torch optimizer. Out: what a compiled step is held against.
 
-`eager_optimizer` and `eager_step` are the reference: the same optimizer, foreach, run
-by eager. `first_difference` says where two runs stop being the same bits.
+`eager_optimizer` is the reference: the same optimizer, foreach, run by eager.
+`first_difference` says where two runs stop being the same bits.
 """
 
-import contextlib
 import inspect
-import sys
-from collections.abc import Iterable, Iterator
-from unittest import mock
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -33,40 +30,8 @@ def make_optimizer(
 def eager_optimizer(
     name: str, params: Iterable[Tensor], lr: float
 ) -> torch.optim.Optimizer:
-    """Return the optimizer whose eager steps the compiled ones must equal.
-
-    Dynamo traces a step with capturable=True, whatever the optimizer says. Some
-    optimizers then compute the same formula in another order, in tensors instead of
-    in Python's floats, so the reference has to be capturable as well.
-    """
-    flags = {"foreach": True}
-    if accepts(name, "capturable"):
-        flags["capturable"] = True
-    return make_optimizer(name, params, lr, **flags)
-
-
-def eager_step(optimizer: torch.optim.Optimizer) -> None:
-    """Do one step in eager, capturable on any device."""
-    with capturable_anywhere(optimizer):
-        optimizer.step()
-
-
-@contextlib.contextmanager
-def capturable_anywhere(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let eager run `capturable=True` on a CPU, as a trace does.
-
-    The formula runs there; torch only checks that nobody asks for it by mistake.
-    """
-    check = "_get_capturable_supported_devices"
-    devices = ["cpu", "cuda", "xpu"]
-    with contextlib.ExitStack() as patches:
-        for base in type(optimizer).__mro__:
-            module = sys.modules[base.__module__]
-            if hasattr(module, check):
-                patches.enter_context(
-                    mock.patch.object(module, check, return_value=devices)
-                )
-        yield
+    """Return the optimizer whose eager steps the compiled ones must equal."""
+    return make_optimizer(name, params, lr, foreach=True)
 
 
 def first_difference(

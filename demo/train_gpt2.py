@@ -9,7 +9,6 @@ Only the step of the optimizer is compiled; the model runs in eager in both runs
 
 import argparse
 import copy
-import functools
 import logging
 import math
 import os
@@ -34,7 +33,6 @@ from demo.picture import draw
 from demo.reference import (
     accepts,
     eager_optimizer,
-    eager_step,
     first_difference,
     make_optimizer,
     tensors_held,
@@ -91,12 +89,6 @@ def main() -> None:
         f"steps. After every step, all {params} parameters and {state} state tensors "
         f"were compared: [bold green]the two runs are the same bits[/]."
     )
-    if accepts(options.optimizer, "capturable"):
-        console.print(
-            "Eager's step is the foreach one with capturable=True, which is how Dynamo "
-            "traces it. Eager's default rounds bias corrections, where there are any, "
-            "otherwise: docs/numerics.md has the measured difference."
-        )
 
     with progress_bar(console) as progress:
         seconds = time_steps(compiled, options, progress)
@@ -179,7 +171,7 @@ def eager_run(model: GPT2LMHeadModel, options: argparse.Namespace) -> Run:
     """Return the reference: the foreach optimizer, stepped by eager."""
     optimizer = eager_optimizer(options.optimizer, model.parameters(), options.lr)
     schedule = warm_up_and_cosine(optimizer, options.steps)
-    return Run(model, optimizer, schedule, functools.partial(eager_step, optimizer))
+    return Run(model, optimizer, schedule, optimizer.step)
 
 
 def compiled_run(model: GPT2LMHeadModel, options: argparse.Namespace) -> Run:

@@ -1,7 +1,7 @@
 """fuseopt compiles optimizer steps: `torch.compile(opt.step, backend="fuseopt")`.
 
     compile(opt)        the same optimizer, its step compiled apart from all others
-    explain(opt.step)   plan a step without running it
+    explain(opt)        plan a step without running it
     reports()           what was compiled in this process
     Report              what one graph became
     errors              one class per way to fail
@@ -12,7 +12,9 @@ Names are loaded on first use, so that parts without torch can be imported alone
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import sys
+import types
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from . import errors
@@ -50,3 +52,15 @@ def __getattr__(name: str) -> Any:
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
     value = globals()[name] = getattr(home, name)
     return value
+
+
+class _Module(types.ModuleType):
+    """This module, which says what is meant when somebody takes it for the backend."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        from .backend import refuse_module
+
+        refuse_module()
+
+
+sys.modules[__name__].__class__ = _Module

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import torch
@@ -33,9 +33,11 @@ class Backend:
         `mode` and `options` as in fuseopt.config. Raises ConfigError, UnsupportedInput.
         """
         attach()
+        from .compat import refusals_pass
         from .dispatch import compile_graph
 
-        return compile_graph(gm, example_inputs, mode, options)
+        with refusals_pass(self):
+            return compile_graph(gm, example_inputs, mode, options)
 
     @property
     def __name__(self) -> str:
@@ -85,6 +87,9 @@ def attach() -> None:
         from . import compat
 
         compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
+        compat.trace_plainly(BACKEND)
+        compat.trace_branches(BACKEND)
+        compat.keep_attributes(BACKEND)
         compat.trace_power(BACKEND)
         compat.trace_rewrites(BACKEND)
         compat.spare_inductor()
@@ -92,10 +97,24 @@ def attach() -> None:
         compat.on_graph_break(BACKEND, _tell_of_graph_break)
 
 
+def refuse_module() -> NoReturn:
+    """Raise what to pass instead of the module. Raises NotABackend."""
+    from .compat import refusals_pass
+    from .errors import NotABackend
+
+    with refusals_pass(BACKEND):
+        raise NotABackend(
+            "fuseopt is a module: give torch.compile the backend's name, as in "
+            'torch.compile(opt.step, backend="fuseopt"), or call fuseopt.compile(opt)'
+        )
+
+
 def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
+    from .compat import refusals_pass
     from .notices import refuse_untraceable
 
-    refuse_untraceable(optimizer)
+    with refusals_pass(BACKEND):
+        refuse_untraceable(optimizer)
 
 
 def _keep_from_dynamo(optimizer: torch.optim.Optimizer) -> str:

@@ -66,11 +66,21 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "check": (True, False),
     "cudagraphs": (True, False, "require"),
 }
-#: What a variable of the environment may say of `cudagraphs`.
-SWITCH: dict[str, bool | str] = {"0": False, "1": True, "require": "require"}
+#: What a variable of the environment may say of something that is done or not, in
+#: capitals or not.
+SWITCH: dict[str, bool] = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+LEVELS: dict[str, int] = {
+    **{name: int(on) for name, on in SWITCH.items()},
+    **{str(level): level for level in range(5)},
+}
+GRAPHS: dict[str, bool | str] = {**SWITCH, "require": "require"}
 
 
-def _checked(name: str, value: Any) -> Any:
+def _checked(name: str, value: Any, said: str = "") -> Any:
+    """A value for an option, if it may be one; `said`: the variable that has it."""
     known = [f.name for f in fields(Config)]
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
@@ -80,7 +90,8 @@ def _checked(name: str, value: Any) -> Any:
         value = str(value)
     choices = CHOICES.get(name)
     if choices is not None and value not in choices:
-        raise ConfigError(f"option {name}={value!r}: expected one of {choices}")
+        where = said or f"option {name}"
+        raise ConfigError(f"{where}={value!r}: expected one of {choices}")
     if choices is None and not isinstance(value, (str, type(None))):
         raise ConfigError(f"option {name}={value!r}: expected a path")
     return value
@@ -96,26 +107,25 @@ def resolve(
     if mode is not None and mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
     config = Config()
-    level = env.get("FUSEOPT_DEBUG", "")
-    if level:
-        if level not in ("0", "1", "2", "3", "4"):
-            raise ConfigError(f"FUSEOPT_DEBUG={level!r}: expected 0 to 4")
-        config = replace(config, debug=int(level))
     for name, variable in (
         ("cache_dir", "FUSEOPT_CACHE_DIR"),
         ("dump_dir", "FUSEOPT_DUMP_DIR"),
         ("target", "FUSEOPT_TARGET"),
     ):
         if env.get(variable):
-            config = replace(config, **{name: _checked(name, env[variable])})
-    if env.get("FUSEOPT_CHECK", "0") != "0":
-        config = replace(config, check=True)
-    wish = env.get("FUSEOPT_CUDAGRAPHS", "")
-    if wish:
-        if wish not in SWITCH:
-            known = ", ".join(SWITCH)
-            raise ConfigError(f"FUSEOPT_CUDAGRAPHS={wish!r}: expected one of {known}")
-        config = replace(config, cudagraphs=SWITCH[wish])
+            config = replace(config, **{name: _checked(name, env[variable], variable)})
+    switches: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+        ("debug", "FUSEOPT_DEBUG", LEVELS),
+        ("check", "FUSEOPT_CHECK", SWITCH),
+        ("cudagraphs", "FUSEOPT_CUDAGRAPHS", GRAPHS),
+    )
+    for name, variable, meanings in switches:
+        said = env.get(variable, "").strip()
+        if said:
+            if said.lower() not in meanings:
+                known = ", ".join(meanings)
+                raise ConfigError(f"{variable}={said!r}: expected one of {known}")
+            config = replace(config, **{name: meanings[said.lower()]})
     if mode is not None and MODES[mode] is not None:
         config = replace(config, cudagraphs=bool(MODES[mode]))
     given = {k: _checked(k, v) for k, v in (options or {}).items()}

@@ -18,7 +18,7 @@ from . import compat, mishaps, planning
 from .capture.replay import as_eager, replay
 from .clock import Clock
 from .config import Config, resolve
-from .errors import CaptureError, CompilerMissing, EagerOnly, VerifyError
+from .errors import CannotBuild, CaptureError, EagerOnly, VerifyError
 from .report import PartReport, Report
 from .runtime.plan import Plan
 from .runtime.step import CompiledStep
@@ -84,9 +84,13 @@ def _update(
             session.reports.append(Report(fallback=text, parts=list(parts)))
 
     def failed(error: Exception, now: Sequence[Any]) -> bool:
-        if not mishaps.is_mishap(error):
+        if isinstance(error, CannotBuild):
+            where = _elsewhere(config, str(error), eager=True)
+            _tell_of_eager(error)
+        elif mishaps.is_mishap(error):
+            where = _failed(error, gm, now, config)
+        else:
             return False
-        where = _failed(error, gm, now, config)
         told = Report(fallback=f"It runs in eager: {where}", parts=list(parts))
         session.reports.append(told)
         return True
@@ -97,9 +101,10 @@ def _update(
     except CaptureError as error:
         _warn_of(error, config)
         return _fall_back(gm, args, config, str(error), True, parts)
-    except CompilerMissing as error:
-        session.warn_once(f"fuseopt: {error} Until then steps run in eager.")
-        return _fall_back(gm, args, config, str(error), True, parts)
+    except CannotBuild as error:
+        eager = _fall_back(gm, args, config, str(error), True, parts)
+        _tell_of_eager(error)
+        return eager
     except Exception as error:
         why = _failed(error, gm, args, config)
         return _fall_back(gm, args, config, why, True, parts)
@@ -118,6 +123,10 @@ def _warn_of(error: CaptureError, config: Config) -> None:
     """Say once that a step runs in eager, where nobody would expect it."""
     if isinstance(error, EagerOnly) and config.fallback != "error":
         session.warn_once(f"fuseopt: a step runs in eager, since {error}")
+
+
+def _tell_of_eager(error: CannotBuild) -> None:
+    session.warn_once(f"fuseopt: steps run in eager: {error}", "no kernel can be built")
 
 
 def _split(

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from . import compat
 from .lanes import GRAD, Lanes, Unlike, free_shape
 from .paths import PLAIN
 
@@ -35,7 +34,8 @@ class Known(NamedTuple):
     real: bool
 
 
-def _hooks(name: str) -> bool:
+def is_hooks(name: str) -> bool:
+    """Is this attribute what torch keeps hooks in?"""
     return name.endswith("_hooks")
 
 
@@ -69,7 +69,7 @@ def holdings(
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
     """What a step may see of an optimizer beside its lanes."""
     return {
-        k: v for k, v in vars(optimizer).items() if k not in OUTSIDE and not _hooks(k)
+        k: v for k, v in vars(optimizer).items() if k not in OUTSIDE and not is_hooks(k)
     }
 
 
@@ -127,7 +127,7 @@ class Double:
         attributes = own_attributes(optimizer)
         double: Any = object.__new__(type(optimizer))
         for name in vars(optimizer):
-            if _hooks(name):
+            if is_hooks(name):
                 vars(double)[name] = collections.OrderedDict()
         for name, value in attributes.items():
             vars(double)[name] = self.copy(value, name)
@@ -149,7 +149,7 @@ class Double:
                 else self.copy(v, f"group {k}")
                 for k, v in group.items()
             }
-            groups.append(compat.group_as_traced(copy))
+            groups.append(copy)
         double.param_groups = groups
         self.optimizer = double
 

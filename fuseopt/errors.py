@@ -36,6 +36,10 @@ class NotAnOptimizer(FuseoptError, TypeError):
     """fuseopt.compile was given something that is no torch.optim.Optimizer."""
 
 
+class NotABackend(FuseoptError, TypeError):
+    """The module fuseopt was called, where the backend of that name was meant."""
+
+
 class AliasError(FuseoptError):
     """Two tensors that the step treats as separate turned out to overlap in memory."""
 
@@ -44,8 +48,12 @@ class GraphError(FuseoptError):
     """An invariant of the IR does not hold; always a defect of a pass."""
 
 
-class CompilerMissing(FuseoptError):
-    """No usable compiler for the target on this machine."""
+class CannotBuild(FuseoptError):
+    """No kernel can be built here: no compiler, or nowhere to write one."""
+
+
+class CompilerMissing(CannotBuild):
+    """No usable compiler for the target on this machine, or not the one of $CXX."""
 
 
 def is_own(error: Exception) -> bool:

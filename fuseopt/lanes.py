@@ -220,6 +220,10 @@ class Lanes:
                     found[i, ("state", key)] = value
         return found
 
+    def forget(self) -> None:
+        """Let the next look ask all anew."""
+        self._watch = None
+
     def look(
         self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None
     ) -> Found | None:

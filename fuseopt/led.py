@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -21,17 +21,19 @@ from .capture import Captured
 from .capture.inputs import static_tensors
 from .clock import Clock
 from .config import Config
+from .double import own_attributes
 from .errors import FuseoptError
 from .extend import COMMON, Extended, extend
 from .lanes import GRAD, Found, Lanes, Unlike
 from .noticed import Noticed, Place
-from .paths import Reach
 from .rehearsal import Record, rehearse
 from .report import Report
+from .runtime.pending import Pending
 from .runtime.plan import Plan
 from .runtime.probe import CHANGED
 from .runtime.step import CompiledStep
 from .session import session
+from .uniformity import Proof
 
 #: After so many rehearsals of one graph an optimizer is traced whole.
 PATIENCE = 6
@@ -46,22 +48,30 @@ class Owner(Protocol):
 
     `entered` counts calls, `generation` surveys; `noticed`: what the optimizer holds
     besides its lanes; `quiet`: was nothing compiled or rehearsed in this call so far?
-    `found` has the tensors of the lanes that are led, in this call. `settle()` gives
-    led lanes the state that tracing made.
+    `found` has the tensors of the lanes that are led, in this call. `settle()` has
+    state ready for led lanes where tracing made some. `pending`: launches put off.
+    `prove()` raises Unlike unless the code that the step may run now treats lanes
+    alike; then `proof` says which code that is.
     """
 
-    optimizer: Any
+    @property
+    def optimizer(self) -> Any:
+        """What a rehearsal is to take for the optimizer."""
+
     function: Any
     config: Config
     lanes: Lanes | None
-    reach: Reach | None
+    proof: Proof | None
     entered: int
     generation: int
     noticed: Noticed
     quiet: bool
     found: Found
+    pending: Pending
+    told: list[Report]
 
     def settle(self) -> None: ...
+    def prove(self) -> None: ...
 
 
 class LedStep:
@@ -92,6 +102,12 @@ class LedStep:
             return {}
         made, self.inner.made = self.inner.made, {}
         return made
+
+    def forget(self) -> None:
+        """Take nothing for known that a call leaves to the next: one was cut off."""
+        if self.inner is not None:
+            self.inner.made = {}
+            self.inner.forget()
 
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
@@ -134,6 +150,7 @@ class LedStep:
         self.inner = inner
         self.known = noticed.count
         session.reports += self.untold
+        owner.told += self.untold
         self.untold.clear()
         # what goes wrong before this is no reason to stop: the step is traced whole
         owner.entered += 1
@@ -150,9 +167,10 @@ class LedStep:
     def _rehearse(self, args: Sequence[Any]) -> None:
         """Raise Unlike unless all lanes do as the one that leads them."""
         owner = self.owner
-        lanes, reach = owner.lanes, owner.reach
+        owner.prove()
+        lanes, proof = owner.lanes, owner.proof
         assert lanes is not None
-        assert reach is not None
+        assert proof is not None
         every = range(len(lanes.params))
         given = [x for i, x in enumerate(args) if i in self.numbers]
         moving = {x.item() if isinstance(x, torch.Tensor) else x for x in given}
@@ -172,10 +190,11 @@ class LedStep:
                 for members in (every, lanes.leads)
             ]
             compare(lanes, *runs)
-            strange = {code for code, _, _ in runs[0].paths} - reach.codes
+            strange = {code for code, _, _ in runs[0].paths} - proof.codes
             if strange:
                 raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
-            if not moving and not runs[0].reads:
+            # torch's own code chooses by what it reads within the graph alone
+            if not moving and not (runs[0].reads and runs[0].paths):
                 break
 
     def _extended(self, args: Sequence[Any], clock: Clock) -> ExtendedStep:
@@ -187,9 +206,18 @@ class LedStep:
         own += [x for x in args if isinstance(x, torch.Tensor)]
         if len({*map(id, own)}) < len(own):
             raise Unlike("lanes have a tensor in common")
-        roles = {id(t): place for place, t in lanes.tensors(lanes.leads).items()}
-        nobody = (COMMON, ("", ""))
-        known = [roles.get(id(t), nobody) for t in own]
+        leading = lanes.tensors(lanes.leads)
+        apart(leading.values())
+        roles = {id(t): place for place, t in leading.items()}
+        # besides lanes' only what the dry run knows: what the optimizer holds, and the
+        # tensors in which Dynamo hands over numbers
+        shared = {id(t) for t in held_tensors(owner.optimizer)}
+        shared.update(id(args[i]) for i in self.numbers)
+        known = []
+        for t in own:
+            if id(t) not in roles and id(t) not in shared:
+                raise Unlike("its graph has a tensor that belongs to no lane")
+            known.append(roles.get(id(t), (COMMON, ("", ""))))
         source = [lane for lane, _ in known]
         # arguments: gradients, and the tensors in which Dynamo hands over numbers
         late = frozenset(
@@ -242,6 +270,7 @@ class LedStep:
         step.picked = picked
         step.copies = found[-1].copies
         step.owner = owner
+        step.pending = owner.pending
         return step
 
 
@@ -279,6 +308,40 @@ def _place(source: str) -> Place | None:
     group, key, name, item = found.groups()
     place: Place = name if group is None else (int(group), key)
     return place if item is None else (place, int(item))
+
+
+def held_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an optimizer holds besides its lanes."""
+    waiting: list[Any] = list(own_attributes(optimizer).values())
+    for group in optimizer.param_groups:
+        waiting += [v for k, v in group.items() if k != "params"]
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, dict):
+            waiting += x.values()
+        elif isinstance(x, (list, tuple)):
+            waiting += x
+
+
+def apart(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise Unlike if two of these lie in the same memory.
+
+    What a lane does to one of its tensors would be seen in the other, in lanes that
+    share no memory as well.
+    """
+    reached = 0
+    for first, last in sorted(_range(t) for t in tensors if t.numel()):
+        if first < reached:
+            raise Unlike("a lane that leads has two tensors in the same memory")
+        reached = last
+
+
+def _range(t: torch.Tensor) -> tuple[int, int]:
+    start = t.data_ptr()
+    steps = zip(t.shape, t.stride(), strict=True)
+    return start, start + t.itemsize * (1 + sum((n - 1) * s for n, s in steps))
 
 
 class ExtendedStep(CompiledStep):
@@ -337,7 +400,8 @@ class ExtendedStep(CompiledStep):
         known = self.plan.metadata
         if known:
             now = [(t.dtype, t.shape, t.device) for t in tensors]
-            if found & CHANGED or now != known:
+            # without a probe nothing is known of the last call, which was cut off
+            if (found & CHANGED and self.plan.probe is not None) or now != known:
                 raise Stale
         return super()._adapt(found, tensors, args)
 

@@ -50,6 +50,10 @@ class Noticed:
         self._deep = False
         self._held: dict[Place, Any] = {}
 
+    def forget(self) -> None:
+        """Let the next look take all for changed."""
+        self._cells = []
+
     def look(self, optimizer: Optimizer) -> None:
         """Raises Unlike for what is not plain data."""
         groups = optimizer.param_groups

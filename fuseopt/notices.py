@@ -87,12 +87,17 @@ def odd_gradient(p: torch.Tensor) -> bool:
     return getattr(p, "grad_dtype", p.dtype) not in (None, p.grad.dtype)
 
 
+def _apart(optimizer: torch.optim.Optimizer) -> bool:
+    """Was its step compiled by fuseopt.compile?"""
+    return optimizer in session.apart or hasattr(optimizer.step, COMPILED)
+
+
 def tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
     """Warn that something runs in eager from now on: Dynamo itself only logs it."""
     limit = "torch has compiled {} as often as it does one function, and runs in eager "
     if optimizer is None:
         what, why = function, "any call that these compilations do not fit."
-    elif hasattr(optimizer.step, COMPILED):
+    elif _apart(optimizer):
         what = f"the step of one {type(optimizer).__name__}"
         why = "any call that these do not fit."
     else:
@@ -110,7 +115,7 @@ def tell_of_graph_break(
     place: str, reason: str, optimizer: torch.optim.Optimizer
 ) -> None:
     """Warn that Dynamo cannot see a step as one graph."""
-    if hasattr(optimizer.step, COMPILED):
+    if _apart(optimizer):
         then = "What comes before and after is compiled apart; a loop around it is not."
     else:
         then = (

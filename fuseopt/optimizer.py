@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,10 +25,15 @@ from . import compat
 from .backend import BACKEND, attach
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
+from .lanes import Unlike
 from .layers import cells, copied, peel, rewrap
 from .notices import untraceable_gradient
-from .representatives import NotTraced, Representatives
+from .report import Report
+from .representatives import Representatives
+from .runtime.pending import write
 from .session import COMPILED, session
+from .shadow import Shadow, unfused
+from .whole import NotTraced, Whole
 
 log = logging.getLogger("fuseopt")
 
@@ -90,7 +97,9 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
 class Step:
     """A bound method that does not keep its optimizer alive.
 
-    Pickled or copied along with an optimizer, it becomes the class's own `step`.
+    But until its first call, since the optimizer may be nobody else's; and from then
+    on if the method itself is held by more than the optimizer and its caller. Pickled
+    or copied along with an optimizer, it becomes the class's own `step`.
     """
 
     def __init__(self, optimizer: Optimizer, function: Any) -> None:
@@ -98,6 +107,7 @@ class Step:
         self.__func__ = function
         self.__signature__ = inspect.signature(types.MethodType(function, optimizer))
         self._owner = weakref.ref(optimizer)
+        self._kept: Optimizer | None = optimizer
 
     @property
     def __self__(self) -> Optimizer | None:
@@ -105,6 +115,8 @@ class Step:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = self._owner()
+        if self._kept is not None and sys.getrefcount(self) <= _ALONE:
+            self._kept = None
         if owner is None:
             raise ReferenceError("the optimizer of this step no longer exists")
         return self.__func__(owner, *args, **kwargs)
@@ -114,6 +126,17 @@ class Step:
 
     def __repr__(self) -> str:
         return f"<compiled step of {self._owner()!r}>"
+
+
+class _Counts:
+    """Says how many references there are to a method of which nobody keeps hold."""
+
+    def __call__(self) -> int:
+        return sys.getrefcount(self)
+
+
+_HOLDER = types.SimpleNamespace(step=_Counts())
+_ALONE: int = _HOLDER.step()
 
 
 def _plain_step(optimizer: Optimizer) -> Any:
@@ -129,8 +152,10 @@ class Isolated:
     def __init__(
         self, optimizer: Optimizer, function: Any, options: Mapping[str, Any]
     ) -> None:
-        self.owner = weakref.ref(optimizer)
+        self.owner = weakref.ref(optimizer, _released(self))
         self.function = function
+        #: one thread at a time steps an optimizer on its shadow
+        self.lock = threading.RLock()
         self.options = dict(options)
         #: state, groups and their number in the last call
         self.seen: tuple[Any, Any, int] = None, None, 0
@@ -139,14 +164,37 @@ class Isolated:
         self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
         self.callables: dict[int | str, Callable[..., Any]] = {}
         self.current: dict[int | str, Callable[..., Any]] = {}
-        self.representatives = Representatives(function, options)
+        #: all that Dynamo was given: code, and the backend
+        self.known: list[tuple[list[types.CodeType], Any]] = []
+        self.fakes = compat.Fakes()
+        self.told: list[Report] = []
+        # where a collector of garbage finds the optimizer, nobody calls `release`
+        kept = self.known, self.fakes, self.told
+        weakref.finalize(self, _forget, *kept).atexit = False
+        self.representatives = Representatives(function, options, self.told)
+        self.whole = Whole(function)
+        self.unfused: Shadow | None = None  # for a step with a closure
+
+    def release(self) -> None:
+        """Keep nothing of the optimizer, nor what was compiled for it."""
+        self.compiled.clear()
+        self.representatives.release()
+        self.whole.release()
+        self.unfused = None
+        _forget(self.known, self.fakes, self.told)
+        self.seen = None, None, 0
+
+    def forget(self) -> None:
+        """Let nothing that was compiled count."""
+        self.release()
+        self.representatives = Representatives(self.function, self.options, self.told)
+        self.whole = Whole(self.function)
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""
         if dict(options) != self.options:
             self.options = dict(options)
-            self.compiled.clear()
-            self.representatives = Representatives(self.function, options)
+            self.forget()
 
     def entry(self) -> tuple[Any, Any]:
         """A function to stand in the place of the original one.
@@ -171,22 +219,30 @@ class Isolated:
         # would only count against the limit
         state, known, n = self.seen
         if state is not optimizer.state or known is not groups or n != len(groups):
-            self.compiled.clear()
             if known is not None:
-                few = Representatives(self.function, self.options)
-                self.representatives = few
+                self.forget()
             self.seen = optimizer.state, groups, len(groups)
+        if len(args) == 1 and not kwargs and compat.stance() in TRACES:
+            with self.lock:
+                few, whole = self.representatives, self.whole
+                if few.wants(optimizer) and few.step(optimizer, self._lead):
+                    return None
+                if not whole.why:
+                    done, result = whole.step(optimizer, self._whole, self._all)
+                    if done:
+                        return result
+        return self._as_it_is(optimizer, args, kwargs)
+
+    def _as_it_is(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Let Dynamo trace the step of the optimizer itself, with what it is given."""
         if len(args) > 1 or kwargs:
             args = tuple(self._outside(i, a) for i, a in enumerate(args))
             kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
         places = tuple(self.current)
-        # afterwards the groups say `fused` again, as the user wrote
-        kept = unfuse(optimizer)
+        done = False
         try:
-            few = self.representatives
-            alone = len(args) == 1 and not kwargs and compat.stance() in TRACES
-            if alone and few.wants(optimizer) and few.step(optimizer, self._lead):
-                return None
             compiled = self.compiled.get(places)
             if compiled is None and untraceable_gradient(optimizer):
                 return self.function(*args, **kwargs)
@@ -194,13 +250,45 @@ class Isolated:
                 whole = copied(self.function, cells(self.function))
                 compiled = self._compile(self._whole(), whole)
                 self.compiled[places] = compiled
-            return compiled(*args, **kwargs)
+            if any(group.get("fused") for group in optimizer.param_groups):
+                result = self._unfused(compiled, optimizer, args, kwargs)
+            else:
+                result = compiled(*args, **kwargs)
+            done = True
+            return result
+        except Exception:
+            done = True
+            raise
         finally:
             self.current.clear()
-            for group, fused, foreach in kept:
-                group["fused"] = fused
-                if "foreach" in group:
-                    group["foreach"] = foreach
+            if not done:
+                # cut off somewhere: what was compiled may be half bound
+                self.compiled.clear()
+
+    def _unfused(
+        self,
+        compiled: Callable[..., Any],
+        optimizer: Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The same, where groups take the foreach form and keep what they say."""
+        try:
+            shadow = self.unfused = self.unfused or Shadow(optimizer)
+            shadow.refresh(optimizer)
+        except Unlike:
+            kept = unfuse(optimizer)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                for group, before in kept:
+                    group.update(before)
+        shadow.clean = False
+        try:
+            return shadow.translated(compiled(shadow.itself, *args[1:], **kwargs))
+        finally:
+            write(shadow.writes())
+            shadow.settle()
 
     def _whole(self) -> Callable[..., Any]:
         """The backend of a step that is traced whole, which reports why."""
@@ -218,17 +306,22 @@ class Isolated:
         whole._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         return whole
 
-    def _lead(self, backend: Callable[..., Any]) -> Callable[..., Any]:
+    def _all(self, backend: Callable[..., Any]) -> Callable[..., Any]:
+        return self._lead(backend, self.options)
+
+    def _lead(
+        self, backend: Callable[..., Any], options: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
         function = self.function
 
         def lead(self: Optimizer) -> Any:
-            # where Dynamo lets it run as it is, only the leading lanes would step
+            # where Dynamo lets it run as it is, only a shadow would step
             if not torch.compiler.is_dynamo_compiling():
                 raise NotTraced
             return function(self)
 
         lead = copied(lead, cells(lead))
-        made = self._compile(backend, lead, fullgraph=True, options=None)
+        made = self._compile(backend, lead, fullgraph=True, options=options or None)
         return compat.Traced(made, lead)
 
     def _compile(
@@ -241,7 +334,21 @@ class Isolated:
             # asked for elsewhere: threads that step at the same time defeat it
             keywords["isolate_recompiles"] = True
         keywords.update({"options": self.options or None, **more})
-        return torch.compile(function, backend=backend, **keywords)
+        # Dynamo keeps each backend that it was ever given
+        fakes, told = self.fakes, self.told
+
+        def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
+            fakes.note()
+            first = len(session.reports)
+            try:
+                return backend(gm, example_inputs, **keywords)
+            finally:
+                told.extend(session.reports[first:])
+
+        noting._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
+        noting.reset = BACKEND.reset  # type: ignore[attr-defined]
+        self.known.append(([function.__code__], noting))
+        return torch.compile(function, backend=noting, **keywords)
 
     def _outside(self, place: int | str, value: Any) -> Any:
         """A closure runs as it is: no part of the graph, and no reason to retrace.
@@ -262,16 +369,40 @@ class Isolated:
         return self.callables[place]
 
 
-def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], Any, Any]]:
+def _forget(
+    known: list[tuple[list[types.CodeType], Any]],
+    fakes: compat.Fakes,
+    told: list[Report],
+) -> None:
+    """Let Dynamo keep nothing of what it has compiled, and the session little."""
+    while known:
+        compat.forget(*known.pop())
+    fakes.forget()
+    session.retire(told)
+    told.clear()
+
+
+def _released(isolated: Isolated) -> Callable[[Any], None]:
+    """What is to be done when the optimizer is no more."""
+    known = weakref.ref(isolated)
+
+    def release(_: Any, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        found = known()
+        if found is not None and not ending():
+            found.release()
+
+    return release
+
+
+def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Let groups of torch's fused kernels take the foreach form.
 
-    Returns what they said before: (group, fused, foreach).
+    Returns what they said before: (group, its options).
     """
     kept = []
     for group in optimizer.param_groups:
-        if group.get("fused"):
-            kept.append((group, group["fused"], group.get("foreach")))
-            group["fused"] = False
-            if "foreach" in group:
-                group["foreach"] = True
+        form = unfused(group)
+        if form:
+            kept.append((group, {k: group[k] for k in form}))
+            group.update(form)
     return kept

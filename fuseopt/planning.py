@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -19,11 +20,11 @@ from .clock import Clock
 from .codegen import CppTarget, Source, Target
 from .collector import collector_paused
 from .config import Config
-from .errors import CompilerMissing, ConfigError
+from .errors import CannotBuild, ConfigError
 from .ir import Kernel, Schedule
 from .report import Report
-from .runtime.build import find_compiler
 from .runtime.cells import place_of
+from .runtime.compiler import find_compiler
 from .runtime.helper import PROBE
 from .runtime.plan import Plan
 from .runtime.table import CppTable, TableFactory
@@ -199,7 +200,7 @@ def _probe(config: Config, built: list[str]) -> ctypes.PyDLL | None:
     """The helper that asks tensors for their addresses; None without a compiler."""
     try:
         library = session.builder.load(PROBE, config.cache_dir, False, built)
-    except CompilerMissing:
+    except CannotBuild:
         return None
     return ctypes.PyDLL(library._name, handle=library._handle)
 
@@ -212,17 +213,29 @@ def _dump(
     sources: Mapping[str, Source],
     targets: Mapping[str, Target],
 ) -> None:
-    """Write the files that options or FUSEOPT_DEBUG ask for."""
+    """Write the files that options or FUSEOPT_DEBUG ask for.
+
+    Where they cannot be written, that is said once, and the step goes on.
+    """
     if not config.dump_dir and not config.debug:
         return
-    folder = dump.new_folder(config.dump_dir or "fuseopt_debug")
-    report.dump_dir = str(folder)
-    level = config.debug or dump.SOURCES
+    parent = os.path.expanduser(config.dump_dir or "fuseopt_debug")
     suffixed = {name: (x, targets[name].suffix) for name, x in sources.items()}
-    if level >= dump.SOURCES:
-        report.kernels = [
-            k.at(str(folder / f"{k.name}{suffixed[k.name][1]}")) for k in report.kernels
-        ]
-    dump.write(folder, level, report, captured.graph, plan, suffixed)
+    kernels = report.kernels
+    try:
+        folder = dump.new_folder(parent)
+        report.dump_dir = str(folder)
+        level = config.debug or dump.SOURCES
+        if level >= dump.SOURCES:
+            report.kernels = [
+                k.at(str(folder / f"{k.name}{suffixed[k.name][1]}"))
+                for k in report.kernels
+            ]
+        dump.write(folder, level, report, captured.graph, plan, suffixed)
+        where = f"details in {folder}"
+    except OSError as error:
+        report.dump_dir, report.kernels = None, kernels
+        where = f"nothing can be written into {parent} ({error})"
+        session.warn_once(f"fuseopt: {where}; steps go on.", f"dump {parent}")
     if config.debug:
-        print(f"{report}\nfuseopt: details in {folder}", file=sys.stderr)
+        print(f"{report}\nfuseopt: {where}", file=sys.stderr)

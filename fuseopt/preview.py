@@ -15,7 +15,7 @@ from .backend import attach
 from .clock import Clock
 from .config import resolve
 from .dispatch import part_reports, values_of
-from .errors import UnsupportedInput
+from .errors import NotAnOptimizer, UnsupportedInput
 from .optimizer import unfuse
 from .planning import plan_graph
 from .report import Report
@@ -24,25 +24,35 @@ from .split import decide
 
 
 def explain(
-    step: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None
+    step: Callable[..., Any] | torch.optim.Optimizer,
+    *args: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Plan a step without running it or changing any tensor.
 
-    `step`: `optimizer.step`, or a function of `args`. Parameters without any gradient
-    are taken to have one. Returns the Report of the first graph; `build_seconds` is 0.
-    Raises UnsupportedInput where Dynamo would never call a backend.
+    `step`: an optimizer or its `step`, or a function of `args`. Parameters without any
+    gradient are taken to have one. Returns the Report of the first graph;
+    `build_seconds` is 0. Raises UnsupportedInput where Dynamo would never call a
+    backend.
     """
     attach()
     config = resolve(None, options)
-    owner = getattr(step, "__self__", None)
+    given: Any = step.step if isinstance(step, torch.optim.Optimizer) else step
+    if not callable(given):
+        raise NotAnOptimizer(
+            "fuseopt.explain takes an optimizer, its step or another function, not "
+            f"{type(step).__name__!r}"
+        )
+    function: Callable[..., Any] = given
+    owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.optim.Optimizer):
         twin = _twin(owner)
-        if hasattr(step, COMPILED):
+        if hasattr(function, COMPILED):
             unfuse(twin)
         reason = compat.never_compiled(twin)
         if reason:
             raise UnsupportedInput(reason)
-        step = getattr(twin, step.__name__)
+        function = getattr(twin, function.__name__)
     found: list[Report] = []
 
     class Planned(Exception):
@@ -70,7 +80,7 @@ def explain(
         return leave
 
     with contextlib.suppress(Planned), compat.scalar_outputs():
-        torch.compile(step, backend=planner)(*args)
+        torch.compile(function, backend=planner)(*args)
     if not found:
         raise UnsupportedInput(
             "Dynamo made no graph of this function; run it with "

@@ -118,7 +118,7 @@ class _Calls(TorchDispatchMode):
         known = [self._of(t) for t in tensors]
         # what is made from nothing is real where it is a number
         real = all(k.real for k in known) if known else not bound.get("size")
-        if func is _ITEM and not real:
+        if func is _ITEM and (not real or self._is_own(args[0])):
             return self._number(func, args[0])
         # before it runs: a call in place changes what it reads
         names_ = self._names(bound, lists)
@@ -132,9 +132,16 @@ class _Calls(TorchDispatchMode):
             self._single(func, bound, tensors, written, names_, out, real, views)
         return out
 
+    def _is_own(self, t: torch.Tensor) -> bool:
+        """Is it a number of one lane, such as its counter? Lanes may count from other
+        steps on, and a trace does not look at it either.
+        """
+        return self._of(t).lane >= 0 and t.is_floating_point()
+
     def _number(self, func: Any, t: torch.Tensor) -> float:
-        """A number read from a tensor without contents: some number, in which two
-        lanes agree if it is the same to both. It is another one in the next run.
+        """A number read from a tensor without contents, or from a lane's own: some
+        number, in which two lanes agree if it is the same to both. It is another one
+        in the next run.
         """
         known = self._of(t)
         if known.lane < 0 or not t.is_floating_point():

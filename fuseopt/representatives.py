@@ -6,14 +6,20 @@ what the whole step would is not assumed: the step is rehearsed on all lanes and
 leading ones, and the calls that reach a lane must be those that reach the one that
 leads it, in both. What it may depend on and no guard of Dynamo's covers is compared at
 each call. Where anything stands against it, Dynamo traces the whole step as ever.
+
+The optimizer itself is never given to what Dynamo traces: its shadow is, which has the
+leading lanes. What the step left there is written to all lanes when it is launched.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import logging
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -25,12 +31,16 @@ from . import compat
 from .backend import BACKEND
 from .collector import collector_paused
 from .config import resolve
-from .errors import CaptureError, CompilerMissing, FuseoptError, UnsupportedInput
-from .lanes import GRAD, PARAM, Found, Lanes, Unlike
+from .errors import CannotBuild, CaptureError, UnsupportedInput
+from .lanes import GRAD, PARAM, Found, Kind, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
 from .noticed import Noticed
-from .paths import Reach
+from .report import Report
+from .runtime.pending import Pending
+from .shadow import Shadow, Write
 from .split import decide
+from .uniformity import Proof, prove
+from .whole import NotTraced
 
 log = logging.getLogger("fuseopt")
 
@@ -38,22 +48,27 @@ log = logging.getLogger("fuseopt")
 FEW = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
-REFUSALS = (Unlike, CaptureError, CompilerMissing, UnsupportedInput)
-
-
-class NotTraced(FuseoptError):
-    """Dynamo let the leading lanes' step run as it is, of which nothing was done."""
+NOTHING = Found([])
+REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 
 
 class Representatives:
-    """The step of one optimizer, led by a few lanes. `why`: why it no longer is."""
+    """The step of one optimizer, led by a few lanes. `why`: why it no longer is.
 
-    def __init__(self, function: Any, options: Mapping[str, Any]) -> None:
+    `told` gets its Reports.
+    """
+
+    def __init__(
+        self, function: Any, options: Mapping[str, Any], told: list[Report]
+    ) -> None:
+        self.told = told
         self.function = function
         self.options = dict(options)
         self.config = resolve(None, options)
         self.why = "verify was asked for" if self.config.verify else ""
-        self.reach: Reach | None = None
+        self.proof: Proof | None = None
+        self.calls = 0
+        self.proven = -1  # the call in which the proof was made
         self.lanes: Lanes | None = None
         self.few: list[list[torch.Tensor]] = []  # the leading ones of each group
         self.compiled: Callable[..., Any] | None = None
@@ -64,13 +79,31 @@ class Representatives:
         self.noticed = Noticed()
         self.quiet = False
         self.entered = 0
-        self.found = Found([])  # the tensors of lanes that are led, in this call
+        self.found = NOTHING  # the tensors of lanes that are led, in this call
         self.steps: list[LedStep] = []
-        # the state of the leading ones, for these lanes, and the dicts it had then
-        self._few: Any = {}
+        self.pending = Pending()
+        self.shadow: Shadow | None = None
+        # the state of the leading ones, for these lanes
+        self._few: Any = None
         self._few_of: Lanes | None = None
-        self._few_known: list[Any] = []
-        self.optimizer: Any = None  # during a call
+        # what lanes have been given in this call that have no state yet
+        self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
+        self._given: Any = None  # the optimizer, during a call
+        # did the last call end as calls do? Had the one before it compiled nothing?
+        self._sound = True
+        self._steady = False
+
+    @property
+    def optimizer(self) -> Any:
+        """What a rehearsal is to take for the optimizer: a shadow of all its lanes."""
+        every = Shadow(self._given)
+        every.refresh(self._given)
+        return every.itself
+
+    def release(self) -> None:
+        """The optimizer is no more: keep nothing of it."""
+        self.shadow = self._few = self._few_of = None
+        self._cut_off(False)
 
     def wants(self, optimizer: Optimizer) -> bool:
         """Are there so many lanes that it is worth while?"""
@@ -96,7 +129,7 @@ class Representatives:
             except NotTraced:
                 return False
             loose = self.loose and self.lanes is not None and self.lanes.reshaped
-            self.lanes = self.compiled = self.reach = None
+            self.lanes = self.compiled = self.proof = None
             self.steps.clear()
             if not loose:
                 name = type(optimizer).__name__
@@ -110,7 +143,11 @@ class Representatives:
     ) -> bool:
         """Do one step; False, with `why`, if nothing was done."""
         entered = self.entered
-        self.optimizer = optimizer
+        self.calls += 1
+        if not self._sound:
+            self._cut_off(self._steady and self.quiet)
+        self._steady, self._sound = self.quiet, False
+        self._given = optimizer
         try:
             for _ in range(2):
                 try:
@@ -120,33 +157,52 @@ class Representatives:
                         self.quiet = True
                         with collector_paused():
                             self._step(optimizer, make)
+                    self._sound = True
                     return True
                 except Stale:
                     entered = self.entered  # it has written nothing
                     self._survey(optimizer)
             raise Unlike("its lanes change while it steps")
         except NotTraced:
+            self._sound = True
             raise
         except REFUSALS as error:
+            self._sound = True  # and all of it is made anew, if anything
             self.why = str(error).partition("\n")[0]
         except Exception as error:
             if self.entered != entered or compat.stance() == "fail_on_recompile":
                 raise
             # whatever it is, the whole step says it again if it is the step's own
+            self._sound = True
             reason = str(error).strip().partition("\n")[0]
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:
-            self.optimizer = None
-            self.found = Found([])
+            self._given = None
+            self.found = NOTHING
+            self._fresh = {}
+            self.pending.drop()
         return False
+
+    def _cut_off(self, steady: bool) -> None:
+        """An exception ended the last call somewhere: take nothing for known.
+
+        `steady`: nothing was compiled in it.
+        """
+        self.noticed.forget()
+        if not steady:
+            self.lanes = self.compiled = None
+            self.steps.clear()
+            return
+        if self.lanes is not None:
+            self.lanes.forget()
+        for step in self.steps:
+            step.forget()
 
     def _step(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> None:
-        if self.reach is None:
-            self.reach = Reach(self.function, optimizer)
-            if self.reach.why:
-                raise Unlike(self.reach.why)
+        if self.proof is None:
+            self.prove()
         found = None if self.lanes is None else self._look(optimizer)
         if found is None:
             self._survey(optimizer)
@@ -162,13 +218,17 @@ class Representatives:
                 self.few[self.lanes.groups[i]].append(self.lanes.params[i])
             self.compiled = make(self._backend())
             self.steps.clear()
-        self._state = optimizer.state
-        self._swap(optimizer)
-        try:
-            self.compiled(optimizer)
-        finally:
-            self._restore(optimizer)
-        self._follow(optimizer)
+        shadow = self._shadow(optimizer)
+        shadow.clean = False
+        self._fresh = {}
+        call = self.pending.start()
+        self.compiled(shadow.itself)
+        if self._fresh or shadow.changed():
+            self.pending.finish(call, self._writes(optimizer))
+            shadow.settle()
+        else:
+            self.pending.finish(call)
+            shadow.clean = True
 
     def _look(self, optimizer: Optimizer) -> Found | None:
         lanes = self.lanes
@@ -188,7 +248,8 @@ class Representatives:
         if self.surveys > PATIENCE:
             raise Unlike("its lanes change too often")
         known = self.lanes
-        lanes = self.lanes = Lanes(optimizer, self.loose)
+        assert self.proof is not None
+        lanes = self.lanes = Lanes(optimizer, self.loose and not self.proof.sizes)
         self.generation += 1
         if len(lanes.leads) > SHARE * len(lanes.params):
             raise Unlike(
@@ -198,34 +259,24 @@ class Representatives:
         if not same:
             self.compiled = None
 
-    def _swap(self, optimizer: Optimizer) -> None:
+    def _shadow(self, optimizer: Optimizer) -> Shadow:
+        """The optimizer's shadow, with the leading lanes as they are now."""
         lanes = self.lanes
         assert lanes is not None
-        # a key that is looked up is a call of Python: asked where anything changed
-        if self._few_of is not lanes or not self._few_same():
-            self._few = collections.defaultdict(dict)
+        if self.shadow is None:
+            self.shadow = Shadow(optimizer)
+            if type(optimizer.state) not in (dict, collections.defaultdict):
+                raise Unlike(f"its state is a {type(optimizer.state).__name__}")
+            self._few = optimizer.state.copy()
+        if self._few_of is not lanes:
+            self._few.clear()
             for i in lanes.leads:
                 state = lanes.states[i]
                 if state is not None:
                     self._few[lanes.params[i]] = state
             self._few_of = lanes
-            self._few_known = list(self._few.values())
-        self._before = [dict(lanes.states[i] or ()) for i in lanes.leads]
-        optimizer.state = self._few
-        for group, own in zip(optimizer.param_groups, self.few, strict=True):
-            group["params"] = own
-
-    def _few_same(self) -> bool:
-        """Is the state of the leading ones the dicts that it was, nothing more?"""
-        few, known = self._few, self._few_known
-        return len(few) == len(known) and all(map(is_, few.values(), known))
-
-    def _restore(self, optimizer: Optimizer) -> None:
-        few, optimizer.state = optimizer.state, self._state
-        if few is not self._few or not self._few_same():
-            self._state.update(few)
-        for group, own in zip(optimizer.param_groups, self.noticed.lists, strict=True):
-            group["params"] = own
+        self.shadow.refresh(optimizer, self._few, self.few)
+        return self.shadow
 
     # ---------------------------------------------------------------- Dynamo's side
 
@@ -233,6 +284,7 @@ class Representatives:
         # Dynamo keeps each backend that it was ever given
         owner = weakref.ref(self)
 
+        @compat.refusals_pass(BACKEND)
         def lead(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
             self = owner()
             assert self is not None
@@ -252,112 +304,147 @@ class Representatives:
         return lead
 
     def settle(self) -> None:
-        """Give all lanes the state that tracing gave the leading ones."""
-        optimizer, lanes = self.optimizer, self.lanes
+        """Have state ready for all lanes like the leading ones', which tracing made."""
+        optimizer, lanes = self._given, self.lanes
         assert lanes is not None
-        few = optimizer.state
-        fresh = [
-            kind
-            for kind in lanes.kinds
-            if not kind.has_state and few.get(lanes.params[kind.lead])
-        ]
-        if not fresh:
+        assert self.shadow is not None
+        seen = self.shadow.itself.state
+        leads = [kind.lead for kind in lanes.kinds if not kind.has_state]
+        made = [i for i in leads if seen.get(lanes.params[i])]
+        if not made:
             return
-        self._restore(optimizer)
-        try:
-            if not compat.initialize(optimizer):
-                raise Unlike("tracing made state, and nothing says how")
-            self.in_order(optimizer)
-            now = Lanes(optimizer, self.loose)
-            if _grouping(now) != _grouping(lanes):
-                raise Unlike("lanes that were alike get unlike state")
-            self.lanes = now
-            self.generation += 1
-            found = self._look(optimizer)
-            if found is None:
-                raise Unlike("its lanes are not what they seem")
-            self.found = found
-        finally:
-            self._swap(optimizer)
+        every = self.optimizer
+        known = dict(optimizer.state)
+        for i in made:
+            every.state[lanes.params[i]] = dict(seen[lanes.params[i]])
+        if not compat.initialize(every):
+            raise Unlike("tracing made state, and nothing says how")
+        if not all(_same(every.state[p], own) for p, own in known.items()):
+            raise Unlike("tracing changes state")
+        self._fresh = {
+            p: every.state[p]
+            for p in lanes.params
+            if p in every.state and p not in known
+        }
+        # as it will be
+        state = {**known, **self._fresh}
+        groups = optimizer.param_groups
+        view: Any = types.SimpleNamespace(state=state, param_groups=groups)
+        now = Lanes(view, lanes.loose)
+        if _grouping(now) != _grouping(lanes):
+            raise Unlike("lanes that were alike get unlike state")
+        self.lanes = now
+        self.generation += 1
+        found = self._look(view)
+        if found is None:
+            raise Unlike("its lanes are not what they seem")
+        self.found = found
 
-    def in_order(self, optimizer: Optimizer) -> None:
-        """Let the state have the order of the parameters, as a whole step gives it."""
-        state = optimizer.state
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p in state:
-                    state[p] = state.pop(p)
+    def prove(self) -> None:
+        """Raise Unlike unless the code that a step may run now treats lanes alike.
+
+        Once in a call is enough, for nothing changes before the step has run.
+        """
+        if self.proof is None or self.proven != self.calls:
+            self.proof = prove(self.function, self._given)
+            self.proven = self.calls
+        if self.proof.why:
+            raise Unlike(self.proof.why)
+        if self.proof.sizes and self.lanes is not None and self.lanes.reshaped:
+            raise Unlike("it reads sizes, in which lanes differ")
 
     # ---------------------------------------------------------------- afterwards
 
-    def _as_before(self) -> bool:
-        """Does each leading one's state hold what it held before the step?"""
-        lanes = self.lanes
+    def _writes(self, optimizer: Optimizer) -> list[Write]:
+        """What gives all lanes what the step gave the leading ones, as calls of C."""
+        lanes, shadow = self.lanes, self.shadow
         assert lanes is not None
-        for i, old in zip(lanes.leads, self._before, strict=True):
-            now = lanes.states[i] or {}
-            if len(now) != len(old) or not all(map(is_, now.values(), old.values())):
-                return False
-            if not all(map(is_, now, old)):
-                return False
-        return True
-
-    def _follow(self, optimizer: Optimizer) -> None:
-        """Give the lanes that are led what the step gave the leading ones' state."""
-        lanes = self.lanes
-        assert lanes is not None
-        if self._few_same() and self._as_before():
-            return
+        assert shadow is not None
+        if not shadow.is_intact():
+            raise Unlike("the step replaces the optimizer's state or parameters")
         made: dict[int, list[torch.Tensor]] = {}
         for step in self.steps:
             made.update(step.take())
-        state = optimizer.state
-        added = False
-        for kind, old in zip(lanes.kinds, self._before, strict=True):
+        writes = [*shadow.writes(roots=False)]
+        seen = shadow.itself.state
+        fresh = self._fresh
+        for kind in lanes.kinds:
             p = lanes.params[kind.lead]
-            if p not in state or not kind.others:
+            now, old = seen.get(p), lanes.states[kind.lead] or {}
+            if now is None:
+                if kind.has_state:
+                    raise Unlike("the step drops the state of a parameter")
                 continue
-            now = state[p]
+            # else the lead's own is among what the shadow writes
+            own = [kind.lead] if p not in self._few else []
             if kind.has_state and tuple(now) == tuple(old):
                 changed = [k for k, v in now.items() if v is not old[k]]
                 if not changed:
                     continue
                 if all(k in kind.numbers for k in changed):
-                    for k in changed:
-                        value = now[k]
-                        for i in kind.others:
-                            lanes.states[i][k] = value  # type: ignore[index]
+                    news = {k: now[k] for k in changed}
+                    states = [lanes.states[i] for i in (*own, *kind.others)]
+                    each = map(dict.update, states, repeat(news))  # type: ignore
+                    writes.append(functools.partial(collections.deque, each, 0))
                     continue
-            places: dict[int, Any] = {id(p): (PARAM, "")}
-            if p.grad is not None:
-                places[id(p.grad)] = GRAD, ""
-            places.update(
-                (id(v), ("state", k))
-                for k, v in old.items()
-                if isinstance(v, torch.Tensor)
-            )
-            for m, i in enumerate(kind.others):
-                q = lanes.params[i]
-                added = added or q not in state
-                own = state[q]
-                given: dict[str, Any] = {}
-                for key, value in now.items():
-                    place = places.get(id(value))
-                    if not isinstance(value, torch.Tensor):
-                        given[key] = value
-                    elif id(value) in made:
-                        given[key] = made[id(value)][m]
-                    elif place is None:
-                        # made of nothing that lanes have: for all the same
-                        given[key] = value.clone()
-                    elif place[0] == "state":
-                        given[key] = own[place[1]]
-                    else:
-                        given[key] = q if place[0] == PARAM else q.grad
-                own.clear()
-                own.update(given)
-        if added:
-            self.in_order(optimizer)
+            contents = {i: dict(now) for i in own}
+            contents |= self._given_to(kind, now, old, made)
+            for i, content in contents.items():
+                state = lanes.states[i]
+                if state is None:
+                    fresh[lanes.params[i]] = content
+                    continue
+                if tuple(content)[: len(state)] != tuple(state):
+                    writes.append(functools.partial(state.clear))
+                writes.append(functools.partial(dict.update, state, content))
+        if fresh:
+            # in the order in which a whole step makes it
+            ordered = {p: fresh[p] for p in lanes.params if p in fresh}
+            writes.append(functools.partial(dict.update, optimizer.state, ordered))
+        return writes
+
+    def _given_to(
+        self,
+        kind: Kind,
+        now: Mapping[str, Any],
+        old: Mapping[str, Any],
+        made: Mapping[int, list[torch.Tensor]],
+    ) -> dict[int, dict[str, Any]]:
+        """By lane, the state that led lanes have after the step; `now`: their lead's,
+        `old`: what it was.
+        """
+        lanes = self.lanes
+        assert lanes is not None
+        p = lanes.params[kind.lead]
+        places: dict[int, Any] = {id(p): (PARAM, "")}
+        if p.grad is not None:
+            places[id(p.grad)] = GRAD, ""
+        places.update(
+            (id(v), ("state", k)) for k, v in old.items() if isinstance(v, torch.Tensor)
+        )
+        found = {}
+        for m, i in enumerate(kind.others):
+            q = lanes.params[i]
+            given: dict[str, Any] = {}
+            for key, value in now.items():
+                place = places.get(id(value))
+                if not isinstance(value, torch.Tensor):
+                    given[key] = value
+                elif id(value) in made:
+                    given[key] = made[id(value)][m]
+                elif place is None:
+                    # made of nothing that lanes have: for all the same
+                    given[key] = value.clone()
+                elif place[0] == "state":
+                    given[key] = lanes.states[i][place[1]]  # type: ignore[index]
+                else:
+                    given[key] = q if place[0] == PARAM else q.grad
+            found[i] = given
+        return found
+
+
+def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return tuple(a) == tuple(b) and all(map(is_, a.values(), b.values()))
 
 
 class _Reference:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import atexit
 import functools
 import warnings
+import weakref
 from typing import Any
 
 from .report import Report
 from .runtime.build import Builder
 from .runtime.vector import Vectors
 
+#: So many Reports are kept of optimizers that are no more.
+RETIRED = 16
 #: The attribute that marks a step which fuseopt.compile made.
 COMPILED = "_fuseopt"
 
@@ -22,8 +25,11 @@ class Session:
         self.builder = Builder()
         self.vectors = Vectors()
         self.reports: list[Report] = []
+        self.retired: list[Report] = []  # of optimizers that are no more
         self.warned: set[str] = set()
         self.mishaps: list[str] = []  # errors of fuseopt's own
+        #: what stands for optimizers whose steps are compiled apart from all others
+        self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
     def triton_builder(self) -> Any:
@@ -41,10 +47,19 @@ class Session:
         atexit.register(made.release)
         return made
 
+    def retire(self, reports: list[Report]) -> None:
+        """These tell of an optimizer that is no more: the last ones are kept."""
+        self.retired += [report for report in reports if report in self.reports]
+        gone = set(map(id, self.retired[:-RETIRED]))
+        if gone:
+            del self.retired[:-RETIRED]
+            self.reports[:] = [x for x in self.reports if id(x) not in gone]
+
     def reset(self) -> None:
         if "graphs" in self.__dict__:
             self.graphs.release()
         self.reports.clear()
+        self.retired.clear()
         self.warned.clear()
         self.mishaps.clear()
 
@@ -59,5 +74,8 @@ session = Session()
 
 
 def reports() -> list[Report]:
-    """The Reports of what was compiled in this process, oldest first."""
+    """The Reports of what was compiled in this process, oldest first.
+
+    Of optimizers that were given to fuseopt.compile and are no more: the last 16.
+    """
     return list(session.reports)

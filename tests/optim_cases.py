@@ -65,8 +65,17 @@ class Case(NamedTuple):
         return f"{self.name}-{self.form}-{text}"
 
 
-def accepts(name: str, option: str) -> bool:
-    return option in inspect.signature(getattr(torch.optim, name)).parameters
+def forced(case: Case) -> dict[str, Any]:
+    """What an input of the list needs beside its options: with a tensor among them,
+    torch takes some only as capturable.
+    """
+    try:
+        getattr(torch.optim, case.name)([torch.ones(1)], **case.options)
+    except ValueError as error:
+        if "capturable" not in str(error):
+            raise
+        return {"capturable": True}
+    return {}
 
 
 def _forms(info: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -135,12 +144,9 @@ def run(
     """Steps of a case beside eager's: the same bits after each. Returns its reports."""
     mine, theirs = (make_params(case, shapes, dtypes) for _ in range(2))
     kind = getattr(torch.optim, case.name)
-    # Dynamo traces all optimizers that have the option as capturable
-    forced = {"capturable": True} if accepts(case.name, "capturable") else {}
-    wanted = any(isinstance(x, Tensor) for x in case.options.values())
-    own = {**case.options, **(forced if wanted else {})}
+    own = {**case.options, **forced(case)}
     optimizer = kind(mine, **copy.deepcopy(own))
-    reference = kind(theirs, **copy.deepcopy({**case.options, **forced}))
+    reference = kind(theirs, **copy.deepcopy(own))
     step = compiled(optimizer, fallback="error")
     for number in range(steps):
         set_grads(mine, theirs, number)

@@ -1,7 +1,7 @@
 """Optimizers, their eager reference, and how two runs are compared bit for bit.
 
-The reference is eager foreach. Dynamo traces torch.optim with capturable=True, so that
-is what eager runs as well; `eager_step` lifts torch's check that refuses it on a CPU.
+The reference is the plain optimizer, as it was made. `eager_step` lifts the check by
+which torch refuses capturable=True on a CPU, for those that are made so.
 """
 
 from __future__ import annotations
@@ -92,14 +92,15 @@ def make(
 ) -> torch.optim.Optimizer:
     """An optimizer, in its foreach form unless told otherwise.
 
-    The reference is capturable as its trace is.
+    With a tensor as an option it is capturable: torch refuses it elsewhere. So is the
+    reference, which is made the same.
     """
     tensor = any(
         isinstance(x, Tensor)
         for v in options.values()
         for x in (v if isinstance(v, tuple) else (v,))
     )
-    if has(name, "capturable") and (reference or tensor):
+    if has(name, "capturable") and tensor:
         options = {**options, "capturable": True}
     options = {"foreach": True, **options}
     return getattr(torch.optim, name)(params, **options)

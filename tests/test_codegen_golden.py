@@ -11,7 +11,7 @@ import pytest
 
 from fuseopt.codegen import CppTarget
 from fuseopt.ir import Instr, Kernel, Literal, ScalarRef, Slot, Symbol, Variant
-from fuseopt.runtime.build import COMMON_FLAGS, EXACT_FLAGS
+from fuseopt.runtime.compiler import COMMON_FLAGS, EXACT_FLAGS
 
 from .build_graphs import GraphBuilder, adaptive, kernels, momentum, planned
 

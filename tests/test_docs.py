@@ -1,6 +1,6 @@
 """The pages say what is: README's code runs; its tables and names are the code's.
 
-The tables of docs/numerics.md are held by test_exceptions.py.
+What docs/numerics.md says is held by test_exceptions.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch import Tensor
 import fuseopt
 from fuseopt.backend import fuseopt as backend
 from fuseopt.session import session
-from tests.steps import capturable_on_cpu, same_bits
+from tests.steps import same_bits
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -463,17 +463,13 @@ def train(make: Callable[[], Any], where: str | None, steps: int = 3) -> Any:
     forward, step = model, optimizer.step
     if where is not None:
         forward, step = compiled(model, fallback=where), compiled(step, fallback=where)
-    else:
-        for group in optimizer.param_groups:
-            group["capturable"] = True
     losses = []
     for i in range(steps):
         x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(i))
         loss = forward(x).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        with capturable_on_cpu():
-            step()
+        step()
         losses.append(loss.detach())
     return model, losses
 
@@ -543,13 +539,11 @@ def test_clip_step_and_average_in_one_graph(where: str) -> None:
         torch.manual_seed(0)
         params = [torch.nn.Parameter(torch.randn(s)) for s in ((4, 3), (5,), ())]
         average = [p.detach().clone() for p in params]
-        capturable = function is clip_step_average
-        optimizer = torch.optim.AdamW(params, foreach=True, capturable=capturable)
+        optimizer = torch.optim.AdamW(params, foreach=True)
         for _ in range(4):
             for p in params:
                 p.grad = torch.randn(p.shape)
-            with capturable_on_cpu():
-                function(optimizer, params, average)
+            function(optimizer, params, average)
         runs.append([*params, *average, *(p.grad for p in params)])
     assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
     assert all(not r.fallback and not r.parts for r in fuseopt.reports())

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from fuseopt.codegen.cpp import CppTarget
-from fuseopt.codegen.cpp_halves import HALVES
 from fuseopt.codegen.halves import known
+from fuseopt.codegen.headers import header
 from fuseopt.ir import Instr, Kernel, Slot, Variant
-from fuseopt.runtime import build
+from fuseopt.runtime import compiler as building
 
 torch = pytest.importorskip("torch")
 
@@ -49,14 +49,15 @@ EACH(pair_f16s, uint32_t, float, pair_f16(x[2 * i], x[2 * i + 1]))
 def flags(machine: str) -> tuple[str, ...]:
     """The flags of a build, for a machine."""
     return tuple(
-        f"-march={machine}" if x.startswith("-march") else x for x in build.COMMON_FLAGS
+        f"-march={machine}" if x.startswith("-march") else x
+        for x in building.COMMON_FLAGS
     )
 
 
 def runs(machine: str) -> bool:
     """Has the processor at hand what a machine's code may use?"""
     return machine != "haswell" or {"avx2", "fma", "f16c", "bmi2"} <= set(
-        build._processor().split()
+        building._processor().split()
     )
 
 
@@ -68,11 +69,11 @@ def pieces(
         pytest.skip(f"this processor is no {request.param}")
     folder = tmp_path_factory.mktemp("pieces")
     (folder / "pieces.cpp").write_text(
-        f"#include <math.h>\n#include <stdint.h>\n{HALVES}{DRIVER}"
+        f"#include <math.h>\n#include <stdint.h>\n{header('halves')}{DRIVER}"
     )
     made = str(folder / "pieces.so")
-    asked = [*flags(request.param), *build.EXACT_FLAGS, "-o", made]
-    compiler = build.find_compiler()
+    asked = [*flags(request.param), *building.EXACT_FLAGS, "-o", made]
+    compiler = building.find_compiler()
     subprocess.run([compiler.path, *asked, str(folder / "pieces.cpp")], check=True)
     return ctypes.CDLL(made)
 
@@ -168,7 +169,7 @@ def test_steps_of_numbers_of_every_kind(
     """NaN, infinities, subnormals in parameters, gradients and state; odd lengths."""
     if not runs(machine):
         pytest.skip(f"this processor is no {machine}")
-    monkeypatch.setattr(build, "COMMON_FLAGS", flags(machine))
+    monkeypatch.setattr(building, "COMMON_FLAGS", flags(machine))
     sizes = (1, 2, 63, 1001, 33001)
     for name, options in STEPS:
         torch._dynamo.reset()

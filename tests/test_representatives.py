@@ -409,12 +409,12 @@ class ByTheWay(Loop):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (ByCount, "depends on the others"),
-        (ByPlace, "look alike"),
-        (OneOdd, "takes for no lead"),
-        (OneOddLater, "takes for no lead"),
-        (OneOddFlag, "takes for no lead"),
-        (ByGlobalTable, "it sees TABLE, a list"),
+        (ByCount, "how many lanes there are: 1.0 / len(group['params'])"),
+        (ByPlace, "where a lane stands: 1.0 + i"),
+        (OneOdd, "where a lane stands: i == 5"),
+        (OneOddLater, "where a lane stands: i == 5"),
+        (OneOddFlag, "where a lane stands: i == 5"),
+        (ByGlobalTable, "where a lane stands: TABLE[i]"),
     ],
 )
 def test_lanes_that_only_look_alike(kind: Any, why: str) -> None:
@@ -442,17 +442,16 @@ def test_a_table_changes_later() -> None:
     for opt in pair.both:
         opt.table[5] = 2.0  # type: ignore[attr-defined]
     pair.step(2)
-    whole("look alike")
+    whole("where a lane stands: self.table[i]")
 
 
 def test_an_attribute_that_no_lead_reads_changes_later() -> None:
     pair = Pair(ByName)
     pair.step(3)
-    led()
     for opt in pair.both:
         opt.scale_5 = 2.0  # type: ignore[attr-defined]
     pair.step(2)
-    whole("look alike")
+    whole("where a lane stands: f'scale_{i}'")
 
 
 def test_a_learning_rate_of_zero_hides_nothing() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 import fuseopt
 from bench.optimizers import LAMB, Adafactor
 from fuseopt.backend import fuseopt as backend
-from fuseopt.codegen.cpp_walk import WALK
+from fuseopt.codegen.headers import header
 from tests.steps import same_bits
 
 Step = Callable[..., tuple[Tensor, ...]]
@@ -51,8 +51,8 @@ def test_from_block_to_block_nothing_is_divided() -> None:
         "scatter",
         "shuffle",
     ):
-        assert not re.search(r"[^/]/[^/]|%", body(WALK, name)), name
-    assert "%" in body(WALK, "seek")
+        assert not re.search(r"[^/]/[^/]|%", body(header("walk"), name)), name
+    assert "%" in body(header("walk"), "seek")
 
 
 def check(step: Step, make: Callable[[], list[Tensor]]) -> None:

@@ -102,12 +102,10 @@ def _by_name(found: list[Any]) -> dict[str, Any]:
 
 
 def _torch(place: Place, case: Any) -> Figures:
-    from tests.optim_cases import accepts
+    from tests.optim_cases import forced
 
     kind = getattr(torch.optim, case.name)
-    forced = {"capturable": True} if accepts(case.name, "capturable") else {}
-    wanted = any(isinstance(x, Tensor) for x in case.options.values())
-    own = {**case.options, **(forced if wanted else {})}
+    own = {**case.options, **forced(case)}
     multiplies = case.name in ("Muon", "Adafactor")
 
     def options(of: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +119,6 @@ def _torch(place: Place, case: Any) -> Figures:
         race = Race(
             place,
             lambda params: kind(params, **options(own)),
-            lambda params: kind(params, **options({**case.options, **forced})),
             known=multiplies,
             params=lambda: parameters(
                 place, DTYPES[:1] if multiplies else DTYPES, multiplies

@@ -1,7 +1,7 @@
 """A compiled optimizer beside eager: awkward layouts of memory, compared bit for bit.
 
-The reference is eager in the form that the compiled step was traced from, with
-`capturable=True`. A difference names the tensor, its dtype, the element, both values.
+The reference is the plain optimizer in eager. A difference names the tensor, its dtype,
+the element, both values.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def _adamw(**options: Any) -> Callable[[Any], Optimizer]:
 
 def _against(place: Place, **options: Any) -> Race:
     """AdamW beside its reference."""
-    return Race(place, _adamw(), _adamw(capturable=True), **options)
+    return Race(place, _adamw(), **options)
 
 
 def live_hyperparameters(place: Place) -> Figures:
@@ -111,16 +111,13 @@ def some_without_grads(place: Place) -> Figures:
 
 
 def counters_on_the_host(place: Place) -> Figures:
-    """State of an eager run whose step counters are on the CPU is taken over."""
+    """State of an eager run is taken over; its step counters stay on the CPU."""
     params, others = parameters(place), parameters(place)
     opt, ref = _adamw()(params), _adamw()(others)
     for number in range(2):
         set_grads(place, (params, others), number)
         opt.step()
         ref.step()
-    ref.param_groups[0]["capturable"] = True
-    for state in ref.state.values():
-        state["step"] = state["step"].to(place.device)
     race = object.__new__(Race)
     import fuseopt
 
@@ -144,11 +141,7 @@ def several_groups(place: Place) -> Figures:
             {"params": params[12:], "amsgrad": True, "maximize": True},
         ]
 
-    race = Race(
-        place,
-        lambda params: _adamw()(groups(params)),
-        lambda params: _adamw(capturable=True)(groups(params)),
-    )
+    race = Race(place, lambda params: _adamw()(groups(params)))
     for number in range(STEPS):
         change(race, lr=lambda x: x * 0.9)
         race.step(moved=number % 2 == 0)
@@ -190,7 +183,7 @@ def clip_and_step(place: Place) -> Figures:
     params, others = parameters(place, DTYPES[:1]), parameters(place, DTYPES[:1])
     race.__dict__.update(
         place=place, known=True, worst=0.0, where="", count=0, params=params,
-        others=others, opt=_adamw()(params), ref=_adamw(capturable=True)(others),
+        others=others, opt=_adamw()(params), ref=_adamw()(others),
         before=len(fuseopt.reports()),
     )  # fmt: skip
 

@@ -17,16 +17,13 @@ from ..compat import HIGHER_ORDER, MAKE_TENSOR, shapes_of
 from ..errors import CaptureError, FuseoptError, UnsupportedInput, is_own
 from .constants import swap
 from .given import Places, gives_memory, refuse_resizing
-from .host import OPTIM, reads_host_number
 from .inputs import MetaInputs, attribute, check_memory, check_tensor, static_tensors
-from .numbers import FLOAT, Computed, operation
+from .numbers import FLOAT, TRUTH, Computed, operation
 from .polyfills import (
     Lerp,
     Product,
-    ScaledAdd,
     find_lerps,
     find_products,
-    find_scaled_adds,
 )
 from .promote import PARTS
 from .record import Recorder
@@ -63,9 +60,8 @@ class Interpreter:
         self.env: dict[Node, Any] = {}
         self.nodes = list(gm.graph.nodes)
         self.lerps, self.dropped = find_lerps(self.nodes)
-        self.scaled, unscaled = find_scaled_adds(self.nodes, OPTIM)
         self.products, unfused = find_products(self.nodes)
-        self.dropped |= unscaled | unfused
+        self.dropped |= unfused
         self.metas = MetaInputs()
         self.places = Places()
         self.computes = False  # reads numbers from tensors that it computed
@@ -166,7 +162,7 @@ class Interpreter:
     def _run_segment(self, nodes: Sequence[Node], names: Sequence[int]) -> None:
         """Record nodes, or add what equal ones added before."""
         form = came = None
-        if not any(n in self.lerps or n in self.scaled for n in nodes):
+        if not any(n in self.lerps for n in nodes):
             with contextlib.suppress(Unlike):
                 form = describe(nodes, names, self.dropped, self.products)
         if form is not None:
@@ -194,8 +190,6 @@ class Interpreter:
     def _node(self, node: Node) -> Any:
         if node in self.lerps:
             return self._lerp(self.lerps[node])
-        if node in self.scaled:
-            return self._scaled_add(self.scaled[node])
         if node in self.products:
             return self._product(self.products[node])
         if node.op == "call_module":
@@ -238,8 +232,6 @@ class Interpreter:
             args = swap(args, self.recorder.constant)
             kwargs = {k: swap(v, self.recorder.constant) for k, v in kwargs.items()}
         self.recorder.literals = literals
-        if reads_host_number(self.recorder.line) or self._on_numbers(args):
-            return self._host_arithmetic(node, args, kwargs)
         if node.target in MAKE_TENSOR:
             return self._constant(node, args, kwargs)
         if node.op == "call_method":
@@ -284,13 +276,6 @@ class Interpreter:
             return
         torch._foreach_lerp_(start, end, self._stand_in(weight))
 
-    def _scaled_add(self, add: ScaledAdd) -> None:
-        """What eager does with one `alpha` for all lanes, here a 0-d tensor."""
-        targets, others = self._map(add.target), self._map(add.other)
-        alpha = self._map(add.scale)
-        for t, o in zip(targets, others, strict=True):
-            self.recorder.scaled("add", t, (o,), "alpha", alpha)
-
     def _product(self, product: Product) -> torch.Tensor:
         """The method of a tensor that Dynamo took apart."""
         target = self._map(product.target)
@@ -308,13 +293,14 @@ class Interpreter:
         """A number on the host where it lies there already, else one that stays where
         it is.
         """
-        self.recorder.items += 1
         if not t.is_meta:
+            self.recorder.items += 1
             return t.item()
         position = self.origin.get(id(t), -1)
         given = position >= len(self.statics) and self.devices.get(id(t)) == "cpu"
         given &= self.recorder.buffers[self.recorder.buffer_of(t)].source == position
         if given and self.recorder.unwritten(t):
+            self.recorder.items += 1
             return self.scalars.make(Item(position), t.is_floating_point())
         self.computes = True
         self.recorder.literals = None
@@ -322,7 +308,6 @@ class Interpreter:
 
     def _compute(self, node: Node, operands: Sequence[Any]) -> Computed:
         """Python's arithmetic on numbers that the step computed."""
-        self.recorder.items += 1
         function = _function(node)
         op = operation(function) if function is not None else None
         if op is None or not all(
@@ -336,38 +321,8 @@ class Interpreter:
             isinstance(x, float) or (not isinstance(x, int) and x.is_float)
             for x in operands
         ]
-        is_float = op != "trunc" and (op in FLOAT or any(floats))
+        is_float = op != "trunc" and op not in TRUTH and (op in FLOAT or any(floats))
         return self.recorder.compute(op, operands, is_float)
-
-    def _on_numbers(self, args: Any) -> bool:
-        """Are all tensors among the arguments numbers of eager's Python?"""
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        known = self.recorder.host_numbers
-        return bool(tensors) and all(
-            x.untyped_storage()._cdata in known for x in tensors
-        )
-
-    def _host_arithmetic(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Arithmetic that eager does on Python numbers, on 0-d float64 tensors.
-
-        A counter, which the step changes, is such a number; a tensor lr is not, and
-        what meets it is a tensor of its dtype, as in eager.
-        """
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        numbers = [x for x in tensors if self.recorder.is_counter(x)]
-        others = [x.dtype for x in tensors if not any(x is n for n in numbers)]
-        dtype = others[0] if others else torch.float64
-        args = tuple(x.to(dtype) if any(x is n for n in numbers) else x for x in args)
-        if node.target is operator.truediv and isinstance(args[0], (int, float)):
-            # a tensor would take the reciprocal first, which rounds once more
-            args = (torch.full((), args[0], dtype=dtype, device="meta"), *args[1:])
-        if node.op == "call_method":
-            made = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            made = node.target(*args, **kwargs)  # type: ignore[operator]
-        if isinstance(made, torch.Tensor) and made.dim() == 0 and not others:
-            self.recorder.host_numbers.add(made.untyped_storage()._cdata)
-        return made
 
     def _constant(self, node: Node, args: Any, kwargs: Any) -> torch.Tensor:
         """`torch.tensor(number)` becomes memory that a fill writes.

@@ -2,7 +2,8 @@
 rules again for a position that is like an earlier one.
 
 Two positions of a call are alike if their operands agree in all that a rule looks at:
-dtype, having dimensions, standing for a number. A shape rule sees the layout as well.
+dtype, having dimensions, being a number that the step computed. A shape rule sees the
+layout as well.
 """
 
 from __future__ import annotations
@@ -86,8 +87,13 @@ class Positions:
                 if b is None or r.current[b] < 0 or not r.untangled(b):
                     return None, []
                 reads.append(b)
-                number = r.buffers[b].storage in r.host_numbers
-                key.append((x.dtype, dims == 0, number))
+                key.append((x.dtype, dims == 0))
+            elif (found := r.numbers.find(x)) is not None:
+                number, negated = found
+                if negated:
+                    return None, []  # one node more, which negates it
+                reads.append(r.buffer_of(number.tensor))
+                key.append((number.is_float,))
             elif isinstance(x, float):
                 key.append((float, x, math.copysign(1.0, x)))
             else:

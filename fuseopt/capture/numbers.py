@@ -37,9 +37,18 @@ OPERATIONS = {
     "float": "float",
     "int": "trunc",
     "trunc": "trunc",
+    "lt": "lt",
+    "le": "le",
+    "gt": "gt",
+    "ge": "ge",
+    "eq": "eq",
+    "ne": "ne",
+    "ite": "choose",
 }
 #: Whose result is a float whatever the operands are.
 FLOAT = frozenset({"div", "sqrt", "float"})
+#: Whose result is true or false, here 1 or 0.
+TRUTH = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +69,8 @@ class NumberRef(NamedTuple):
 def operation(function: Callable[..., Any]) -> str | None:
     """What a function of numbers does; None for one that is not known.
 
-    Dynamo writes `max`, `math.sqrt` and their kind as torch.sym_max, torch._sym_sqrt.
+    Dynamo writes `max`, `math.sqrt` and their kind as torch.sym_max, torch._sym_sqrt;
+    torch.sym_ite(condition, x, y) is x or y.
     """
     name = getattr(function, "__name__", "").lstrip("_").rstrip("_")
     return OPERATIONS.get(name.removeprefix("sym_"))
@@ -80,6 +90,16 @@ def body(op: str, stored: tuple[bool, ...]) -> Body:
         order = operands if op == "max" else operands[::-1]
         instrs.append(Instr("lt", order, "b8"))
         instrs.append(Instr("where", (2, 1, 0), "f64"))
+    elif op in TRUTH:
+        swapped = {"gt": "lt", "ge": "le"}.get(op)
+        order = operands if swapped is None else operands[::-1]
+        instrs.append(Instr(swapped or op, order, "b8"))
+        instrs += [Instr("const", (), "f64", x) for x in (1.0, 0.0)]
+        instrs.append(Instr("where", (2, 3, 4), "f64"))
+    elif op == "choose":
+        instrs.append(Instr("const", (), "f64", 0.0))
+        instrs.append(Instr("ne", (0, 3), "b8"))
+        instrs.append(Instr("where", (4, 1, 2), "f64"))
     elif op != "float":
         instrs.append(Instr(op, operands, "f64"))
     result = len(instrs) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,8 +46,6 @@ class Pointwise(Buffers):
         self.nodes: list[Node] = []
         #: numbers that stand literally in the FX node being run; None allows any
         self.literals: frozenset[Any] | None = None
-        #: storages of 0-d tensors that stand for Python numbers of eager
-        self.host_numbers: set[int] = set()
         self.numbers = Numbers()
         self._complex_given: set[int] = set()  # storages of externs' complex results
         self._literals: dict[tuple[float, float], Literal] = {}
@@ -72,7 +70,7 @@ class Pointwise(Buffers):
             name = rule
         vectors = self._has_vectors(out)
         on_gpu = self._on_gpu(out)
-        if on_gpu and name == "div" and self._is_number(operands[0][1]):
+        if on_gpu and name == "div" and is_number(operands[0][1]):
             name = "div_exact"  # of Python's numbers, wherever they lie
         key: list[Any] = [name, made, out.dim() == 0, vectors, on_gpu]
         for argument, x in operands:
@@ -104,9 +102,7 @@ class Pointwise(Buffers):
                     fixed = value in STRUCTURAL or name in STRUCTURAL_OPS
                     operand = Number(value if fixed else None, is_float)
             described.append(operand)
-            key.append(
-                (argument, operand, isinstance(x, torch.Tensor) and self._is_number(x))
-            )
+            key.append((argument, operand))
             if argument not in UNPROMOTING and not (
                 name == "where" and x is operands[0][1]
             ):
@@ -117,7 +113,7 @@ class Pointwise(Buffers):
         if cached not in self._bodies:
             common = made
             if name not in ("copy", "fill"):
-                common = real_dtype(result_type(self._promoting(promoting)))
+                common = real_dtype(result_type([x for _, x in promoting]))
                 if not common.is_floating_point and made.is_floating_point:
                     common = made  # true division and the like
             found = (
@@ -211,33 +207,6 @@ class Pointwise(Buffers):
             self._bits[key] = target
         return self._bits[key]
 
-    def _promoting(self, operands: Iterable[tuple[str, Any]]) -> list[Any]:
-        """Operands as eager's promotion sees them: a counter it read is a number."""
-        seen = [x for _, x in operands if x is not None]
-        tensors = [x for x in seen if isinstance(x, torch.Tensor)]
-        numbers = [x for x in tensors if self._is_number(x)]
-        if len(numbers) in (0, len(tensors)):
-            return seen
-        return [1.0 if any(x is n for n in numbers) else x for x in seen]
-
-    def _as_with_numbers(
-        self, operands: Iterable[tuple[str, Any]], out: torch.Tensor
-    ) -> torch.Tensor:
-        """A result in eager's dtype: beside a tensor without dimensions, a tensor that
-        stands for a number would widen it.
-        """
-        if not self.host_numbers or not out.is_floating_point():
-            return out
-        dtype = result_type(
-            self._promoting((n, x) for n, x in operands if n not in UNPROMOTING)
-        )
-        if dtype is out.dtype or not dtype.is_floating_point or dtype.is_complex:
-            return out
-        made = torch.empty_like(out, dtype=dtype)
-        self._devices[made.untyped_storage()._cdata] = self.device_of(out)
-        self._alive.append(made)
-        return made
-
     def _by_parts(self, name: str, operands: Any, out: torch.dtype) -> str | None:
         """The rule for the parts of complex numbers, if their strides are known.
 
@@ -278,21 +247,6 @@ class Pointwise(Buffers):
         )
         return Computed(made, is_float)
 
-    def is_counter(self, t: torch.Tensor) -> bool:
-        """Does eager read this as a number: 0-d state that the step changed?"""
-        if t.dim() or not t.is_floating_point():
-            return False
-        if t.untyped_storage()._cdata in self.host_numbers:
-            return True
-        index = self.buffer_of(t)
-        known = self.buffers[index].kind in ("static", "arg")
-        return known and self.current[index] != self.initial[index]
-
-    def _is_number(self, x: Any) -> bool:
-        if isinstance(x, torch.Tensor):
-            return x.untyped_storage()._cdata in self.host_numbers
-        return isinstance(x, (int, float))
-
     def _cell(self, device: str) -> torch.Tensor:
         """Memory for a number, on the device of what it comes from."""
         made = torch.empty((), dtype=torch.float64, device="meta")
@@ -327,6 +281,11 @@ class Pointwise(Buffers):
         if found is None:
             found = self._literals[key] = Literal(value)
         return found
+
+
+def is_number(x: Any) -> bool:
+    """Is an operand a number, known or one that another stands for?"""
+    return isinstance(x, (int, float))
 
 
 def is_complex(x: Any) -> bool:

@@ -5,17 +5,11 @@ addcmul. In float32 that is lerp's own arithmetic; in bfloat16 and float16 it ro
 difference and the weight, which eager does not. `find_lerps` recognises the three forms
 (weight below one half, above it, a tensor) and says which nodes a single
 `torch._foreach_lerp_` stands for.
-
-Where the lr is a tensor, a branch of torch.optim adds `grads * -lr` while it is traced,
-which rounds twice, and adds grads with `alpha=-lr` in eager; `find_scaled_adds`
-recognises that by the condition above it.
 """
 
 from __future__ import annotations
 
-import linecache
 import operator
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -146,61 +140,6 @@ def find_lerps(nodes: Iterable[Node]) -> tuple[dict[Node, Lerp], set[Node]]:
             lerps[node] = lerp
             dropped.update(inner)
     return lerps, dropped
-
-
-@dataclass(frozen=True)
-class ScaledAdd:
-    """`torch._foreach_add_(target, other, alpha=scale)`, scale a 0-d tensor."""
-
-    target: list[Node]
-    other: list[Node]
-    scale: Node
-
-
-def find_scaled_adds(
-    nodes: Iterable[Node], optim: str
-) -> tuple[dict[Node, ScaledAdd], set[Node]]:
-    """The adds of torch.optim (sources below the folder `optim`) that eager scales.
-
-    Only those under `if ... is_compiling():`; where eager itself multiplies, so do we.
-
-    Like `find_lerps`: the nodes to run as a ScaledAdd, and those that need not run.
-    """
-    found: dict[Node, ScaledAdd] = {}
-    dropped: set[Node] = set()
-    for node in nodes:
-        if node.target is not torch._foreach_add_:
-            continue
-        if len(node.args) != 2 or node.kwargs:
-            continue
-        products = node.args[1]
-        if not isinstance(products, (list, tuple)) or not products:
-            continue
-        if not all(_calls(p, operator.getitem) for p in products):
-            continue
-        mul = products[0].args[0]
-        if not _calls(mul, torch._foreach_mul) or not _calls(
-            mul.args[1], "neg", operator.neg
-        ):
-            continue
-        expected = [(mul, i) for i in range(len(mul.args[0]))]
-        if [p.args for p in products] != expected or not _only_traced(mul, optim):
-            continue
-        inner = {*products, mul}
-        if all(user in inner or user is node for n in inner for user in n.users):
-            target: Any = node.args[0]
-            found[node] = ScaledAdd(list(target), list(mul.args[0]), mul.args[1])
-            dropped |= inner
-    return found, dropped
-
-
-def _only_traced(node: Node, optim: str) -> bool:
-    """Is a node's source line in torch.optim, right under a test of is_compiling()?"""
-    frame = node.meta.get("stack_trace", "").rstrip().rsplit("File ", 1)[-1]
-    found = re.match(r'"(.+?)", line (\d+)', frame)
-    if not found or not found[1].startswith(optim):
-        return False
-    return "is_compiling()" in linecache.getline(found[1], int(found[2]) - 1)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from .constants import swap
 from .externs import Externs, tensors_in
 from .lists import Positions
 from .lists import results as new_tensors
+from .pointwise import is_number
 from .promote import DTYPE_NAMES
 from .scalars import Scalars
 from .schemas import (
@@ -37,6 +38,7 @@ from .schemas import (
     arithmetic,
     column,
     describe,
+    filled,
     ordered,
     position,
     rule_of,
@@ -179,6 +181,10 @@ class Recorder(Externs, TorchDispatchMode):
             if self.emit(renamed, operands, out):
                 return out
             return self._extern(func, args, kwargs, out, self._reason(operands, out))
+        elif (fill := filled(op, bound)) is not None:
+            if self.emit("masked_fill", fill, out):
+                return out
+            return self._extern(func, args, kwargs, out, self._reason(fill, out))
         elif (name := rule_of(op, bound)) is not None:
             operands = tuple(
                 (n, bound[n] if n in bound else self._default(n, default))
@@ -187,10 +193,6 @@ class Recorder(Externs, TorchDispatchMode):
                 )
                 if n not in LAYOUT and n != "out" and arithmetic(t)
             )
-            if not func._schema.is_mutable:
-                typed = self._as_with_numbers(operands, out)
-                if typed is not out and self.emit(name, operands, typed):
-                    return typed
             if self.emit(name, operands, out):
                 return out
             return self._extern(func, args, kwargs, out, self._reason(operands, out))
@@ -292,34 +294,29 @@ class Recorder(Externs, TorchDispatchMode):
             name = "fill"
         else:
             columns = [(k, column(k, v, n)) for k, v in bound.items()]
-        if name == "mul" and op.inplace and self._is_number(columns[1][1][0]):
+        if name == "mul" and op.inplace and is_number(columns[1][1][0]):
             name = "mul_rounded"  # the one foreach op that rounds its number
-        if name == "div" and self._is_number(columns[1][1][0]):
+        if name == "div" and is_number(columns[1][1][0]):
             own = columns[0][1][0]
-            if self._on_gpu(own) and not self._is_number(own):
+            if self._on_gpu(own) and not is_number(own):
                 # for one number eager's kernels for GPUs take the inverse
                 one = func._overloadname == "Scalar"
                 name = "div_listed" if one else "div_exact"
         positions = Positions(self, columns)
-        quick = op.inplace or not self.host_numbers
         for i in range(n):
             result = results[i]
             operands = tuple([(k, values[i]) for k, values in columns])
-            if quick:
-                self._inherit(result, dict(operands))
-                if positions.again(i, result):
-                    continue
-            nodes = len(self.nodes)
-            if not op.inplace:
-                result = results[i] = self._as_with_numbers(operands, result)
             self._inherit(result, dict(operands))
+            if positions.again(i, result):
+                continue
+            nodes = len(self.nodes)
             if not self.emit(name, operands, result):
                 alone = {k: position(k, v, i) for k, v in bound.items()}
                 given = tuple(alone[k] for k in op.arguments[: len(args)])
                 rest = {k: alone[k] for k in kwargs}
                 made = [] if op.inplace else [result]
                 self._extern(func, given, rest, made, self._reason(operands, result))
-            elif quick:
+            else:
                 positions.learn(nodes)
         return out
 

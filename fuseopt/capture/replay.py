@@ -3,7 +3,7 @@
 `as_eager(gm)` runs on the tensors themselves, where no kernel can be made.
 `replay(gm, args)` returns the graph's own tensors and tensor arguments as eager leaves
 them, and its results, without touching the originals. Where the trace differs from what
-eager computes (polyfills.py, `reads_host_number`), it does what eager does.
+eager computes (polyfills.py), it does what eager does.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from .host import OPTIM, reads_host_number
 from .inputs import static_tensors
-from .interpret import source_line
-from .polyfills import find_lerps, find_products, find_scaled_adds
+from .polyfills import find_lerps, find_products
 
 
 def _clone(t: torch.Tensor) -> torch.Tensor:
@@ -57,20 +55,11 @@ class _Eager(Interpreter):
         super().__init__(gm)
         self.clones = clones
         self.lerps, self.dropped = find_lerps(gm.graph.nodes)
-        self.scaled, unscaled = find_scaled_adds(gm.graph.nodes, OPTIM)
         self.products, unfused = find_products(gm.graph.nodes)
-        self.dropped |= unscaled | unfused
+        self.dropped |= unfused
         for node in self.dropped:
             # what it would have read last is read by what runs in its place
             self.user_to_last_uses.pop(node, None)
-        self.versions: dict[int, int] = {id(t): t._version for t in clones.values()}
-
-    def number(self, x: Any) -> Any:
-        """A counter (a 0-d tensor that the step changed) as the number eager reads."""
-        if isinstance(x, torch.Tensor) and x.dim() == 0:
-            if x._version != self.versions.get(id(x), x._version):
-                return x.item()
-        return x
 
     def _values(self, nodes: Any, reader: Node) -> Any:
         return self.map_nodes_to_values(nodes, reader)
@@ -85,11 +74,6 @@ class _Eager(Interpreter):
             start, end, weight = self._values((lerp.start, lerp.end, lerp.weight), n)
             torch._foreach_lerp_(start, end, weight)
             return None
-        if n in self.scaled:
-            add = self.scaled[n]
-            target, other, scale = self._values((add.target, add.other, add.scale), n)
-            torch._foreach_add_(target, other, alpha=scale.item())
-            return None
         if n in self.products:
             product = self.products[n]
             target, factors, scale = self._values(
@@ -98,29 +82,15 @@ class _Eager(Interpreter):
             if isinstance(scale, torch.Tensor):
                 scale = scale.item()
             return getattr(target, product.name)(*factors, **{product.keyword: scale})
-        if reads_host_number(source_line(n)):
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            args = tuple(self.number(a) for a in args)
-            return n.target(*args, **kwargs)  # type: ignore[operator]
         return super().run_node(n)
 
 
 def as_eager(gm: GraphModule) -> Callable[..., Any]:
     """The graph itself, or what runs it with eager's bits where it has others."""
     own = _Eager(gm, {})
-    same = not own.lerps and not own.scaled and not own.products
-    if same and not any(reads_host_number(source_line(n)) for n in gm.graph.nodes):
+    if not own.lerps and not own.products:
         return gm.forward
-
-    def run(*args: Any) -> Any:
-        tensors = [*static_tensors(gm).values(), *args]
-        eager = _Eager(gm, {})
-        eager.versions = {
-            id(t): t._version for t in tensors if isinstance(t, torch.Tensor)
-        }
-        return eager.run(*args)
-
-    return run
+    return lambda *args: _Eager(gm, {}).run(*args)
 
 
 def replay(

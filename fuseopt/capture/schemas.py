@@ -99,6 +99,18 @@ def rule_of(op: Op, bound: Any) -> str | None:
     return op.name if op.name in RULES and not _extra(op, bound) else None
 
 
+def filled(op: Op, bound: Any) -> tuple[tuple[str, Any], ...] | None:
+    """The operands of the masked_fill that a call is: `x[mask] = number`; or None."""
+    indices, value = bound.get("indices"), bound.get("values")
+    if op.name != "index_put" or bound.get("accumulate") or len(indices) != 1:
+        return None
+    target, (mask,) = bound["self"], indices
+    alike = mask is not None and mask.dtype is torch.bool and mask.shape == target.shape
+    if not alike or value.dim() or value.dtype != target.dtype:
+        return None
+    return ("self", target), ("mask", mask), ("value", value)
+
+
 def _extra(op: Op, bound: Any) -> bool:
     """Is an argument given that no rule understands (a number of decimals)?"""
     for name, kind, default in zip(op.arguments, op.types, op.defaults, strict=True):

@@ -7,8 +7,8 @@ recording depends on tells their tensors apart: dtype, layout, device, what is k
 their memory. Where every call is pointwise over one shape, that shape does not count.
 
 A template is only made of what a lane does to its own tensors: of a body that keeps a
-call as it is, reads a number with `.item()`, or makes views of what comes in, each lane
-is recorded as ever.
+call as it is, reads a number on the host with `.item()`, or makes views of what comes
+in, each lane is recorded as ever.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch.fx import Node
 
 from ..ir import Buffer, SchedulerNode
+from .numbers import Computed, NumberRef
 from .promote import NAMED_DTYPES, PARTS
 from .record import Recorder
 from .scalars import Sym
@@ -60,8 +61,9 @@ class Template:
     (buffer, value) of other memory that it reads.
 
     `leaving`: what each value used elsewhere is: the position of what came in, from -1
-    down, the number of a new buffer, or a Sym. `held`: what each new buffer holds at
-    the end (None if nothing); `left`: what a buffer that came in does, and is.
+    down, the number of a new buffer (as a NumberRef where it is a number), or a Sym.
+    `held`: what each new buffer holds at the end (None if nothing); `left`: what a
+    buffer that came in does, and is.
     """
 
     buffers: tuple[NewBuffer, ...]
@@ -71,8 +73,7 @@ class Template:
     given: tuple[tuple[int, int], ...]
     held: tuple[int | None, ...]
     left: tuple[tuple[int, int], ...]
-    numbers: tuple[int, ...]  # new buffers that stand for Python numbers of eager
-    leaving: tuple[int | Sym, ...]
+    leaving: tuple[int | Sym | NumberRef, ...]
 
 
 class _Mark(NamedTuple):
@@ -84,7 +85,6 @@ class _Mark(NamedTuple):
     call: int
     current: tuple[int, ...]
     others: int
-    host_numbers: frozenset[int]
     sizes: tuple[int, ...]
 
 
@@ -121,7 +121,6 @@ class Templates:
                 own.kind,
                 value < 0,
                 value == r.initial[b],
-                own.storage in r.host_numbers,
                 buffers.setdefault(b, len(buffers)),
                 objects.setdefault(id(x), len(objects)),
             )
@@ -201,15 +200,17 @@ class Templates:
         for k, what in zip(form.leaving, found.leaving, strict=True):
             if isinstance(what, Sym):
                 env[nodes[k]] = what
-            elif what < 0:
+            elif isinstance(what, int) and what < 0:
                 env[nodes[k]] = env[form.outside[-1 - what]]
             else:
-                if what not in made:
-                    made[what] = self.recorder.embody(first + what)
-                    if what in found.numbers:
-                        storage = made[what].untyped_storage()._cdata
-                        self.recorder.host_numbers.add(storage)
-                env[nodes[k]] = made[what]
+                b = what.buffer if isinstance(what, NumberRef) else what
+                if b not in made:
+                    made[b] = self.recorder.embody(first + b)
+                env[nodes[k]] = (
+                    Computed(made[b], what.is_float)
+                    if isinstance(what, NumberRef)
+                    else made[b]
+                )
 
     # ---------------------------------------------------------------- the first time
 
@@ -223,7 +224,6 @@ class Templates:
             r.call,
             tuple(r.current),
             r.others,
-            frozenset(r.host_numbers),
             r.sizes(),
         )
 
@@ -307,7 +307,6 @@ class Templates:
         ]
         given_values = [env[n] for n in form.outside]
         leaving = [self._what(env[nodes[k]], given_values, mark) for k in form.leaving]
-        numbers = r.host_numbers - mark.host_numbers
         return Template(
             tuple(new),
             tuple([place[b] for b in written]),
@@ -316,14 +315,18 @@ class Templates:
             tuple(given),
             tuple([None if v < 0 else v - mark.values for v in held]),
             tuple(left),
-            tuple([k for k, b in enumerate(fresh) if b.storage in numbers]),
             tuple(leaving),
         )
 
-    def _what(self, x: Any, came: Sequence[Any], mark: _Mark) -> int | Sym:
+    def _what(self, x: Any, came: Sequence[Any], mark: _Mark) -> int | Sym | NumberRef:
         """How a value that is used elsewhere can be had again; see Template."""
         if isinstance(x, Sym):
             return x
+        if isinstance(x, Computed):
+            place = self._what(x.tensor, came, mark)
+            if not isinstance(place, int) or place < 0:
+                raise Unlike
+            return NumberRef(place, x.is_float)
         for k, y in enumerate(came):
             if x is y:
                 return -1 - k
@@ -340,7 +343,7 @@ def _plain(x: Any) -> bool:
     """Is a result a tensor of the step, or a number that is known at each call?"""
     if isinstance(x, (list, tuple)):
         return all(map(_plain, x))
-    return isinstance(x, Sym) or (isinstance(x, torch.Tensor) and x.is_meta)
+    return isinstance(x, (Sym, Computed)) or (isinstance(x, torch.Tensor) and x.is_meta)
 
 
 def _strides(shape: Shape) -> Shape:

@@ -121,3 +121,36 @@ def capture(
         tuple(interpreter.twins),
         given,
     )
+
+
+def result_buffers(result: Any) -> list[int]:
+    """The buffers of which a caller is given something, by what is returned."""
+    if isinstance(result, NumberRef):
+        return [result.buffer]
+    if isinstance(result, tuple) and len(result) == 2:
+        if result[0] in ("buffer", "complex", "alias"):
+            return [result[1]]
+        if result[0] in ("sym", "value", "tensor"):
+            return []
+    if isinstance(result, (list, tuple)):
+        return sorted({b for x in result for b in result_buffers(x)})
+    return []
+
+
+def read_at_once(captured: Captured) -> bool:
+    """Does who calls the step read numbers of its results?
+
+    Dynamo hands a float that a step computed over in a tensor of float64 without
+    dimensions, which its code reads as soon as the graph has run.
+    """
+    buffers = captured.graph.buffers
+    of_numbers = {b for b in result_buffers(captured.result) if not buffers[b].shape}
+    return any(buffers[b].dtype == "f64" for b in of_numbers) or _has_number(
+        captured.result
+    )
+
+
+def _has_number(result: Any) -> bool:
+    if isinstance(result, NumberRef):
+        return True
+    return isinstance(result, (list, tuple)) and any(map(_has_number, result))

@@ -1,9 +1,10 @@
 """Kernel -> C++: OpenMP over chunks, SIMD inside, one call per step.
 
-The text needs no header but <math.h> and <stdint.h>, so that it compiles in a fraction
-of a second. It runs in two phases: lane code once per lane, then element code over
-equal chunks of all lanes laid end to end; what was folded is finished after them. Then
-come the variants that need what all of them made.
+The text includes nothing but <math.h> and <stdint.h> (what kernels have in common is
+copied into it: headers.py), so that it compiles in a fraction of a second. It runs in
+two phases: lane code once per lane, then element code over equal chunks of all lanes
+laid end to end; what was folded is finished after them. Then come the variants that
+need what all of them made.
 """
 
 from __future__ import annotations
@@ -11,14 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir import VECTOR, Kernel
-from .cpp_folds import FOLDS
 from .cpp_function import Function, has_elements, remembers
-from .cpp_halves import HALVES
 from .cpp_reduce import ReduceWriter, in_one_thread, least_to_share
-from .cpp_rows import FOLDING, ROWS
-from .cpp_text import BITS, DRIVER, FUNCTIONS, PIECES, PRELUDE
-from .cpp_walk import WALK
 from .forms import NARROW
+from .headers import header
 from .target import Source, Target, layout
 
 
@@ -119,19 +116,25 @@ class CppTarget(Target):
     name = "cpp"
     suffix = ".cpp"
 
-    def render(self, kernel: Kernel) -> Source:
-        parts = [PRELUDE]
+    @staticmethod
+    def _headers(kernel: Kernel) -> list[str]:
+        """The headers that stand before a kernel's own code."""
         ops = {i.op for v in kernel.every for i in v.instrs}
+        needed = ["prelude"]
         if ops & VECTOR.keys():
-            parts.append(FUNCTIONS)
+            needed.append("functions")
         if any(i.dtype in NARROW for v in kernel.every for i in v.instrs):
-            parts.append(HALVES)
+            needed.append("halves")
         if "bitcast" in ops:
-            parts.append(BITS)
+            needed.append("bits")
         if any(has_elements(v) or v.reduction for v in kernel.every):
-            parts.append(WALK)
+            needed.append("walk")
         if any(v.reduction for v in kernel.every):
-            parts += [FOLDS, PIECES, ROWS, FOLDING]
+            needed += ["folds", "pieces", "rows", "folding"]
+        return needed
+
+    def render(self, kernel: Kernel) -> Source:
+        parts = [header(name) for name in self._headers(kernel)]
         for number, variant in enumerate(kernel.every):
             writer = Function(number, variant)
             element = (
@@ -140,7 +143,7 @@ class CppTarget(Target):
                 else writer.element()
             )
             parts.append("\n".join([*writer.lane(), "", *element, ""]))
-        parts.append(DRIVER)
+        parts.append(header("driver"))
         parts.append("\n".join([*_main(kernel), ""]))
         text = "\n".join(parts)
         return Source(self.name, text, "fuseopt_step", tuple(map(layout, kernel.every)))

@@ -4,10 +4,10 @@ Each function says what it relies on, and what happens where it is missing.
 """
 
 from .accelerators import before_process_groups_end, end_allocation
+from .attributes import keep_attributes
+from .branches import trace_branches
 from .dynamo import (
-    as_if_compiling,
     disabled,
-    group_as_traced,
     initialize,
     never_compiled,
     number_sources,
@@ -26,6 +26,9 @@ from .fields import (
     tensor_functions,
 )
 from .imports import spare_inductor
+from .kept import Fakes, forget
+from .plain import as_if_compiling, trace_plainly
+from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .tensors import (
     GRAD_SWITCH,
@@ -40,16 +43,27 @@ from .tensors import (
     vector_library,
     wraps_others,
 )
-from .traced import Traced, stance
-from .wrappers import GRAD_MODE, PROFILED, undisturbed
+from .traced import Traced, dynamo_errors, stance
+from .wrappers import (
+    DECORATED,
+    FALLBACK,
+    GRAD_MODE,
+    PROFILED,
+    SORTS_BY_DIMS,
+    undisturbed,
+)
 
 __all__ = [
+    "DECORATED",
+    "FALLBACK",
     "GRAD_MODE",
     "GRAD_SWITCH",
     "HIGHER_ORDER",
     "MAKE_TENSOR",
     "PROFILED",
+    "SORTS_BY_DIMS",
     "Codes",
+    "Fakes",
     "LibraryStruct",
     "TensorFunctions",
     "Traced",
@@ -57,11 +71,13 @@ __all__ = [
     "before_process_groups_end",
     "bump_versions",
     "disabled",
+    "dynamo_errors",
     "end_allocation",
     "first_difference",
+    "forget",
     "gradient_getter",
-    "group_as_traced",
     "initialize",
+    "keep_attributes",
     "metadata_guard",
     "negated_view",
     "never_compiled",
@@ -69,12 +85,15 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "refusals_pass",
     "requires_grad_function",
     "scalar_outputs",
     "shapes_of",
     "spare_inductor",
     "stance",
     "tensor_functions",
+    "trace_branches",
+    "trace_plainly",
     "trace_power",
     "trace_rewrites",
     "traces_step",

@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def disabled(optimizer: torch.optim.Optimizer) -> str:
     Relies on the attribute that `torch.compiler.disable` sets. torch marks steps of
     its own with it when the first function of a process is compiled.
     """
-    torch.compile(disabled, backend="eager")
+    _compile_once()
     step = type(optimizer).step
     if getattr(step, "_torchdynamo_disable", False) or getattr(
         inspect.unwrap(step), "_torchdynamo_disable", False
@@ -50,6 +50,11 @@ def disabled(optimizer: torch.optim.Optimizer) -> str:
             "is ever called; leave this optimizer uncompiled."
         )
     return ""
+
+
+@functools.cache
+def _compile_once() -> None:
+    torch.compile(disabled, backend="eager")
 
 
 def on_trace(
@@ -343,16 +348,6 @@ def leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
     return False
 
 
-def group_as_traced(group: dict[str, Any]) -> dict[str, Any]:
-    """A parameter group as Dynamo shows it to the step that it traces.
-
-    Relies on what it does for all optimizers: the step sees `capturable` set.
-    """
-    if "capturable" in group:
-        group["capturable"] = True
-    return group
-
-
 def initialize(optimizer: Any) -> bool:
     """Make the state of all parameters as Dynamo makes it before it traces.
 
@@ -368,35 +363,6 @@ def initialize(optimizer: Any) -> bool:
     for group in optimizer.param_groups:
         make(group, *([] for x in given if x.default is x.empty))
     return True
-
-
-class _AsIf(threading.local):
-    """Does this thread run a step as if it were compiled?"""
-
-    def __init__(self) -> None:
-        self.depth = 0
-
-
-_as_if = _AsIf()
-_patching = threading.Lock()
-
-
-@contextlib.contextmanager
-def as_if_compiling() -> Iterator[None]:
-    """Let `torch.compiler.is_compiling()` say yes, in this thread."""
-    with _patching:
-        asked = torch.compiler.is_compiling
-
-        def answer() -> bool:
-            return bool(_as_if.depth) or asked()
-
-        torch.compiler.is_compiling = answer
-        _as_if.depth += 1
-        try:
-            yield
-        finally:
-            _as_if.depth -= 1
-            torch.compiler.is_compiling = asked
 
 
 def number_sources(gm: torch.fx.GraphModule) -> dict[int, str]:

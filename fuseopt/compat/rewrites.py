@@ -46,7 +46,8 @@ def foreach_lerp(start: Any, end: Any, weight: Any) -> Any:
 
 def trace_rewrites(backend: Callable[..., Any]) -> None:
     """Where Dynamo traces for `backend`: a foreach lerp, `addcmul_` and `addcdiv_` with
-    a value, `add_` with a tensor as alpha, each in one form.
+    a value, `add_` with a tensor as alpha, each in one form. A call of lists reads the
+    number of a tensor as alpha, as eager does.
 
     Relies on Dynamo's table of handlers, and on its methods for those of tensors.
     """
@@ -83,6 +84,19 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
         function = VariableTracker.build(tx, foreach_lerp)
         return tx.inline_user_function_return(function, list(args), {})
 
+    def scaled(function: Any) -> None:
+        own = handlers.get(function)
+
+        def traced(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            alpha = kwargs.get("alpha")
+            if not isinstance(alpha, TensorVariable) or not ours(tx):
+                return own(this, tx, *args, **kwargs) if own else None
+            number = alpha.call_method(tx, "item", [], {})
+            again = TorchInGraphFunctionVariable(function)
+            return again.call_function(tx, list(args), {**kwargs, "alpha": number})
+
+        handlers[function] = traced
+
     def method(name: str, make: Callable[..., Any]) -> None:
         own = getattr(TensorVariable, name, None)
         if own is None:
@@ -111,6 +125,8 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
         return fused(this, tx, other, alpha)
 
     handlers[torch._foreach_lerp_] = lerp
+    for scale in ("add", "add_", "sub", "sub_"):
+        scaled(getattr(torch, f"_foreach_{scale}"))
     method("method_addcmul_", addcmul)
     method("method_addcdiv_", addcdiv)
     method("method_add_", add)

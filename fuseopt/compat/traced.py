@@ -23,6 +23,17 @@ def stance() -> str:
 
 
 @functools.cache
+def dynamo_errors() -> tuple[type[Exception], ...]:
+    """What Dynamo raises where it does not trace what it was told to trace whole.
+
+    Relies on the class of which all its errors are; () where there is none.
+    """
+    module = importlib.import_module("torch._dynamo.exc")
+    found = getattr(module, "TorchDynamoException", None)
+    return () if found is None else (found,)
+
+
+@functools.cache
 def _eval_frame() -> Any:
     return importlib.import_module("torch._dynamo.eval_frame")
 

@@ -21,6 +21,18 @@ PROFILED = Optimizer.profile_hook_step(lambda: None).__code__
 _use_grad = getattr(optimizer, "_use_grad_for_differentiable", None)
 #: The code of the layer that lets the grad mode be what `differentiable` says.
 GRAD_MODE = None if _use_grad is None else _use_grad(lambda: None).__code__
+_fallback = getattr(optimizer, "_disable_dynamo_if_unsupported", None)
+#: The code of the layer that keeps a function away from Dynamo on some devices.
+FALLBACK = None if _fallback is None else _fallback()(lambda: None).__code__
+#: The code of a function decorated with `torch.no_grad()` and its kind.
+DECORATED = torch.no_grad()(lambda: None).__code__
+#: Functions of torch.optim that sort lists of tensors by device, dtype and whether they
+#: have several dimensions.
+SORTS_BY_DIMS = tuple(
+    module._group_tensors_by_device_dtype_and_is_multidim
+    for module in vars(torch.optim).values()
+    if hasattr(module, "_group_tensors_by_device_dtype_and_is_multidim")
+)
 
 
 @functools.cache

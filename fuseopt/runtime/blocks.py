@@ -9,8 +9,9 @@ block instead of for all of them, and finds it in the cache.
 from __future__ import annotations
 
 import ctypes
+import functools
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -224,6 +225,15 @@ class RunTable:
         """Write the scalars; `numbers` are the values of the step's symbols."""
         for t in self.changing:
             t.fill_rows(numbers)
+
+    def launches(self, threads: int) -> list[Callable[[], object]]:
+        """The same as calls of C alone, until the number of threads is another."""
+        calls = [call for t in self.tables for call in t.launches(threads)]
+        if self.start is None:
+            return calls
+        self.threads = threads
+        every = len(self.tables), self.entries, self.structs, threads
+        return [functools.partial(self.start, *every)]
 
     def launch(self, threads: int) -> None:
         """Run all kernels over a block, then over the next one."""

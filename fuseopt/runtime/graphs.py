@@ -27,7 +27,7 @@ from ..capture.constants import Constant
 from ..capture.externs import Call, TensorRef
 from ..capture.numbers import NumberRef
 from ..capture.scalars import Sym
-from ..capture.trace import Captured
+from ..capture.trace import Captured, result_buffers
 from ..errors import CudaGraphError, LaunchError
 from ..ir import Extern, Kernel, Schedule
 from .cells import place_of
@@ -226,7 +226,7 @@ class Replays:
         self.results = [
             b
             for b in (
-                *_result_buffers(captured.result),
+                *result_buffers(captured.result),
                 *(x.buffer for x in captured.given),
             )
             if buffers[b].kind == "temp"
@@ -402,17 +402,3 @@ def _record(
 
     temps = [b for b in plan.temps if torch.device(buffers[b].device) == device]
     return in_order(plan, tensors, start, temps)
-
-
-def _result_buffers(result: Any) -> list[int]:
-    """The buffers of which a caller is given something."""
-    if isinstance(result, NumberRef):
-        return [result.buffer]
-    if isinstance(result, tuple) and len(result) == 2:
-        if result[0] in ("buffer", "complex"):
-            return [result[1]]
-        if result[0] in ("sym", "value"):
-            return []
-    if isinstance(result, (list, tuple)):
-        return sorted({b for x in result for b in _result_buffers(x)})
-    return []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..capture.trace import Captured
+from ..capture.trace import Captured, read_at_once
 from ..collector import collector_paused
 from ..errors import AliasError, UnsupportedInput
 from ..ir import DTYPE_BYTES, Kernel, Schedule
@@ -27,7 +27,7 @@ from .blocks import Blocks, RunTable, in_runs
 from .cells import CPU, place_of
 from .memory import extent, layout, shared_inputs
 from .probe import Moves, Probe
-from .table import DeviceTable, KernelTable, TableFactory, TensorLayout
+from .table import DeviceTable, HostTable, KernelTable, TableFactory, TensorLayout
 
 if TYPE_CHECKING:
     from .graphs import Replays
@@ -115,7 +115,7 @@ class Plan:
         self.settled = False  # have the tables the addresses that the probe knows?
         self.probe: Probe | None = None
         self.tables: dict[str, KernelTable] = {}
-        self.on_host: list[KernelTable] = []
+        self.on_host: list[HostTable] = []
         self.on_devices: list[DeviceTable] = []
         self.arenas: list[Arena] = []
         #: the devices that kernels run on, other than the CPU
@@ -128,6 +128,8 @@ class Plan:
             and not self.temps
             and not any(buffers[b].kind == "view" for b in graph.outputs)
         )
+        #: kernels of the CPU are all that it runs
+        self.on_cpu = all(isinstance(step, (Kernel, Run)) for step in self.order)
         #: a call needs its tensors' addresses alone, and those that numbers are in
         self.lean = self.simple and captured.result == () and not captured.complexes
         self.lean &= not captured.given
@@ -179,8 +181,14 @@ class Plan:
             self.blocks.settle(self.position)
         #: temps that are allocated in each call
         self.allocated = self.memory.without_memory(self.temps)
-        self.on_host = [t for t in tables.values() if not t.place]
+        self.on_host = [cast(HostTable, t) for t in tables.values() if not t.place]
         self.devices = [a.at for a in arenas if a.remote]
+        self.on_cpu = self.on_cpu and len(self.on_host) == len(tables)
+        #: may it be launched when what calls it has run to its end?
+        self.waits = self.on_cpu or bool(self.captured.result == ())
+        # but not where memory is given, or numbers are read, as soon as it has run
+        self.waits &= not self.captured.given and not read_at_once(self.captured)
+        self._launches: tuple[int, list[Callable[[], object]]] | None = None
         self.numbers: list[Any] | None = None
         # autograd may have saved any of them, with or without a gradient of its own
         counted = [i for i in self.mutated if not tensors[i].is_inference()]
@@ -243,6 +251,13 @@ class Plan:
             if arena.remote:
                 own = [t for t in self.on_devices if t.arena is arena]
                 arena.follow(own)
+
+    def launches(self, threads: int) -> list[Callable[[], object]]:
+        """Calls of C that run its kernels, all of them the CPU's, one after another."""
+        if self._launches is None or self._launches[0] != threads:
+            found = [call for t in self.on_host for call in t.launches(threads)]
+            self._launches = threads, found
+        return self._launches[1]
 
     def named(self) -> str:
         """Its kernels, for messages."""

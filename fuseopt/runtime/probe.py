@@ -11,8 +11,9 @@ for ahead-of-time compiled code. Where those are missing, all are asked from Pyt
 from __future__ import annotations
 
 import ctypes
+import functools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +67,8 @@ class Probe:
         self._now = array("Q", bytes(8 * n))
         self._call: Any = None
         self._bump: Any = None
+        #: `bump` as a call of C, which says whether it failed; None if there is none
+        self.count: Callable[[], object] | None = None
         self._comparable = False  # did the last look compare all tensors?
         #: who keeps the tensors of the last look, but for some; see `hold`
         self.holder: Any = None
@@ -123,6 +126,7 @@ class Probe:
                 bump.argtypes = [*(ctypes.c_void_p,) * 3, ctypes.c_int64]
                 self._bump = bump
                 self._which = (_address(which), len(which))
+                self.count = functools.partial(bump, *self._args, *self._which)
 
     def let_move(self, moves: Moves) -> None:
         """Let `look` follow tensors that may move: it then says that nothing did.

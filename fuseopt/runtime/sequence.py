@@ -17,6 +17,16 @@ from .plan import Plan
 from .table import KernelTable
 
 
+def prepared(plan: Plan, tensors: Sequence[torch.Tensor]) -> tuple[Memory, object]:
+    """The memory of a plan of kernels alone, all of which is there before the first
+    starts; and what is to be held until the last has ended.
+    """
+    memory = Memory(plan.memory, tensors, plan.pool, plan.position, plan.numbers or ())
+    held = None if plan.blocks is None else plan.blocks.take(plan.pool)
+    memory.allocate(plan.allocated)
+    return memory, held
+
+
 def in_order(
     plan: Plan,
     tensors: Sequence[torch.Tensor],

@@ -10,6 +10,7 @@ written.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -27,9 +28,10 @@ from ..errors import AliasError, CaptureError, LaunchError
 from .device import is_capturing
 from .joined import join
 from .memory import Memory, seen_real
+from .pending import Pending
 from .plan import Plan
 from .probe import CHANGED, MOVED
-from .sequence import in_order
+from .sequence import in_order, prepared
 
 log = logging.getLogger("fuseopt")
 
@@ -59,6 +61,8 @@ class CompiledStep:
         self.make_plan = make_plan
         self.lock = threading.Lock()
         self.verify = verify
+        #: where launches are put off, while it is open
+        self.pending: Pending | None = None
         self.plans: list[Plan] = []
         self.plan = self._plan_for(args)
 
@@ -101,40 +105,87 @@ class CompiledStep:
     def __call__(self, *args: Any) -> Any:
         if self.verify is not None:
             return self.verify(self.gm, args, lambda: self._run(args))
+        if self.pending is not None:
+            # whose owner lets one thread in at a time
+            return self._run_alone(args, self.pending)
         return self._run(args)
 
     def _run(self, args: Sequence[Any]) -> Any:
         with self.lock:
-            if self.instead is not None:
-                return self.instead(*args)
-            plan: Plan | None = self.plan
-            assert plan is not None
-            try:
-                # kept until it is done: the probe knows tensors by address
-                found, given = self._look(plan, args)
-                tensors = self._tensors(args) if found or not plan.lean else []
-                if found:
-                    plan = self._adapt(found, tensors, args)
-                if plan is not None and plan.captured.scalars.exprs:
-                    self._scalars(plan, args, tensors)
-            except Exception as error:
-                if not self.failed(error, args):
-                    raise
-                self.instead, plan = as_eager(self.gm), None
-            if plan is None:
-                run = self.instead or as_eager(self.gm)
-                return run(*args)
-            if plan.infers and not torch.is_inference_mode_enabled():
-                _refuse_inference(self.gm)
-            memory = self._launch(plan, args, tensors)
-            result = () if plan.lean else self._result(plan, args, tensors, memory)
-            if plan.captured.given:
-                self._give(plan, args, tensors, memory)
-            if plan.probe is not None and not plan.probe.bump():
-                tensors = tensors or self._tensors(args)
-                compat.bump_versions([tensors[i] for i in plan.probe.mutated])
-            del given
-            return result
+            return self._run_alone(args)
+
+    def _run_alone(self, args: Sequence[Any], pending: Pending | None = None) -> Any:
+        if self.instead is not None:
+            return self._in_eager(args, pending)
+        plan: Plan | None = self.plan
+        assert plan is not None
+        try:
+            # kept until it is done: the probe knows tensors by address
+            found, given = self._look(plan, args)
+            tensors = self._tensors(args) if found or not plan.lean else []
+            if found:
+                plan = self._adapt(found, tensors, args)
+            if plan is not None and plan.captured.scalars.exprs:
+                self._scalars(plan, args, tensors)
+        except Exception as error:
+            if not self.failed(error, args):
+                raise
+            self.instead, plan = as_eager(self.gm), None
+        if plan is None:
+            return self._in_eager(args, pending)
+        if plan.infers and not torch.is_inference_mode_enabled():
+            _refuse_inference(self.gm)
+        if pending is not None:
+            if pending.open and plan.waits and pending.kept is None:
+                return self._put_off(pending, plan, args, tensors, given)
+            pending.begun = True
+        memory = self._launch(plan, args, tensors)
+        result = () if plan.lean else self._result(plan, args, tensors, memory)
+        if plan.captured.given:
+            self._give(plan, args, tensors, memory)
+        if plan.probe is not None and not plan.probe.bump():
+            self._bump(plan, args, tensors)
+        del given
+        return result
+
+    def _in_eager(self, args: Sequence[Any], pending: Pending | None) -> Any:
+        if pending is not None:
+            pending.begun = True
+        run = self.instead or as_eager(self.gm)
+        return run(*args)
+
+    def _bump(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
+        assert plan.probe is not None
+        tensors = tensors or self._tensors(args)
+        compat.bump_versions([tensors[i] for i in plan.probe.mutated])
+
+    def _put_off(
+        self,
+        pending: Pending,
+        plan: Plan,
+        args: Sequence[Any],
+        tensors: list[Any],
+        given: Any,
+    ) -> Any:
+        """Prepare the launches of a plan; the result, which they will fill."""
+        memory = held = None
+        launches: Any
+        if plan.on_cpu:
+            if not plan.simple:
+                memory, held = prepared(plan, tensors)
+            launches = plan.launches(torch.get_num_threads())
+        else:
+            launches = functools.partial(self._launch, plan, args, tensors)
+        result = () if plan.lean else self._result(plan, args, tensors, memory)
+        count = None if plan.probe is None else plan.probe.count
+        bump = functools.partial(self._bump, plan, args, tensors)
+        otherwise = bump if plan.mutated else None
+        pending.put_off(launches, count, otherwise, (given, tensors, memory, held))
+        return result
+
+    def forget(self) -> None:
+        """Take nothing for known that a call leaves to the next: one was cut off."""
+        self.plan.probe = None
 
     # ---------------------------------------------------------------- changes
 
@@ -211,6 +262,7 @@ class CompiledStep:
         one = tensors.__getitem__ if tensors else lambda i: self._tensor(args, i)
         numbers = plan.captured.scalars.evaluate(args, one)
         if plan.numbers is None or not same_numbers(numbers, plan.numbers):
+            plan.numbers = None  # not known, should this be cut off
             for table in plan.tables.values():
                 table.fill_rows(numbers)
             plan.numbers = numbers

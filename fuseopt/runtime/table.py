@@ -8,6 +8,7 @@ that a moved tensor changes one entry of the pool and nothing here.
 from __future__ import annotations
 
 import ctypes
+import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -51,6 +52,13 @@ class KernelTable(Protocol):
 
     def launch(self, threads: int) -> None:
         """Run the kernel once."""
+
+
+class HostTable(KernelTable, Protocol):
+    """A table in the CPU's memory."""
+
+    def launches(self, threads: int) -> list[Callable[[], object]]:
+        """Calls of C that run the kernel once."""
 
 
 class DeviceTable(KernelTable, Protocol):
@@ -346,3 +354,8 @@ class CppTable:
     def launch(self, threads: int) -> None:
         self.prepare(threads)
         self.entry(self.structs, threads)
+
+    def launches(self, threads: int) -> list[Callable[[], object]]:
+        """The same as calls of C alone, until the number of threads is another."""
+        self.prepare(threads)
+        return [functools.partial(self.entry, self.structs, threads)]

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
+import linecache
 import logging
-import os
-import shutil
-import tempfile
+import secrets
 import threading
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from ..codegen.target import Source
-from ..errors import BuildError
-from .build import default_cache_dir
+from ..errors import BuildError, CannotBuild
+from .folders import Folder, Private, chosen
 
 log = logging.getLogger("fuseopt")
 
@@ -55,8 +52,9 @@ class TritonModule:
 class TritonBuilder:
     """Imports generated modules from files and counts what it did.
 
-    A jitted function must live in a file. `builds`: files written; `disk_hits`: files
-    that were there; `memory_hits`: modules this process had imported.
+    A file is kept for whoever reads a message or a profile; what is run, and what
+    Triton reads, is the text itself. `builds`: files written; `disk_hits`: files that
+    were there; `memory_hits`: modules this process had imported.
     """
 
     def __init__(self) -> None:
@@ -64,7 +62,8 @@ class TritonBuilder:
         self.disk_hits = 0
         self.memory_hits = 0
         self._loaded: dict[tuple[str, bool], TritonModule] = {}
-        self._scratch: str | None = None
+        self._private = Private()
+        self._shunned: set[str] = set()
         self._lock = threading.Lock()
 
     def load(
@@ -73,7 +72,8 @@ class TritonBuilder:
         """The module of a Triton source.
 
         `interpret`: jit for the interpreter or for a GPU; None does as TRITON_INTERPRET
-        says. Raises BuildError if triton is missing or refuses the text.
+        says. Raises BuildError if triton is missing or refuses the text, CannotBuild
+        where nothing can be written.
         """
         try:
             import triton
@@ -92,7 +92,7 @@ class TritonBuilder:
             # the flag is read when a function is decorated
             with triton.knobs.runtime.scope():
                 triton.knobs.runtime.interpret = wanted
-                module = _import(f"fuseopt_{key}", path)
+                module = _import(f"fuseopt_{key}", path, source.text)
             loaded = TritonModule(
                 getattr(module, source.entry),
                 {name: getattr(module, name) for name in SIZES},
@@ -105,47 +105,57 @@ class TritonBuilder:
             return loaded
 
     def _file(self, cache_dir: str | None, key: str, text: str) -> Path:
-        folder = Path(cache_dir) if cache_dir else default_cache_dir()
+        folder = chosen(cache_dir)
+        if folder not in self._shunned:
+            try:
+                return self._write(folder, key, text)
+            except OSError as error:
+                self._shunned.add(folder)
+                log.warning(
+                    "kernel cache %s cannot be used (%s); writing to a temporary "
+                    "folder",
+                    folder,
+                    error,
+                )
         try:
-            return self._write(folder, key, text)
+            return self._write(self._private.path, key, text)
         except OSError as error:
-            log.warning(
-                "kernel cache %s cannot be used (%s); writing to a temporary folder",
-                folder,
-                error,
-            )
-        if self._scratch is None:
-            self._scratch = tempfile.mkdtemp(prefix="fuseopt-")
-            weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
-        return self._write(Path(self._scratch), key, text)
+            raise CannotBuild(
+                f"no kernel can be written: neither {folder} nor a temporary folder "
+                f"can be used ({error})."
+            ) from error
 
-    def _write(self, folder: Path, key: str, text: str) -> Path:
+    def _write(self, folder: str, key: str, text: str) -> Path:
         """The file of a text, written beside its place and moved there, so whole."""
-        path = folder / key[:2] / f"fuseopt_{key}.py"
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if path.read_text() == text:
-                self.disk_hits += 1
-                return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".build-")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.replace(name, path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        name, content = f"fuseopt_{key}.py", text.encode()
+        with contextlib.ExitStack() as stack:
+            root = stack.enter_context(Folder.open(folder, make=True))
+            place = stack.enter_context(root.enter(key[:2], make=True))
+            path = Path(place.path, name)
+            with contextlib.suppress(OSError):
+                if place.read(name) == content:
+                    self.disk_hits += 1
+                    return path
+            new = f".build-{secrets.token_hex(4)}"
+            try:
+                place.write(new, content)
+                place.move(new, place, name)
+            except OSError:
+                place.remove(new)
+                raise
         self.builds += 1
         return path
 
 
-def _import(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+def _import(name: str, path: Path, text: str) -> ModuleType:
+    """A module of a text, which nobody reads from the file again."""
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    # where Python, and with it Triton, looks up the source of a function
+    lines = text.splitlines(keepends=True)
+    linecache.cache[str(path)] = len(text), None, lines, str(path)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, str(path), "exec"), module.__dict__)
     except Exception as error:
         raise BuildError(f"triton refused generated source {path}: {error}") from error
     return module

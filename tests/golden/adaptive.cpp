@@ -8,9 +8,9 @@
 struct Library {
   void (*sqrt_f32)(int, const float*, float*, long long);
   void (*sqrt_f64)(int, const double*, double*, long long);
-  int64_t newton;  // newton_sqrt_f32 was found to give the bits of sqrt_f32
+  int64_t newton;          // newton_sqrt_f32 was found to give the bits of sqrt_f32
   void* const* functions;  // others, by number; null where there is none
-  int64_t vector;  // bytes of a vector of eager's loops
+  int64_t vector;          // bytes of a vector of eager's loops
 };
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
@@ -82,10 +82,12 @@ extern "C" int64_t newton_sqrt_f32(int64_t n, const float* x, float* y) {
       Eight v = {1, 1, 1, 1, 1, 1, 1, 1};
       const int64_t count = stop - j < 8 ? stop - j : 8;
       if (count == 8) __builtin_memcpy(&v, x + j, sizeof v);
-      else for (int64_t k = 0; k < count; ++k) v[k] = x[j + k];
+      else
+        for (int64_t k = 0; k < count; ++k) v[k] = x[j + k];
       v = newton_sqrt(v, &last);
       if (count == 8) __builtin_memcpy(y + j, &v, sizeof v);
-      else for (int64_t k = 0; k < count; ++k) y[j + k] = v[k];
+      else
+        for (int64_t k = 0; k < count; ++k) y[j + k] = v[k];
       inside &= roots_are_inside(last);
     }
     for (j = i; !inside && j < stop; ++j) {
@@ -102,7 +104,10 @@ extern "C" int64_t newton_sqrt_f32(int64_t n, const float* x, float* y) {
 }
 static inline void library_sqrt_f32(const Library* l, int64_t n, const float* x,
                                     float* y) {
-  if (l->newton) { newton_sqrt_f32(n, x, y); return; }
+  if (l->newton) {
+    newton_sqrt_f32(n, x, y);
+    return;
+  }
   if (l->sqrt_f32) return l->sqrt_f32((int)n, x, y, LIBRARY_MODE);
   for (int64_t i = 0; i < n; ++i) y[i] = __builtin_sqrtf(x[i]);
 }
@@ -123,20 +128,26 @@ struct Table {
   const int64_t* strided;   // [lane]: place in geometry, -1 where lanes are flat
   double* values;           // [lane][value]: what lane code hands to element code
   int64_t lanes;
-  int64_t threads;          // eager's number of threads
+  int64_t threads;  // eager's number of threads
   const Library* library;
-  uint64_t* partials;       // [lane][thread][fold]: what parts of a lane were folded to
+  uint64_t* partials;  // [lane][thread][fold]: what parts of a lane were folded to
 };
 
 // By the bits: a compiler joins a minus to a fused product and sum, and loses the sign
 // of a sum that is zero.
 static inline float negated(float x) {
-  union { float f; uint32_t i; } u = {x};
+  union {
+    float f;
+    uint32_t i;
+  } u = {x};
   u.i ^= 0x80000000u;
   return u.f;
 }
 static inline double negated(double x) {
-  union { double f; uint64_t i; } u = {x};
+  union {
+    double f;
+    uint64_t i;
+  } u = {x};
   u.i ^= 0x8000000000000000u;
   return u.f;
 }
@@ -162,11 +173,17 @@ template <class T> static inline T smaller(T a, T b) {
 }
 
 static inline float as_float(uint32_t bits) {
-  union { uint32_t i; float f; } u = {bits};
+  union {
+    uint32_t i;
+    float f;
+  } u = {bits};
   return u.f;
 }
 static inline uint32_t as_bits(float x) {
-  union { float f; uint32_t i; } u = {x};
+  union {
+    float f;
+    uint32_t i;
+  } u = {x};
   return u.i;
 }
 // A number of lane code; a NaN as bf16 would have it, see calm_bf16.
@@ -233,9 +250,7 @@ static inline uint32_t pair_bf16(float first, float second) {
   const uint32_t high = as_bits(SWAPPED ? first : second);
   return (high & 0xffff0000u) | low >> 16;
 }
-static inline float first_f16(uint32_t w) {
-  return widened_f16(SWAPPED ? w >> 16 : w);
-}
+static inline float first_f16(uint32_t w) { return widened_f16(SWAPPED ? w >> 16 : w); }
 static inline float second_f16(uint32_t w) {
   return widened_f16(SWAPPED ? w : w >> 16);
 }
@@ -255,8 +270,12 @@ static const int64_t SHUFFLED = 8;
 #else
 static const int64_t SHUFFLED = 0;
 #endif
-template <int SIZE> struct Bits { typedef int16_t type; };
-template <> struct Bits<4> { typedef int32_t type; };
+template <int SIZE> struct Bits {
+  typedef int16_t type;
+};
+template <> struct Bits<4> {
+  typedef int32_t type;
+};
 template <int SLOTS> struct Walk {
   const int64_t *size, *strides;
   int64_t dims, dim;      // dimensions after `dim` lie within a block
@@ -407,7 +426,10 @@ template <int SLOTS> struct Walk {
   template <class T> void scatter(int k, T* p, const T* room, int64_t n) const {
     if (kind[k] == TOGETHER) return;
     p += base[k];
-    if (kind[k] == REPEATED) { *p = room[n - 1]; return; }
+    if (kind[k] == REPEATED) {
+      *p = room[n - 1];
+      return;
+    }
     const int64_t* to = offset[k] + passed;
     for (int64_t j = 0; j < n; ++j) p[to[j]] = room[j];
   }
@@ -702,7 +724,8 @@ static inline int64_t lane_at(const Table& t, int64_t element) {
   int64_t low = 0, high = t.lanes;
   while (high - low > 1) {
     int64_t middle = (low + high) / 2;
-    if (t.start[middle] <= element) low = middle; else high = middle;
+    if (t.start[middle] <= element) low = middle;
+    else high = middle;
   }
   return low;
 }

@@ -6,6 +6,7 @@ depends on; processes that want it at once wait for the one that builds.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -18,7 +19,8 @@ from types import ModuleType
 
 import torch
 from filelock import FileLock
-from platformdirs import user_cache_dir
+
+from fuseopt.runtime.folders import Folder, chosen
 
 HERE = Path(__file__).parent
 SOURCES = ("engine.cpp", "ops.cpp", "bind.cpp")
@@ -37,8 +39,12 @@ def load() -> ModuleType:
     parts = (text, *FLAGS, torch.__version__, sys.version, str(compiler()))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     name = f"fuseopt_sim_{key}"
-    folder = Path(user_cache_dir("fuseopt")) / "simulated" / key
-    folder.mkdir(parents=True, exist_ok=True)
+    # what lies there is run: it is the user's alone, as kernels are
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(Folder.open(chosen(None), make=True))
+        for part in ("simulated", key):
+            kept = stack.enter_context(kept.enter(part, make=True))
+        folder = Path(kept.path)
     library = folder / f"{name}.so"
     with FileLock(folder / "lock"):
         if not library.exists():

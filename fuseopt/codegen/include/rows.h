@@ -1,12 +1,3 @@
-"""The C++ of the geometry of rows and columns: what belongs to one result.
-
-runtime/rows.py writes the numbers that `struct Rows` reads.
-"""
-
-from __future__ import annotations
-
-#: Behind the folds, in a kernel with reductions.
-ROWS = """\
 // Rows of elements that lie at equal steps; the interface of Walk.
 template <int SLOTS> struct Strip {
   int64_t base[SLOTS], step[SLOTS];
@@ -33,8 +24,15 @@ struct Rows {
   int64_t batch, width;
   const int64_t *sizes, *steps, *to;
   Rows(const int64_t* g, int64_t slots, int64_t threads)
-      : is_columns(g[0]), dense(g[1]), leader(g[3]), group(g[2]), batches(g[5]),
-        folded(g[6]), dims(g[5] + g[6] + 1), sizes(g + 7), steps(g + 7 + dims),
+      : is_columns(g[0]),
+        dense(g[1]),
+        leader(g[3]),
+        group(g[2]),
+        batches(g[5]),
+        folded(g[6]),
+        dims(g[5] + g[6] + 1),
+        sizes(g + 7),
+        steps(g + 7 + dims),
         to(steps + slots * dims) {
     columns = sizes[dims - 1], last = sizes[dims - 2];
     const int64_t outer = product(batches, dims - 2);
@@ -71,16 +69,16 @@ struct Rows {
   }
   // column c of row `row` of those that are folded
   template <int SLOTS>
-  void place(int64_t b, int64_t row, int64_t c, Strip<SLOTS>* to) const {
+  void place(int64_t b, int64_t row, int64_t c, Strip<SLOTS>* strip) const {
     for (int k = 0; k < SLOTS; ++k) {
-      to->step[k] = steps[k * dims + dims - 1];
-      to->base[k] = c * to->step[k];
+      strip->step[k] = steps[k * dims + dims - 1];
+      strip->base[k] = c * strip->step[k];
     }
     for (int64_t d = dims - 2; d >= 0; --d) {
       int64_t& rest = d < batches ? b : row;
       const int64_t i = rest % sizes[d];
       rest /= sizes[d];
-      for (int k = 0; k < SLOTS; ++k) to->base[k] += i * steps[k * dims + d];
+      for (int k = 0; k < SLOTS; ++k) strip->base[k] += i * steps[k * dims + d];
     }
   }
   // the dimensions of results
@@ -97,12 +95,12 @@ struct Rows {
 // number of, it adds side by side.
 template <int64_t N, class R, class T>
 static inline void fold_rows(bool dense, const T* x, int64_t m, T* to) {
-  #pragma GCC ivdep
+#pragma GCC ivdep
   for (int64_t b = 0; b < m; ++b) to[b] = R::of(x + b * N, N, dense);
 }
 template <int64_t N, int64_t C, class F, class T>
 static inline void fold_columns(bool grouped, const T* x, int64_t m, T* to) {
-  #pragma GCC ivdep
+#pragma GCC ivdep
   for (int64_t b = 0; b < m; ++b)
     for (int64_t c = 0; c < C; ++c)
       to[b * C + c] = F::of(x + b * N * C + c, N, C, grouped);
@@ -111,7 +109,7 @@ static inline void fold_columns(bool grouped, const T* x, int64_t m, T* to) {
 // The same of one row of m columns.
 template <class C, class T>
 static inline void fold_row(const C&, bool grouped, const T* x, int64_t m, T* to) {
-  #pragma GCC ivdep
+#pragma GCC ivdep
   for (int64_t j = 0; j < m; ++j) to[j] = C::of(x + j, 1, 1, grouped);
 }
 
@@ -163,50 +161,3 @@ static inline void fold_batches(const Rows& g, R& run, C& column, const T* x, in
     }
   }
 }
-"""
-
-#: Shares of what is to be folded: parts of a lane, whole lanes, or items of one.
-FOLDING = """\
-static inline int64_t shares(const Table& t) { return t.lanes * t.threads; }
-template <void fold(const Table&, int64_t, int64_t)>
-static inline void fold_part(const Table& t, int64_t k) {
-  fold(t, k / t.threads, k % t.threads);
-}
-// Where eager folds a whole lane in one thread, threads share what is computed for its
-// elements, and take turns at the fold. That keeps up with the arithmetic of a few
-// threads: with more of them, only lanes that are most of all are better shared. And
-// where one thread is as fast as memory is, two are not faster: `least` begin to share.
-static inline bool is_shared(const Table& t, int64_t lane, int64_t least) {
-  const int64_t n = t.start[lane + 1] - t.start[lane];
-  return t.threads >= least && n > 2 * MANY &&
-         n * (t.threads < 4 ? 16 : 4) > t.start[t.lanes];
-}
-template <void fold(const Table&, int64_t, int64_t)>
-static inline void fold_lane(const Table& t, int64_t lane, int64_t least) {
-  if (!is_shared(t, lane, least)) fold(t, lane, 0);
-}
-template <class Folds, void range(const Table&, int64_t, int64_t, int64_t, Folds&,
-                                  Turns*, int64_t)>
-static inline void fold_shared(const Table& t, int64_t least, Turns& turns,
-                               Folds& folds) {
-  int64_t ticket = -1;
-  for (int64_t lane = 0, first = 0, until; lane < t.lanes; ++lane) {
-    if (!is_shared(t, lane, least)) continue;
-    const int64_t all = t.start[lane + 1] - t.start[lane];
-    if (ticket < 0) ticket = turns.take();
-    for (until = first + (all + MANY - 1) / MANY; ticket < until;) {
-      const int64_t begin = (ticket - first) * MANY, end = shorter(begin + MANY, all);
-      range(t, lane, begin, end, folds, &turns, ticket);
-      ticket = turns.take();
-    }
-    first = until;
-  }
-}
-template <void fold(const Table&, int64_t, int64_t)>
-static inline void fold_items(const Table& t, int64_t k) {
-  const int64_t lane = k / t.threads, share = k % t.threads;
-  const int64_t items = Rows(t.geometry + t.strided[lane], 0, t.threads).items();
-  for (int64_t i = share * items / t.threads; i < (share + 1) * items / t.threads; ++i)
-    fold(t, lane, i);
-}
-"""

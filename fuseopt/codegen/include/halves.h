@@ -1,19 +1,15 @@
-"""The C++ of 16-bit floats: how they are read, rounded and written.
-
-Loops over neighbours take two of them as one word of 32 bits, so that words, floats and
-comparisons are equally wide: a compiler then makes vectors of them, and moves no number
-from one place of a vector to another.
-"""
-
-from __future__ import annotations
-
-HALVES = """\
 static inline float as_float(uint32_t bits) {
-  union { uint32_t i; float f; } u = {bits};
+  union {
+    uint32_t i;
+    float f;
+  } u = {bits};
   return u.f;
 }
 static inline uint32_t as_bits(float x) {
-  union { float f; uint32_t i; } u = {x};
+  union {
+    float f;
+    uint32_t i;
+  } u = {x};
   return u.i;
 }
 // A number of lane code; a NaN as bf16 would have it, see calm_bf16.
@@ -80,9 +76,7 @@ static inline uint32_t pair_bf16(float first, float second) {
   const uint32_t high = as_bits(SWAPPED ? first : second);
   return (high & 0xffff0000u) | low >> 16;
 }
-static inline float first_f16(uint32_t w) {
-  return widened_f16(SWAPPED ? w >> 16 : w);
-}
+static inline float first_f16(uint32_t w) { return widened_f16(SWAPPED ? w >> 16 : w); }
 static inline float second_f16(uint32_t w) {
   return widened_f16(SWAPPED ? w : w >> 16);
 }
@@ -90,4 +84,3 @@ static inline uint32_t pair_f16(float first, float second) {
   const uint32_t low = narrowed_f16(SWAPPED ? second : first);
   return narrowed_f16(SWAPPED ? first : second) << 16 | low;
 }
-"""

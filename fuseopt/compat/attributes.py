@@ -1,0 +1,46 @@
+"""What a traced step writes to attributes of its optimizer arrives there.
+
+Dynamo does not enter an optimizer among the objects whose changes it writes back, so
+that `self.count += 1` in a step is seen by the rest of the trace and then lost, with
+any backend (torch 2.11 to 2.13).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from .dynamo import leads_to
+
+
+def keep_attributes(backend: Callable[..., Any]) -> None:
+    """Where Dynamo traces for `backend`, enter an optimizer when it is first written.
+
+    Relies on the methods with which Dynamo notes that an attribute is written, and on
+    its table of objects by their identity. Where they are others, what a step writes
+    to its optimizer is lost, as with any backend.
+    """
+    try:
+        from torch._dynamo.side_effects import SideEffects
+        from torch._dynamo.variables.optimizer import OptimizerVariable
+    except ImportError:
+        return
+    made: Any = SideEffects
+    store = getattr(made, "store_attr", None)
+    if store is None:
+        return
+
+    @functools.wraps(store)
+    def stored(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+        known = getattr(self, "id_to_variable", None)
+        if known is not None and isinstance(item, OptimizerVariable):
+            value = item.value
+            graph = self.output_graph_weakref()
+            ours = leads_to(getattr(graph, "compiler_fn", None), backend)
+            if ours and id(value) not in known:
+                known[id(value)] = item
+                self.keepalive.append(value)
+        return store(self, item, *args, **kwargs)
+
+    made.store_attr = stored

@@ -1,0 +1,492 @@
+"""A branch on a number that a step reads from a tensor: both ways, and a choice.
+
+Dynamo ends its graph at `if rho_t > 5.0`, since nobody knows the number while it
+traces. Here both ways are traced, one after the other, up to where they meet: what
+they change in memory is put back in between, and each tensor and number then takes the
+value of the way that the branch would have taken. All of it is written in calls that
+Dynamo's graph may hold anyway, so whatever runs that graph does the same.
+
+Where the ways do not meet, or do what cannot be chosen from (change a list, return,
+draw a random number), Dynamo does as ever.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import logging
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .dynamo import leads_to
+from .plain import is_unknown
+
+log = logging.getLogger("fuseopt")
+
+#: Where ways meet: an instruction, or what several of them do: ("back", to which),
+#: ("return",). A jump backwards begins the next turn of a loop.
+Place = int | tuple[Any, ...]
+#: By code and instruction, where the ways of a branch meet.
+_meetings: weakref.WeakKeyDictionary[CodeType, dict[int, Place]] = (
+    weakref.WeakKeyDictionary()
+)
+#: By code, the branches within it of which both ways cannot be traced.
+_refused: weakref.WeakKeyDictionary[CodeType, set[int]] = weakref.WeakKeyDictionary()
+JUMPS = ("POP_JUMP_IF", "POP_JUMP_FORWARD_IF", "POP_JUMP_BACKWARD_IF")
+LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD", "SEND")
+#: Instructions that always jump.
+ONWARD = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_NO_INTERRUPT", "JUMP")
+#: Instructions that name a variable of the frame.
+VARIABLES = frozenset((*dis.haslocal, *dis.hasfree))
+RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_")
+
+
+class Refused(Exception):
+    """Both ways of this branch cannot be traced."""
+
+
+def trace_branches(backend: Callable[..., Any]) -> None:
+    """Where Dynamo traces for `backend`: both ways of branches on unknown numbers.
+
+    Relies on the tables by which Dynamo finds what traces an instruction, and on how
+    it keeps a frame's variables; where they are others, such a branch ends the graph.
+    """
+    try:
+        from torch._dynamo import symbolic_convert
+        from torch._dynamo.variables.tensor import SymNodeVariable
+
+        classes = [symbolic_convert.InstructionTranslatorBase]
+        for c in classes:
+            classes += c.__subclasses__()
+        codes = [
+            code
+            for name, code in dis.opmap.items()
+            if name.startswith(JUMPS) and name.endswith(("TRUE", "FALSE"))
+        ]
+        tables = {id(c.dispatch_table): c.dispatch_table for c in classes}
+    except (ImportError, AttributeError):
+        return
+
+    def both(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def jump(self: Any, inst: Any) -> Any:
+            value = self.stack[-1]
+            if (
+                isinstance(value, SymNodeVariable)
+                and is_unknown(value.sym_num)
+                and leads_to(getattr(self.output, "compiler_fn", None), backend)
+                and self.indexof[inst] not in _refused.get(self.f_code, ())
+            ):
+                _Fork(self, inst).run()
+                return None
+            return own(self, inst)
+
+        return jump
+
+    for table in tables.values():
+        for code in codes:
+            own: Any = table[code]
+            if own is not None:
+                table[code] = both(own)
+
+
+# ---------------------------------------------------------------- where ways meet
+
+
+def _leaving(x: Any, tx: Any) -> tuple[Any, ...] | None:
+    """What an instruction does that goes nowhere further on; None if it goes on."""
+    if x.opname.startswith("JUMP_BACKWARD"):
+        return "back", tx.indexof[x.target]
+    if x.opname == "RETURN_VALUE":
+        return ("return",)
+    if x.opname.startswith(LEAVES):
+        return "leaves", x.opname, tx.indexof[x]
+    return None
+
+
+def _meeting(tx: Any, begin: int, target: int, at: int) -> Place:
+    """The first place that all ways from two instructions come by.
+
+    `at`: the branch itself. A target before it begins the next turn of a loop.
+    """
+    known: dict[int, frozenset[Place]] = {}
+
+    def places(first: int) -> frozenset[Place]:
+        """All that every way from an instruction comes by."""
+        todo = [first]
+        while todo:
+            i = todo[-1]
+            x = tx.instructions[i]
+            away = _leaving(x, tx)
+            if away is not None:
+                known[i] = frozenset((i, away))
+            if i in known:
+                todo.pop()
+                continue
+            on = [] if x.opname in ONWARD else [i + 1]
+            on += [] if x.target is None else [tx.indexof[x.target]]
+            late = [k for k in on if k > i and k not in known]
+            if late:
+                todo += late
+                continue
+            ways = [known[k] if k > i else frozenset((("back", k),)) for k in on]
+            known[i] = frozenset.intersection(*ways) | {i}
+            todo.pop()
+        return known[first]
+
+    beyond = places(target) if target > at else frozenset((("back", target),))
+    both = places(begin) & beyond
+    steps = [x for x in both if isinstance(x, int)]
+    if steps:
+        return min(steps)
+    found = [x for x in both if isinstance(x, tuple) and x[0] != "leaves"]
+    if len(found) != 1:
+        raise Refused("they do not meet")
+    return found[0]
+
+
+def _is_read(tx: Any, name: str, start: int) -> bool:
+    """May a local be read from an instruction on, before it is set?"""
+    todo, seen = [start], set()
+    while todo:
+        i = todo.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        x = tx.instructions[i]
+        names = x.argval if isinstance(x.argval, tuple) else (x.argval,)
+        if x.opcode in VARIABLES and name in names:
+            if "STORE" not in x.opname or "LOAD" in x.opname:
+                return True
+            continue
+        entry = x.exn_tab_entry
+        todo += [] if entry is None else [tx.indexof[entry.target]]
+        todo += [] if x.target is None else [tx.indexof[x.target]]
+        if _leaving(x, tx) is None and x.opname not in ONWARD:
+            todo.append(i + 1)
+    return False
+
+
+# ---------------------------------------------------------------- what a way changes
+
+
+def _written(node: Node) -> list[Node]:
+    """The arguments of a call that it changes in place."""
+    if not node.op.startswith("call"):
+        return []
+    name = str(getattr(node.target, "__name__", node.target))
+    schema = getattr(node.target, "_schema", None)
+    found: list[Any] = [node.kwargs["out"]] if "out" in node.kwargs else []
+    if schema is not None:
+        for i, a in enumerate(schema.arguments):
+            if a.alias_info is not None and a.alias_info.is_write:
+                found.append(node.args[i] if i < len(node.args) else None)
+    elif name == "setitem" or name in INPLACE or (name[-1] == "_" != name[-2:-1]):
+        found.append(node.args[0])
+    nodes: list[Node] = []
+    torch.fx.node.map_arg(found, lambda x: nodes.append(x))
+    return nodes
+
+
+INPLACE = frozenset(
+    name for name in vars(operator) if name[0] == "i" and hasattr(operator, name[1:])
+) - {"index"}
+
+
+def _memory(node: Node) -> set[int]:
+    value = node.meta.get("example_value")
+    tensors = value if isinstance(value, (list, tuple)) else [value]
+    return {t.untyped_storage()._cdata for t in tensors if isinstance(t, torch.Tensor)}
+
+
+def _root(node: Node, inside: set[Node]) -> Node | None:
+    """The node of before a way whose memory this one is; None if the way made it."""
+    while node in inside:
+        own = _memory(node)
+        if not own:
+            raise Refused(f"nothing is known of {node}")
+        same = [x for x in node.all_input_nodes if _memory(x) & own]
+        if not same:
+            return None
+        node = same[0]
+    return node
+
+
+def _changed(nodes: Sequence[Node]) -> list[Node]:
+    """What of before these nodes they change, each once."""
+    inside = set(nodes)
+    found: dict[Node, None] = {}
+    for node in nodes:
+        name = str(getattr(node.target, "__name__", node.target))
+        if any(word in name for word in RANDOM):
+            raise Refused("one of them draws random numbers")
+        for target in _written(node):
+            root = _root(target, inside)
+            if root is not None:
+                if not isinstance(root.meta.get("example_value"), torch.Tensor):
+                    raise Refused("they change what is no tensor")
+                found[root] = None
+    return list(found)
+
+
+class _Frame:
+    """The variables of a frame, and what lies on its stack."""
+
+    def __init__(self, tx: Any) -> None:
+        self.stack = list(tx.stack)
+        self.locals = dict(tx.symbolic_locals)
+        self.blocks = list(tx.block_stack)
+
+    def put(self, tx: Any) -> None:
+        tx.stack[:] = self.stack
+        tx.symbolic_locals.clear()
+        tx.symbolic_locals.update(self.locals)
+
+
+class _Fork:
+    """Traces both ways of one branch of a frame that Dynamo is in."""
+
+    def __init__(self, tx: Any, inst: Any) -> None:
+        self.tx = tx
+        self.inst = inst
+        self.graph: torch.fx.Graph = tx.output.graph
+        self.value = tx.stack[-1]
+        self._conditions: dict[torch.device, Node] = {}
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except Refused as reason:
+            from torch._dynamo.exc import SpeculationRestartAnalysis
+
+            # once more from the beginning, and here as ever
+            tx = self.tx
+            log.debug("a branch on a number is left to Dynamo: %s", reason)
+            _refused.setdefault(tx.f_code, set()).add(tx.indexof[self.inst])
+            raise SpeculationRestartAnalysis(restart_reason=str(reason)) from None
+
+    def _run(self) -> None:
+        tx = self.tx
+        tx.pop()
+        begin = tx.instruction_pointer
+        target = tx.indexof[self.inst.target]
+        known = _meetings.setdefault(tx.f_code, {})
+        if begin not in known:
+            known[begin] = _meeting(tx, begin, target, begin - 1)
+        meeting = known[begin]
+        before = _Frame(tx)
+        # which one is taken where the condition holds
+        ways = [target, begin] if "IF_TRUE" in self.inst.opname else [begin, target]
+        with self._alone():
+            nodes, first = self._way(ways[0], meeting)
+            before.put(tx)
+            others, second = self._way(ways[1], meeting)
+        changed = list(dict.fromkeys([*_changed(nodes), *_changed(others)]))
+        if changed:
+            self._choose_memory(changed, nodes, others)
+        if not isinstance(meeting, int):
+            # the second way stands before what leaves; to go back may be the jump
+            meeting = meeting[1] if meeting[0] == "back" else tx.instruction_pointer
+        self._choose_variables(first, second, meeting)
+        tx.instruction_pointer = meeting
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """What is traced within stays in one graph and changes no Python object."""
+        tx, effects = self.tx, self.tx.output.side_effects
+
+        def refuse(_: Any) -> bool:
+            raise Refused("they change an object of Python's")
+
+        def caught(_: Any) -> None:
+            raise Refused("one of them raises")
+
+        wanted = [
+            (tx, "should_compile_partial_graph", lambda: False),
+            (tx, "exception_handler", caught),
+            (effects, "check_allowed_side_effect", refuse),
+        ]
+        made = [(x, name, f) for x, name, f in wanted if name not in vars(x)]
+        for x, name, f in made:
+            setattr(x, name, f)
+        try:
+            yield
+        finally:
+            for x, name, _ in made:
+                delattr(x, name)
+
+    def _way(self, start: int, end: Place) -> tuple[list[Node], _Frame]:
+        """Trace from an instruction up to a place; the nodes, and how it ends."""
+        tx = self.tx
+        last = next(iter(reversed(self.graph.nodes)))
+        blocks = list(tx.block_stack)
+        tx.instruction_pointer = start
+        while not self._is_there(start, end):
+            leaves = _leaving(tx.instructions[tx.instruction_pointer], tx) is not None
+            if leaves or not tx.step() or tx.instruction_pointer is None:
+                raise Refused("one of them leaves")
+        if tx.block_stack != blocks:
+            raise Refused("one of them ends within another block")
+        nodes = self._after(last)
+        for node in nodes:
+            if not node.op.startswith("call"):  # what the graph is given was before
+                last.append(node)
+                last = node
+        return [node for node in nodes if node.op.startswith("call")], _Frame(tx)
+
+    @staticmethod
+    def _after(node: Node) -> list[Node]:
+        """All nodes of the graph that follow one."""
+        found = []
+        while node.next.op != "root":
+            node = node.next
+            found.append(node)
+        return found
+
+    def _is_there(self, start: int, end: Place) -> bool:
+        now = self.tx.instruction_pointer
+        if isinstance(end, int):
+            return bool(now == end)
+        if end == ("back", now) and now == start:
+            return True
+        return _leaving(self.tx.instructions[now], self.tx) == end
+
+    # ------------------------------------------------------------ choices
+
+    def _add(self, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
+        """A node of the graph where it stands; `value`: what the trace takes it for."""
+        op = "call_method" if isinstance(target, str) else "call_function"
+        tracer = self.tx.output.current_tracer
+        given = tuple(
+            torch.fx.Proxy(x, tracer) if isinstance(x, Node) else x for x in args
+        )
+        made: Any = self.tx.output.create_proxy(op, target, given, kwargs)
+        node: Node = made.node
+        with self.tx.fake_mode, torch.no_grad():
+            node.meta["example_value"] = value()
+        return node
+
+    def _copy(self, node: Node) -> Node:
+        example = node.meta["example_value"]
+        return self._add("clone", (node,), {}, lambda: example.detach().clone())
+
+    def _write(self, node: Node, source: Node) -> None:
+        example = node.meta["example_value"]
+        self._add("copy_", (node, source), {}, lambda: example)
+
+    def _condition(self, device: torch.device) -> Node:
+        """The outcome, as a tensor."""
+        known = self._conditions.get(device)
+        if known is None:
+            kind: Any = {"dtype": torch.float64, "device": device}
+            number = self._add(
+                torch.sym_ite,
+                (self.value.as_proxy(), 1.0, 0.0),
+                {},
+                self.tx.output.shape_env.create_unbacked_symfloat,
+            )
+            self._bind(number)
+            made = self._add(
+                torch.scalar_tensor,
+                (number,),
+                kind,
+                lambda: torch.empty((), **kind),
+            )
+            example = made.meta["example_value"]
+            known = self._add(torch.ne, (made, 0.0), {}, lambda: example != 0.0)
+            self._conditions[device] = known
+        return known
+
+    @staticmethod
+    def _bind(node: Node) -> None:
+        from torch._dynamo.utils import set_example_value
+
+        set_example_value(node, node.meta["example_value"])
+
+    def _choose_memory(
+        self, changed: Sequence[Node], nodes: Sequence[Node], others: Sequence[Node]
+    ) -> None:
+        """Each tensor takes what it would have held."""
+        end = next(iter(reversed(self.graph.nodes)))
+        held = [self._copy(x) for x in changed]
+        _move(self._after(end), nodes[0] if nodes else others[0])
+        # what the first way left, and back again, before the second begins
+        left = [self._copy(x) for x in changed]
+        for x, y in zip(changed, held, strict=True):
+            self._write(x, y)
+        if others:
+            _move(self._after(end), others[0])
+        for x, y in zip(changed, left, strict=True):
+            example = x.meta["example_value"]
+            condition = self._condition(example.device)
+            chosen = self._add(
+                torch.where,
+                (condition, y, x),
+                {},
+                lambda example=example: example.detach().clone(),
+            )
+            self._write(x, chosen)
+
+    def _choose_variables(self, first: _Frame, second: _Frame, meeting: int) -> None:
+        tx = self.tx
+        if len(first.stack) != len(second.stack):
+            raise Refused("they leave stacks of other lengths")
+        tx.stack[:] = [
+            self._choice(x, y) for x, y in zip(first.stack, second.stack, strict=True)
+        ]
+        names = [*first.locals, *(k for k in second.locals if k not in first.locals)]
+        found: dict[str, Any] = {}
+        for name in names:
+            x, y = first.locals.get(name), second.locals.get(name)
+            if x is y:
+                found[name] = x
+            elif _is_read(tx, name, meeting):
+                if x is None or y is None:
+                    raise Refused(f"{name} is set in one of them")
+                found[name] = self._choice(x, y)
+        tx.symbolic_locals.clear()
+        tx.symbolic_locals.update(found)
+
+    def _choice(self, x: Any, y: Any) -> Any:
+        """A variable that is one or the other."""
+        from torch._dynamo.variables.tensor import SymNodeVariable
+
+        if x is y:
+            return x
+        numbers = [_number(x), _number(y)]
+        if any(n is None for n in numbers):
+            raise Refused("they leave other objects")
+        a, b = numbers
+        if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+            if type(a) is type(b) and repr(a) == repr(b):
+                return x
+        given = tuple(
+            float(n) if isinstance(n, int) else n if isinstance(n, float) else v.proxy
+            for n, v in zip(numbers, (x, y), strict=True)
+        )
+        proxy = self.tx.output.create_proxy(
+            "call_function", torch.sym_ite, (self.value.as_proxy(), *given), {}
+        )
+        symbol = self.tx.output.shape_env.create_unbacked_symfloat()
+        return SymNodeVariable.create(self.tx, proxy, symbol)
+
+
+def _move(nodes: Sequence[Node], before: Node) -> None:
+    for node in nodes:
+        before.prepend(node)
+
+
+def _number(x: Any) -> Any:
+    """The number that a variable is: a constant, or a symbol of a float."""
+    if x.is_python_constant():
+        value = x.as_python_constant()
+        return value if type(value) in (int, float) else None
+    symbol = getattr(x, "sym_num", None)
+    return symbol if isinstance(symbol, torch.SymFloat) else None

@@ -1,0 +1,92 @@
+"""What Dynamo keeps of a function that it has compiled, when nobody else does."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class Fakes:
+    """The twins without memory that Dynamo traced with, known weakly.
+
+    A parameter's twin holds that of its gradient where Python's garbage collector does
+    not see it, and so all of a trace would stay for ever; caches of what was asked of
+    sizes hold the last ones. Relies on the context of a
+    trace and on the list of twins that the environment of its shapes has; where they
+    are elsewhere, they stay.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: list[weakref.ref[Any]] = []
+
+    def note(self) -> None:
+        """Called by a backend: remember what this trace has."""
+        context = torch._guards.TracingContext.try_get()
+        shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+        if shapes is not None:
+            self._shapes = [x for x in self._shapes if x() is not None]
+            self._shapes.append(weakref.ref(shapes))
+
+    def forget(self) -> None:
+        """Let go what nobody traces with any more."""
+        while self._shapes:
+            shapes = self._shapes.pop()()
+            for tracked in getattr(shapes, "tracked_fakes", None) or ():
+                fake = getattr(tracked, "fake", None)
+                if isinstance(fake, torch.Tensor):
+                    fake.grad = None
+            # its methods remember for which environment they were called last
+            for method in vars(type(shapes)).values():
+                clear = getattr(method, "cache_clear", None)
+                if callable(clear):
+                    clear()
+
+
+def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None:
+    """Drop what Dynamo has compiled of some code for one backend, and the backend.
+
+    Nobody may run it any more. With a code object goes what was compiled of it, but for
+    two things. Each object that a guard knows by identity has a finalizer that would
+    drop what the guard guards: those of modules and of torch's functions stay for ever.
+    And each backend that Dynamo was given stays in a table. Relies on where both are:
+    the registry of Python's finalizers, and the table of Dynamo's module; where they
+    are elsewhere, both stay, which costs memory and nothing else.
+    """
+    try:
+        evaluated: Any = importlib.import_module("torch._dynamo.eval_frame")
+        own = torch._C._dynamo.eval_frame
+        guards = {
+            id(entry.guard_manager)
+            for code in codes
+            for entry in own._debug_get_cache_entry_list(code)
+        }
+        for code in codes:
+            own.reset_code(code)
+        known = evaluated.cached_backends
+        for key, held in [*known.items()]:
+            if held is backend or getattr(held, "compiler_fn", None) is backend:
+                known.pop(key, None)
+        _drop_finalizers(guards)
+    except (ImportError, AttributeError):
+        return
+
+
+def _drop_finalizers(guards: set[int]) -> None:
+    """Detach finalizers whose guards are these, or are no more."""
+    for finalizer, info in [*weakref.finalize._registry.items()]:  # type: ignore[attr-defined]
+        call = info.func
+        if not isinstance(call, functools.partial):
+            continue
+        owner = getattr(call.func, "__self__", None)
+        if type(owner).__name__ != "CheckFunctionManager":
+            continue
+        manager = getattr(owner, "guard_manager", None)
+        gone = type(manager).__name__ == "DeletedGuardManagerWrapper"
+        if gone or id(manager) in guards:
+            finalizer.detach()

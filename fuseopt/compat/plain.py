@@ -1,0 +1,261 @@
+"""A step that Dynamo traces for a backend is the plain one, as its user configured it.
+
+Dynamo sets `capturable` in all groups of what it traces, and moves counters to the
+device of the parameters; torch.optim computes with tensors, while it is traced, what
+it computes with Python's numbers in eager. Where a trace leads to another backend all
+of that stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .dynamo import leads_to
+
+OPTIM = os.path.dirname(torch.optim.__file__) + os.sep
+#: What torch.optim's base class asks decides no number: how lanes are sorted, checks.
+BASE = torch.optim.Optimizer.__name__ + "."
+
+
+def answers_as_eager(code: types.CodeType) -> bool:
+    """Is code torch.optim's, and does it compute otherwise where it is compiled?"""
+    if not code.co_filename.startswith(OPTIM):
+        return False
+    return not getattr(code, "co_qualname", code.co_name).startswith(BASE)
+
+
+def trace_plainly(backend: Callable[..., Any]) -> None:
+    """Where Dynamo traces for `backend`: torch.optim takes the ways of eager.
+
+    But where a group is capturable: there all ways compute the same, and torch's check
+    for devices with graphs is left out, as Dynamo leaves it out.
+    Relies on Dynamo's table of handlers, on the methods with which it changes groups
+    and counters, and on how it makes symbols of `.item()`. Where they are others, it
+    does as ever, and the step is traced as capturable.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        _answer_as_eager(backend)
+        _keep_groups(backend)
+        _keep_numbers(backend)
+
+
+def _ours(tx: Any, backend: Callable[..., Any]) -> bool:
+    return leads_to(getattr(tx.output, "compiler_fn", None), backend)
+
+
+# ---------------------------------------------------------------- is it compiled?
+
+
+def _answer_as_eager(backend: Callable[..., Any]) -> None:
+    from torch._dynamo.variables.constant import ConstantVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    handlers: Any = TorchInGraphFunctionVariable._get_handlers()
+    asked = torch.compiler.is_compiling
+    own = handlers[asked]
+
+    @functools.wraps(own)
+    def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if answers_as_eager(tx.f_code) and _ours(tx, backend):
+            capturable = tx.symbolic_locals.get("capturable")
+            if capturable is None or not _is_true(capturable):
+                return ConstantVariable.create(False)
+        return own(this, tx, *args, **kwargs)
+
+    def _is_true(x: Any) -> bool:
+        return bool(x.is_python_constant() and x.as_python_constant())
+
+    handlers[asked] = handle
+
+
+# ---------------------------------------------------------------- groups and counters
+
+
+class _Tracing(threading.local):
+    """Is `_init_group` being called, for a step that is traced plainly?"""
+
+    def __init__(self) -> None:
+        self.plainly = False
+
+
+_tracing = _Tracing()
+
+
+def _keep_groups(backend: Callable[..., Any]) -> None:
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+    from torch._dynamo.variables.optimizer import OptimizerVariable
+
+    set_capturable = OptimizerVariable._set_capturable
+    move_step = OptimizerVariable.move_step_if_cpu
+    call_method = OptimizerVariable.call_method
+
+    @functools.wraps(set_capturable)
+    def keep(self: Any, tx: Any) -> None:
+        if not _ours(tx, backend):
+            set_capturable(self, tx)
+            return
+        # what else it does: all that the groups hold is guarded
+        source = self.source and AttrSource(self.source, "param_groups")
+        groups = VariableTracker.build(tx, self.value.param_groups, source)
+        LazyVariableTracker.realize_all(groups)
+
+    @functools.wraps(call_method)
+    def call(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        before = _tracing.plainly
+        _tracing.plainly = _ours(tx, backend)
+        try:
+            return call_method(self, tx, name, args, kwargs)
+        finally:
+            _tracing.plainly = before
+
+    @functools.wraps(move_step)
+    def move(self: Any) -> None:
+        if not _tracing.plainly:
+            move_step(self)
+
+    made: Any = OptimizerVariable
+    made._set_capturable = keep
+    made.call_method = call
+    made.move_step_if_cpu = move
+
+
+# ---------------------------------------------------------------- numbers of tensors
+
+#: Arithmetic whose result is a float wherever an operand is one.
+ARITHMETIC = frozenset(
+    [
+        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.pow),
+        *(operator.neg, operator.abs, torch.sym_max, torch.sym_min),
+    ]
+)
+
+
+def _keep_numbers(backend: Callable[..., Any]) -> None:
+    """Numbers read with `.item()`, and arithmetic on them, are symbols of their own.
+
+    Dynamo would work out what each is of the others, and assert that no power is
+    complex: torch.optim branches where it might be.
+    """
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    symbol: Any = SymNodeVariable
+    make = symbol.create.__func__
+    item = TensorVariable.method_item
+
+    def fresh(tx: Any) -> Any:
+        return tx.output.shape_env.create_unbacked_symfloat()
+
+    def create(cls: Any, tx: Any, proxy: Any, sym_num: Any = None, **more: Any) -> Any:
+        if sym_num is None and _is_number(proxy.node) and _ours(tx, backend):
+            sym_num = fresh(tx)
+        return make(cls, tx, proxy, sym_num, **more)
+
+    @functools.wraps(item)
+    def read(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        value = self.proxy.node.meta.get("example_value")
+        if (
+            args
+            or kwargs
+            or not isinstance(value, torch.Tensor)
+            or value.dim()
+            or not value.is_floating_point()
+            or not _ours(tx, backend)
+            or not (_captures_numbers() or tx.f_code.co_filename.startswith(OPTIM))
+        ):
+            return item(self, tx, *args, **kwargs)
+        proxy = tx.output.create_proxy("call_method", "item", (self.as_proxy(),), {})
+        return SymNodeVariable.create(tx, proxy, fresh(tx))
+
+    handlers: Any = TorchInGraphFunctionVariable._get_handlers()
+    own_tensor = handlers.get(torch.as_tensor)
+
+    def as_tensor(this: Any, tx: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of a number that nobody knows: what makes one does not ask for it."""
+        unknown = isinstance(x, SymNodeVariable) and is_unknown(x.sym_num)
+        if not unknown or args or not _ours(tx, backend):
+            return own_tensor(this, tx, x, *args, **kwargs) if own_tensor else None
+        given = {k: v for k, v in kwargs.items() if not v.is_constant_none()}
+        kind = VariableTracker.build(tx, torch.get_default_dtype())
+        given.setdefault("dtype", kind)
+        make = TorchInGraphFunctionVariable(torch.scalar_tensor)
+        return make.call_function(tx, [x], given)
+
+    handlers[torch.as_tensor] = as_tensor
+    bound: Any = classmethod
+    symbol.create = bound(create)
+    TensorVariable.method_item = read  # type: ignore[method-assign]
+
+
+def _captures_numbers() -> bool:
+    import torch._dynamo
+
+    return bool(torch._dynamo.config.capture_scalar_outputs)
+
+
+def is_unknown(x: Any) -> bool:
+    """Is a number of a trace one that was read from a tensor, or made from such?"""
+    return isinstance(x, (torch.SymFloat, torch.SymBool)) and not x.node.has_hint()
+
+
+def _is_number(node: Any) -> bool:
+    """Does a node compute a float from numbers, one of which nobody knows?"""
+    if node.op != "call_function" or node.target not in ARITHMETIC or node.kwargs:
+        return False
+    values = [
+        x.meta.get("example_value") if isinstance(x, torch.fx.Node) else x
+        for x in node.args
+    ]
+    floats = all(isinstance(x, (torch.SymFloat, float, int)) for x in values)
+    return floats and any(map(is_unknown, values))
+
+
+# ---------------------------------------------------------------- without Dynamo
+
+
+class _AsIf(threading.local):
+    """Does this thread run a step as if it were compiled?"""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+_as_if = _AsIf()
+_patching = threading.Lock()
+
+
+@contextlib.contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """Let `torch.compiler.is_compiling()` say in this thread what it says to a trace:
+    yes, but to torch.optim.
+    """
+    with _patching:
+        asked = torch.compiler.is_compiling
+
+        def answer() -> bool:
+            if not _as_if.depth:
+                return asked()
+            frame = sys._getframe(1)
+            plain = answers_as_eager(frame.f_code)
+            return not plain or bool(frame.f_locals.get("capturable"))
+
+        torch.compiler.is_compiling = answer
+        _as_if.depth += 1
+        try:
+            yield
+        finally:
+            _as_if.depth -= 1
+            torch.compiler.is_compiling = asked

@@ -1,0 +1,88 @@
+"""How an error of fuseopt's own gets through Dynamo to whoever called the step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..errors import FuseoptError
+
+
+@contextlib.contextmanager
+def refusals_pass(backend: Callable[..., Any]) -> Iterator[None]:
+    """Let errors of fuseopt's reach the caller as they are: their class, their text.
+
+    Dynamo puts any other exception of a backend into one of its own, whose text begins
+    with the backend's name and ends with how to report it to PyTorch. Relies on its not
+    doing so with exceptions derived from that very class, and on the method by which it
+    shortens their tracebacks; where that is another one, the caller gets what Dynamo
+    makes of it. Run with 2.13.0; 2.11.0 and 2.14.1 have the same in their sources.
+    """
+    try:
+        yield
+    except Exception as error:
+        from ..errors import FuseoptError  # light to import, until there is one
+
+        if not isinstance(error, FuseoptError):
+            raise
+        # tracebacks begin where the context was entered: behind it, and contextlib
+        made = _passed(error, backend, sys._getframe(2))
+        if made is None:
+            raise
+        raise made from error.__cause__
+
+
+def _passed(
+    error: FuseoptError, backend: Callable[..., Any], frame: types.FrameType
+) -> Exception | None:
+    """The same error as one that Dynamo lets through; None if it is one already, or
+    cannot be one.
+    """
+    if sys.modules.get("torch._dynamo") is None:
+        return None
+    try:
+        from torch._dynamo.exc import BackendCompilerFailed
+
+        if isinstance(error, BackendCompilerFailed):
+            return None
+        own: Any = type(error)
+        made: Exception = _kind(own, BackendCompilerFailed)(backend, error, frame)
+    except (ImportError, TypeError):
+        return None
+    return made.with_traceback(error.__traceback__)
+
+
+@functools.cache
+def _kind(own: Any, dynamo: Any) -> Any:
+    """A class that is both an error of fuseopt's and Dynamo's for a failed backend."""
+
+    def text(self: Any) -> str:
+        return str(self.inner_exception)  # whatever Dynamo adds to its arguments
+
+    def shown(self: Any) -> str:
+        return repr(self.inner_exception)
+
+    def plain(self: Any) -> Any:
+        return type(self.inner_exception), self.inner_exception.args
+
+    def shortened(self: Any) -> Any:
+        at = self.__traceback__
+        while at is not None and at.tb_frame is not self.first_useful_frame:
+            at = at.tb_next
+        return self if at is None else self.with_traceback(at)
+
+    named = {
+        "__module__": own.__module__,
+        "__qualname__": own.__qualname__,
+        "__doc__": own.__doc__,
+        "__str__": text,
+        "__repr__": shown,
+        "remove_dynamo_frames": shortened,
+        "__reduce__": plain,  # pickled, it is the plain error
+    }
+    return type(own.__name__, (own, dynamo), named)

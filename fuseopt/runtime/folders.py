@@ -1,0 +1,302 @@
+"""Folders whose files are executed: what in them counts, and how they are written.
+
+What lies in a cache of kernels is code that the next process runs. So a folder, the
+folders within it and their files count only if they belong to the user (or to root) and
+nobody else may write them; a symbolic link counts for nothing. All of it is looked at
+through open descriptors, so that what was looked at is what is read: nobody can put
+another folder in its place meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+import threading
+import time
+import weakref
+
+#: Opened so, a name that is a link is an error, and a FIFO does not block.
+_PLAIN = _FOLDER = 0
+if os.name == "posix":
+    _PLAIN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    _FOLDER = _PLAIN | os.O_DIRECTORY
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+#: The file in a private folder that is locked as long as its process lives.
+_ALIVE = ".fuseopt-alive"
+_NEW = ".new"
+_PREFIX = "fuseopt-"
+#: A private folder is without that file for less than this many seconds.
+_YOUNG = 3600.0
+
+
+class Untrusted(OSError):
+    """Somebody other than the user may have written this."""
+
+
+def chosen(cache_dir: str | None) -> str:
+    """The absolute path of the folder in which kernels are kept."""
+    if not cache_dir:
+        import platformdirs  # needed by few processes: options may name a folder
+
+        cache_dir = platformdirs.user_cache_dir("fuseopt")
+    return os.path.abspath(os.path.expanduser(cache_dir))
+
+
+def _check(info: os.stat_result, path: str) -> None:
+    """Raise Untrusted unless a file or folder can be the user's own work.
+
+    Where access control lists let others write, the group's bits of the mode say so.
+    """
+    if info.st_uid not in (os.geteuid(), 0):
+        raise Untrusted(f"{path} belongs to another user, of id {info.st_uid}")
+    if info.st_mode & _OTHERS_WRITE:
+        raise Untrusted(
+            f"others than its owner may write {path}; if nobody did, "
+            "`chmod -R go-w` makes it usable"
+        )
+
+
+class Folder:
+    """An open folder that only the user, or root, may write. A context closes it.
+
+    `path` is for messages, and for what cannot be given a descriptor.
+    """
+
+    def __init__(self, handle: int, path: str) -> None:
+        self.handle = handle
+        self.path = path
+        try:
+            _check(os.fstat(handle), path)
+        except OSError:
+            os.close(handle)
+            raise
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.handle)
+
+    @classmethod
+    def open(cls, path: str, make: bool = False) -> Folder:
+        """A folder by its absolute path; `make` it, and what it lies in, if need be.
+
+        What it lies in may be anybody's: the folder itself is looked at.
+        """
+        if os.name != "posix":
+            raise Untrusted("who may write a folder is only known on POSIX systems")
+        if make:
+            _make_all(path)
+        return cls(_open_folder(path, path), path)
+
+    def enter(self, name: str, make: bool = False) -> Folder:
+        """A folder in this one."""
+        path = os.path.join(self.path, name)
+        if make:
+            _make(name, self.handle)
+        return Folder(_open_folder(name, path, self.handle), path)
+
+    def read(self, name: str) -> bytes:
+        """What a file holds, of which nobody else may write a byte."""
+        with open(self._open(name, os.O_RDONLY), "rb") as file:
+            path = os.path.join(self.path, name)
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise Untrusted(f"{path} is no plain file")
+            _check(info, path)
+            return file.read()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Make a file that only the user may read or write; there must be none."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(self._open(name, flags), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+
+    def close_to_others(self, name: str) -> None:
+        """Let nobody but the user read or write a file that another program made."""
+        handle = self._open(name, os.O_RDONLY)
+        try:
+            os.fchmod(handle, 0o600)
+        finally:
+            os.close(handle)
+
+    def move(self, name: str, to: Folder, new: str) -> None:
+        """Put a file in the place of another one, at once."""
+        os.replace(name, new, src_dir_fd=self.handle, dst_dir_fd=to.handle)
+
+    def names(self) -> list[str]:
+        """What lies in it."""
+        return os.listdir(self.handle)
+
+    def age(self, name: str, now: float) -> float:
+        """Seconds since something was last changed; 0 if it is gone."""
+        try:
+            return now - self._stat(name).st_mtime
+        except OSError:
+            return 0.0
+
+    def holds(self, name: str) -> bool:
+        """Is there a folder or a file of that name?"""
+        try:
+            self._stat(name)
+        except OSError:
+            return False
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder and all in it, as far as that can be done."""
+        for _ in range(2):  # the compiler of a killed process may add a file meanwhile
+            with contextlib.suppress(OSError):
+                _remove(name, self.handle)
+
+    def _stat(self, name: str) -> os.stat_result:
+        return os.stat(name, dir_fd=self.handle, follow_symlinks=False)
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | _PLAIN, 0o600, dir_fd=self.handle)
+
+
+def _open_folder(name: str, path: str, within: int | None = None) -> int:
+    try:
+        return os.open(name, _FOLDER, dir_fd=within)
+    except OSError:
+        if os.path.islink(path):
+            raise Untrusted(
+                f"{path} is a symbolic link; name the folder it leads to"
+            ) from None
+        raise
+
+
+def _make(name: str, within: int | None = None) -> None:
+    """Make a folder that is its user's alone, whatever the umask, if there is none."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=within)
+    except FileExistsError:
+        return
+    if os.stat(name, dir_fd=within, follow_symlinks=False).st_mode & 0o700 != 0o700:
+        # a umask that takes rights from the user as well
+        os.chmod(name, 0o700, dir_fd=within)
+
+
+def _make_all(path: str) -> None:
+    try:
+        _make(path)
+    except FileNotFoundError:
+        _make_all(os.path.dirname(path))
+        _make(path)
+
+
+def _remove(name: str, within: int) -> None:
+    """Remove a file, or a folder and all in it. Follows no links."""
+    info = os.stat(name, dir_fd=within, follow_symlinks=False)
+    if not stat.S_ISDIR(info.st_mode):
+        os.unlink(name, dir_fd=within)
+        return
+    handle = os.open(name, _FOLDER, dir_fd=within)
+    try:
+        for inner in os.listdir(handle):
+            _remove(inner, handle)
+    finally:
+        os.close(handle)
+    os.rmdir(name, dir_fd=within)
+
+
+class Private:
+    """A temporary folder of this process alone, made on first use.
+
+    It ends with its process. What a killed process leaves is removed by the next one
+    that makes one: the file in it is then no longer locked.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._path = ""
+        self._process = 0
+
+    @property
+    def path(self) -> str:
+        if os.name != "posix":
+            raise Untrusted("who may write a folder is only known on POSIX systems")
+        with self._lock:
+            # a forked process has one of its own; a cleaner may have removed it
+            if self._process != os.getpid() or not os.path.isdir(self._path):
+                self._path = tempfile.mkdtemp(prefix=_PREFIX)
+                os.chmod(self._path, 0o700)
+                self._process = os.getpid()
+                keep = _mark(self._path)
+                weakref.finalize(self, _end, self._path, self._process, keep)
+                sweep_private()
+            return self._path
+
+
+def _end(path: str, process: int, handle: int | None) -> None:
+    if process == os.getpid():
+        shutil.rmtree(path, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def _mark(path: str) -> int | None:
+    """Let a folder show, by a locked file, that its process lives."""
+    new = os.path.join(path, _NEW)
+    handle = _locked(new, os.O_CREAT | os.O_EXCL)
+    if handle is not None:
+        # nobody ever sees it there unlocked while this process lives
+        os.rename(new, os.path.join(path, _ALIVE))
+    return handle
+
+
+def _locked(path: str, flags: int = 0) -> int | None:
+    """A file's descriptor, locked until it is closed; None if it is another's."""
+    import fcntl
+
+    try:
+        handle = os.open(path, os.O_RDWR | _PLAIN | flags, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def sweep_private() -> None:
+    """Remove the private folders of processes of this user that were killed."""
+    root = tempfile.gettempdir()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(root):
+            if entry.name.startswith(_PREFIX):
+                with contextlib.suppress(OSError):
+                    _sweep_private(entry)
+
+
+def _sweep_private(entry: os.DirEntry[str]) -> None:
+    info = entry.stat(follow_symlinks=False)
+    if info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode):
+        return
+    alive = os.path.join(entry.path, _ALIVE)
+    handle = _locked(alive)
+    if handle is not None:
+        try:
+            # the file that says what this is goes last: whoever does this may be killed
+            inner = os.open(entry.path, _FOLDER)
+            try:
+                for name in os.listdir(inner):
+                    if name != _ALIVE:
+                        _remove(name, inner)
+            finally:
+                os.close(inner)
+            os.unlink(alive)
+            os.rmdir(entry.path)
+        finally:
+            os.close(handle)
+    elif time.time() - info.st_mtime > _YOUNG:
+        if os.listdir(entry.path) == [_NEW]:
+            os.unlink(os.path.join(entry.path, _NEW))
+        os.rmdir(entry.path)  # of nobody's folder that has anything in it

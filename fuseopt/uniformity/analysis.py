@@ -1,0 +1,73 @@
+"""A step, its optimizer -> a proof that lanes are treated alike, or why not."""
+
+from __future__ import annotations
+
+import ast
+import types
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+
+from . import (
+    calls,
+    comparisons,
+    comprehensions,
+    expressions,
+    invocations,
+    statements,
+    torch_functions,
+)
+from .machine import Machine, Raises, Refusal
+from .source import Sources
+from .values import Known
+from .values import Optimizer as Itself
+from .world import Unknown, World
+
+#: What the step may write makes more to be looked at; so often.
+ROUNDS = 12
+#: Modules that say how forms of the syntax and functions are taken.
+RULES = (comparisons, comprehensions, invocations, torch_functions)
+_SOURCES = Sources()
+
+Machine.evaluate = staticmethod(expressions.evaluate)
+Machine.call = staticmethod(calls.call)
+Machine.execute = staticmethod(statements.execute)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the analysis found. `why`: not all lanes are shown to be treated alike.
+
+    `sizes`: does the step read sizes of lanes? Then only lanes of one size are alike.
+    `codes`: all code that the step may run, but for torch's and Python's own.
+    """
+
+    why: str
+    sizes: bool
+    codes: frozenset[types.CodeType]
+
+
+def prove(function: Any, optimizer: Optimizer) -> Proof:
+    """Go through the step of an optimizer, as it is now."""
+    machine: Machine | None = None
+    try:
+        world = World(optimizer)
+        for _ in range(ROUNDS):
+            world.changed = False
+            machine = Machine(_SOURCES, world)
+            calls.call(machine, Known(function), [Itself()], {}, ast.Pass())
+            if not world.changed:
+                return Proof("", machine.sizes, frozenset(machine.codes))
+        why = "it does not settle what the step writes"
+    except (Refusal, Unknown) as error:
+        why = str(error)
+    except RecursionError:
+        why = "its code is nested too deeply to be analysed"
+    except Raises:
+        why = "it always raises"
+    except Exception as error:
+        # an error of the analysis itself proves nothing
+        why = f"its analysis fails: {type(error).__name__}: {error}"
+    codes = frozenset() if machine is None else frozenset(machine.codes)
+    return Proof(why, True, codes)

@@ -1,0 +1,345 @@
+"""Calls: of functions that have a source, which are gone through, and of others."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+
+from .. import compat
+from ..paths import is_known
+from . import functions, methods, tensors, torch_functions
+from .machine import DEPTH, Definition, Frame, Machine, Raises, usable
+from .memory import Dict, Memory, meet, merge
+from .source import NoSource, Source, inner_codes
+from .values import (
+    Bound,
+    Choice,
+    Closure,
+    Data,
+    Items,
+    Known,
+    Level,
+    Method,
+    Optimizer,
+    Tensor,
+    Value,
+    join,
+)
+
+#: What `with` may enter: it changes how ATen runs, not for which lanes.
+CONTEXTS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+_MODES = (*CONTEXTS, torch.inference_mode)
+
+
+def call(
+    machine: Machine,
+    function: Value,
+    args: list[Value],
+    keywords: dict[str, Value],
+    node: ast.AST,
+) -> Value:
+    """What a call gives."""
+    usable(machine, function, node)
+    for value in (*args, *keywords.values()):
+        usable(machine, value, node)
+    if isinstance(function, Bound):
+        return call(machine, function.function, [function.first, *args], keywords, node)
+    if isinstance(function, Method):
+        return methods.method(machine, function.of, function.name, args, keywords, node)
+    if isinstance(function, Closure):
+        return _closure(machine, function, args, keywords, node)
+    if isinstance(function, Choice):
+        first, *rest = function.of
+
+        def others() -> Value:
+            more = rest[0] if len(rest) == 1 else Choice(tuple(rest))
+            return call(machine, more, args, keywords, node)
+
+        return machine.either(
+            Level.UNIFORM,
+            node,
+            lambda: call(machine, first, args, keywords, node),
+            others,
+        )
+    if isinstance(function, Known):
+        return _known(machine, function.value, args, keywords, node)
+    raise machine.refusal("it calls what is not known", node)
+
+
+def _known(
+    machine: Machine,
+    function: Any,
+    args: list[Value],
+    keywords: dict[str, Value],
+    node: ast.AST,
+) -> Value:
+    # Dynamo puts a layer around what it is not to trace: it runs it for real, as
+    # `_init_group`, or does not trace the leading lanes' step at all
+    function = getattr(function, "_torchdynamo_orig_callable", function)
+    made = functions.RULES.get(id(function))
+    if made is not None:
+        return made(machine, args, keywords, node)
+    if tensors.is_foreach(function):
+        return torch_functions.foreach(machine, function.__name__, args, keywords, node)
+    name = tensors.is_aten(function)
+    if name is not None:
+        return tensors.aten(machine, name, args, keywords, node)
+    if isinstance(function, types.MethodType):
+        first = machine.world.value(function.__self__, "self")
+        if function.__self__ is machine.world.optimizer:
+            first = Optimizer()
+        usable(machine, first, node)
+        return _known(machine, function.__func__, [first, *args], keywords, node)
+    if isinstance(function, types.MethodDescriptorType) and args:
+        owner = function.__objclass__
+        if issubclass(torch.Tensor, owner) and isinstance(args[0], Tensor):
+            return methods.method(
+                machine, args[0], function.__name__, args[1:], keywords, node
+            )
+    if isinstance(function, types.FunctionType):
+        return _function(machine, function, args, keywords, node)
+    if function in CONTEXTS:
+        return Data(Level.UNIFORM)
+    what = getattr(function, "__qualname__", type(function).__name__)
+    raise machine.refusal(f"it calls {what}, of which nothing is known", node)
+
+
+# ---------------------------------------------------------------- functions
+
+
+def _cell(function: types.FunctionType, name: str) -> Any:
+    place = function.__code__.co_freevars.index(name)
+    return (function.__closure__ or ())[place].cell_contents
+
+
+def _function(
+    machine: Machine,
+    function: types.FunctionType,
+    args: list[Value],
+    keywords: dict[str, Value],
+    node: ast.AST,
+) -> Value:
+    code = function.__code__
+    if code is compat.DECORATED:
+        mode = getattr(_cell(function, "ctx_factory"), "__self__", None)
+        if type(mode) in _MODES:
+            return call(machine, Known(_cell(function, "func")), args, keywords, node)
+        raise machine.refusal("a function has a decorator that is not known", node)
+    if code in (compat.GRAD_MODE, compat.PROFILED, compat.FALLBACK):
+        return call(machine, Known(_cell(function, "func")), args, keywords, node)
+    frame = frame_of(machine, function, node)
+    bind(machine, frame, function, args, keywords, node)
+    return run(machine, frame, node)
+
+
+def frame_of(machine: Machine, function: types.FunctionType, node: ast.AST) -> Frame:
+    """A frame for a function that exists, without its arguments."""
+    try:
+        source = machine.sources.of(function)
+    except NoSource as error:
+        raise machine.refusal(f"{function.__qualname__}: {error}", node) from error
+    if any(f.source.node is source.node for f in machine.frames):
+        raise machine.refusal("it calls itself", node)
+    code = function.__code__
+    if not is_known(code):
+        machine.codes |= inner_codes(code)
+    cells: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:
+            raise machine.refusal(
+                f"{name} of {function.__qualname__} is not known", node
+            ) from None
+    names = frozenset(code.co_varnames) | frozenset(code.co_cellvars)
+    return Frame(
+        source,
+        machine.scope(),
+        names,
+        function.__globals__,
+        cells,
+        owner=cells.get("__class__"),
+    )
+
+
+def _set(machine: Machine, frame: Frame, name: str, value: Value) -> None:
+    machine.now.scopes[frame.scope][name] = value
+
+
+def bind(
+    machine: Machine,
+    frame: Frame,
+    function: types.FunctionType,
+    args: list[Value],
+    keywords: dict[str, Value],
+    node: ast.AST,
+) -> None:
+    """Give a function its arguments."""
+    given = frame.source.node.args
+    defaults = function.__defaults__ or ()
+    names = [a.arg for a in (*given.posonlyargs, *given.args)]
+    title = function.__qualname__
+    values: dict[str, Value] = {
+        name: machine.world.value(x, f"a default of {title}")
+        for name, x in zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    }
+    for name, x in (function.__kwdefaults__ or {}).items():
+        values[name] = machine.world.value(x, f"a default of {title}")
+    _bind(machine, frame, given, values, args, keywords, node)
+
+
+def _bind(
+    machine: Machine,
+    frame: Frame,
+    given: ast.arguments,
+    values: dict[str, Value],
+    args: list[Value],
+    keywords: dict[str, Value],
+    node: ast.AST,
+) -> None:
+    names = [a.arg for a in (*given.posonlyargs, *given.args)]
+    more = [a.arg for a in given.kwonlyargs]
+    if names and args:
+        frame.first = args[0]
+    rest = args[len(names) :]
+    values.update(zip(names, args, strict=False))
+    extra: dict[str, Value] = {}
+    for name, value in keywords.items():
+        if name in names or name in more:
+            values[name] = value
+        else:
+            extra[name] = value
+    if (rest and given.vararg is None) or (extra and given.kwarg is None):
+        raise machine.refusal("it gives a function other arguments than it takes", node)
+    if given.vararg is not None:
+        values[given.vararg.arg] = Items(tuple(rest))
+    if given.kwarg is not None:
+        values[given.kwarg.arg] = machine.new(Dict(tuple(extra.items())))
+    for name in (*names, *more):
+        if name not in values:
+            raise machine.refusal(
+                "it gives a function other arguments than it takes", node
+            )
+    for name, value in values.items():
+        _set(machine, frame, name, value)
+
+
+def _closure(
+    machine: Machine,
+    function: Closure,
+    args: list[Value],
+    keywords: dict[str, Value],
+    node: ast.AST,
+) -> Value:
+    made: Definition = machine.definitions[function.number]
+    if any(f.source.node is made.node for f in machine.frames):
+        raise machine.refusal("it calls itself", node)
+    outer = made.frames[-1]
+    source = Source(made.node, outer.source.filename, outer.source.code)
+    frame = Frame(
+        source,
+        machine.scope(),
+        local_names(made.node),
+        outer.globals,
+        outer.cells,
+        made.frames,
+        owner=outer.owner,
+    )
+    given = made.node.args
+    names = [a.arg for a in (*given.posonlyargs, *given.args)]
+    defaults = made.defaults
+    values = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    values.update(made.keyword_defaults)
+    _bind(machine, frame, given, values, args, keywords, node)
+    return run(machine, frame, node)
+
+
+def local_names(node: ast.AST) -> frozenset[str]:
+    """The variables of a function that the step defines."""
+    found: set[str] = set()
+    outside: set[str] = set()
+    if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+        given = node.args
+        found |= {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+        found |= {a.arg for a in (given.vararg, given.kwarg) if a is not None}
+    body = node.body if isinstance(node, ast.FunctionDef) else []
+    for x in stored(body):
+        if isinstance(x, (ast.Global, ast.Nonlocal)):
+            outside |= set(x.names)
+        elif isinstance(x, ast.Name):
+            found.add(x.id)
+        elif isinstance(x, ast.FunctionDef):
+            found.add(x.name)
+        elif isinstance(x, ast.alias):
+            found.add(x.asname or x.name.partition(".")[0])
+        elif isinstance(x, ast.ExceptHandler) and x.name:
+            found.add(x.name)
+    return frozenset(found - outside)
+
+
+def stored(body: Seq[ast.AST]) -> list[ast.AST]:
+    """What sets variables in some statements, not in functions that they define."""
+    found: list[ast.AST] = []
+    waiting = list(body)
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, ast.FunctionDef):
+            found.append(x)
+            continue
+        if isinstance(x, ast.Lambda):
+            continue
+        if (
+            isinstance(x, ast.Name) and isinstance(x.ctx, (ast.Store, ast.Del))
+        ) or isinstance(x, (ast.Global, ast.Nonlocal, ast.alias, ast.ExceptHandler)):
+            found.append(x)
+        waiting.extend(ast.iter_child_nodes(x))
+    return found
+
+
+def run(machine: Machine, frame: Frame, node: ast.AST) -> Value:
+    """Go through a function whose arguments are set."""
+    if len(machine.frames) >= DEPTH:
+        raise machine.refusal("its calls are too deep", node)
+    path, level = machine.path, machine.level
+    machine.path = (*path, id(node))
+    machine.level = Level.UNIFORM
+    machine.frames.append(frame)
+    body = frame.source.node.body
+    try:
+        if isinstance(body, list):
+            machine.execute(machine, body)
+            if machine.memory is not None:
+                frame.returns.append((Known(None), machine.memory, Level.UNIFORM))
+        else:
+            frame.returns.append(
+                (machine.evaluate(machine, body), machine.memory, Level.UNIFORM)
+            )
+    finally:
+        machine.frames.pop()
+        machine.path, machine.level = path, level
+    return _returned(machine, frame, node)
+
+
+def _returned(machine: Machine, frame: Frame, node: ast.AST) -> Value:
+    memory: Memory | None = None
+    found: Value | None = None
+    worst = Level.UNIFORM
+    # the last return is met by all ways that no earlier one took
+    for k, (value, own, level) in enumerate(reversed(frame.returns)):
+        worst = max(worst, level)
+        if found is not None and memory is not None and own is not None:
+            found = meet(found, value, worst, (memory, own))
+        else:
+            found = value if found is None else join(found, value, worst)
+        branch = (*machine.site(node), "return", k), machine.turns()
+        memory = merge(memory, own, worst, branch)
+    machine.memory = memory
+    if memory is None:
+        raise Raises
+    if not any(frame is x for made in machine.definitions for x in made.frames):
+        memory.scopes.pop(frame.scope, None)
+    return Known(None) if found is None else found

@@ -1,0 +1,150 @@
+"""Comprehensions: loops that make a list, with variables of their own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from . import containers, expressions, functions, iteration
+from .expressions import used
+from .loops import over_lanes, over_many, unrolled
+from .machine import Frame, Machine
+from .memory import Dict, merge
+from .statements import UNROLLED, assign
+from .values import Data, Known, Level, Many, Sequence, Value, join, types_of
+
+
+@expressions.form(ast.ListComp, ast.GeneratorExp, ast.SetComp)
+def _list(machine: Machine, node: Any) -> Value:
+    made = machine.list_of()
+
+    def add() -> None:
+        value = used(machine, node.elt)
+        containers.append(machine, made, value, node.elt)
+
+    _go(machine, node, add)
+    if isinstance(node, ast.SetComp):
+        if iteration.lanes_of(machine, made, node) is not None:
+            raise machine.refusal("it makes a set of lanes", node)
+    return made
+
+
+@expressions.form(ast.DictComp)
+def _dict(machine: Machine, node: ast.DictComp) -> Value:
+    made = machine.new(Dict())
+
+    def add() -> None:
+        key = used(machine, node.key)
+        containers.store_ref(machine, made, key, used(machine, node.value), node)
+
+    _go(machine, node, add)
+    return made
+
+
+def _go(machine: Machine, node: Any, add: Callable[[], None]) -> None:
+    # the first is gone through outside
+    first = used(machine, node.generators[0].iter)
+    frame = machine.frame
+    names = frozenset(
+        x.id
+        for g in node.generators
+        for x in ast.walk(g.target)
+        if isinstance(x, ast.Name)
+    )
+    outer = (*frame.outer, frame)
+    own = Frame(
+        frame.source,
+        machine.scope(),
+        names,
+        frame.globals,
+        frame.cells,
+        outer,
+        frame.owner,
+        frame.first,
+    )
+    machine.frames.append(own)
+    try:
+        _generate(machine, node, 0, add, first)
+    finally:
+        machine.frames.pop()
+    if machine.memory is not None:
+        machine.memory.scopes.pop(own.scope, None)
+
+
+def _generate(
+    machine: Machine,
+    node: Any,
+    k: int,
+    add: Callable[[], None],
+    value: Value | None = None,
+) -> None:
+    if k == len(node.generators):
+        add()
+        return
+    generator = node.generators[k]
+    if generator.is_async:
+        raise machine.refusal("a coroutine is not analysed", node)
+    if value is None:
+        value = used(machine, generator.iter)
+    items = iteration.spread(machine, value, machine.site(generator), generator.iter)
+
+    def body(x: Value) -> None:
+        assign(machine, generator.target, x)
+        _filter(machine, generator.ifs, lambda: _generate(machine, node, k + 1, add))
+
+    if isinstance(items, Sequence):
+        over_lanes(machine, items, body, generator, frozenset())
+        return
+    if isinstance(items, list) and len(items) <= UNROLLED:
+        unrolled(machine, items, body, generator)
+        return
+    if isinstance(items, list):
+        found = items[0]
+        for x in items[1:]:
+            found = join(found, x, Level.UNIFORM)
+        if isinstance(found, Known):
+            found = Data(Level.UNIFORM, types_of(found))
+        items = Many(found)
+    each = items.item
+    over_many(machine, lambda: body(each), generator, items.level, frozenset())
+
+
+def _filter(machine: Machine, tests: list[ast.expr], then: Callable[[], None]) -> None:
+    if not tests:
+        then()
+        return
+    test = tests[0]
+    found, level = iteration.truth(machine, used(machine, test), test)
+    if found is False:
+        return
+    before = machine.now.copy()
+    with machine.under(level):
+        _filter(machine, tests[1:], then)
+    if found is None:
+        machine.memory = merge(machine.memory, before, level, machine.branch(test))
+
+
+@functions.rule(filter)
+def _filtered(machine: Machine, args: Any, _: Any, node: ast.AST) -> Value:
+    """`filter(test, lanes)`: as a list with a condition."""
+    over = iteration.lanes_of(machine, args[1], node)
+    if over is None:
+        raise machine.refusal("it filters what are no lanes", node)
+    made = machine.list_of()
+
+    def body(x: Value) -> None:
+        test = args[0]
+        found: Value = x
+        if test != Known(None):
+            found = machine.call(machine, test, [x], {}, node)
+        known, level = iteration.truth(machine, found, node)
+        if known is False:
+            return
+        before = machine.now.copy()
+        containers.append(machine, made, x, node)
+        if known is None:
+            machine.memory = merge(machine.memory, before, level, machine.branch(node))
+
+    over_lanes(machine, over, body, node, frozenset())
+    return made

@@ -1,0 +1,143 @@
+"""Calls as they are written: their arguments, and what is made on the spot for them."""
+
+from __future__ import annotations
+
+import ast
+
+from . import calls, containers, iteration, tensors
+from .expressions import evaluate, form, used
+from .machine import Frame, Machine
+from .memory import Dict
+from .values import (
+    Grouped,
+    Items,
+    Known,
+    Level,
+    Many,
+    Method,
+    Optimizer,
+    Ref,
+    Sequence,
+    Tensor,
+    Value,
+    join,
+    level_of,
+)
+
+# ---------------------------------------------------------------- calls
+
+
+@form(ast.Call)
+def _call(machine: Machine, node: ast.Call) -> Value:
+    if isinstance(node.func, ast.Name) and node.func.id == "super":
+        if machine.place("super") is None and "super" not in machine.frame.globals:
+            return _super(machine, node)
+    function = used(machine, node.func)
+    args: list[Value] = []
+    if isinstance(function, Known) and node.args:
+        if function.value is next:
+            return _next(machine, node)
+        if function.value is zip and isinstance(node.args[0], ast.Starred):
+            found = _columns(machine, node)
+            if found is not None:
+                return found
+    for x in node.args:
+        if isinstance(x, ast.Starred):
+            args += _starred(machine, x, function)
+        elif isinstance(x, ast.GeneratorExp):
+            args.append(_generator(machine, x, function, len(node.args)))
+        else:
+            args.append(used(machine, x))
+    keywords: dict[str, Value] = {}
+    for word in node.keywords:
+        value = used(machine, word.value)
+        if word.arg is None:
+            if not isinstance(value, Ref):
+                raise machine.refusal("it spreads what is not known", node)
+            held = machine.held(value, node)
+            if not isinstance(held, Dict) or held.other is not None:
+                raise machine.refusal("it spreads what is not known", node)
+            keywords.update({k: v for k, v in held.items if isinstance(k, str)})
+        else:
+            keywords[word.arg] = value
+    return calls.call(machine, function, args, keywords, node)
+
+
+def _next(machine: Machine, node: ast.Call) -> Value:
+    """The first of what is made on the spot; of lanes, it is one that leads."""
+    over = node.args[0]
+    if isinstance(over, ast.GeneratorExp):
+        value = evaluate(machine, over)
+    elif (
+        isinstance(over, ast.Call)
+        and used(machine, over.func) == Known(iter)
+        and len(over.args) == 1
+    ):
+        value = used(machine, over.args[0])
+    else:
+        raise machine.refusal("how far something was gone through is not known", node)
+    found: Value
+    lanes = iteration.lanes_of(machine, value, node)
+    if lanes is not None:
+        found = containers.first_of(machine, lanes.item, node)
+    elif isinstance(value, Method) and isinstance(value.of, Grouped):
+        key, held = iteration.sorted_lists(machine, value.of, machine.site(node))
+        found = Items((key, held)) if value.name.endswith("items") else held
+    else:
+        items = iteration.spread(machine, value, machine.site(node), node)
+        if not isinstance(items, list) or not items:
+            raise machine.refusal("the first of what is not known", node)
+        found = items[0]
+    if len(node.args) > 1:
+        found = join(found, used(machine, node.args[1]), Level.UNIFORM)
+    return found
+
+
+def _columns(machine: Machine, node: ast.Call) -> Value | None:
+    """`zip(*rows)`, of one row for each lane: one item of each lane for each column."""
+    if len(node.args) != 1 or node.keywords:
+        return None
+    star = node.args[0]
+    assert isinstance(star, ast.Starred)
+    value = used(machine, star.value)
+    over = iteration.lanes_of(machine, value, node)
+    if over is None or not isinstance(over.item, Items):
+        return None
+    return Items(tuple(Sequence(over.lanes, x) for x in over.item.items))
+
+
+_EATERS = (any, all, sum, min, max, list, tuple, sorted, set)
+
+
+def _generator(
+    machine: Machine, node: ast.GeneratorExp, function: Value, count: int
+) -> Value:
+    """A generator that the call goes through before anything else happens."""
+    eats = isinstance(function, Known) and function.value in _EATERS
+    joins = isinstance(function, Method) and function.name in ("join", "extend")
+    if not (eats or joins):
+        raise machine.refusal(
+            "what goes through a generator, and when, is not known", node
+        )
+    return evaluate(machine, node)
+
+
+def _starred(machine: Machine, node: ast.Starred, function: Value) -> list[Value]:
+    value = used(machine, node.value)
+    if level_of(value) in (Level.UNIFORM, Level.KIND) or isinstance(value, Many):
+        # a shape, given to a call of torch as so many numbers
+        if isinstance(function, Method) and isinstance(function.of, Tensor):
+            return [value]
+        if isinstance(function, Known) and tensors.is_aten(function.value):
+            return [value]
+    items = iteration.spread(machine, value, machine.site(node), node)
+    if not isinstance(items, list):
+        raise machine.refusal("it spreads what is not known", node)
+    return items
+
+
+def _super(machine: Machine, node: ast.Call) -> Value:
+    frame: Frame = machine.frame
+    if node.args or frame.owner is None or frame.first != Optimizer():
+        raise machine.refusal("it calls super() of what is not the optimizer", node)
+    return Optimizer(frame.owner)

@@ -1,0 +1,276 @@
+"""What a loop goes over, and what may be asked of containers: is it empty, is it in."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+
+from .containers import key_level
+from .machine import Machine, usable
+from .memory import Dict, List
+from .sequences import Sorted
+from .values import (
+    NUMBER,
+    PLAIN,
+    Count,
+    Data,
+    First,
+    Group,
+    Grouped,
+    Groups,
+    Held,
+    Index,
+    Items,
+    Known,
+    Level,
+    Many,
+    Ref,
+    Sequence,
+    State,
+    States,
+    Tensor,
+    Value,
+    level_of,
+    types_of,
+    uniform,
+)
+
+# ---------------------------------------------------------------- going over
+
+
+def lanes_of(machine: Machine, value: Value, node: ast.AST) -> Sequence | None:
+    """The lanes and the item of each, of what has one item for each lane."""
+    if isinstance(value, Sequence):
+        return value
+    if isinstance(value, Ref):
+        held = machine.held(value, node)
+        if isinstance(held, List) and held.lanes is not None:
+            assert held.item is not None
+            return Sequence(held.lanes, held.item)
+    return None
+
+
+def sorted_lists(machine: Machine, value: Grouped, loop: Any) -> tuple[Value, Value]:
+    """One group of lists that were sorted by kind: its key, and what it holds."""
+    made: list[Value] = []
+    lanes = Sorted(loop, value.lanes)
+    for x in value.lists:
+        found = lanes_of(machine, x, ast.Pass())
+        if found is None:
+            made.append(machine.list_of())
+        else:
+            held = List(None, lanes=lanes, item=found.item, writer="sorted")
+            made.append(machine.new(held))
+    key = Items(value.keys)
+    if not value.indices:
+        return key, machine.list_of(*made)
+    places = List(None, lanes=lanes, item=Index(value.lanes), writer="sorted")
+    return key, Items((machine.list_of(*made), machine.new(places)))
+
+
+def spread(
+    machine: Machine, value: Value, loop: Any, node: ast.AST
+) -> list[Value] | Many | Sequence:
+    """What a loop goes over: known items, items of which one is known, or lanes."""
+    usable(machine, value, node)
+    found = lanes_of(machine, value, node)
+    if found is not None:
+        return found
+    if isinstance(value, Groups):
+        return Many(Group(loop))
+    if isinstance(value, Items):
+        return list(value.items)
+    if isinstance(value, Many):
+        return value
+    if isinstance(value, Ref):
+        held = machine.held(value, node)
+        if isinstance(held, Dict):
+            return _dict_keys(held)
+        if held.items is not None:
+            return list(held.items)
+        if held.many is None:
+            return []
+        return Many(held.many, held.level)
+    if isinstance(value, Held):
+        x = machine.world.object(value)
+        if value.number in machine.world.written:
+            return Many(uniform())
+        if isinstance(x, (set, frozenset)):
+            raise machine.refusal(f"the order of {value.name} is not known", node)
+        items = list(x)
+        if len(items) <= 16 and isinstance(x, (tuple, dict)):
+            return [machine.world.value(y, value.name) for y in items]
+        return Many(machine.world.all_of(items, value.name, Level.UNIFORM))
+    if isinstance(value, Tensor):
+        machine.sizes = True
+        return Many(Tensor(shared=value.shared, foreign=value.foreign), Level.KIND)
+    level = level_of(value)
+    if level is not None and level != Level.NUMBER:
+        types_ = types_of(value)
+        if isinstance(value, Known) and type(value.value) is str:
+            return [Known(c) for c in value.value]
+        if types_ is not None and types_ & {str, tuple, range}:
+            return Many(Data(level), level)
+        if types_ == frozenset({torch.Size}):
+            return Many(Data(level, frozenset({int})), level)
+        if types_ == frozenset({range}):
+            return Many(Data(level, frozenset({int})), level)
+    raise machine.refusal("it goes over what differs between lanes", node)
+
+
+def _dict_keys(held: Dict) -> list[Value] | Many:
+    if held.other is None:
+        return [Known(k) for k, _ in held.items]
+    return Many(uniform())
+
+
+# ---------------------------------------------------------------- asking
+
+
+def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, Level]:
+    """Is a value true: True, False or not known, and by what that is decided."""
+    usable(machine, value, node)
+    if isinstance(value, Known):
+        if isinstance(value.value, (int, float)) and type(value.value) is not bool:
+            return bool(value.value), Level.UNIFORM
+        if isinstance(value.value, PLAIN):
+            return bool(value.value), Level.UNIFORM
+        return True, Level.UNIFORM
+    level = level_of(value)
+    if level == Level.NUMBER or isinstance(value, (Tensor, First)):
+        raise machine.refusal("it goes a way that contents of a tensor choose", node)
+    if level is not None:
+        return None, level
+    if isinstance(value, Count):
+        return None, Level.UNIFORM
+    if isinstance(value, State):
+        return None, Level.KIND
+    if isinstance(value, Groups):
+        return bool(machine.world.groups), Level.UNIFORM
+    if isinstance(value, (Held, Grouped)):
+        return None, Level.UNIFORM
+    if isinstance(value, States):
+        if machine.lane is not None:
+            raise machine.refusal(
+                "it asks whether lanes before this one had state", node
+            )
+        return None, Level.UNIFORM
+    if isinstance(value, Items):
+        return bool(value.items), Level.UNIFORM
+    if isinstance(value, Ref):
+        held = machine.held(value, node)
+        if isinstance(held, List):
+            if held.items is not None:
+                return bool(held.items), Level.UNIFORM
+            if held.lanes is not None and machine.lane is not None:
+                raise machine.refusal(
+                    "it asks how many lanes were before this one", node
+                )
+            return None, held.level
+        if held.other is None:
+            return bool(held.items), Level.UNIFORM
+        return None, Level.KIND if held.lane is not None else Level.UNIFORM
+    if isinstance(value, Many):
+        return None, value.level
+    if isinstance(value, Sequence) and machine.lane is None:
+        return None, Level.UNIFORM
+    raise machine.refusal("it goes a way that differs between lanes", node)
+
+
+def length(machine: Machine, value: Value, node: ast.AST) -> Value:
+    """`len(value)`."""
+    usable(machine, value, node)
+    found = lanes_of(machine, value, node)
+    if found is not None:
+        return Count(found.lanes)
+    if isinstance(value, Items):
+        return Data(Level.UNIFORM, frozenset({int}))
+    if isinstance(value, Ref):
+        held = machine.held(value, node)
+        if isinstance(held, List):
+            if held.items is not None:
+                return Known(len(held.items))
+            return Data(held.level, frozenset({int}))
+        level = Level.UNIFORM if held.lane is None else Level.KIND
+        return Data(level, frozenset({int}))
+    if isinstance(value, Many):
+        return Data(value.level, frozenset({int}))
+    if isinstance(value, State):
+        return Data(Level.KIND, frozenset({int}))
+    if isinstance(value, States):
+        if machine.lane is not None:
+            raise machine.refusal(
+                "it asks whether lanes before this one had state", node
+            )
+        return Count("state")
+    if isinstance(value, Grouped) and value.single:
+        return Known(1)
+    if isinstance(value, (Held, Groups, Grouped)):
+        return Data(Level.UNIFORM, frozenset({int}))
+    if isinstance(value, Group):
+        return Data(Level.UNIFORM, frozenset({int}))
+    if isinstance(value, (Tensor, First)):
+        machine.sizes = True
+        shared = isinstance(value, First) or value.shared
+        level = Level.UNIFORM if shared else Level.KIND
+        return Data(level, frozenset({int}))
+    level_ = level_of(value)
+    if level_ is not None and level_ != Level.NUMBER:
+        return Data(level_, frozenset({int}))
+    raise machine.refusal("it asks for the length of what differs between lanes", node)
+
+
+def contains(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
+    """`key in value`."""
+    usable(machine, value, node)
+    usable(machine, key, node)
+    if isinstance(value, State):
+        key_level(machine, key, node)
+        return Data(Level.KIND, frozenset({bool}))
+    if isinstance(value, States):
+        if isinstance(key, Tensor) and key.role == "param":
+            return Data(Level.KIND, frozenset({bool}))
+        raise machine.refusal(
+            "it looks up state of what is not the lane's parameter", node
+        )
+    if level_of(key) == Level.NUMBER and isinstance(value, (Items, Known)):
+        return NUMBER
+    if isinstance(key, Known) and not isinstance(key.value, PLAIN):
+        raise machine.refusal("it looks up an object", node)
+    level = key_level(machine, key, node)
+    known = isinstance(key, Known)
+    if isinstance(value, Group):
+        place = ("group", key.value) if isinstance(key, Known) else None
+        if known and place not in machine.world.written:
+            found = {key.value in g for g in machine.world.groups}  # type: ignore
+            if len(found) == 1:
+                return Known(found.pop())
+        return Data(Level.UNIFORM, frozenset({bool}))
+    if isinstance(value, Known) and isinstance(value.value, str) and known:
+        return Known(key.value in value.value)  # type: ignore[attr-defined]
+    if isinstance(value, Items):
+        if known and all(isinstance(x, Known) for x in value.items):
+            return Known(any(x == key for x in value.items))
+        for x in value.items:
+            level = max(level, key_level(machine, x, node))
+        return Data(level, frozenset({bool}))
+    if isinstance(value, Ref):
+        held = machine.held(value, node)
+        if isinstance(held, Dict):
+            if known and held.other is None:
+                return Known(held.get(key.value) is not None)  # type: ignore
+            mine = Level.UNIFORM if held.lane is None else Level.KIND
+            return Data(max(level, mine), frozenset({bool}))
+        if held.lanes is None:
+            for y in (*(held.items or ()), held.many):
+                if y is not None:
+                    level = max(level, key_level(machine, y, node))
+            return Data(max(level, held.level), frozenset({bool}))
+        raise machine.refusal("it looks for a lane", node)
+    if isinstance(value, Held) or level_of(value) is not None:
+        mine_ = level_of(value)
+        level = level if mine_ is None else max(level, mine_)
+        return Data(level, frozenset({bool}))
+    raise machine.refusal("it looks up what differs between lanes", node)

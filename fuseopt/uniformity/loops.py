@@ -1,0 +1,283 @@
+"""Loops: over lanes, over items that are known, over anything else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from . import containers
+from .machine import Loop, Machine
+from .memory import List, Memory, forget, merge
+from .values import (
+    Bad,
+    Carried,
+    Data,
+    Gathered,
+    Known,
+    Level,
+    Sequence,
+    Value,
+    join,
+    level_of,
+)
+
+#: A loop settles after so many turns, or is refused.
+TURNS = 12
+#: So many known items are gone through one by one.
+UNROLLED = 16
+
+
+def unrolled(
+    machine: Machine, items: list[Value], body: Callable[[Value], None], node: ast.AST
+) -> None:
+    """Go through a loop over items that are known, one by one."""
+    path = machine.path
+    try:
+        for k, x in enumerate(items):
+            if machine.memory is None:
+                return
+            machine.path = (*path, id(node), k)
+            body(x)
+    finally:
+        machine.path = path
+
+
+def _enter(machine: Machine, loop: Loop, known: set[tuple[int, str]]) -> None:
+    """Forget, at the begin of a turn, what another turn may have set."""
+    scopes = machine.now.scopes
+    for scope, name in known:
+        if scope in scopes:
+            before = scopes[scope].get(name)
+            scopes[scope][name] = Carried(name, before)
+
+
+def _names(machine: Machine, names: frozenset[str]) -> set[tuple[int, str]]:
+    found: set[tuple[int, str]] = set()
+    for name in names:
+        scope = machine.place(name)
+        if scope is not None:
+            found.add((scope, name))
+    return found
+
+
+def over_lanes(
+    machine: Machine,
+    lanes: Sequence,
+    body: Callable[[Value], None],
+    node: ast.AST,
+    names: frozenset[str],
+) -> Memory | None:
+    """Go through a loop over lanes: once, for any of them.
+
+    What another lane may have set is not known in it, save what is set alike by all.
+    Returns what is known where a lane has broken it off; None if none may.
+    """
+    if machine.lane is not None:
+        raise machine.refusal("it goes over lanes within a loop over lanes", node)
+    before = machine.now
+    known = _names(machine, names)
+    level, effects = machine.level, machine.effects
+    while True:
+        machine.memory = before.copy()
+        loop = Loop(machine.site(node), machine.frame, lanes.lanes)
+        loop.scopes = machine.number()
+        _enter(machine, loop, known)
+        machine.lane = loop
+        machine.loops.append(loop)
+        machine.level = Level.UNIFORM
+        try:
+            machine.attempt(lambda: body(lanes.item))
+        finally:
+            machine.loops.pop()
+            machine.lane = None
+            machine.level = level
+        if loop.stores.keys() <= known:
+            break
+        known |= loop.stores.keys()
+    for variable, place in loop.firsts.items():
+        if any(site != place for site, _ in loop.stores[variable]):
+            raise machine.refusal("what the first lane sets is set again", node)
+    if (loop.breaks or loop.leaves) and machine.effects != effects:
+        raise machine.refusal("a lane ends a loop that changes lanes", node)
+    end: Memory | None = machine.memory
+    for own, own_level, site in reversed(loop.continues):
+        end = merge(end, own, own_level, site)
+    broken: Memory | None = None
+    for own in loop.breaks:
+        broken = merge(broken, own, Level.KIND, machine.branch(node))
+    if end is None:
+        machine.memory = end = before.copy()
+        _enter(machine, loop, known)
+    machine.memory = end
+    containers.settle(machine, loop)
+    _leave(machine, loop, known, before, broken=False)
+    for scope in set(end.scopes) - set(before.scopes):
+        del end.scopes[scope]
+    for value, own in loop.leaves:
+        _break_off(machine, loop, known, before, end, own)
+        loop.frame.returns.append((value, own, Level.UNIFORM))
+    if broken is None:
+        return None
+    _break_off(machine, loop, known, before, end, broken)
+    return broken
+
+
+def _break_off(
+    machine: Machine,
+    loop: Loop,
+    known: set[tuple[int, str]],
+    before: Memory,
+    end: Memory,
+    broken: Memory,
+) -> None:
+    """What is left where a lane has ended a loop: how many were before is not known."""
+    why = "lanes after the one that ended a loop are missing"
+    for number, held in broken.heap.items():
+        was = before.heap.get(number)
+        if (
+            was is None
+            or held != was
+            or (end.heap.get(number) != was)
+            or (isinstance(held, List) and held.added is not None)
+        ):
+            broken.heap[number] = List(None, broken=why)
+    ended, machine.memory = machine.memory, broken
+    _leave(machine, loop, known, before, broken=True)
+    for scope in set(broken.scopes) - set(before.scopes):
+        del broken.scopes[scope]
+    machine.memory = ended
+
+
+def _leave(
+    machine: Machine,
+    loop: Loop,
+    known: set[tuple[int, str]],
+    before: Memory,
+    broken: bool,
+) -> None:
+    """Say what is known of variables after a loop over lanes."""
+    memory = machine.now
+    for scope, name in known:
+        if scope not in before.scopes:
+            continue
+        value = memory.scopes[scope].get(name)
+        was = before.scopes[scope].get(name)
+        if isinstance(value, Carried):
+            # no way to here sets it, and if none does in any lane, nothing has
+            if not broken or not _set_before_break(loop, scope, name, memory):
+                _put(memory, scope, name, was)
+                continue
+        _put(memory, scope, name, _left(loop, scope, name, value, was, broken))
+
+
+def _set_before_break(loop: Loop, scope: int, name: str, memory: Memory) -> bool:
+    return bool(loop.stores.get((scope, name)))
+
+
+def _put(memory: Memory, scope: int, name: str, value: Value | None) -> None:
+    if value is None:
+        memory.scopes[scope].pop(name, None)
+    else:
+        memory.scopes[scope][name] = value
+
+
+def _left(
+    loop: Loop,
+    scope: int,
+    name: str,
+    value: Value | None,
+    was: Value | None,
+    broken: bool,
+) -> Value:
+    stores = loop.stores.get((scope, name), [])
+    values = [x for _, x in stores]
+    bad = Bad(f"{name} is what the last lane left")
+    if values and all(isinstance(x, Gathered) for x in values):
+        operations = {x.operation for x in values}  # type: ignore[attr-defined]
+        if len(operations) == 1 and not broken:
+            return Data(Level.UNIFORM, frozenset({bool}))
+        return bad
+    sites = {site for site, _ in stores}
+    same = all(x == values[0] for x in values) if values else False
+    if not same or (len(sites) > 1 and not isinstance(values[0], Known)):
+        return bad
+    new = values[0]
+    if level_of(new) != Level.UNIFORM:
+        return bad
+    if broken and value == new and not isinstance(value, (Carried, Bad)):
+        return new
+    if was is None:
+        return new
+    return join(was, new, Level.UNIFORM)
+
+
+def over_many(
+    machine: Machine,
+    body: Callable[[], None],
+    node: ast.AST,
+    level: Level,
+    names: frozenset[str],
+    test: Callable[[], bool] | None = None,
+) -> None:
+    """Go through a loop over anything else, until no turn adds to what is known."""
+    site = machine.site(node)
+    before = machine.now
+    forget(before, site)
+    head = before.copy()
+    known = _names(machine, names)
+    for _ in range(TURNS):
+        machine.memory = head.copy()
+        loop = Loop(site, machine.frame, level=level)
+        loop.scopes = machine.number()
+        # what was not set before and is read before it is set is of another turn
+        unset = {
+            (s, n) for s, n in known if s in head.scopes and n not in head.scopes[s]
+        }
+        _enter(machine, loop, unset)
+        machine.loops.append(loop)
+        try:
+            with machine.under(level):
+                machine.attempt(body)
+        finally:
+            machine.loops.pop()
+        end = machine.memory
+        for own, own_level, place in reversed(loop.continues):
+            end = merge(end, own, max(level, own_level), place)
+        level = max(level, loop.level)
+        fresh = {x for x in loop.stores if x not in known}
+        turn = None if end is None else end.copy()
+        if turn is not None:
+            forget(turn, site)
+            for s, n in unset:
+                turn.scopes[s].pop(n, None)
+            for s in set(turn.scopes) - set(head.scopes):
+                del turn.scopes[s]
+        now: Memory = merge(head, turn, level, site)
+        if not fresh and _same_before(now, head):
+            break
+        known |= fresh
+        head = now
+    else:
+        raise machine.refusal("a loop is too involved to be analysed", node)
+    result: Memory | None = before.copy()
+    if end is not None:
+        for s, n in unset:
+            if isinstance(end.scopes[s].get(n), Carried):
+                del end.scopes[s][n]
+        result = merge(head.copy(), end, level, site)
+    for own in loop.breaks:
+        for s, n in unset:
+            if isinstance(own.scopes[s].get(n), Carried):
+                del own.scopes[s][n]
+        result = merge(result, own, level, site)
+    assert result is not None
+    for s in set(result.scopes) - set(before.scopes):
+        del result.scopes[s]
+    machine.memory = result
+
+
+def _same_before(now: Memory, head: Memory) -> bool:
+    """Is all that there was before a turn as it was?"""
+    if now.scopes != head.scopes:
+        return False
+    return all(now.heap.get(k) == v for k, v in head.heap.items())

@@ -1,0 +1,260 @@
+"""What one analysis has in hand while it goes through the code."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from .memory import Dict, List, Memory, meet, merge
+from .source import Source, Sources
+from .values import Bad, Carried, Gathered, Level, Ref, Value
+from .world import World
+
+#: So many expressions are looked at; a step of more is not analysed.
+BUDGET = 400_000
+DEPTH = 30
+
+
+class Refusal(Exception):
+    """Why the lanes of a step may not be led: the expression, and where it stands."""
+
+    def __init__(self, why: str, filename: str, line: int, text: str) -> None:
+        self.why, self.filename, self.line, self.text = why, filename, line, text
+        where = f" ({filename}:{line})" if filename else ""
+        super().__init__(f"{why}: {text}{where}" if text else f"{why}{where}")
+
+
+class Raises(Exception):
+    """An expression that has no value, for what it calls always raises."""
+
+
+@dataclass
+class Frame:
+    """A call that is gone through: where its variables are, and how it is left."""
+
+    source: Source
+    scope: int
+    names: frozenset[str]  # its own variables
+    globals: dict[str, Any]
+    cells: dict[str, Any]  # what it closes over, of functions that exist
+    outer: tuple[Frame, ...] = ()  # of functions that the step defines
+    owner: Any = None  # the class whose method it is, for super()
+    first: Value | None = None
+    returns: list[tuple[Value, Memory | None, Level]] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
+
+
+@dataclass
+class Loop:
+    """A loop that is gone through: `lanes` if it is over lanes."""
+
+    site: Any
+    frame: Frame
+    lanes: Any = None
+    level: Level = Level.UNIFORM
+    continues: list[tuple[Memory | None, Level, Any]] = field(default_factory=list)
+    breaks: list[Memory] = field(default_factory=list)
+    #: returns from within a loop over lanes
+    leaves: list[tuple[Value, Memory]] = field(default_factory=list)
+    #: variables that are set in it: where, and to what
+    stores: dict[tuple[int, str], list[tuple[Any, Value]]] = field(default_factory=dict)
+    #: variables that the first lane sets for all: where
+    firsts: dict[tuple[int, str], Any] = field(default_factory=dict)
+    scopes: int = 0  # those with smaller numbers were there before
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function that the step defines, or a lambda."""
+
+    node: ast.FunctionDef | ast.Lambda
+    frames: tuple[Frame, ...]
+    defaults: tuple[Value, ...]
+    keyword_defaults: tuple[tuple[str, Value], ...]
+
+
+class Machine:
+    """See the module. `evaluate` and `call` go on with an expression and a call.
+
+    `sizes`: does the step read sizes? `codes`: the code that it may run.
+    """
+
+    evaluate: Callable[[Machine, ast.expr], Value]
+    call: Callable[..., Value]
+    execute: Callable[[Machine, Sequence[ast.stmt]], None]
+
+    def __init__(self, sources: Sources, world: World) -> None:
+        self.sources = sources
+        self.world = world
+        self.memory: Memory | None = Memory()
+        self.frames: list[Frame] = []
+        self.loops: list[Loop] = []
+        self.path: tuple[int, ...] = ()
+        self.lane: Loop | None = None
+        self.level = Level.UNIFORM  # by what it is decided that we are here
+        self.definitions: list[Definition] = []
+        self.codes: set[types.CodeType] = set()
+        self.sizes = False
+        self.effects = 0  # writes of what is a lane's, so far
+        self._numbers = 0
+        self._budget = BUDGET
+        self._at: list[tuple[ast.AST, str]] = []
+
+    # ---------------------------------------------------------------- refusals
+
+    def refusal(self, why: str, node: ast.AST | None = None) -> Refusal:
+        """To be raised: why the lanes may not be led, and by which expression."""
+        filename = self.frames[-1].source.filename if self.frames else ""
+        line = getattr(node, "lineno", 0)
+        text = "" if node is None or not line else " ".join(ast.unparse(node).split())
+        if len(text) > 80:
+            text = text[:77] + "..."
+        return Refusal(why, filename, line, text)
+
+    def spend(self, node: ast.AST) -> None:
+        self._budget -= 1
+        if self._budget < 0:
+            raise self.refusal("there is too much code to analyse", node)
+
+    # ---------------------------------------------------------------- places
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    def site(self, node: ast.AST) -> tuple[Any, ...]:
+        """A place in the code, and the calls that led there."""
+        return (*self.path, id(node))
+
+    def branch(self, node: ast.AST) -> tuple[Any, Any]:
+        """A place where ways part, and the loops in which it does."""
+        return self.site(node), self.turns()
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    @property
+    def now(self) -> Memory:
+        """What is known here; here is somewhere that the code gets to."""
+        assert self.memory is not None
+        return self.memory
+
+    def turns(self) -> tuple[Any, ...]:
+        """The loops that we are in, but for those over lanes."""
+        return tuple(x.site for x in self.loops if x.lanes is None)
+
+    # ---------------------------------------------------------------- variables
+
+    def place(self, name: str) -> int | None:
+        """The scope of a variable of the step's; None: it is none of them."""
+        frame = self.frame
+        for x in (frame, *reversed(frame.outer)):
+            if name in x.names:
+                return x.scope
+        return None
+
+    def scope(self) -> int:
+        """A new scope, without variables."""
+        number = self.number()
+        self.now.scopes[number] = {}
+        return number
+
+    def store(self, scope: int, name: str, value: Value, node: ast.AST) -> None:
+        """Set a variable."""
+        self.now.scopes[scope][name] = value
+        for loop in self.loops:
+            if scope <= loop.scopes:
+                known = loop.stores.setdefault((scope, name), [])
+                known.append((self.site(node), value))
+
+    # ---------------------------------------------------------------- the heap
+
+    def new(self, made: List | Dict) -> Ref:
+        """A list or a dict that is made here."""
+        number = self.number()
+        lane = None if self.lane is None else self.lane.site
+        made = type(made)(**{**vars(made), "made": self.turns(), "lane": lane})
+        self.now.heap[number] = made
+        return Ref(number)
+
+    def list_of(self, *items: Value) -> Ref:
+        return self.new(List(items))
+
+    def held(self, ref: Ref, node: ast.AST) -> List | Dict:
+        """A list or dict, to be read. Refuses one that may not be."""
+        found = self.now.heap[ref.number]
+        if found.broken:
+            raise self.refusal(found.broken, node)
+        if isinstance(found, List) and found.added is not None:
+            raise self.refusal("a list is read to which lanes are being added", node)
+        return found
+
+    def own(self, held: List | Dict) -> bool:
+        """Was it made in the iteration over lanes that we are in, if in any?"""
+        return bool(held.lane == (None if self.lane is None else self.lane.site))
+
+    # ---------------------------------------------------------------- ways
+
+    @contextmanager
+    def under(self, level: Level) -> Iterator[None]:
+        """Go a way that was chosen by what has this level."""
+        known = self.level
+        self.level = max(known, level)
+        try:
+            yield
+        finally:
+            self.level = known
+
+    def either(
+        self,
+        level: Level,
+        node: ast.AST,
+        then: Callable[[], Value],
+        otherwise: Callable[[], Value],
+    ) -> Value:
+        """The value of two ways, of which one is taken."""
+        before = self.now.copy()
+        with self.under(level):
+            a = self._way(then)
+            first = self.memory
+            self.memory = before
+            b = self._way(otherwise)
+        second = self.memory
+        if a is not None and b is not None and first and second:
+            a = b = meet(a, b, level, (first, second))
+        self.memory = merge(first, second, level, self.branch(node))
+        if a is None or b is None:
+            if a is b:
+                raise Raises
+            return b if a is None else a  # type: ignore[return-value]
+        return a
+
+    def _way(self, way: Callable[[], Value]) -> Value | None:
+        try:
+            return way()
+        except Raises:
+            self.memory = None
+            return None
+
+    def attempt(self, way: Callable[[], None]) -> None:
+        """Go a way; afterwards `memory` is None if it always raises."""
+        try:
+            way()
+        except Raises:
+            self.memory = None
+
+
+def usable(machine: Machine, value: Value, node: ast.AST) -> Value:
+    """The value, if it may be used."""
+    if isinstance(value, Bad):
+        raise machine.refusal(value.why, node)
+    if isinstance(value, Carried):
+        raise machine.refusal(f"{value.name} may be what another lane left", node)
+    if isinstance(value, Gathered):
+        raise machine.refusal("it is read while lanes are still being counted in", node)
+    return value

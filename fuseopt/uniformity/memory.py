@@ -1,0 +1,327 @@
+"""Variables, and lists and dicts that the step makes, at one point of the code.
+
+Where two ways through the code meet, so do two of these: `merge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .sequences import Either, depends
+from .values import (
+    Bad,
+    Bound,
+    Count,
+    Group,
+    Grouped,
+    Index,
+    Items,
+    Level,
+    Many,
+    Method,
+    Ref,
+    Sequence,
+    Tensor,
+    Value,
+    join,
+)
+
+
+@dataclass(frozen=True)
+class Added:
+    """What one iteration over lanes adds to a list: an item, by some branches.
+
+    `loops` and `writer`: the loops since the list was made, and the one over lanes.
+    """
+
+    item: Value
+    branches: tuple[Any, ...]
+    loops: tuple[Any, ...]
+    writer: Any
+
+
+@dataclass(frozen=True)
+class List:
+    """A list. One of: `items`, all known; `many` of which only that is known; an
+    `item` for each lane of `lanes`, added by the loop `writer`.
+
+    `made`: the loops in which it was made; `lane`: the iteration over lanes in which
+    it was. `added`: by the iteration at hand. `frozen`: it may be known by another name
+    that would not see a change; `filled`: it is not empty. `broken`: why it may not be
+    used.
+    """
+
+    items: tuple[Value, ...] | None = ()
+    many: Value | None = None
+    level: Level = Level.UNIFORM
+    lanes: Any = None
+    item: Value | None = None
+    writer: Any = None
+    made: tuple[Any, ...] = ()
+    lane: Any = None
+    added: Added | None = None
+    frozen: bool = False
+    filled: bool = False
+    broken: str = ""
+
+
+@dataclass(frozen=True)
+class Dict:
+    """A dict: what is known under known keys, and under any other."""
+
+    items: tuple[tuple[Any, Value], ...] = ()
+    other: Value | None = None
+    made: tuple[Any, ...] = ()
+    lane: Any = None
+    broken: str = ""
+
+    def get(self, key: Any) -> Value | None:
+        for k, v in self.items:
+            if type(k) is type(key) and k == key:
+                return v
+        return None
+
+    def put(self, key: Any, value: Value) -> Dict:
+        kept = [(k, v) for k, v in self.items if type(k) is not type(key) or k != key]
+        return replace(self, items=(*kept, (key, value)))
+
+
+class Memory:
+    """See the module. `scopes`: variables by number of the scope and by name."""
+
+    __slots__ = ("heap", "scopes")
+
+    def __init__(self) -> None:
+        self.scopes: dict[int, dict[str, Value]] = {}
+        self.heap: dict[int, List | Dict] = {}
+
+    def copy(self) -> Memory:
+        made = Memory()
+        made.scopes = {k: dict(v) for k, v in self.scopes.items()}
+        made.heap = dict(self.heap)
+        return made
+
+    def same(self, other: Memory) -> bool:
+        return self.scopes == other.scopes and self.heap == other.heap
+
+
+def merge(a: Memory | None, b: Memory | None, level: Level, branch: Any) -> Any:
+    """What is known where two ways meet; None stands for a way that nobody comes.
+
+    `level`: by what was decided which was taken, `branch` names that decision.
+    """
+    if a is None or b is None:
+        return b if a is None else a
+    made = Memory()
+    for number in a.scopes.keys() | b.scopes.keys():
+        x, y = a.scopes.get(number), b.scopes.get(number)
+        if x is None or y is None:
+            made.scopes[number] = dict(y if x is None else x)  # type: ignore[arg-type]
+            continue
+        if x == y:
+            made.scopes[number] = dict(x)
+            continue
+        scope = made.scopes[number] = {}
+        for name in x.keys() | y.keys():
+            # a variable that is not set raises where it is read, in any run
+            if name not in x:
+                scope[name] = y[name]
+            elif name not in y:
+                scope[name] = x[name]
+            else:
+                scope[name] = meet(x[name], y[name], level, (a, b))
+    for number in a.heap.keys() | b.heap.keys():
+        p, q = a.heap.get(number), b.heap.get(number)
+        if p is None or q is None:
+            found = q if p is None else p
+            assert found is not None
+            made.heap[number] = found
+        elif p == q:
+            made.heap[number] = p
+        elif isinstance(p, List) and isinstance(q, List):
+            made.heap[number] = _lists(p, q, level, branch)
+        elif isinstance(p, Dict) and isinstance(q, Dict):
+            made.heap[number] = _dicts(p, q, level)
+    return made
+
+
+def pure(value: Value | None) -> bool:
+    """Is it a tensor, and no number that could stand in its place?"""
+    return isinstance(value, Tensor) and not value.number and not value.plain
+
+
+def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> Value:
+    """What is known of a value that is either, where each may be a list.
+
+    Neither list may be changed from then on, in either memory.
+    """
+    if x == y or not all(isinstance(z, (Ref, Sequence)) for z in (x, y)):
+        return join(x, y, level)
+    found: list[List] = []
+    for ref in (x, y):
+        if isinstance(ref, Sequence):
+            found.append(List(None, lanes=ref.lanes, item=ref.item))
+            continue
+        assert isinstance(ref, Ref)
+        held = [m.heap.get(ref.number) for m in memories]
+        own = next((h for h in held if h is not None), None)
+        if not isinstance(own, List) or own.broken or own.added is not None:
+            return Bad("it may be one thing or another")
+        found.append(own)
+    for ref in (x, y):
+        for m in memories if isinstance(ref, Ref) else ():
+            assert isinstance(ref, Ref)
+            own = m.heap.get(ref.number)
+            if isinstance(own, List):
+                m.heap[ref.number] = replace(own, frozen=True)
+    a, b = found
+    if a.lanes is not None and a.lanes == b.lanes:
+        assert a.item is not None
+        assert b.item is not None
+        return Sequence(a.lanes, join(a.item, b.item, level))
+    for p, q in ((a, b), (b, a)):
+        if p.items == () and q.lanes is not None and level == Level.UNIFORM:
+            assert q.item is not None
+            return Sequence(q.lanes, q.item)
+    if a.lanes is not None and b.lanes is not None:
+        if pure(a.item) and pure(b.item):
+            assert a.item is not None
+            assert b.item is not None
+            return Sequence(Either((a.lanes, b.lanes)), join(a.item, b.item, level))
+    if a.lanes is not None or b.lanes is not None:
+        return Bad("it may be one thing or another")
+    values = [*_values(a), *_values(b)]
+    if not values:
+        return Items(())
+    item = values[0]
+    for z in values[1:]:
+        item = join(item, z, level)
+    return Many(item, max(a.level, b.level, level))
+
+
+def _lists(a: List, b: List, level: Level, branch: Any) -> List:
+    if a.broken or b.broken:
+        return a if a.broken else b
+    if a.frozen != b.frozen:
+        a, b = replace(a, frozen=True), replace(b, frozen=True)
+        if a == b:
+            return a
+    if a.filled != b.filled:
+        a, b = replace(a, filled=False), replace(b, filled=False)
+        if a == b:
+            return a
+    if a.added != b.added:
+        added = _added(a.added, b.added, level, branch)
+        if added is None:
+            return replace(a, broken="lanes add to it in several ways")
+        a = replace(a, added=added)
+        b = replace(b, added=added)
+        if a == b:
+            return a
+    for x, y in ((a, b), (b, a)):
+        if x.items == () and y.lanes is not None and level == Level.UNIFORM:
+            return y
+    if a.lanes is not None and a.lanes == b.lanes and a.writer == b.writer:
+        assert a.item is not None
+        assert b.item is not None
+        return replace(a, item=join(a.item, b.item, level))
+    if a.lanes is not None or b.lanes is not None:
+        return replace(a, broken="it holds these lanes or others")
+    if a.items is not None and b.items is not None and len(a.items) == len(b.items):
+        pairs = zip(a.items, b.items, strict=True)
+        return replace(a, items=tuple(join(x, y, level) for x, y in pairs))
+    return loose(
+        replace(a, level=max(a.level, b.level, level)), [*_values(a), *_values(b)]
+    )
+
+
+def _values(x: List) -> list[Value]:
+    if x.items is not None:
+        return list(x.items)
+    return [] if x.many is None else [x.many]
+
+
+def loose(x: List, values: Iterable[Value]) -> List:
+    """A list of which no more is known than what its items may be."""
+    found: Value | None = None
+    for value in values:
+        found = value if found is None else join(found, value, x.level)
+    return replace(x, items=None, many=found)
+
+
+def _added(a: Added | None, b: Added | None, level: Level, branch: Any) -> Added | None:
+    if a is None or b is None:
+        found = b if a is None else a
+        assert found is not None
+        if level == Level.UNIFORM:
+            return found
+        side = "else" if a is None else "then"
+        return replace(found, branches=(*found.branches, (branch, side)))
+    if (a.branches, a.loops, a.writer) != (b.branches, b.loops, b.writer):
+        return None
+    return replace(a, item=join(a.item, b.item, level))
+
+
+def _dicts(a: Dict, b: Dict, level: Level) -> Dict:
+    if a.broken or b.broken:
+        return a if a.broken else b
+    items: list[tuple[Any, Value]] = []
+    for key, value in a.items:
+        theirs = b.get(key)
+        if theirs is None:
+            return replace(a, broken="it has other keys in another way")
+        items.append((key, join(value, theirs, level)))
+    if len(b.items) != len(items):
+        return replace(a, broken="it has other keys in another way")
+    other = a.other if b.other is None else b.other
+    if a.other is not None and b.other is not None:
+        other = join(a.other, b.other, level)
+    return replace(a, items=tuple(items), other=other)
+
+
+def forget(memory: Memory, loop: Any) -> None:
+    """Make bad what a turn of a loop leaves that means something else in the next."""
+    for scope in memory.scopes.values():
+        for name, value in scope.items():
+            if follows(value, loop):
+                scope[name] = Bad(f"{name} is of another turn of a loop")
+    for number, held in memory.heap.items():
+        if isinstance(held, List):
+            own = [*(held.items or ()), held.many, held.item]
+            if (held.lanes is not None and depends(held.lanes, loop)) or any(
+                x is not None and follows(x, loop) for x in own
+            ):
+                why = "it is of another turn of a loop"
+                memory.heap[number] = replace(held, broken=why)
+        elif any(follows(x, loop) for _, x in held.items) or (
+            held.other is not None and follows(held.other, loop)
+        ):
+            memory.heap[number] = replace(held, broken="it is of another turn")
+
+
+def follows(value: Value, loop: Any) -> bool:
+    """Does a value mean something else in each turn of a loop?"""
+    if isinstance(value, Group):
+        return bool(value.where == loop)
+    if isinstance(value, (Sequence, Index, Count, Grouped)):
+        return depends(value.lanes, loop)
+    if isinstance(value, Method):
+        return follows(value.of, loop)
+    if isinstance(value, Bound):
+        return follows(value.first, loop)
+    if isinstance(value, Items):
+        return any(follows(x, loop) for x in value.items)
+    if isinstance(value, Many):
+        return follows(value.item, loop)
+    return False
+
+
+def refs(value: Value) -> list[int]:
+    """The lists and dicts that a value holds."""
+    if isinstance(value, Ref):
+        return [value.number]
+    if isinstance(value, Items):
+        return [n for x in value.items for n in refs(x)]
+    return []

@@ -1,0 +1,241 @@
+"""Attributes: of the optimizer, of modules and classes, of plain data."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from typing import Any
+
+from . import tensors
+from .machine import Machine, usable
+from .values import (
+    PLAIN,
+    Bound,
+    Data,
+    First,
+    Group,
+    Grouped,
+    Groups,
+    Held,
+    Items,
+    Known,
+    Level,
+    Many,
+    Method,
+    Optimizer,
+    Ref,
+    State,
+    States,
+    Tensor,
+    Value,
+    join,
+    level_of,
+    types_of,
+    uniform,
+)
+
+_MISSING = object()
+_METHODS = (Ref, Held, Group, State, States, Grouped, Items, Many, Groups)
+
+
+def attribute(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
+    """An attribute of a value; refuses what may not be read."""
+    usable(machine, value, node)
+    if isinstance(value, (Tensor, First)):
+        return tensors.attribute(machine, value, name, node)
+    if isinstance(value, Optimizer):
+        found = of_optimizer(machine, value, name, node)
+        if found is None:
+            raise machine.refusal(f"the optimizer has no attribute {name}", node)
+        return found
+    if isinstance(value, Known):
+        return _of_known(machine, value.value, name, node)
+    if isinstance(value, Data):
+        return _of_data(machine, value, name, node)
+    if isinstance(value, Items) and name in ("values", "indices") and value.items:
+        # of what torch.max and its kind give
+        return value.items[0 if name == "values" else 1]
+    if isinstance(value, _METHODS):
+        return Method(value, name)
+    raise machine.refusal(f"it reads {name} of what differs between lanes", node)
+
+
+# ---------------------------------------------------------------- the optimizer
+
+
+def of_optimizer(
+    machine: Machine, value: Optimizer, name: str, node: ast.AST
+) -> Value | None:
+    """An attribute of the optimizer; None if it has none of that name."""
+    world = machine.world
+    if value.past is None:
+        if name == "state":
+            return States()
+        if name == "param_groups":
+            return Groups()
+        if name == "__class__":
+            return Known(world.kind)
+    order = list(world.kind.__mro__)
+    if value.past is not None:
+        order = order[order.index(value.past) + 1 :]
+    found: Any = _MISSING
+    for c in order:
+        if name in vars(c):
+            found = vars(c)[name]
+            break
+    if isinstance(found, property):
+        if not isinstance(found.fget, types.FunctionType):
+            raise machine.refusal(f"{name} is a property without a function", node)
+        return machine.call(machine, Known(found.fget), [Optimizer()], {}, node)
+    if found is not _MISSING and not isinstance(found, types.FunctionType):
+        kind = type(found)
+        if hasattr(kind, "__set__") or (
+            hasattr(kind, "__get__") and kind not in (staticmethod, classmethod)
+        ):
+            raise machine.refusal(f"{name} is a {kind.__name__}", node)
+    own = vars(world.optimizer)
+    if value.past is None and name in own:
+        if ("attribute", name) in world.written:
+            return _written(machine, ("attribute", name), own[name], name)
+        return usable_value(machine, own[name], f"self.{name}", node)
+    if found is _MISSING:
+        if ("attribute", name) in world.written:
+            return _written(machine, ("attribute", name), _MISSING, name)
+        return None
+    if isinstance(found, staticmethod):
+        return Known(found.__func__)
+    if isinstance(found, classmethod):
+        return Bound(Known(found.__func__), Known(world.kind))
+    if isinstance(found, types.FunctionType):
+        return Bound(Known(found), Optimizer())
+    if ("attribute", name) in world.written:
+        return _written(machine, ("attribute", name), found, name)
+    return usable_value(machine, found, f"{world.kind.__name__}.{name}", node)
+
+
+def _written(machine: Machine, place: Any, value: Any, name: str) -> Value:
+    """What is known of what the step itself changes."""
+    found: Value = machine.world.fields.get(place, uniform())
+    if value is not _MISSING:
+        from .values import join
+
+        found = join(found, machine.world.value(value, name), Level.UNIFORM)
+        if isinstance(found, Known) and isinstance(found.value, PLAIN):
+            found = Data(Level.UNIFORM, frozenset({type(found.value)}))
+    return found
+
+
+def usable_value(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
+    """What is known of an object that exists, if it may be used."""
+    return usable(machine, machine.world.value(x, name), node)
+
+
+def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
+    """Change what is not a lane's: an attribute, a group's value."""
+    usable(machine, value, node)
+    if machine.lane is not None:
+        raise machine.refusal("a loop over lanes changes what is not a lane's", node)
+    plain = level_of(value) == Level.UNIFORM or (
+        isinstance(value, Tensor) and value.shared and not value.number
+    )
+    if isinstance(value, Items):
+        plain = all(level_of(x) == Level.UNIFORM for x in value.items)
+    if isinstance(value, Known) and not isinstance(value.value, PLAIN):
+        plain = False
+    if not plain:
+        raise machine.refusal("the step keeps what differs between lanes", node)
+    machine.world.write(place)
+    if isinstance(value, Known):
+        value = Data(Level.UNIFORM, frozenset({type(value.value)}))
+    elif isinstance(value, Items):
+        value = uniform(tuple)
+    fields = machine.world.fields
+    known = fields.get(place)
+
+    now = value if known is None else join(known, value, Level.UNIFORM)
+    if now != known:
+        fields[place] = now
+        machine.world.changed = True
+
+
+# ---------------------------------------------------------------- what exists
+
+
+def _of_known(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
+    if isinstance(x, types.ModuleType):
+        if name not in vars(x) and not hasattr(x, name):
+            raise machine.refusal(f"{x.__name__} has no {name}", node)
+        return usable_value(machine, getattr(x, name), f"{x.__name__}.{name}", node)
+    if isinstance(x, type):
+        return _of_class(machine, x, name, node)
+    if isinstance(x, PLAIN):
+        return _of_data(machine, Known(x), name, node)
+    if isinstance(x, types.FunctionType) and name in vars(x):
+        return usable_value(machine, vars(x)[name], f"{x.__name__}.{name}", node)
+    if name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        return uniform(str)
+    if type(x).__module__.startswith("torch") and not callable(x):
+        found = inspect.getattr_static(x, name, _MISSING)
+        if isinstance(found, PLAIN):
+            return machine.world.value(found, name)
+    raise machine.refusal(f"it reads {name} of a {type(x).__name__}", node)
+
+
+def _of_class(machine: Machine, c: type, name: str, node: ast.AST) -> Value:
+    if name in ("__name__", "__qualname__", "__module__"):
+        return uniform(str)
+    if type(c).__module__ not in ("builtins", "abc", "torch", "torch._C", "enum"):
+        if type(c) is not type(machine.world.kind):
+            raise machine.refusal(f"{c.__name__} has a class of its own kind", node)
+    for owner in c.__mro__:
+        if name in vars(owner):
+            found = vars(owner)[name]
+            if isinstance(found, staticmethod):
+                return Known(found.__func__)
+            if isinstance(found, classmethod):
+                return Bound(Known(found.__func__), Known(c))
+            if isinstance(found, property):
+                return Known(found)
+            return usable_value(machine, found, f"{c.__name__}.{name}", node)
+    raise machine.refusal(f"{c.__name__} has no {name} of its own", node)
+
+
+def _of_data(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
+    level, kinds = level_of(value), types_of(value)
+    assert level is not None
+    if level == Level.NUMBER:
+        if name in ("is_integer", "conjugate"):
+            return Method(value, name)
+        raise machine.refusal(
+            f"it reads {name} of a number that was read from a lane", node
+        )
+    if kinds is None or not all(issubclass(k, PLAIN) for k in kinds):
+        raise machine.refusal(
+            f"it reads {name} of what is not known to be plain data", node
+        )
+    if name.startswith("__"):
+        raise machine.refusal(f"it reads {name}", node)
+    methods = [getattr(k, name, None) for k in kinds if k is not type(None)]
+    if any(callable(m) for m in methods):
+        return Method(value, name)
+    known = {
+        "type": str,
+        "index": int,
+        "itemsize": int,
+        "is_floating_point": bool,
+        "is_complex": bool,
+        "is_signed": bool,
+        "eps": float,
+        "tiny": float,
+        "smallest_normal": float,
+        "bits": int,
+        "real": float,
+        "imag": float,
+        "max": float,
+        "min": float,
+        "resolution": float,
+    }
+    if isinstance(value, Known) and hasattr(value.value, name):
+        return machine.world.value(getattr(value.value, name), name)
+    return Data(level, frozenset({known[name]}) if name in known else None)

@@ -1,0 +1,94 @@
+"""Sequences of lanes: which lists have the same lane at the same place?
+
+Lists that name equal sequences are aligned: the items at one place are of one lane.
+`Base` is the parameters of a group. What a condition on the kind of a lane leaves of a
+sequence is `Part`; what a loop over groups puts together is `Joined`; lanes sorted by
+kind are `Sorted`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+#: Names a place in the code, and the calls that led there.
+Site = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Base:
+    """The parameters of a group: of the one with a number, or the one a loop is at."""
+
+    group: Any
+
+
+@dataclass(frozen=True)
+class Part:
+    """The lanes of a sequence that come by some branches.
+
+    Each of `branches`: where it is and in which loops, and the side that is taken.
+    """
+
+    of: Any
+    branches: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a sequence is in each turn of some loops, one after another."""
+
+    loops: tuple[Site, ...]
+    of: Any
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """One of the lists that the lanes of a sequence were sorted into by a call."""
+
+    loop: Site
+    of: Any
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of several sequences."""
+
+    of: tuple[Any, ...]
+
+
+def depends(lanes: Any, loop: Site) -> bool:
+    """Is it another sequence in each turn of a loop?"""
+    if isinstance(lanes, Base):
+        return bool(lanes.group == loop)
+    if isinstance(lanes, Joined):
+        return loop not in lanes.loops and depends(lanes.of, loop)
+    if isinstance(lanes, Sorted):
+        return lanes.loop == loop or depends(lanes.of, loop)
+    if isinstance(lanes, Either):
+        return any(depends(x, loop) for x in lanes.of)
+    if isinstance(lanes, Part):
+        # what a branch leaves may be other lanes when it is come to again
+        if any(loop in turns for (_, turns), _ in lanes.branches):
+            return True
+    return depends(lanes.of, loop)
+
+
+def deals(lanes: Any, loop: Site) -> bool:
+    """Do the turns of a loop deal out lanes, so that each comes in one of them?"""
+    if isinstance(lanes, Base):
+        return bool(lanes.group == loop)
+    if isinstance(lanes, Sorted):
+        return lanes.loop == loop or deals(lanes.of, loop)
+    if isinstance(lanes, Part):
+        return deals(lanes.of, loop)
+    return False
+
+
+def part(lanes: Any, branches: tuple[Any, ...]) -> Any:
+    """What some branches leave of a sequence."""
+    return Part(lanes, branches) if branches else lanes
+
+
+def joined(lanes: Any, loops: tuple[Site, ...]) -> Any:
+    """Put together over those of the loops in which it is another each time."""
+    return Joined(loops, lanes) if loops else lanes

@@ -1,0 +1,265 @@
+"""Functions of torch that are no calls of ATen: what they give."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from .. import compat
+from . import iteration, tensors
+from .functions import Args, Keywords, Rule, compute, empty, is_instance, rule
+from .machine import Machine, usable
+from .memory import List, pure
+from .values import (
+    PLAIN,
+    Data,
+    First,
+    Grouped,
+    Known,
+    Level,
+    Many,
+    Ref,
+    Tensor,
+    Value,
+    level_of,
+    uniform,
+)
+
+# ---------------------------------------------------------------- torch
+
+
+def _truth(value: bool) -> Rule:
+    return lambda *_: Known(value)
+
+
+rule(getattr(torch.jit, "is_scripting", None), getattr(torch.jit, "is_tracing", None))(
+    _truth(False)
+)
+rule(getattr(torch.jit._script, "is_scripting", None))(_truth(False))
+
+
+@rule(
+    torch.compiler.is_compiling,
+    torch.compiler.is_dynamo_compiling,
+    getattr(torch._utils, "is_compiling", None),
+    torch.is_grad_enabled,
+    torch.cuda.is_available,
+    getattr(torch.cuda, "is_current_stream_capturing", None),
+)
+def _unknown_truth(*_: Any) -> Value:
+    return uniform(bool)
+
+
+@rule(getattr(torch._C, "_get_privateuse1_backend_name", None))
+def _backend_name(*_: Any) -> Value:
+    return uniform(str)
+
+
+@rule(
+    getattr(torch._C, "_has_torch_function", None),
+    getattr(torch._C, "_has_torch_function_unary", None),
+    getattr(torch._C, "_has_torch_function_variadic", None),
+    getattr(torch.overrides, "has_torch_function_unary", None),
+    getattr(torch.overrides, "has_torch_function_variadic", None),
+)
+def _overridden(*_: Any) -> Value:
+    return Known(False)  # lanes are plain tensors and parameters
+
+
+@rule(torch.get_default_dtype)
+def _dtype(*_: Any) -> Value:
+    return uniform(torch.dtype)
+
+
+@rule(torch.finfo, torch.iinfo)
+def _finfo(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    info = type(torch.finfo(torch.float32)), type(torch.iinfo(torch.int32))
+    found = compute(machine, args, node)
+    return Data(level_of(found) or Level.UNIFORM, frozenset(info))
+
+
+@rule(torch.device)
+def _device(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    return compute(machine, args, node, (torch.device,))
+
+
+@rule(torch.is_tensor)
+def _is_tensor(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    return is_instance(machine, [args[0], Known(torch.Tensor)], {}, node)
+
+
+@rule(torch.is_complex, torch.is_floating_point, torch.numel)
+def _asked(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    name = ast.unparse(node.func).rpartition(".")[2]  # type: ignore[attr-defined]
+    value = usable(machine, args[0], node)
+    if isinstance(value, (Tensor, First)):
+        found = tensors.asked(machine, value, name, Level.UNIFORM, node)
+        if found is not None:
+            return found
+    raise machine.refusal("it asks what is not known", node)
+
+
+rule(
+    torch.is_complex,
+)(lambda m, a, k, n: _metadata(m, a, n, "is_complex"))
+rule(
+    torch.is_floating_point,
+)(lambda m, a, k, n: _metadata(m, a, n, "is_floating_point"))
+rule(torch.numel)(lambda m, a, k, n: _metadata(m, a, n, "numel"))
+
+
+def _metadata(machine: Machine, args: Args, node: ast.AST, name: str) -> Value:
+    value = usable(machine, args[0], node)
+    if isinstance(value, (Tensor, First)):
+        found = tensors.asked(machine, value, name, Level.UNIFORM, node)
+        assert found is not None
+        return found
+    if level_of(value) is not None:
+        return compute(machine, [value], node, (bool,))
+    raise machine.refusal("it asks what is not known", node)
+
+
+@rule(torch.result_type, torch.promote_types, torch.can_cast)
+def _promoted(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    for x in args:
+        usable(machine, x, node)
+    return Data(Level.KIND, frozenset({torch.dtype, bool}))
+
+
+@rule(getattr(torch_optimizer, "_get_value", None))
+def _get_value(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    value = usable(machine, args[0], node)
+    if isinstance(value, Tensor):
+        return Tensor(shared=value.shared, number=True, foreign=value.foreign)
+    return value
+
+
+@rule(getattr(torch_optimizer, "_stack_if_compiling", None))
+def _stack(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    # one tensor of as many numbers, or the list of them: a position is of its lane
+    if iteration.lanes_of(machine, args[0], node) is None:
+        if not empty(machine, args[0]):
+            raise machine.refusal("it stacks what are no lanes", node)
+    return args[0]
+
+
+@rule(getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None))
+@rule(getattr(torch.optim.Optimizer, "_cuda_graph_capture_health_check", None))
+@rule(getattr(torch._dynamo, "graph_break", None))
+def _nothing(*_: Any) -> Value:
+    return Known(None)
+
+
+def _sorted_by(machine: Machine, args: Args, node: ast.AST, keys: Any) -> Value:
+    outer = machine.held(args[0], node) if isinstance(args[0], Ref) else None
+    if machine.lane is not None:
+        raise machine.refusal("it sorts lanes within a loop over lanes", node)
+    if not isinstance(outer, List) or outer.items is None:
+        raise machine.refusal("it sorts lists that are not known", node)
+    lanes: Any = None
+    for x in outer.items:
+        found = iteration.lanes_of(machine, x, node)
+        if found is None:
+            if not empty(machine, x):
+                raise machine.refusal("it sorts what are no lanes", node)
+            continue
+        if lanes is not None and found.lanes != lanes:
+            raise machine.refusal("lists are not known to have the same lanes", node)
+        lanes = found.lanes
+    first = outer.items[0] if outer.items else Known(None)
+    held = machine.now.heap[first.number] if isinstance(first, Ref) else None
+    own = iteration.lanes_of(machine, first, node)
+    single = (
+        isinstance(held, List)
+        and held.filled
+        and own is not None
+        and isinstance(own.item, Tensor)
+        and own.item.role == "param"
+        and machine.world.single
+    )
+    return Grouped(outer.items, lanes, keys[0], keys[1], single)
+
+
+_DEVICE = Data(Level.UNIFORM, frozenset({torch.device, type(None)}))
+_DTYPE = Data(Level.UNIFORM, frozenset({torch.dtype, type(None)}))
+
+
+@rule(
+    getattr(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", None),
+    getattr(torch_optimizer, "_group_tensors_by_device_and_dtype", None),
+)
+def _by_dtype(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    return _sorted_by(machine, args, node, ((_DEVICE, _DTYPE), True))
+
+
+@rule(*compat.SORTS_BY_DIMS)
+def _by_dims(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    keys = (_DEVICE, _DTYPE, uniform(bool))
+    return _sorted_by(machine, args, node, (keys, False))
+
+
+# ---------------------------------------------------------------- lists of lanes
+
+
+def foreach(
+    machine: Machine, name: str, args: Args, keywords: Keywords, node: ast.AST
+) -> Value:
+    """A call of torch._foreach_*: what it does to a position is of one lane."""
+    lanes: Any = None
+    own: list[Value] = []
+    nothing, tensors_only, other = False, True, False
+    for value in (*args, *keywords.values()):
+        usable(machine, value, node)
+        over = iteration.lanes_of(machine, value, node)
+        if over is None:
+            if empty(machine, value):
+                nothing = True
+            else:
+                own.append(value)
+            continue
+        if lanes is not None and over.lanes != lanes:
+            other = True
+        else:
+            lanes = over.lanes
+        tensors_only = tensors_only and pure(over.item)
+        if other and not tensors_only:
+            # which tensors meet in a call the dry run shows, not so with numbers
+            raise machine.refusal("lists are not known to have the same lanes", node)
+        tensors.Operands(machine, node).take(over.item)
+    if lanes is None:
+        if nothing:
+            return machine.list_of()
+        operands = tensors.Operands(machine, node)
+        for value in own:
+            operands.take(value)
+        if name.endswith("_"):
+            return Known(None)
+        return Many(Tensor(shared=operands.shared), Level.KIND)
+    if machine.lane is not None:
+        raise machine.refusal("it uses all lanes within a loop over lanes", node)
+    for value in own:
+        scalar = isinstance(value, Tensor) and value.shared
+        if level_of(value) is None and not scalar:
+            raise machine.refusal("it gives lanes items by their places", node)
+        if isinstance(value, Known) and not isinstance(value.value, PLAIN):
+            raise machine.refusal("a call of torch is given an object", node)
+    if name.endswith("_"):
+        return Known(None)
+    made = List(None, lanes=lanes, item=Tensor(), writer=machine.site(node))
+    return machine.new(made)
+
+
+_OPERATORS = {
+    **{getattr(operator, n): n for n in "add sub mul truediv pow neg".split()},
+}
+
+
+@rule(*_OPERATORS)
+def _operator(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    if any(isinstance(x, Tensor) for x in args):
+        return tensors.aten(machine, "add", args, {}, node)
+    return compute(machine, args, node)

@@ -1,0 +1,377 @@
+"""What is known of a value without running anything: does it tell lanes apart?
+
+Two runs are compared throughout: the step of all lanes and that of the leading ones.
+A *uniform* value is the same in both, whatever the number and the order of lanes. One
+of a *kind* belongs to a lane and follows from what lanes that are alike have in common.
+A *number* was read from contents of a lane's tensors. All of these are plain data.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NONE = type(None)
+#: Types whose values are data: equal ones behave alike wherever they come from.
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    NONE,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    type(torch.finfo(torch.float32)),
+    type(torch.iinfo(torch.int32)),
+    type(Ellipsis),
+    slice,
+    range,
+)
+#: Constants of these types are known; numbers of an optimizer are not, for they move.
+EXACT = (bool, str, bytes, NONE, torch.dtype, torch.device, torch.layout)
+
+
+class Level(enum.IntEnum):
+    """By what plain data is determined. See the module."""
+
+    UNIFORM = 0
+    KIND = 1
+    NUMBER = 2
+
+
+class Value:
+    """What is known of a value. Instances do not change."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Value):
+    """This very object: a constant, a function, a class or a module."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Known):
+            return NotImplemented
+        a, b = self.value, other.value
+        if a is b:
+            return True
+        return type(a) is type(b) and isinstance(a, PLAIN) and repr(a) == repr(b)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Data(Value):
+    """Plain data. `types`: what it may be an instance of, None where anything."""
+
+    level: Level
+    types: frozenset[type] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor(Value):
+    """A tensor of the lane at hand, or one computed from such.
+
+    `shared`: of no lane, made of what is uniform. `none`, `number`: it may also be
+    None, or a number read from contents; `plain`: or plain data of a lane's kind.
+    `foreign`: it may be another lane's, if lists are not aligned; the dry run shows it
+    where it meets a tensor of this lane, so nothing else may be done with it.
+    `role`: "param" and "grad" where it is the lane's own.
+    """
+
+    shared: bool = False
+    none: bool = False
+    number: bool = False
+    role: str = ""
+    plain: bool = False
+    foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class First(Value):
+    """A tensor of the first of some lanes, which leads: only its metadata is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Items(Value):
+    """A tuple."""
+
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref(Value):
+    """A list or a dict that the step made, by its number in the heap."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Index(Value):
+    """Where the lane at hand stands among the lanes of a sequence."""
+
+    lanes: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Count(Value):
+    """How many lanes a sequence has: only whether it is empty may be asked."""
+
+    lanes: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence(Value):
+    """One item for each lane of a sequence of lanes, as `zip` gives them."""
+
+    lanes: Any
+    item: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Many(Value):
+    """Items of which only this is known; how many follows from what `level` says."""
+
+    item: Value
+    level: Level = Level.UNIFORM
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer(Value):
+    """The optimizer itself; as `super()` gives it, past a class of its."""
+
+    past: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups(Value):
+    """`param_groups`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group(Value):
+    """A parameter group: by its number, or the one that a loop is at."""
+
+    where: Any
+
+
+@dataclass(frozen=True, slots=True)
+class States(Value):
+    """`optimizer.state`."""
+
+
+@dataclass(frozen=True, slots=True)
+class State(Value):
+    """The state of the lane at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Value):
+    """A container that exists besides the step: the optimizer's, or a module's."""
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped(Value):
+    """Lists of lanes, by what lanes of a kind have in common. `keys`: parts of a key.
+
+    `indices`: does each group also say where its lanes stood before? `single`: there is
+    one group.
+    """
+
+    lists: tuple[Value, ...]
+    lanes: Any
+    keys: tuple[Value, ...]
+    indices: bool
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Value):
+    """An attribute that will be called: a built-in method of a value."""
+
+    of: Value
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bound(Value):
+    """A Python function with its first argument."""
+
+    function: Value
+    first: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Closure(Value):
+    """A function that the step defines: the number of its definition."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Value):
+    """One of several functions, the same one for all lanes."""
+
+    of: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bad(Value):
+    """A value that may not be used, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carried(Value):
+    """A variable that another lane may have set; `before`: what it was before all."""
+
+    name: str
+    before: Value | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered(Value):
+    """What has been gathered over the lanes by an operation in which order is nothing.
+
+    It may be added to, and be read when all lanes are done.
+    """
+
+    operation: str
+    types: frozenset[type] | None
+
+
+def uniform(*kinds: type) -> Data:
+    """Plain data of some types that is the same for all lanes."""
+    return Data(Level.UNIFORM, frozenset(kinds) if kinds else None)
+
+
+def of_kind(*kinds: type) -> Data:
+    """Plain data of some types that follows from what lanes alike have in common."""
+    return Data(Level.KIND, frozenset(kinds) if kinds else None)
+
+
+NUMERIC = frozenset({bool, int, float, complex})
+NUMBER = Data(Level.NUMBER, NUMERIC)
+TRUTH = frozenset({bool})
+
+
+def level_of(value: Value) -> Level | None:
+    """The level of plain data, None for what is something else."""
+    if isinstance(value, Data):
+        return value.level
+    if isinstance(value, Known):
+        return Level.UNIFORM
+    return None
+
+
+def types_of(value: Value) -> frozenset[type] | None:
+    """The types of plain data, None where they are not known."""
+    if isinstance(value, Data):
+        return value.types
+    if isinstance(value, Known):
+        return frozenset({type(value.value)})
+    return None
+
+
+def _types(*values: Value) -> frozenset[type] | None:
+    found: frozenset[type] = frozenset()
+    for value in values:
+        own = types_of(value)
+        if own is None:
+            return None
+        found |= own
+    return found
+
+
+def join(a: Value, b: Value, level: Level) -> Value:
+    """What is known of a value that is either; `level` says by what it is decided."""
+    if a == b:
+        return a
+    for x in (a, b):
+        if isinstance(x, Bad):
+            return x
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Gathered):
+            return x if isinstance(y, Carried) else _gathered(a, b)
+    for x in (a, b):
+        if isinstance(x, Carried):
+            return Bad(f"{x.name} may be what another lane left")
+    known, other = level_of(a), level_of(b)
+    if known is not None and other is not None:
+        if not (_plain(a) and _plain(b)):
+            if level == Level.UNIFORM and isinstance(a, Known) and isinstance(b, Known):
+                return Choice((a, b))
+            return Bad("it may be one of several functions or classes")
+        return Data(max(known, other, level), _types(a, b))
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return Tensor(
+            a.shared and b.shared and level == Level.UNIFORM,
+            a.none or b.none,
+            a.number or b.number,
+            a.role if a.role == b.role else "",
+            a.plain or b.plain,
+            a.foreign or b.foreign,
+        )
+    if isinstance(b, Tensor):
+        a, b = b, a
+        known = other = level_of(b)
+    if isinstance(a, Tensor) and other is not None:
+        return _or_data(a, b, level)
+    if isinstance(a, Items) and isinstance(b, Items) and len(a.items) == len(b.items):
+        return Items(
+            tuple(join(x, y, level) for x, y in zip(a.items, b.items, strict=True))
+        )
+    if isinstance(a, Sequence) and isinstance(b, Sequence) and a.lanes == b.lanes:
+        return Sequence(a.lanes, join(a.item, b.item, level))
+    if level == Level.UNIFORM and (isinstance(a, Choice) or isinstance(b, Choice)):
+        options = [x.of if isinstance(x, Choice) else (x,) for x in (a, b)]
+        if all(isinstance(x, (Known, Choice)) for x in (a, b)):
+            return Choice(tuple(dict.fromkeys((*options[0], *options[1]))))
+    if isinstance(a, Many) and isinstance(b, Many):
+        return Many(join(a.item, b.item, level), max(a.level, b.level, level))
+    return Bad("it may be one thing or another")
+
+
+def _plain(x: Value) -> bool:
+    return isinstance(x, Data) or (isinstance(x, Known) and isinstance(x.value, PLAIN))
+
+
+def _or_data(t: Tensor, other: Value, level: Level) -> Value:
+    known = level_of(other)
+    assert known is not None
+    if not _plain(other):
+        return Bad("it may be one thing or another")
+    nothing = isinstance(other, Known) and other.value is None
+    types_ = types_of(other)
+    return Tensor(
+        t.shared and known == level == Level.UNIFORM,
+        t.none or types_ is None or NONE in types_,
+        t.number or known == Level.NUMBER,
+        t.role,
+        t.plain or not nothing,
+        t.foreign,
+    )
+
+
+def _gathered(a: Value, b: Value) -> Value:
+    """One that may have been added to in this iteration, and the same if it was not."""
+    if isinstance(a, Gathered) and isinstance(b, Gathered):
+        if a.operation == b.operation:
+            types_ = a.types | b.types if a.types and b.types else None
+            return Gathered(a.operation, types_)
+    return Bad("it may be one thing or another")

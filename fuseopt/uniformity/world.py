@@ -1,0 +1,180 @@
+"""What exists before the step runs: the optimizer, its groups, modules, containers.
+
+Of numbers nothing is kept but their types, for they move from step to step. Constants
+of other types are known as they are: what the leading lanes' step reads of them Dynamo
+guards, and the analysis is made again for each of its graphs.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .values import (
+    EXACT,
+    NONE,
+    PLAIN,
+    Bad,
+    Data,
+    Held,
+    Items,
+    Known,
+    Level,
+    Tensor,
+    Value,
+    join,
+    uniform,
+)
+
+CONTAINERS = (
+    list,
+    dict,
+    set,
+    frozenset,
+    collections.OrderedDict,
+    collections.defaultdict,
+)
+FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.MethodDescriptorType,
+    types.ModuleType,
+    type,
+    staticmethod,
+    classmethod,
+    property,
+)
+_OWN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__")
+_NAMES = ("state", "param_groups")
+
+
+class Unknown(Exception):
+    """Why an optimizer is none that can be analysed."""
+
+
+class World:
+    """What exists before the step of an optimizer runs. See the module.
+
+    `written`: what the step may change of it, so that no more is known of that.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.kind = kind = type(optimizer)
+        for c in kind.__mro__[:-1]:
+            for name in _OWN:
+                if name in vars(c):
+                    raise Unknown(f"{c.__name__} has a {name} of its own")
+            if any(name in vars(c) for name in _NAMES):
+                raise Unknown(f"{c.__name__} has a state or groups of its own kind")
+        if type(optimizer.state) not in (dict, collections.defaultdict):
+            raise Unknown(f"its state is a {type(optimizer.state).__name__}")
+        self.groups: list[dict[str, Any]] = []
+        self.lanes: set[int] = set()
+        tensors: list[Any] = []
+        for group in optimizer.param_groups:
+            if type(group) is not dict or type(group["params"]) is not list:
+                raise Unknown("its groups are no dicts with lists")
+            self.groups.append(dict(group))
+            tensors += group["params"]
+        #: have all parameters one device and one dtype?
+        self.single = len({(p.device, p.dtype) for p in tensors}) == 1
+        for p in tensors:
+            if vars(p) and any(hasattr(torch.Tensor, name) for name in vars(p)):
+                raise Unknown("a parameter has attributes that hide a tensor's own")
+        tensors += [p.grad for p in tensors if p.grad is not None]
+        self.fields: dict[Any, Value] = {}
+        for own in optimizer.state.values():
+            if type(own) is not dict:
+                raise Unknown("the state of a parameter is no dict")
+            for key, value in own.items():
+                if isinstance(value, torch.Tensor):
+                    tensors.append(value)
+                self.field(key, self._own(value))
+        self.lanes.update(map(id, tensors))
+        self.written: set[Any] = set()
+        self.changed = False
+        self._held: dict[int, int] = {}
+        self._objects: list[Any] = []
+        self._lane_free: set[int] = set()
+
+    # ---------------------------------------------------------------- what lanes have
+
+    @staticmethod
+    def _own(value: Any) -> Value:
+        if isinstance(value, torch.Tensor):
+            return Tensor()
+        if isinstance(value, PLAIN):
+            return Data(Level.KIND, frozenset({type(value)}))
+        return Bad("the state of a lane is neither a tensor nor a number")
+
+    def field(self, key: Any, value: Value) -> None:
+        """Take note of what the state of lanes may hold under a key."""
+        known = self.fields.get(key)
+        now = value if known is None else join(known, value, Level.KIND)
+        if now != known:
+            self.fields[key] = now
+            self.changed = True
+
+    def write(self, what: Any) -> None:
+        """Take note of what the step changes."""
+        if what not in self.written:
+            self.written.add(what)
+            self.changed = True
+
+    # ---------------------------------------------------------------- what is held
+
+    def hold(self, x: Any, name: str) -> Held:
+        number = self._held.get(id(x))
+        if number is None:
+            number = self._held[id(x)] = len(self._objects)
+            self._objects.append(x)
+        return Held(number, name)
+
+    def object(self, held: Held) -> Any:
+        return self._objects[held.number]
+
+    def value(self, x: Any, name: str) -> Value:
+        """What is known of an object that exists."""
+        if isinstance(x, bool) or x is None:
+            return Known(x)
+        kind = type(x)
+        if kind in (int, float, complex):
+            return uniform(kind)
+        if isinstance(x, EXACT):
+            return Known(x)
+        if kind is tuple:
+            if len(x) > 64:
+                return self.hold(x, name)
+            return Items(tuple(self.value(y, f"{name}[{i}]") for i, y in enumerate(x)))
+        if isinstance(x, PLAIN):
+            return uniform(kind)
+        if isinstance(x, torch.Tensor):
+            if id(x) in self.lanes:
+                return Bad(f"{name} is a tensor of one lane")
+            return Tensor(shared=True)
+        if kind in CONTAINERS:
+            return self.hold(x, name)
+        if isinstance(x, FUNCTIONS) or callable(x):
+            return Known(x)
+        return Bad(f"{name} is a {kind.__name__}, of which nothing is known")
+
+    def all_of(self, values: Any, name: str, level: Level) -> Value:
+        """What is known of any of some objects that exist."""
+        found: Value | None = None
+        for x in values:
+            value = self.value(x, f"an item of {name}")
+            # which of them it is, is not known
+            if isinstance(value, Known) and level != Level.UNIFORM:
+                value = join(value, Data(level, frozenset({type(x)})), level)
+            elif isinstance(value, Data):
+                value = Data(max(value.level, level), value.types)
+            elif isinstance(value, Tensor) and level != Level.UNIFORM:
+                value = Tensor()
+            found = value if found is None else join(found, value, level)
+        return Data(level, frozenset({NONE})) if found is None else found
