@@ -65,6 +65,7 @@ def _update(
     `clock` has the seconds of what came before, for the first plan.
     """
     clocks = [clock]
+    refused: set[str] = set()
 
     def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
         spent = clocks.pop() if clocks else None
@@ -77,8 +78,10 @@ def _update(
     def refuse(error: CaptureError) -> None:
         _warn_of(error, config)
         where = _elsewhere(config, str(error), eager=True)
-        told = Report(fallback=f"A call runs in {where}: {error}", parts=list(parts))
-        session.reports.append(told)
+        text = f"A call runs in {where}: {error}"
+        if text not in refused:  # many calls may do so
+            refused.add(text)
+            session.reports.append(Report(fallback=text, parts=list(parts)))
 
     def failed(error: Exception, now: Sequence[Any]) -> bool:
         if isinstance(error, CannotBuild):

@@ -363,3 +363,67 @@ def test_memory_is_given_as_eager_gives_it(name: str, way: str, lanes: int) -> N
     for step, (one, other) in enumerate(zip(got, want, strict=True)):
         assert same(one[0], other[0]), f"step {step}: memory is shared in another way"
         assert same(one[1], other[1]), f"step {step}"
+
+
+def grown(p: Tensor, m: Tensor) -> None:
+    p.add_(1)
+    m.untyped_storage().resize_(64)
+
+
+@pytest.mark.parametrize("fallback", ["inductor", "error"])
+def test_memory_of_another_size_is_eagers(fallback: str) -> None:
+    """With one warning, or an error, and nothing written."""
+    p, m = torch.zeros(4), torch.zeros(4)
+    step = torch.compile(grown, backend=backend, options={"fallback": fallback})
+    if fallback == "error":
+        with pytest.raises(Exception, match="changes the size of memory"):
+            step(p, m)
+        assert torch.equal(p, torch.zeros(4))
+        assert m.untyped_storage().nbytes() == 16
+        return
+    with pytest.warns(RuntimeWarning, match="changes the size of memory"):
+        step(p, m)
+    step(p, m)
+    assert torch.equal(p, torch.full((4,), 2.0))
+    assert m.untyped_storage().nbytes() == 64
+    assert "changes the size of memory" in fuseopt.reports()[-1].fallback
+
+
+def test_a_step_whose_loss_is_recorded_gives_memory_in_eager() -> None:
+    def step(p: Tensor, x: Tensor) -> Tensor:
+        loss = (p * x).sum()
+        with torch.no_grad():
+            p.data = p.data - 0.1 * x
+        return loss
+
+    mine, theirs = (torch.nn.Parameter(torch.ones(4)) for _ in "ab")
+    x = torch.arange(4.0)
+    fast = torch.compile(step, backend=backend, options={"fallback": "eager"})
+    for _ in range(3):
+        got, want = fast(mine, x), step(theirs, x)
+        assert torch.equal(got, want)
+        assert torch.equal(mine, theirs)
+        assert got.requires_grad
+
+
+def test_values_that_a_step_hands_back_are_of_the_memory_then() -> None:
+    """The tensor itself, what it was before, and what it was given."""
+
+    def step(p: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        old = p.detach()
+        new = p - g
+        p.data = new
+        return old, new, p
+
+    def left(call: Any) -> list[Any]:
+        p, g = torch.ones(4), torch.full((4,), 0.25)
+        seen: list[Any] = []
+        for _ in range(3):
+            before = p.data_ptr()
+            old, new, itself = call(p, g)
+            seen += [old.clone(), new.clone(), p.clone()]
+            seen += [old.data_ptr() == before, new.data_ptr() == p.data_ptr()]
+            seen += [itself.data_ptr() == p.data_ptr()]
+        return seen
+
+    assert same(left(torch.compile(step, backend=backend)), left(step))

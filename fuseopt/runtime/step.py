@@ -254,6 +254,7 @@ class CompiledStep:
         except AliasError as error:
             log.warning("%s; this step runs in eager", error)
             self.plans.remove(plan)
+            self.refuse(CaptureError(str(error)))
             return None
         return plan
 
