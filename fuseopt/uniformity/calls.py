@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import types
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,6 +72,16 @@ def call(
     raise machine.refusal("it calls what is not known", node)
 
 
+@contextmanager
+def _arguments(machine: Machine, node: ast.AST) -> Iterator[None]:
+    """Rules take arguments by their places: refuse a call that has fewer."""
+    try:
+        yield
+    except (IndexError, KeyError):
+        why = "it gives a function other arguments than are known"
+        raise machine.refusal(why, node) from None
+
+
 def _known(
     machine: Machine,
     function: Any,
@@ -82,7 +94,8 @@ def _known(
     function = getattr(function, "_torchdynamo_orig_callable", function)
     made = functions.RULES.get(id(function))
     if made is not None:
-        return made(machine, args, keywords, node)
+        with _arguments(machine, node):
+            return made(machine, args, keywords, node)
     if tensors.is_foreach(function):
         return torch_functions.foreach(machine, function.__name__, args, keywords, node)
     name = tensors.is_aten(function)

@@ -88,7 +88,7 @@ def _compared(
 
 
 def _exact(x: Known) -> bool:
-    return isinstance(x.value, PLAIN) or isinstance(x.value, type)
+    return isinstance(x.value, (*PLAIN, type))
 
 
 def _same(machine: Machine, a: Value, b: Value, node: ast.AST) -> Value:

@@ -439,6 +439,7 @@ def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
         raise machine.refusal("a list gets several items of a lane", node)
     if held.items != () and (held.lanes is None or held.writer != lane.site):
         raise machine.refusal("a list gets items of lanes and others", node)
+    lane.grown.add(ref.number)
     loops = tuple(x for x in machine.turns() if x not in held.made)
     now = replace(held, added=Added(new, (), loops, lane.site))
     machine.now.heap[ref.number] = now
@@ -447,7 +448,9 @@ def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
 def settle(machine: Machine, lane: Any) -> None:
     """End a loop over lanes: what each has added to lists is there now."""
     heap = machine.now.heap
-    for number, held in heap.items():
+    for number, held in list(heap.items()):
+        if isinstance(held, List) and held.growing:
+            held = heap[number] = replace(held, growing=False)
         if isinstance(held, List) and held.added is not None:
             added = held.added
             lanes = joined(part(lane.lanes, added.branches), added.loops)

@@ -171,32 +171,38 @@ def _bool(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     return Known(found) if found is not None else Data(level, frozenset({bool}))
 
 
-@rule(builtins.min, builtins.max, builtins.sum, math.prod, math.fsum)
-def _fold(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
-    if keywords.keys() - {"default", "start"}:
+@rule(builtins.min, builtins.max)
+def _bound(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
+    if keywords.keys() - {"default"}:
         raise machine.refusal("it compares by a function", node)
-    if len(args) == 1 or (len(args) == 2 and not _scalar(args[1])):
-        over = iteration.lanes_of(machine, args[0], node)
-        if over is not None:
-            raise machine.refusal("it computes what all lanes give together", node)
-        items = iteration.spread(machine, args[0], machine.site(node), node)
-        assert not isinstance(items, Sequence)
-        known = items if isinstance(items, list) else [items.item]
-        level = Level.UNIFORM if isinstance(items, list) else items.level
-        args = [*known, *args[1:]]
-        if any(isinstance(x, Tensor) for x in args):
-            return _of_tensors(args)
-        found = compute(machine, [*args, *keywords.values()], node)
-        own = level_of(found)
-        assert own is not None
-        return Data(max(own, level), types_of(found))
+    if len(args) == 1:
+        return _fold(machine, args[0], list(keywords.values()), node)
+    return _of_all(machine, args, node)
+
+
+@rule(builtins.sum, math.prod, math.fsum)
+def _sum(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
+    return _fold(machine, args[0], [*args[1:], *keywords.values()], node)
+
+
+def _fold(machine: Machine, over: Value, more: Args, node: ast.AST) -> Value:
+    """What several give together that are gone through."""
+    if iteration.lanes_of(machine, over, node) is not None:
+        raise machine.refusal("it computes what all lanes give together", node)
+    items = iteration.spread(machine, over, machine.site(node), node)
+    assert not isinstance(items, Sequence)
+    if isinstance(items, list):
+        return _of_all(machine, [*items, *more], node)
+    found = _of_all(machine, [items.item, *more], node)
+    own = level_of(found)
+    return found if own is None else Data(max(own, items.level), types_of(found))
+
+
+def _of_all(machine: Machine, args: Args, node: ast.AST) -> Value:
+    found = compute(machine, args, node)
     if any(isinstance(x, Tensor) for x in args):
-        return _of_tensors([usable(machine, x, node) for x in args])
-    return compute(machine, [*args, *keywords.values()], node)
-
-
-def _scalar(x: Value) -> bool:
-    return isinstance(x, Tensor) or level_of(x) is not None
+        return _of_tensors(args)
+    return found
 
 
 def _of_tensors(args: Args) -> Value:

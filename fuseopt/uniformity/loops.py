@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 
 from . import containers
 from .machine import Loop, Machine
@@ -76,12 +77,17 @@ def over_lanes(
         raise machine.refusal("it goes over lanes within a loop over lanes", node)
     before = machine.now
     known = _names(machine, names)
+    growing: set[int] = set()
     level, effects = machine.level, machine.effects
     while True:
         machine.memory = before.copy()
         loop = Loop(machine.site(node), machine.frame, lanes.lanes)
         loop.scopes = machine.number()
         _enter(machine, loop, known)
+        for number in growing:
+            held = machine.now.heap[number]
+            assert isinstance(held, List)
+            machine.now.heap[number] = replace(held, growing=True)
         machine.lane = loop
         machine.loops.append(loop)
         machine.level = Level.UNIFORM
@@ -91,9 +97,10 @@ def over_lanes(
             machine.loops.pop()
             machine.lane = None
             machine.level = level
-        if loop.stores.keys() <= known:
+        if loop.stores.keys() <= known and loop.grown <= growing:
             break
         known |= loop.stores.keys()
+        growing |= loop.grown
     for variable, place in loop.firsts.items():
         if any(site != place for site, _ in loop.stores[variable]):
             raise machine.refusal("what the first lane sets is set again", node)

@@ -62,6 +62,8 @@ class Loop:
     leaves: list[tuple[Value, Memory]] = field(default_factory=list)
     #: variables that are set in it: where, and to what
     stores: dict[tuple[int, str], list[tuple[Any, Value]]] = field(default_factory=dict)
+    #: lists that lanes add to, by their numbers in the heap
+    grown: set[int] = field(default_factory=set)
     #: variables that the first lane sets for all: where
     firsts: dict[tuple[int, str], Any] = field(default_factory=dict)
     scopes: int = 0  # those with smaller numbers were there before
@@ -190,7 +192,7 @@ class Machine:
         found = self.now.heap[ref.number]
         if found.broken:
             raise self.refusal(found.broken, node)
-        if isinstance(found, List) and found.added is not None:
+        if isinstance(found, List) and (found.growing or found.added is not None):
             raise self.refusal("a list is read to which lanes are being added", node)
         return found
 

@@ -48,7 +48,8 @@ class List:
     `item` for each lane of `lanes`, added by the loop `writer`.
 
     `made`: the loops in which it was made; `lane`: the iteration over lanes in which
-    it was. `added`: by the iteration at hand. `frozen`: it may be known by another name
+    it was. `added`: by the iteration at hand; `growing`: other iterations of the same
+    loop add to it. `frozen`: it may be known by another name
     that would not see a change; `filled`: it is not empty. `broken`: why it may not be
     used.
     """
@@ -62,6 +63,7 @@ class List:
     made: tuple[Any, ...] = ()
     lane: Any = None
     added: Added | None = None
+    growing: bool = False
     frozen: bool = False
     filled: bool = False
     broken: str = ""
