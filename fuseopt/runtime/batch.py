@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture.externs import Call, TensorRef
-from ..ir import Extern, Graph, Kernel, Schedule
+from ..ir import Extern, Graph, Kernel, Run, Schedule
 
 aten = torch.ops.aten
 #: A product of two matrices -> the same of many.
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     members: tuple[Extern, ...]
 
 
-Step = Kernel | Extern | Batch
+Step = Kernel | Run | Extern | Batch
 
 
 def in_batches(graph: Graph, schedule: Schedule, calls: Sequence[Call]) -> list[Step]:

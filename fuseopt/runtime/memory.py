@@ -20,7 +20,7 @@ from ..capture.promote import NAMED_DTYPES, PARTS
 from ..capture.scalars import Sym
 from ..compat import negated_view
 from ..errors import LaunchError
-from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule, span
+from ..ir import DTYPE_BYTES, Buffer, Extern, MemoryPlan, span, storage_bytes
 from .batch import Trials
 
 
@@ -40,29 +40,23 @@ class Layout:
     """Which buffers share a storage, and who makes it.
 
     `base`: the input that a storage came in by. `members`: all buffers of a temp
-    storage. `given`: temp storages that an extern returns, so that nobody allocates.
-    `loose`: temps that only externs touch, which may keep any strides. `homes`: memory
-    that a storage of temps has for good, as uint8. `placed`: storages of temps whose
-    addresses are in the pool, which nobody asks for.
+    storage. `plan`: what the scheduler said of temps. `homes`: memory that a storage of
+    temps has for good, as uint8.
     """
 
     buffers: Sequence[Buffer]
     base: Mapping[int, int]
     members: Mapping[int, Sequence[int]]
-    given: frozenset[int]
-    loose: frozenset[int]
+    plan: MemoryPlan
     homes: dict[int, torch.Tensor] = field(default_factory=dict)
-    placed: set[int] = field(default_factory=set)
 
     def without_memory(self, temps: Sequence[int]) -> list[int]:
         """Those temps whose memory is neither known nor what an extern returns."""
-        known = self.given.union(self.homes, self.placed)
+        known = self.plan.returned.union(self.homes, self.plan.offsets)
         return [b for b in temps if self.buffers[b].storage not in known]
 
 
-def layout(
-    buffers: Sequence[Buffer], calls: Sequence[Call], schedule: Schedule
-) -> Layout:
+def layout(buffers: Sequence[Buffer], plan: MemoryPlan) -> Layout:
     """What can be known of a plan's memory before any call."""
     base: dict[int, int] = {}
     members: dict[int, list[int]] = {}
@@ -71,19 +65,7 @@ def layout(
             base.setdefault(buffer.storage, b)
         elif buffer.kind == "temp":
             members.setdefault(buffer.storage, []).append(b)
-    given = frozenset(buffers[b].storage for call in calls for b in call.fresh)
-    tabled = {
-        b
-        for step in schedule.steps
-        if isinstance(step, Kernel)
-        for variant in step.every
-        for column in variant.columns
-        for b in column
-    }
-    loose = frozenset(
-        own[0] for own in members.values() if len(own) == 1 and own[0] not in tabled
-    )
-    return Layout(buffers, base, members, given, loose)
+    return Layout(buffers, base, members, plan)
 
 
 @dataclass(frozen=True)
@@ -186,7 +168,7 @@ class Memory:
     def _allocate(self, buffer: Buffer) -> None:
         """One allocation for all the temps of a storage."""
         own = [self.layout.buffers[m] for m in self.layout.members[buffer.storage]]
-        size = max(first_byte(x) + extent(x) for x in own)
+        size = storage_bytes(own)
         made = self.layout.homes.get(buffer.storage)
         if made is None:
             made = torch.empty(size, dtype=torch.uint8, device=buffer.device)
@@ -224,7 +206,7 @@ class Memory:
                 f"said {buffer.dtype} of {list(buffer.shape)}. Kernels that ran before "
                 "it have written their results. Run this step uncompiled"
             )
-        if b in self.layout.loose:
+        if buffer.storage in self.layout.plan.loose:
             # with eager's own strides the next call has eager's bits
             self._made[b] = t
             return

@@ -19,11 +19,10 @@ import torch
 from ..capture.trace import Captured
 from ..collector import collector_paused
 from ..errors import AliasError
-from ..ir import DTYPE_BYTES, Kernel, Schedule
-from ..scheduler.blocks import Run
+from ..ir import DTYPE_BYTES, Kernel, Run, Schedule
 from .arena import Arena, settle_together
 from .batch import Trials, in_batches
-from .blocks import Blocks, RunTable, in_runs
+from .blocks import RunTable, TempArena
 from .cells import CPU, place_of
 from .memory import extent, layout, shared_inputs
 from .probe import Moves, Probe
@@ -47,7 +46,6 @@ class Plan:
         factories: dict[str, TableFactory],
         helper: ctypes.PyDLL | None = None,
         replays: Replays | None = None,
-        blocks: bool = False,
     ) -> None:
         self.helper = helper
         #: what surrounds the first binding: it waits for kernels that are being built
@@ -90,10 +88,9 @@ class Plan:
         ]
         self.temps = schedule.temps
         self.trials = Trials()
-        self.memory = layout(buffers, captured.calls, schedule)
-        batches = in_batches(graph, schedule, captured.calls)
-        self.order = in_runs(graph, batches, blocks)
-        self.blocks = Blocks(graph, self.order, self.memory) if blocks else None
+        self.memory = layout(buffers, schedule.memory)
+        self.order = in_batches(graph, schedule, captured.calls)
+        self.blocks = TempArena(buffers, schedule.memory, self.position)
         storages = {
             buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes
         }
@@ -149,8 +146,7 @@ class Plan:
                 layouts[b] = TensorLayout(buffer.shape, buffer.stride)
             if buffer.device == CPU:
                 layouts[b] = layouts[b]._replace(on_host=buffer.dtype)
-        kernels = [s for s in self.schedule.steps if isinstance(s, Kernel)]
-        places = {k.name: place_of(buffers, k) for k in kernels}
+        places = {k.name: place_of(buffers, k) for k in self.schedule.kernels}
         try:
             tables = {
                 step.name: self._table(step, layouts)
@@ -173,8 +169,6 @@ class Plan:
             self.replays.release()
         self.tables, self.on_devices, self.arenas = tables, on_devices, arenas
         self._settle_numbers()
-        if self.blocks is not None:
-            self.blocks.settle(self.position)
         #: temps that are allocated in each call
         self.allocated = self.memory.without_memory(self.temps)
         self.on_host = [t for t in tables.values() if not t.place]
@@ -197,15 +191,8 @@ class Plan:
     ) -> KernelTable:
         if isinstance(step, Kernel):
             return self.factories[step.name](step, self.pool, self.position, layouts)
-        assert self.blocks is not None
         return RunTable(
-            step,
-            self.blocks.of[step.name],
-            self.factories,
-            self.pool,
-            self.position,
-            layouts,
-            self.helper,
+            step, self.factories, self.pool, self.position, layouts, self.helper
         )
 
     def _settle_numbers(self) -> None:
@@ -222,7 +209,7 @@ class Plan:
             and buffers[b].shape == ()
             and b not in outputs
             and len(known.members[buffers[b].storage]) == 1
-            and buffers[b].storage not in known.given
+            and buffers[b].storage not in known.plan.returned
         ]
         known.homes.clear()
         for table in self.on_devices:

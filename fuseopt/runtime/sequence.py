@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..ir import Kernel
-from ..scheduler.blocks import Run
+from ..ir import Kernel, Run
 from .batch import Batch
 from .memory import Memory
 from .plan import Plan
@@ -33,7 +32,7 @@ def in_order(
             launch(table)
         return None
     memory = Memory(plan.memory, tensors, plan.pool, plan.position, plan.numbers or ())
-    held = None if plan.blocks is None else plan.blocks.take(plan.pool)
+    held = plan.blocks.take(plan.pool)
     memory.allocate(plan.allocated if temps is None else temps)
     # what is known now goes to the device at once, before the first kernel
     for table in plan.on_devices:
