@@ -115,6 +115,11 @@ class Buffer(NamedTuple):
             n *= s
         return n
 
+    @property
+    def first_byte(self) -> int:
+        """Where in its storage the buffer begins."""
+        return self.offset * DTYPE_BYTES[self.dtype]
+
 
 def kept(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that is left when `dims` are reduced away."""
@@ -123,9 +128,7 @@ def kept(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
 
 def storage_bytes(members: Iterable[Buffer]) -> int:
     """The bytes of memory that the buffers of one storage need together."""
-    return max(
-        b.offset * DTYPE_BYTES[b.dtype] + span(b)[1] - span(b)[0] for b in members
-    )
+    return max(b.first_byte + span(b)[1] - span(b)[0] for b in members)
 
 
 def span(b: Buffer) -> tuple[int, int]:
@@ -340,13 +343,16 @@ class MemoryPlan:
     `offsets`: the first byte in the step's arena, which is `size` bytes long; two
     storages may have one place if no block of a run touches both. `returned`: an extern
     returns it, so that nobody else allocates. `loose`: no kernel and no other view sees
-    it, so that it keeps the strides with which an extern returns it.
+    it, so that it keeps the strides with which an extern returns it. `freed[i]`: what
+    nobody looks at once the step at place i has run; () if nothing is given back before
+    the last step has ended.
     """
 
     offsets: dict[int, int] = field(default_factory=dict)
     size: int = 0
     returned: frozenset[int] = frozenset()
     loose: frozenset[int] = frozenset()
+    freed: tuple[tuple[int, ...], ...] = ()
 
 
 #: What a schedule is made of.

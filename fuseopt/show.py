@@ -63,9 +63,13 @@ def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
     names = _value_names(graph)
     kernels, externs = len(schedule.kernels), len(schedule.externs)
     lines = [f"schedule: {kernels} kernels, {externs} externs"]
-    for step in schedule.steps:
+    freed = schedule.memory.freed or ((),) * len(schedule.steps)
+    members = {b.storage: b.name for b in reversed(graph.buffers)}
+    for step, own in zip(schedule.steps, freed, strict=True):
         if isinstance(step, Extern):
             lines += ["", *_extern(step, names, first)]
+            if own:
+                lines.append(f"  gives back {_few([members[s] for s in own], first)}")
         elif isinstance(step, Run):
             lines += ["", *_run(step, first)]
             for kernel in step.kernels:

@@ -308,6 +308,7 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
     for s in sorted(plan.loose):
         if s not in plan.returned or s in in_kernels or len(members[s]) > 1:
             raise GraphError(f"storage {s} is loose, but not seen by externs alone")
+    _check_freed(graph, schedule, members)
     for step in schedule.steps if plan.offsets else ():
         for where, touched in _launches(step):
             placed = {storage[b] for b in touched} & plan.offsets.keys()
@@ -318,6 +319,35 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
                     f"{where}: {members[one][0].name} and {members[other][0].name} "
                     "have one place in the arena",
                 )
+
+
+def _check_freed(
+    graph: Graph, schedule: Schedule, members: dict[int, list[Buffer]]
+) -> None:
+    """What is given back is a temp, and nobody touches it later."""
+    plan, storage = schedule.memory, [b.storage for b in graph.buffers]
+    if not plan.freed:
+        return
+    require(
+        len(plan.freed) == len(schedule.steps),
+        f"memory is given back after {len(plan.freed)} steps of {len(schedule.steps)}",
+    )
+    later = {storage[b] for b in graph.outputs}
+    for step, freed in reversed([*zip(schedule.steps, plan.freed, strict=True)]):
+        for s in freed:
+            own = members.get(s, [])
+            name = own[0].name if own else f"storage {s}"
+            require(
+                bool(own) and all(x.kind == "temp" for x in own),
+                f"{step.name}: gives back {name}, which is no temp",
+            )
+            require(s not in later, f"{step.name}: gives back {name} too early")
+            later.add(s)
+        if isinstance(step, Extern):
+            touched = {graph.values[v] for v in (*step.reads, *step.writes)}
+        else:
+            touched = {b for _, own in _launches(step) for b in own}
+        later.update(storage[b] for b in touched)
 
 
 def _launches(step: Step) -> Iterator[tuple[str, set[int]]]:

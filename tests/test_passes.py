@@ -243,6 +243,35 @@ def test_what_externs_alone_see_may_keep_its_strides() -> None:
     assert (plan.returned, plan.loose) == ({one, two}, {one})
 
 
+def test_what_no_later_step_touches_is_given_back() -> None:
+    g = GraphBuilder()
+    p = g.tensor("p", (4,))
+    half, one, two = g.op("mul", p, 0.5), g.like(p, "one"), g.like(p, "two")
+    g.extern("aten.special", [half], [one])
+    g.extern("aten.special", [one], [two])
+    g.op("add", p, two, out=p)
+    g.outputs.append(g.like(p, "kept"))
+    g.extern("aten.special", [p], [g.outputs[0]])
+    graph = g.graph()
+    made = passes(graph)["memory"]
+    assert [step.name for step in made.steps] == [
+        *("kernel0", "aten.special", "aten.special", "kernel1", "aten.special")
+    ]
+    assert made.memory.freed == ((), (half,), (one,), (), ())
+    assert "  gives back one\n" in show_schedule(graph, made)
+
+    for freed, message in (
+        (((), (half, one), (), (), ()), "gives back one too early"),
+        (((half,), (), (), (), ()), "gives back t1 too early"),
+        (((), (), (), (), (g.outputs[0],)), "gives back kept too early"),
+        (((), (), (), (), (p,)), "gives back p, which is no temp"),
+        (((), (half,)), "given back after 2 steps of 5"),
+    ):
+        plan = replace(made.memory, freed=freed)
+        with pytest.raises(GraphError, match=message):
+            check_schedule(graph, replace(made, memory=plan))
+
+
 def test_temps_that_lie_where_others_do_are_refused() -> None:
     graph = scaled(5000, 2000).graph()
     made = passes(graph, Machine(1 << 30))["memory"]  # one block

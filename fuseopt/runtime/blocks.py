@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 
 from ..ir import Buffer, MemoryPlan, Run
-from .memory import first_byte
 from .table import CppTable, TableFactory, TensorLayout
 
 #: Where Linux says how large a cache is, and what is taken where it does not.
@@ -58,7 +57,7 @@ class TempArena:
     ) -> None:
         self.size = plan.size
         self.places = [
-            (position[b], plan.offsets[x.storage] + first_byte(x))
+            (position[b], plan.offsets[x.storage] + x.first_byte)
             for b, x in enumerate(buffers)
             if x.storage in plan.offsets
         ]

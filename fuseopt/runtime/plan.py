@@ -19,10 +19,10 @@ import torch
 from ..capture.trace import Captured
 from ..collector import collector_paused
 from ..errors import AliasError
-from ..ir import DTYPE_BYTES, Kernel, Run, Schedule
+from ..ir import DTYPE_BYTES, Extern, Kernel, Run, Schedule
 from .arena import Arena, settle_together
-from .batch import Trials, in_batches
 from .blocks import RunTable, TempArena
+from .calls import prepare
 from .cells import CPU, place_of
 from .memory import extent, layout, shared_inputs
 from .probe import Moves, Probe
@@ -87,10 +87,24 @@ class Plan:
             if buffers[b].kind == "view" and buffers[b].storage in base
         ]
         self.temps = schedule.temps
-        self.trials = Trials()
         self.memory = layout(buffers, schedule.memory)
-        self.order = in_batches(graph, schedule, captured.calls)
+        self.order = schedule.steps
         self.blocks = TempArena(buffers, schedule.memory, self.position)
+        freed = schedule.memory.freed or ((),) * len(schedule.steps)
+        #: the externs' calls, by payload
+        self.externs = {
+            step.payload: prepare(
+                step,
+                captured.calls[step.payload],
+                buffers,
+                self.memory.members,
+                schedule.memory,
+                self.position,
+                own,
+            )
+            for step, own in zip(schedule.steps, freed, strict=True)
+            if isinstance(step, Extern)
+        }
         storages = {
             buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes
         }

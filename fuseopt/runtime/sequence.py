@@ -1,4 +1,4 @@
-"""The steps of a plan, one after another: kernels, batches, ATen calls.
+"""The steps of a plan, one after another: kernels, runs of them, ATen calls.
 
 `in_order` runs them on the tensors of a call; how a kernel is started is the caller's.
 """
@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..ir import Kernel, Run
-from .batch import Batch
 from .memory import Memory
 from .plan import Plan
 from .table import KernelTable
@@ -41,9 +40,7 @@ def in_order(
         for step in plan.order:
             if isinstance(step, (Kernel, Run)):
                 launch(plan.tables[step.name])
-            elif isinstance(step, Batch):
-                memory.run_batch(step.members, plan.captured.calls, plan.trials)
             else:
-                memory.run(step, plan.captured.calls[step.payload])
+                memory.run(plan.externs[step.payload])
     del held
     return memory

@@ -41,9 +41,29 @@ def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
     kernels = {s for k in schedule.kernels for s in _of_kernel(graph, k)}
     loose = frozenset(s for s in returned - kernels if len(members[s]) == 1)
     plan = MemoryPlan({}, 0, returned, loose)
+    if returned:
+        plan = replace(plan, freed=_freed(graph, schedule, members))
     if goes_by_blocks(graph, schedule, machine):
         plan = _with_arena(graph, schedule, plan, members)
     return schedule if plan == schedule.memory else replace(schedule, memory=plan)
+
+
+def _freed(
+    graph: Graph, schedule: Schedule, members: dict[int, list[Buffer]]
+) -> tuple[tuple[int, ...], ...]:
+    """After each extern, the storages of temps that no later step touches. What kernels
+    are the last to touch goes with the rest, at the end: of a device, they may still
+    run.
+    """
+    last: dict[int, int] = {}
+    for i, step in enumerate(schedule.steps):
+        last.update(dict.fromkeys(_of_step(graph, step), i))
+    kept = {graph.buffers[b].storage for b in graph.outputs}
+    freed: list[list[int]] = [[] for _ in schedule.steps]
+    for s, i in last.items():
+        if s in members and s not in kept and isinstance(schedule.steps[i], Extern):
+            freed[i].append(s)
+    return tuple(map(tuple, freed))
 
 
 def _with_arena(
