@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fuseopt
+from fuseopt import compat
 from fuseopt.backend import fuseopt as backend
 from fuseopt.runtime.memory import Memory
 from fuseopt.runtime.plan import Plan
@@ -432,6 +433,15 @@ def test_a_call_enters_one_function_of_python() -> None:
         entered.append(count)
         torch._dynamo.reset()
     assert entered[1] - entered[0] == 10
+
+
+def test_an_overload_is_called_as_the_function_of_c() -> None:
+    mm, x = torch.ops.aten.mm.default, torch.randn(3, 3)
+    bound = compat.bound_op(mm)
+    assert not isinstance(bound, torch._ops.OpOverload)
+    assert same_bits(bound(x, x), mm(x, x))
+    for other in (torch.ops.aten.mm, torch.cond, torch.mm):
+        assert compat.bound_op(other) is other
 
 
 def test_what_a_call_returned_is_given_back_after_its_last_use(
