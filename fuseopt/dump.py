@@ -1,9 +1,9 @@
 """Write what became of a graph into a folder that a person can read.
 
 One numbered folder per compiled graph: `0_captured.txt` (the graph as recorded),
-`1_scheduled.txt` (foreach nodes, fused variants), `not_fused.txt` (every refusal with
-its reason), `kernel0.cpp` ... (generated source), `kernel0.layout.txt` (the launch
-layout), `report.txt`.
+`1_scheduled.txt` (what runs: kernels, blocks, where temps lie), `not_fused.txt` (every
+refusal with its reason), `kernel0.cpp` ... (generated source), `kernel0.layout.txt`
+(the launch layout), `report.txt`.
 """
 
 from __future__ import annotations

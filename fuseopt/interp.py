@@ -30,6 +30,8 @@ from .ir import (
     Graph,
     Instr,
     Kernel,
+    MemoryPlan,
+    Run,
     ScalarRef,
     Schedule,
     Symbol,
@@ -104,10 +106,15 @@ def run_schedule(
 
     `backwards` runs a kernel's lanes in the opposite order, which may change nothing.
     """
-    memory = Memory(graph, tensors)
+    memory = Memory(graph, tensors, schedule.memory)
     for step in schedule.steps:
         if isinstance(step, Extern):
             _run_extern(step, memory, externs)
+        elif isinstance(step, Run):
+            for block in step.blocks:
+                for k in range(len(step.kernels)):
+                    own = step.part(block, k)
+                    _run_kernel(own, memory, scalars, tail, backwards)
         else:
             _run_kernel(step, memory, scalars, tail, backwards)
     return tuple(memory.tensor(b) for b in graph.outputs)
@@ -152,10 +159,21 @@ def _run_lane(
 
 
 class Memory:
-    """The tensors of a run, by buffer. Memory that nobody wrote holds NaN."""
+    """The tensors of a run, by buffer. Memory that nobody wrote holds NaN.
 
-    def __init__(self, graph: Graph, tensors: Sequence[torch.Tensor]) -> None:
+    `plan`: which temps share an arena.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        tensors: Sequence[torch.Tensor],
+        plan: MemoryPlan | None = None,
+    ) -> None:
         self.graph = graph
+        self._places = {} if plan is None else plan.offsets
+        size = 0 if plan is None else plan.size
+        self._arena = torch.full((size,), 0xFF, dtype=torch.uint8)
         self._tensors: dict[int, torch.Tensor] = {}
         self._bases: dict[int, tuple[torch.Tensor, int]] = {}  # storage -> tensor, byte
         for b, buffer in enumerate(graph.buffers):
@@ -202,6 +220,9 @@ class Memory:
         return view.set_(storage, start // size, buffer.shape, buffer.stride)
 
     def _allocate(self, storage: int) -> tuple[torch.Tensor, int]:
+        if storage in self._places:
+            self._bases[storage] = (self._arena, -self._places[storage])
+            return self._bases[storage]
         size = 0
         for b in self.graph.buffers:
             if b.storage == storage and 0 not in b.shape:

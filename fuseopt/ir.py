@@ -9,125 +9,31 @@ A `Body` is written once and shared by every lane that runs it: nodes of 1,000 l
 point to the same object, so checking and generating code costs nothing per lane.
 
 The scheduler turns a Graph into a `Schedule`: kernels made of `Variant`s (one fused
-body with the table of its lanes) and externs, in the order in which they run.
+body with the table of its lanes), runs of kernels that go block by block, and externs,
+in the order in which they run; and where their temps lie.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-#: Element types that a body may compute with, and their size in bytes. "b8" is a bool
-#: stored in a byte.
-ARITHMETIC = {
-    "f64": 8,
-    "f32": 4,
-    "bf16": 2,
-    "f16": 2,
-    "i64": 8,
-    "i32": 4,
-    "i16": 2,
-    "i8": 1,
-    "u8": 1,
-    "b8": 1,
-}
-#: Element types that only externs read and write: memory of known size, no arithmetic.
-OPAQUE = {
-    "c128": 16,
-    "c64": 8,
-    "c32": 4,
-    "u64": 8,
-    "u32": 4,
-    "u16": 2,
-    "f8e4m3": 1,
-    "f8e4m3z": 1,
-    "f8e5m2": 1,
-    "f8e5m2z": 1,
-    "f8e8m0": 1,
-}
-#: Size in bytes of every element type that a buffer may have.
-DTYPE_BYTES = {**ARITHMETIC, **OPAQUE}
-FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
-
-#: Opcodes that take part in a body, with their number of arguments.
-ARITY = {
-    "load": 0,  # attr: index of the read
-    "scalar": 0,  # attr: index of the scalar; a double from the host
-    "const": 0,  # attr: a literal that is part of the structure
-    "cast": 1,
-    "add": 2,
-    "sub": 2,
-    "mul": 2,
-    "div": 2,
-    "fma": 3,  # a * b + c, rounded once
-    "neg": 1,
-    "abs": 1,
-    "sqrt": 1,  # rounded correctly
-    "vsqrt": 1,  # as eager's vector library rounds it
-    "floor": 1,
-    "ceil": 1,
-    "trunc": 1,
-    "round": 1,
-    "isnan": 1,
-    "max": 2,  # NaN in either argument gives NaN
-    "min": 2,
-    "lt": 2,
-    "le": 2,
-    "eq": 2,
-    "ne": 2,
-    "bitcast": 1,  # the same bits as another type of the same size
-    "shl": 2,  # of integers; by no more digits than there are
-    "shr": 2,  # copies the sign
-    "and": 2,
-    "or": 2,
-    "xor": 2,
-    "not": 1,
-    "where": 3,
-    # is this element in the part that eager's vector loop leaves over? attr: 1 if asked
-    # of elements, 0 if of a single number, which always is; 2, 4, 8 if the loop takes
-    # two vectors of elements of so many bytes at a time, else it takes 32 elements;
-    # BY_ROWS more if the call's tensors differ in layout, so that it loops over rows
-    "tail": 0,
-    # over the elements of a lane, or of a row or column of it; attr: NATIVE, FROM_BF16
-    # or FROM_F16
-    "sum": 1,
-    "sumsq": 1,  # of squares, as eager takes a 2-norm
-    "fold": 1,  # a sum from the first element to the last
-    "largest": 1,  # NaN anywhere gives NaN
-    "least": 1,
-}
-#: Functions, by number of arguments, as C's library gives them.
-FUNCTIONS = {
-    **dict.fromkeys(
-        (
-            "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
-            "tanh asinh acosh atanh erf erfc lgamma"
-        ).split(),
-        1,
-    ),
-    **dict.fromkeys("pow atan2 hypot fmod nextafter".split(), 2),
-}
-#: Those that the library of the processor's vendor has.
-VENDOR = tuple("exp log log2 log10 sin cos tan tanh asin acos atan erf erfc".split())
-#: The same functions in the bits of libraries that eager calls for many elements at
-#: once, on a CPU: "v" those of the processor's vendor, "sleef_" those of Sleef.
-VECTOR = {
-    **{f"v{name}": name for name in VENDOR},
-    **{
-        f"sleef_{name}": name
-        for name in FUNCTIONS
-        if name not in ("asinh", "acosh", "nextafter")
-    },
-}
-ARITY.update(FUNCTIONS)
-ARITY.update({name: FUNCTIONS[plain] for name, plain in VECTOR.items()})
-BY_ROWS = 16
-#: Instructions that make one number of many elements; what reads them runs when the
-#: elements are done.
-REDUCTIONS = frozenset({"sum", "sumsq", "fold", "largest", "least"})
-#: Which numbers eager's loops load when they fold: those that are folded, or numbers
-#: of 16 bits that they widen themselves.
-NATIVE, FROM_BF16, FROM_F16 = 0, 1, 2
+from .opcodes import (
+    ARITHMETIC,
+    ARITY,
+    BY_ROWS,
+    DTYPE_BYTES,
+    FLOATS,
+    FROM_BF16,
+    FROM_F16,
+    FUNCTIONS,
+    NATIVE,
+    OPAQUE,
+    REDUCTIONS,
+    VECTOR,
+    VENDOR,
+)
 
 
 class Instr(NamedTuple):
@@ -209,10 +115,20 @@ class Buffer(NamedTuple):
             n *= s
         return n
 
+    @property
+    def first_byte(self) -> int:
+        """Where in its storage the buffer begins."""
+        return self.offset * DTYPE_BYTES[self.dtype]
+
 
 def kept(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that is left when `dims` are reduced away."""
     return tuple([n for d, n in enumerate(shape) if d not in dims])
+
+
+def storage_bytes(members: Iterable[Buffer]) -> int:
+    """The bytes of memory that the buffers of one storage need together."""
+    return max(b.first_byte + span(b)[1] - span(b)[0] for b in members)
 
 
 def span(b: Buffer) -> tuple[int, int]:
@@ -302,26 +218,6 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ForeachSchedulerNode:
-    """One recorded operation over its lanes, before fusion: the position of a list.
-
-    `reads`, `writes` and `scalars` are columns: entry i belongs to lane i.
-    """
-
-    name: str
-    body: Body
-    reads: tuple[tuple[int, ...], ...]
-    scalars: tuple[tuple[ScalarRef, ...], ...]
-    writes: tuple[tuple[int, ...], ...]
-    line: str
-
-    @property
-    def lanes(self) -> int:
-        columns = self.writes or self.reads
-        return len(columns[0]) if columns else 0
-
-
-@dataclass(frozen=True)
 class Variant:
     """A fused body and the table of its lanes.
 
@@ -352,6 +248,10 @@ class Variant:
     @property
     def lanes(self) -> int:
         return len(self.shapes)
+
+    def touched(self, lane: int) -> list[int]:
+        """The buffers of one lane, by slot."""
+        return [column[lane] for column in self.columns]
 
     @property
     def folds(self) -> tuple[int, ...]:
@@ -389,11 +289,139 @@ class Kernel:
         return sum(v.lanes for v in self.variants)
 
 
+#: Of each kernel of a run, the (variant, lane) pairs of one block, in order.
+Block = tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Kernels of the CPU that go block by block: all of them over some lanes, in order,
+    then over the lanes of the next block.
+
+    `blocks[i][k]` are the lanes of kernel k in block i; every lane is in one block. No
+    kernel has a `finish`, which would have to wait for lanes of all blocks.
+    """
+
+    kernels: tuple[Kernel, ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(k.name for k in self.kernels)
+
+    def part(self, block: Block, k: int) -> Kernel:
+        """Kernel k with the lanes of one block alone; a variant may have none."""
+        own: dict[int, list[int]] = {}
+        for v, lane in block[k]:
+            own.setdefault(v, []).append(lane)
+        kernel = self.kernels[k]
+        variants = [_some(x, own.get(v, [])) for v, x in enumerate(kernel.variants)]
+        return replace(kernel, variants=tuple(variants))
+
+
+def _some(v: Variant, lanes: list[int]) -> Variant:
+    """A variant with some of its lanes."""
+    return replace(
+        v,
+        columns=tuple([tuple([c[i] for i in lanes]) for c in v.columns]),
+        scalars=tuple([tuple([c[i] for i in lanes]) for c in v.scalars]),
+        shapes=tuple([v.shapes[i] for i in lanes]),
+        reduced=tuple([v.reduced[i] for i in lanes]) if v.reduced else (),
+        operands=tuple([v.operands[i] for i in lanes]) if v.operands else (),
+    )
+
+
+#: Bytes of which each storage in an arena begins at a multiple.
+ALIGNED = 64
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where the temps of a schedule lie, by storage. What is not named here is
+    allocated at each call.
+
+    `offsets`: the first byte in the step's arena, which is `size` bytes long; two
+    storages may have one place if no block of a run touches both. `returned`: an extern
+    returns it, so that nobody else allocates. `loose`: no kernel and no other view sees
+    it, so that it keeps the strides with which an extern returns it. `freed[i]`: what
+    nobody looks at once the step at place i has run; () if nothing is given back before
+    the last step has ended.
+    """
+
+    offsets: dict[int, int] = field(default_factory=dict)
+    size: int = 0
+    returned: frozenset[int] = frozenset()
+    loose: frozenset[int] = frozenset()
+    freed: tuple[tuple[int, ...], ...] = ()
+
+
+#: What a schedule is made of.
+Step = Kernel | Run | Extern
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """What runs, in order, and what did not fuse and why."""
+    """What runs, in order, and what did not fuse and why.
 
-    steps: tuple[Kernel | Extern, ...]
+    `temps` are the temp buffers that need memory; `memory` says where they get it.
+    """
+
+    steps: tuple[Step, ...]
     refusals: tuple[Refusal, ...] = ()
-    temps: tuple[int, ...] = ()  # temp buffers that need memory
-    foreach: tuple[ForeachSchedulerNode, ...] = field(default=(), repr=False)
+    temps: tuple[int, ...] = ()
+    memory: MemoryPlan = field(default_factory=MemoryPlan)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All kernels, those of runs among them, in order."""
+        found: list[Kernel] = []
+        for step in self.steps:
+            if not isinstance(step, Extern):
+                found += step.kernels if isinstance(step, Run) else [step]
+        return tuple(found)
+
+    @property
+    def externs(self) -> tuple[Extern, ...]:
+        """All ATen calls that run as they are, in order."""
+        return tuple(s for s in self.steps if isinstance(s, Extern))
+
+
+__all__ = [
+    "ALIGNED",
+    "ARITHMETIC",
+    "ARITY",
+    "BY_ROWS",
+    "DTYPE_BYTES",
+    "FLOATS",
+    "FROM_BF16",
+    "FROM_F16",
+    "FUNCTIONS",
+    "NATIVE",
+    "OPAQUE",
+    "REDUCTIONS",
+    "VECTOR",
+    "VENDOR",
+    "Block",
+    "Body",
+    "Buffer",
+    "Extern",
+    "Graph",
+    "Instr",
+    "Kernel",
+    "Literal",
+    "MemoryPlan",
+    "Node",
+    "Refusal",
+    "Run",
+    "ScalarRef",
+    "Schedule",
+    "SchedulerNode",
+    "Slot",
+    "Step",
+    "Symbol",
+    "Variant",
+    "kept",
+    "makes_numbers",
+    "span",
+    "storage_bytes",
+]

@@ -21,14 +21,15 @@ from .codegen import CppTarget, Source, Target
 from .collector import collector_paused
 from .config import Config
 from .errors import CannotBuild, ConfigError
-from .ir import Kernel, Schedule
+from .ir import Schedule
 from .report import Report
-from .runtime.cells import place_of
+from .runtime import blocks
+from .runtime.cells import CPU, place_of
 from .runtime.compiler import find_compiler
 from .runtime.helper import PROBE
 from .runtime.plan import Plan
 from .runtime.table import CppTable, TableFactory
-from .scheduler import schedule
+from .scheduler import Machine, schedule
 from .session import session
 from .verify import check_graph, check_schedule
 
@@ -66,11 +67,16 @@ def plan_graph(
     if checks:
         check_graph(captured.graph)
         clock.lap("check")
-    plan: Schedule = schedule(captured.graph, clock.lap)
-    if checks:
-        check_schedule(captured.graph, plan)
-        clock.lap("check")
-    kernels = [step for step in plan.steps if isinstance(step, Kernel)]
+
+    def passed(name: str, made: Schedule | None) -> None:
+        """The clock and the checks of the scheduler's passes."""
+        clock.lap(name)
+        if made is not None and checks:
+            check_schedule(captured.graph, made)
+            clock.lap("check")
+
+    plan = schedule(captured.graph, passed, _machine(config))
+    kernels = plan.kernels
     buffers = captured.graph.buffers
     devices = {kernel.name: place_of(buffers, kernel) for kernel in kernels}
     targets = {name: target_of(config, device) for name, device in devices.items()}
@@ -85,11 +91,7 @@ def plan_graph(
     result = None
     if run:
         replays = _replays(config, captured, plan, set(devices.values()), report)
-        # on the CPU kernels go block by block where they may
-        blocks = all(t.name == "cpp" for t in targets.values())
-        result = Plan(captured, plan, {}, None, replays, blocks)
-        if result.blocks is not None:
-            report.blocks = {k: len(own) for k, own in result.blocks.of.items()}
+        result = Plan(captured, plan, {}, None, replays)
     report.kernels = [
         reporting.kernel_report(k, targets[k.name].name, sources[k.name].text)
         for k in kernels
@@ -129,6 +131,14 @@ def plan_graph(
     _tell_seconds(report, clock)
     _dump(report, config, captured, plan, sources, targets)
     return result, report
+
+
+def _machine(config: Config) -> Machine:
+    """What the scheduler is to know of this one: C++ goes block by block, Triton in
+    launches of its own.
+    """
+    own = target_of(config, CPU)
+    return Machine(blocks.BLOCK if own.name == "cpp" else 0)
 
 
 def _tell_seconds(report: Report, clock: Clock) -> None:

@@ -2,23 +2,28 @@
 
 Both are run on *terms* instead of numbers (a term is a node of one shared expression
 tree), and each buffer must end with the same term. That sees dependencies, order,
-dropped and doubled effects at once. Its cost is linear.
+dropped and doubled effects at once, and so it sees the order of blocks and temps that
+follow each other in one place. Its cost is linear.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .ir import (
     REDUCTIONS,
+    Buffer,
     Extern,
     Graph,
     Instr,
+    Run,
     ScalarRef,
     Schedule,
     Variant,
     kept,
+    storage_bytes,
 )
 
 Key = tuple[object, ...]
@@ -34,26 +39,75 @@ class _Terms:
         return self.known.setdefault(key, len(self.known))
 
 
+class _Arena:
+    """Which storages have their places in an arena now: a write takes away what lay
+    there before.
+    """
+
+    def __init__(self, graph: Graph, offsets: dict[int, int]) -> None:
+        members: dict[int, list[Buffer]] = {s: [] for s in offsets}
+        for b in graph.buffers:
+            if b.storage in members:
+                members[b.storage].append(b)
+        self.places = {
+            s: (at, at + storage_bytes(members[s])) for s, at in offsets.items()
+        }
+        #: those that are there: first byte, end and storage of each, in order
+        self.owners: list[tuple[int, int, int]] = []
+
+    def has(self, storage: int) -> bool:
+        place = (*self.places[storage], storage)
+        k = bisect_left(self.owners, place)
+        return self.owners[k : k + 1] == [place]
+
+    def take(self, storage: int) -> None:
+        if self.has(storage):
+            return
+        start, end = self.places[storage]
+        k = bisect_left(self.owners, (start, 0, 0))
+        k -= k > 0 and self.owners[k - 1][1] > start
+        last = k
+        while last < len(self.owners) and self.owners[last][0] < end:
+            last += 1
+        del self.owners[k:last]
+        insort(self.owners, (start, end, storage))
+
+
 class _Memory:
     """What every buffer holds, as a term.
 
     Behind a write through an overlapping buffer stands the old term with a list of what
-    was laid over it; layers that do not touch each other have one order.
+    was laid over it; layers that do not touch each other have one order. `offsets`: the
+    places of storages in an arena.
     """
 
-    def __init__(self, terms: _Terms, buffers: int, near: dict[int, list[int]]) -> None:
+    def __init__(
+        self,
+        terms: _Terms,
+        graph: Graph,
+        near: dict[int, list[int]],
+        offsets: dict[int, int],
+    ) -> None:
         self.terms = terms
         self.near = {b: frozenset(others) for b, others in near.items()}
-        self.base = [terms.make("entry", b) for b in range(buffers)]
+        self.base = [terms.make("entry", b) for b in range(len(graph.buffers))]
         self.layers: dict[int, list[tuple[int, int]]] = {}
+        self.arena = _Arena(graph, offsets)
+        self.placed = {
+            b: x.storage for b, x in enumerate(graph.buffers) if x.storage in offsets
+        }
 
     def read(self, b: int) -> int:
+        if b in self.placed and not self.arena.has(self.placed[b]):
+            return self.terms.make("lost", b)
         layers = self.layers.get(b)
         if not layers:
             return self.base[b]
         return self.terms.make("over", self.base[b], tuple(layers))
 
     def write(self, b: int, term: int) -> None:
+        if b in self.placed:
+            self.arena.take(self.placed[b])
         self.base[b] = term
         self.layers.pop(b, None)
         for other in self.near.get(b, ()):
@@ -129,7 +183,7 @@ def difference(
     touch what another lane writes.
     """
     terms = _Terms()
-    expected = _Memory(terms, len(graph.buffers), near)
+    expected = _Memory(terms, graph, near, {})
     for node in graph.nodes:
         if isinstance(node, Extern):
             _run_extern(graph, expected, node)
@@ -142,10 +196,14 @@ def difference(
         )
         for v, (x, _) in zip(node.writes, node.body.writes, strict=True):
             expected.write(graph.values[v], made[x])
-    got = _Memory(terms, len(graph.buffers), near)
+    got = _Memory(terms, graph, near, schedule.memory.offsets)
     for step in schedule.steps:
         if isinstance(step, Extern):
             _run_extern(graph, got, step)
+        elif isinstance(step, Run):
+            for block in step.blocks:
+                for k in range(len(step.kernels)):
+                    _run_variants(got, step.part(block, k).variants)
         else:
             _run_variants(got, step.variants)
             _run_variants(got, step.finish)

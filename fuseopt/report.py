@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, field, replace
 
-from .ir import DTYPE_BYTES, Extern, Kernel, Refusal, Schedule, Variant
+from .ir import DTYPE_BYTES, Kernel, Refusal, Run, Schedule, Variant
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,9 @@ def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
 
 
 def fill(report: Report, schedule: Schedule) -> None:
-    """Put a schedule's externs and refusals into a report."""
-    report.externs = [
-        (s.name, s.reason) for s in schedule.steps if isinstance(s, Extern)
-    ]
+    """Put a schedule's externs, blocks and refusals into a report."""
+    report.externs = [(extern.name, extern.reason) for extern in schedule.externs]
+    report.blocks = {
+        s.name: len(s.blocks) for s in schedule.steps if isinstance(s, Run)
+    }
     report.not_fused = list(schedule.refusals)

@@ -18,6 +18,7 @@ from .ir import (
     Kernel,
     Literal,
     Node,
+    Run,
     ScalarRef,
     Schedule,
     SchedulerNode,
@@ -56,23 +57,29 @@ def show_graph(graph: Graph, first: int = FIRST) -> str:
 
 
 def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
-    """A Schedule as text: kernels with their fused bodies, externs, refusals."""
+    """A Schedule as text: kernels with their fused bodies, runs with their blocks,
+    externs, where temps lie, refusals.
+    """
     names = _value_names(graph)
-    kernels = [s for s in schedule.steps if isinstance(s, Kernel)]
-    externs = len(schedule.steps) - len(kernels)
-    lines = [f"schedule: {len(kernels)} kernels, {externs} externs"]
-    for step in schedule.steps:
+    kernels, externs = len(schedule.kernels), len(schedule.externs)
+    lines = [f"schedule: {kernels} kernels, {externs} externs"]
+    freed = schedule.memory.freed or ((),) * len(schedule.steps)
+    members = {b.storage: b.name for b in reversed(graph.buffers)}
+    for step, own in zip(schedule.steps, freed, strict=True):
         if isinstance(step, Extern):
             lines += ["", *_extern(step, names, first)]
-            continue
-        lines += ["", f"{step.name}: {step.lanes} lanes, {len(step.every)} variants"]
-        for number, variant in enumerate(step.every):
-            if number == len(step.variants):
-                lines.append("  when all these are done:")
-            lines += [f"  {x}" for x in _variant(graph, number, variant, first)]
+            if own:
+                lines.append(f"  gives back {_few([members[s] for s in own], first)}")
+        elif isinstance(step, Run):
+            lines += ["", *_run(step, first)]
+            for kernel in step.kernels:
+                lines += _kernel(graph, kernel, first)
+        else:
+            lines += _kernel(graph, step, first)
     if schedule.temps:
         temps = [_buffer(graph.buffers[b]) for b in schedule.temps]
         lines += ["", f"temps in memory: {_few(temps, first)}"]
+        lines += _places(graph, schedule, first)
     if schedule.refusals:
         lines += ["", "not fused:"]
     for r in schedule.refusals:
@@ -202,6 +209,39 @@ def _extern(node: Extern, names: list[str], first: int) -> Iterable[str]:
 
 
 # ---------------------------------------------------------------- schedule
+
+
+def _kernel(graph: Graph, kernel: Kernel, first: int) -> Iterable[str]:
+    yield ""
+    yield f"{kernel.name}: {kernel.lanes} lanes, {len(kernel.every)} variants"
+    for number, variant in enumerate(kernel.every):
+        if number == len(kernel.variants):
+            yield "  when all these are done:"
+        yield from (f"  {x}" for x in _variant(graph, number, variant, first))
+
+
+def _run(run: Run, first: int) -> Iterable[str]:
+    """Its blocks: of each, how many lanes it has of each kernel."""
+    yield f"{run.name}: block by block, {len(run.blocks)} in all"
+    lanes = [", ".join(str(len(own)) for own in block) for block in run.blocks]
+    yield f"  lanes of each kernel: {_few([f'({x})' for x in lanes], first)}"
+
+
+def _places(graph: Graph, schedule: Schedule, first: int) -> Iterable[str]:
+    """Where temps lie: in the arena, in what externs return, or allocated."""
+    plan = schedule.memory
+    own = [(graph.buffers[b], graph.buffers[b].storage) for b in schedule.temps]
+    placed = [f"{b.name} at {plan.offsets[s]}" for b, s in own if s in plan.offsets]
+    known = plan.returned | plan.offsets.keys()
+    left = [b.name for b, s in own if s not in known]
+    if placed:
+        yield f"  arena of {plan.size} bytes: {_few(placed, first)}"
+    for title, names in (
+        ("returned by externs", [b.name for b, s in own if s in plan.returned]),
+        ("allocated at each call", left),
+    ):
+        if names:
+            yield f"  {title}: {_few(names, first)}"
 
 
 def _variant(graph: Graph, number: int, v: Variant, first: int) -> Iterable[str]:

@@ -323,6 +323,18 @@ def _power(g: GraphBuilder, base: float, step: int, call: int) -> int:
     return g.op("pow", base, step, out=g.like(step), call=call)
 
 
+def scaled(*sizes: int) -> GraphBuilder:
+    """Each tensor is brought to norm one by way of a temp: two kernels."""
+    g = GraphBuilder()
+    for n, size in enumerate(sizes):
+        p = g.tensor(f"p{n}", (size,))
+        update = g.op("mul", p, 0.5)
+        ratio = g.op("div", g.reduce("norm2", p), g.reduce("norm2", update))
+        g.op("mul", update, ratio, out=update)
+        g.op("add", p, update, out=p)
+    return g
+
+
 def planned(g: GraphBuilder) -> tuple[Graph, Schedule]:
     """The checked graph of a builder, and its checked schedule."""
     graph = g.graph()

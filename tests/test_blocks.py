@@ -13,63 +13,81 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 
 import fuseopt
 from bench.optimizers import LAMB, Adafactor
+from fuseopt import planning
 from fuseopt.backend import fuseopt as backend
-from fuseopt.ir import Graph, Kernel
+from fuseopt.ir import Graph, Kernel, Run, Schedule
 from fuseopt.overlap import overlaps
-from fuseopt.runtime import blocks, plan
-from fuseopt.runtime.blocks import Blocks, RunTable, cache_bytes, in_blocks
-from fuseopt.scheduler import blocks as strands
-from fuseopt.scheduler.blocks import Run
+from fuseopt.runtime import blocks
+from fuseopt.runtime.blocks import RunTable, TempArena, cache_bytes
+from fuseopt.scheduler import Machine, memory
+from fuseopt.scheduler import runs as strands
+from fuseopt.scheduler.tiles import tile
 from tests.steps import differences, make_params, same_bits, set_grads
 
 SHAPES = ((), (3,), (17, 5), (40,), (3, 4, 5), (181, 193), (8, 4, 3, 3), (2, 6000))
-Plans = list[tuple[Graph, list[Any], Blocks]]
+Plans = list[tuple[Graph, Schedule]]
 
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plans]:
     """What is planned with blocks of a strand each."""
     made: Plans = []
+    inner = planning.schedule
 
-    class Seen(Blocks):
-        def __init__(self, graph: Graph, steps: Any, layout: Any) -> None:
-            super().__init__(graph, steps, layout)
-            made.append((graph, list(steps), self))
+    def seen(graph: Graph, *args: Any) -> Schedule:
+        made.append((graph, inner(graph, *args)))
+        return made[-1][1]
 
     monkeypatch.setattr(blocks, "BLOCK", 1)
-    monkeypatch.setattr(plan, "Blocks", Seen)
+    monkeypatch.setattr(planning, "schedule", seen)
     yield made
-    for graph, steps, own in made:
-        for step in steps:
+    for graph, plan in made:
+        for step in plan.steps:
             if isinstance(step, Run):
-                assert in_order(graph, step, own) == []
+                assert in_order(graph, step) == []
 
 
-def in_order(graph: Graph, run: Run, own: Blocks) -> list[tuple[Any, Any]]:
+@pytest.fixture
+def arenas(monkeypatch: pytest.MonkeyPatch) -> list[TempArena]:
+    """The arenas of all plans."""
+    made: list[TempArena] = []
+    inner = TempArena.__init__
+
+    def seen(self: TempArena, *args: Any) -> None:
+        inner(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(TempArena, "__init__", seen)
+    return made
+
+
+def only_run(plan: Schedule) -> Run:
+    (run,) = [step for step in plan.steps if isinstance(step, Run)]
+    return run
+
+
+def in_order(graph: Graph, run: Run) -> list[tuple[Any, Any]]:
     """Lanes that meet in memory and do not run in the order of their kernels."""
     near = overlaps(graph.buffers)
     done: dict[int, list[tuple[int, bool]]] = {}
     wrong = []
     lanes = set()
-    for block in own.of[run.name]:
+    for block in run.blocks:
         for k, kernel in enumerate(run.kernels):
-            for strand in block:
-                for v, column in strand.lanes[k].items():
-                    for lane in column:
-                        lanes.add((k, v, lane))
-                        variant = kernel.variants[v]
-                        for slot, buffers in zip(
-                            variant.slots, variant.columns, strict=True
-                        ):
-                            b = buffers[lane]
-                            for x in (b, *near.get(b, ())):
-                                for other, written in done.get(x, ()):
-                                    if other > k and (slot.write or written):
-                                        wrong.append(((k, v, lane), other))
-                            done.setdefault(b, []).append((k, slot.write))
+            for v, lane in block[k]:
+                lanes.add((k, v, lane))
+                variant = kernel.variants[v]
+                touched = variant.touched(lane)
+                for slot, b in zip(variant.slots, touched, strict=True):
+                    for x in (b, *near.get(b, ())):
+                        for other, written in done.get(x, ()):
+                            if other > k and (slot.write or written):
+                                wrong.append(((k, v, lane), other))
+                    done.setdefault(b, []).append((k, slot.write))
     every = {
         (k, v, lane)
         for k, kernel in enumerate(run.kernels)
@@ -159,12 +177,12 @@ def test_a_total_norm_waits_for_all(plans: Plans) -> None:
         eager.step()
         mine.step()
         assert differences(eager_params, eager, params, mine) == []
-    _, steps, own = plans[0]
-    kernels = [step for step in steps if isinstance(step, Kernel)]
+    _, made = plans[0]
+    kernels = [step for step in made.steps if isinstance(step, Kernel)]
     assert any(k.finish for k in kernels)  # the total norm's, alone
-    (run,) = [step for step in steps if isinstance(step, Run)]
+    run = only_run(made)
     assert not any(k.finish for k in run.kernels)
-    assert len(own.of[run.name]) == len(params)
+    assert len(run.blocks) == len(params)
 
 
 def test_a_lane_that_two_lanes_use(plans: Plans) -> None:
@@ -175,9 +193,7 @@ def test_a_lane_that_two_lanes_use(plans: Plans) -> None:
             z.mul_(1 / (ratio + 1))
 
     assert check(step, rand((40,), (7, 5), (3, 50), (600,))) == []
-    _, steps, _ = plans[-1]
-    run = next(step for step in steps if isinstance(step, Run))
-    many = [[sum(map(len, lanes.values())) for lanes in x.lanes] for x in run.strands]
+    many = [list(map(len, block)) for block in only_run(plans[-1][1]).blocks]
     assert any(
         min(a, b) >= 1 and max(a, b) >= 2
         for own in many
@@ -195,8 +211,7 @@ def overlapping(base: Tensor) -> None:
 
 def test_overlapping_buffers_are_one_strand(plans: Plans) -> None:
     assert check(overlapping, rand((300,))) == []
-    run = next(step for step in plans[-1][1] if isinstance(step, Run))
-    assert len(run.strands) == 2
+    assert len(only_run(plans[-1][1]).blocks) == 2
 
 
 def test_overlaps_that_nobody_asks_for_are_caught(
@@ -204,6 +219,9 @@ def test_overlaps_that_nobody_asks_for_are_caught(
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 1)
     monkeypatch.setattr(strands, "overlaps", lambda buffers: {})
+    with pytest.raises(BackendCompilerFailed, match="leaves another"):
+        check(overlapping, rand((300,)))
+    monkeypatch.setattr(planning, "check_schedule", lambda graph, plan: None)
     assert check(overlapping, rand((300,))) != []
 
 
@@ -231,13 +249,15 @@ def trusted(*params: Tensor) -> None:
         p.sub_(0.01 * p.norm() / update.norm() * update)
 
 
-def test_blocks_share_the_memory_of_their_temps(plans: Plans) -> None:
+def test_blocks_share_the_memory_of_their_temps(
+    plans: Plans, arenas: list[TempArena]
+) -> None:
     shapes = [(5000,)] * 10 + [(9000,)]
     assert check(trusted, rand(*shapes)) == []
-    _, _, own = plans[-1]
-    assert 9000 * 4 <= own.size <= 9000 * 4 + 11 * 5 * 64
-    assert own.arena is not None
-    assert own.arena.numel() == own.size
+    size = plans[-1][1].memory.size
+    assert 9000 * 4 <= size <= 9000 * 4 + 11 * 5 * 64
+    assert arenas[-1].arena is not None
+    assert arenas[-1].arena.numel() == size
 
 
 def test_a_call_allocates_nothing(plans: Plans) -> None:
@@ -251,19 +271,25 @@ def test_a_call_allocates_nothing(plans: Plans) -> None:
 
 
 def test_a_large_arena_is_given_back(
-    plans: Plans, monkeypatch: pytest.MonkeyPatch
+    plans: Plans, arenas: list[TempArena], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "KEPT", 0)
     assert check(trusted, rand(*[(5000,)] * 4)) == []
-    assert plans[-1][2].arena is None
+    assert plans[-1][1].memory.size
+    assert arenas[-1].arena is None
 
 
 def test_temps_in_one_place_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def place(self: Blocks, storage: int, at: int) -> int:
-        self.offsets[storage] = 0
-        return max(at, self._bytes(storage))
+    def place(offsets: dict[int, int], sizes: Any, at: int) -> int:
+        for storage, n in sizes:
+            offsets[storage] = 0
+            at = max(at, n + 64)
+        return at
 
-    monkeypatch.setattr(Blocks, "_place", place)
+    monkeypatch.setattr(memory, "_place", place)
+    with pytest.raises(BackendCompilerFailed, match="have one place in the arena"):
+        check(trusted, rand(*[(5000,)] * 4))
+    monkeypatch.setattr(planning, "check_schedule", lambda graph, plan: None)
     assert check(trusted, rand(*[(5000,)] * 4)) != []
 
 
@@ -316,13 +342,17 @@ def test_without_the_helper_blocks_go_one_by_one(
 
 def test_blocks_hold_what_fits(plans: Plans) -> None:
     assert check(trusted, rand(*[(1000,)] * 12)) == []
-    graph, steps, _ = plans[-1]
-    run = next(step for step in steps if isinstance(step, Run))
-    assert [len(b) for b in in_blocks(graph.buffers, run, 1)] == [1] * 12
-    some = [len(b) for b in in_blocks(graph.buffers, run, 36_000)]
+    graph, made = plans[-1]
+
+    def lanes(most: int) -> list[int]:
+        run = only_run(tile(graph, made, Machine(most)))
+        return [len(block[0]) for block in run.blocks]
+
+    assert lanes(1) == [1] * 12
+    some = lanes(36_000)
     assert sum(some) == 12
     assert 1 < max(some) < 12
-    assert [len(b) for b in in_blocks(graph.buffers, run, 1 << 30)] == [12]
+    assert lanes(1 << 30) == [12]
 
 
 def test_the_size_of_the_cache(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fuseopt
+from fuseopt.runtime import blocks
 from tests.steps import compiled, make, make_params, set_grads
 
 
@@ -38,6 +39,19 @@ def test_explain_plans_and_changes_nothing() -> None:
     assert "1 launch a step" in text
     assert "kernel0" in text
     assert "capture 0." in text
+
+
+def test_explain_tells_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of the schedule: nothing is built for them."""
+    monkeypatch.setattr(blocks, "BLOCK", 1)
+
+    def scaled(*params: torch.Tensor) -> None:
+        for p in params:
+            p.div_(p.norm())
+
+    report = fuseopt.explain(scaled, *map(torch.ones, (40, 50, 60)))
+    assert report.blocks == {"kernel0+kernel1": 3}
+    assert "3 blocks of lanes" in str(report)
 
 
 def test_explain_after_steps_keeps_the_state() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -11,10 +12,27 @@ import torch
 from torch import Tensor
 
 import fuseopt
+from fuseopt import compat
 from fuseopt.backend import fuseopt as backend
+from fuseopt.runtime.memory import Memory
+from fuseopt.runtime.plan import Plan
 from tests.steps import same_bits
 
 Update = Callable[[Tensor, Tensor, Tensor], Any]
+
+
+@pytest.fixture(autouse=True)
+def returned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the scheduler says that calls return is what capture saw them return."""
+    made = Plan.__init__
+
+    def checked(self: Plan, captured: Any, schedule: Any, *args: Any) -> None:
+        buffers = captured.graph.buffers
+        fresh = {buffers[b].storage for call in captured.calls for b in call.fresh}
+        assert schedule.memory.returned == fresh
+        made(self, captured, schedule, *args)
+
+    monkeypatch.setattr(Plan, "__init__", checked)
 
 
 def state(shape: tuple[int, ...] = (6, 6), n: int = 3) -> list[list[Tensor]]:
@@ -346,3 +364,116 @@ def test_a_shape_that_depends_on_data_inside_a_graph_is_named() -> None:
     (report,) = fuseopt.reports()
     assert "cannot be recorded" in report.fallback
     assert "g[g > 0]" in report.fallback
+
+
+# ---------------------------------------------------------------- what a call costs
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """Two steps of Newton and Schulz, in bfloat16."""
+    x = x.bfloat16()
+    for _ in range(2):
+        gram = x @ x.T
+        update = torch.addmm(gram, gram, gram, beta=-4.7, alpha=2.0)
+        x = torch.addmm(x, update, x, beta=3.4)
+    return x
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (24, 16), (8, 8)])
+def test_products_of_several_lanes(shape: tuple[int, int]) -> None:
+    def update(p: Tensor, g: Tensor, m: Tensor) -> None:
+        p.sub_(orthogonal(g * 0.1) * 0.5)
+
+    report = check(update, lambda: state(shape, 4))
+    assert len(report.externs) == 6 * 4
+
+
+def products(length: int) -> Callable[..., None]:
+    """Calls that each need the one before, among them one that is seen in two ways."""
+
+    def update(p: Tensor, g: Tensor) -> None:
+        x = torch.mm(g * 2, g)
+        for _ in range(length):
+            x = torch.mm(x, x.T)
+        p.sub_(x)
+
+    return update
+
+
+def compiled(update: Callable[..., None], size: int = 6) -> Callable[[], object]:
+    """A call of the compiled update that has been done before."""
+    step = torch.compile(update, backend=backend, options={"fallback": "error"})
+    p, g = torch.ones(size, size), torch.full((size, size), 0.1)
+
+    def call() -> None:
+        with torch.no_grad():
+            step(p, g)
+
+    call()
+    call()
+    return call
+
+
+def test_a_call_enters_one_function_of_python() -> None:
+    """15 were entered for each product of a step, and 11 of one in a batch."""
+    entered = []
+    for length in (3, 13):
+        call = compiled(products(length))
+        count = 0
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(note)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+        entered.append(count)
+        torch._dynamo.reset()
+    assert entered[1] - entered[0] == 10
+
+
+def test_an_overload_is_called_as_the_function_of_c() -> None:
+    mm, x = torch.ops.aten.mm.default, torch.randn(3, 3)
+    bound = compat.bound_op(mm)
+    assert not isinstance(bound, torch._ops.OpOverload)
+    assert same_bits(bound(x, x), mm(x, x))
+    for other in (torch.ops.aten.mm, torch.cond, torch.mm):
+        assert compat.bound_op(other) is other
+
+
+def test_what_a_call_returned_is_given_back_after_its_last_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a step of many products needs memory for all of them."""
+    alive: list[int] = []
+    run = Memory.run
+
+    def seen(self: Memory, extern: Any) -> None:
+        run(self, extern)
+        own = {t.untyped_storage().data_ptr() for t in self._made.values()}
+        alive.append(len(own))
+
+    monkeypatch.setattr(Memory, "run", seen)
+    call = compiled(products(20))
+    alive.clear()
+    call()
+    assert len(alive) == 21
+    assert max(alive) <= 3  # the gradient, what came before, what is made
+
+
+def test_a_result_of_other_strides_than_foretold_is_brought_to_them() -> None:
+    """Kernels were planned for the strides of the shape rule."""
+    name = "fuseopt_test::transposed"
+    library = torch.library.Library("fuseopt_test", "DEF")
+    library.define("transposed(Tensor x) -> Tensor")
+    real = lambda x: (x * 2).t().contiguous().t()  # noqa: E731
+    torch.library.impl(name, "cpu", real, lib=library)
+    torch.library.register_fake(name, torch.empty_like, lib=library)
+
+    def update(p: Tensor, g: Tensor, m: Tensor) -> None:
+        p.sub_(torch.ops.fuseopt_test.transposed(g) * m)
+
+    check(update, lambda: state((3, 5)))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,10 +29,10 @@ from fuseopt.interp import (  # noqa: E402
     run_schedule,
 )
 from fuseopt.ir import ARITY, DTYPE_BYTES, Extern, Graph, Instr, Symbol  # noqa: E402
-from fuseopt.scheduler import schedule  # noqa: E402
+from fuseopt.scheduler import Machine, schedule  # noqa: E402
 from fuseopt.verify import check_graph, check_schedule  # noqa: E402
 
-from .build_graphs import GraphBuilder, adaptive, momentum, planned  # noqa: E402
+from .build_graphs import GraphBuilder, adaptive, momentum, planned, scaled  # noqa: E402
 
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -79,15 +81,18 @@ def assert_equal_runs(
     scalars: Sequence[float] = (),
     externs: ExternRunner | None = None,
 ) -> list[Any]:
-    """Run the graph and its schedule; return the tensors as the graph leaves them."""
+    """Run the graph and its schedules, kernel by kernel and block by block; return the
+    tensors as the graph leaves them.
+    """
     check_graph(graph)
-    plan = schedule(graph)
-    check_schedule(graph, plan)
+    plans = [schedule(graph, machine=Machine(block)) for block in (0, 1, 1 << 20)]
+    for plan in plans:
+        check_schedule(graph, plan)
     expected: list[Any] = []
     for tail in (False, True):  # eager's small tensors are all tail
         expected = clones(tensors)
         outputs = run_graph(graph, expected, scalars, externs, tail=tail)
-        for backwards in (False, True):
+        for plan, backwards in itertools.product(plans, (False, True)):
             got = clones(tensors)
             others = run_schedule(
                 graph, plan, got, scalars, externs, tail=tail, backwards=backwards
@@ -359,3 +364,20 @@ def test_a_step_with_externs() -> None:
         step(torch.rand(5), torch.rand(2, 3), torch.rand(5))
     (graph,) = checking.graphs
     assert any(isinstance(n, Extern) for n in graph.nodes)
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def test_blocks_and_their_arena_are_as_they_are_planned() -> None:
+    g = scaled(5000, 2000, 40)
+    graph = g.graph()
+    tensors = [torch.rand(n) for n in (5000, 2000, 40)]
+    assert_equal_runs(graph, tensors)
+    plan = schedule(graph, machine=Machine(1))
+    expected, got = clones(tensors), clones(tensors)
+    run_schedule(graph, plan, expected)
+    everywhere = dict.fromkeys(plan.memory.offsets, 0)
+    broken = replace(plan, memory=replace(plan.memory, offsets=everywhere))
+    run_schedule(graph, broken, got)
+    assert not all(map(same_bits, expected, got))

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuseopt.errors import GraphError
 from fuseopt.ir import Extern, Kernel, Schedule, Symbol, Variant
 from fuseopt.overlap import overlaps
-from fuseopt.scheduler import schedule
+from fuseopt.scheduler import Machine, schedule
 from fuseopt.show import show_graph, show_schedule
+from fuseopt.verify import check_schedule
 
 from .build_graphs import (
     GraphBuilder,
@@ -325,6 +327,37 @@ def test_broadcasting_over_a_tensor_the_step_writes() -> None:
     assert codes(plan) == {"index_space"}
 
 
+@pytest.mark.parametrize("index", range(3))
+def test_legality_is_asked_at_every_list_index(index: int) -> None:
+    """At one index of the lists an operand is a row, which its call changes: there the
+    two calls do not fuse. A schedule in which they do is refused, and names that lane.
+    """
+    g = GraphBuilder()
+    p = g.tensors("p", [(3, 4)] * 3)
+    rows = g.tensors("q", [(4,) if i == index else (3, 4) for i in range(3)])
+    g.foreach("mul", rows, 2.0)
+    g.foreach("add", p, rows, 1.0)
+    graph, plan = planned(g)
+    (refusal,) = plan.refusals
+    assert refusal[2:] == ("index_space", "[4] and [3, 4]")
+    fused, others = kernels(plan)
+    whole = next(v for v in fused.variants if len(v.nodes) == 2)
+    assert (whole.lanes, others.lanes) == (2, 1)
+    columns = {
+        "p": next(k for k, c in enumerate(whole.columns) if c[0] in p),
+        "q": next(k for k, c in enumerate(whole.columns) if c[0] in rows),
+    }
+    added = {columns["p"]: p[index], columns["q"]: rows[index]}
+    forced = replace(
+        whole,
+        columns=tuple((*c, added[k]) for k, c in enumerate(whole.columns)),
+        scalars=tuple((*c, c[0]) for c in whole.scalars),
+        shapes=(*whole.shapes, (3, 4)),
+    )
+    with pytest.raises(GraphError, match=rf"of lane 2 is q{index}, shape \[4\]"):
+        check_schedule(graph, Schedule((Kernel("kernel0", (forced,)),)))
+
+
 def test_broadcasting_over_a_tensor_the_step_only_reads() -> None:
     g = GraphBuilder()
     p, row = g.tensors("p", [(3, 4), (4,)])
@@ -586,4 +619,10 @@ def _apart(g: GraphBuilder, a: int, b: int) -> bool:
 @settings(max_examples=400, deadline=None, database=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_every_schedule_leaves_what_its_graph_leaves(seed: int) -> None:
-    planned(random_graph(seed))
+    graph, _ = planned(random_graph(seed))
+
+    def passed(_: str, made: Schedule | None) -> None:
+        if made is not None:
+            check_schedule(graph, made)
+
+    schedule(graph, passed, Machine(40))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 
 from .libraries import torch_library
 
@@ -25,6 +25,17 @@ MAKE_TENSOR = (
     torch.tensor,
     *((torch._refs.tensor,) if hasattr(torch, "_refs") else ()),
 )
+
+
+def bound_op(func: Callable[..., Any]) -> Callable[..., Any]:
+    """An overload of an ATen op as the function of C that it calls.
+
+    Relies on `OpOverload.__call__` calling `_op` and nothing else (torch 2.11 and
+    2.13). What is no such overload, or has no `_op`, is called as it is.
+    """
+    if type(func) is not OpOverload:
+        return func
+    return getattr(func, "_op", func)
 
 
 def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

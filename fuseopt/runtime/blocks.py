@@ -1,9 +1,7 @@
-"""Runs of kernels, block by block: each kernel over a block before the next block.
+"""Runs of kernels at a call: the memory of their temps, and their launch.
 
-A block is so many strands of a run (scheduler/blocks.py) that what they touch fits a
-share of the cache, and at least one strand. What lives within a block alone takes its
-place in an arena in which each block begins anew: a step needs memory for the largest
-block instead of for all of them, and finds it in the cache.
+Which lanes make a block, and where temps lie in the arena, is the scheduler's to say;
+how large a block may be, the cache of this machine.
 """
 
 from __future__ import annotations
@@ -11,16 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from ..ir import DTYPE_BYTES, Buffer, Extern, Graph, Kernel
-from ..scheduler.blocks import Run, Strand, part, runs
-from .batch import Batch, Step
-from .memory import Layout, extent, first_byte
+from ..ir import Buffer, MemoryPlan, Run
 from .table import CppTable, TableFactory, TensorLayout
 
 #: Where Linux says how large a cache is, and what is taken where it does not.
@@ -30,9 +25,6 @@ UNKNOWN = 1 << 20
 SHARE = 4
 #: An arena that is larger is given back after each call.
 KEPT = 64 << 20
-#: A temp that is no larger has memory for good, whoever touches it.
-SMALL = 4096
-ALIGNED = 64
 
 
 def cache_bytes(folder: Path = CACHES) -> int:
@@ -48,115 +40,29 @@ def cache_bytes(folder: Path = CACHES) -> int:
     return max(sizes)
 
 
-#: Bytes that the strands of a block touch together.
+#: Bytes that the lanes of a block touch together.
 BLOCK = cache_bytes() // SHARE
 
-Planned = Step | Run
 
+class TempArena:
+    """The memory of those temps that have a place in a plan's arena.
 
-def in_runs(graph: Graph, steps: Iterable[Step], wanted: bool) -> list[Planned]:
-    """The steps of a plan, with kernels that may go block by block as a Run."""
-    done: list[Planned] = []
-    beside: list[Kernel] = []
-    for step in (*steps, None):
-        if wanted and isinstance(step, Kernel):
-            beside.append(step)
-            continue
-        done += runs(graph, beside) if len(beside) > 1 else beside
-        beside = []
-        if step is not None:
-            done.append(step)
-    return done
-
-
-def in_blocks(buffers: Sequence[Buffer], run: Run, most: int) -> list[list[Strand]]:
-    """The strands of a run, as many in a block as touch `most` bytes, or one."""
-    blocks: list[list[Strand]] = []
-    filled = 0
-    for strand in run.strands:
-        touched = [buffers[b] for b in strand.buffers]
-        own = sum(b.numel * DTYPE_BYTES[b.dtype] for b in touched)
-        if not blocks or filled + own > most:
-            blocks.append([])
-            filled = 0
-        blocks[-1].append(strand)
-        filled += own
-    return blocks
-
-
-def _touched(graph: Graph, step: Planned) -> set[int]:
-    """The storages that a step touches."""
-    if isinstance(step, Extern):
-        values = (*step.reads, *step.writes)
-        return {graph.buffers[graph.values[v]].storage for v in values}
-    if isinstance(step, Batch):
-        return {s for member in step.members for s in _touched(graph, member)}
-    if isinstance(step, Run):
-        return {graph.buffers[b].storage for x in step.strands for b in x.buffers}
-    return {
-        graph.buffers[b].storage
-        for variant in step.every
-        for column in variant.columns
-        for b in column
-    }
-
-
-class Blocks:
-    """The blocks of a plan's runs, and where the temps that kernels alone see lie.
-
-    `offsets`: by storage, where in the arena it begins; `size`: bytes of the arena.
+    `position`: where in the pool of addresses each buffer has its own.
     """
 
-    def __init__(self, graph: Graph, steps: Sequence[Planned], layout: Layout) -> None:
-        self.of = {
-            step.name: in_blocks(graph.buffers, step, BLOCK)
-            for step in steps
-            if isinstance(step, Run)
-        }
-        self.layout = layout
-        users: dict[int, list[Planned]] = {}
-        for step in steps:
-            for s in _touched(graph, step):
-                users.setdefault(s, []).append(step)
-        seen = {graph.buffers[b].storage for b in graph.outputs} | layout.given
-        free = [
-            s
-            for s, own in users.items()
-            if s in layout.members and s not in seen and _kernels(own)
-        ]
-        self.offsets: dict[int, int] = {}
-        self.size = 0
-        for s in free:
-            if self._bytes(s) <= SMALL:
-                self.size = self._place(s, self.size)
-        first = self.size
-        alone = {s for s in free if len(users[s]) == 1} - self.offsets.keys()
-        for blocks in self.of.values():
-            for block in blocks:
-                at = first
-                for strand in block:
-                    for s in sorted(strand.apart & alone):
-                        at = self._place(s, at)
-                self.size = max(self.size, at)
-        self.arena: torch.Tensor | None = None
-        self.places: list[tuple[int, int]] = []
-
-    def _bytes(self, storage: int) -> int:
-        own = [self.layout.buffers[m] for m in self.layout.members[storage]]
-        return max(first_byte(x) + extent(x) for x in own)
-
-    def _place(self, storage: int, at: int) -> int:
-        self.offsets[storage] = at
-        return at + -(-self._bytes(storage) // ALIGNED) * ALIGNED
-
-    def settle(self, position: Mapping[int, int]) -> None:
-        """From here on the temps of the arena are nobody else's to allocate."""
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        plan: MemoryPlan,
+        position: Mapping[int, int],
+    ) -> None:
+        self.size = plan.size
         self.places = [
-            (position[m], at + first_byte(self.layout.buffers[m]))
-            for s, at in self.offsets.items()
-            for m in self.layout.members[s]
+            (position[b], plan.offsets[x.storage] + x.first_byte)
+            for b, x in enumerate(buffers)
+            if x.storage in plan.offsets
         ]
-        self.layout.placed.update(self.offsets)
+        self.arena: torch.Tensor | None = None
 
     def take(self, pool: array[int]) -> torch.Tensor | None:
         """The memory of a call, whose addresses are in the pool then; to be held until
@@ -173,10 +79,6 @@ class Blocks:
         return made
 
 
-def _kernels(steps: Sequence[Planned]) -> bool:
-    return all(isinstance(step, (Kernel, Run)) for step in steps)
-
-
 class RunTable:
     """The tables of a run: of each block, those of each kernel."""
 
@@ -185,7 +87,6 @@ class RunTable:
     def __init__(
         self,
         run: Run,
-        blocks: Sequence[Sequence[Strand]],
         factories: Mapping[str, TableFactory],
         pool: array[int],
         position: Mapping[int, int],
@@ -193,9 +94,9 @@ class RunTable:
         helper: ctypes.PyDLL | None,
     ) -> None:
         self.tables: list[CppTable] = []
-        for block in blocks:
+        for block in run.blocks:
             for k, kernel in enumerate(run.kernels):
-                own = part(kernel, [strand.lanes[k] for strand in block])
+                own = run.part(block, k)
                 if own.lanes:
                     table = factories[kernel.name](own, pool, position, layouts)
                     self.tables.append(cast(CppTable, table))

@@ -29,7 +29,7 @@ from ..capture.numbers import NumberRef
 from ..capture.scalars import Sym
 from ..capture.trace import Captured, result_buffers
 from ..errors import CudaGraphError, LaunchError
-from ..ir import Extern, Kernel, Schedule
+from ..ir import Schedule
 from .cells import place_of
 from .device import is_remote, module_of, on, type_of
 from .memory import Memory
@@ -107,9 +107,8 @@ class Graphs:
 def why_not(captured: Captured, schedule: Schedule) -> str:
     """Why a plan's launches cannot be captured; "" if nothing speaks against it."""
     buffers, values = captured.graph.buffers, captured.graph.values
-    kernels = [s for s in schedule.steps if isinstance(s, Kernel)]
-    externs = [s for s in schedule.steps if isinstance(s, Extern)]
-    places = {place_of(buffers, kernel) for kernel in kernels}
+    externs = schedule.externs
+    places = {place_of(buffers, kernel) for kernel in schedule.kernels}
     remote = {p for p in places if is_remote(torch.device(p))}
     if not remote:
         return "no kernel runs on a device that has graphs"
@@ -213,8 +212,7 @@ class Replays:
         buffers, values = captured.graph.buffers, captured.graph.values
         touched = {
             buffers[values[v]].storage
-            for s in schedule.steps
-            if isinstance(s, Extern)
+            for s in schedule.externs
             for v in (*s.reads, *s.writes)
         }
         #: inputs that ATen calls touch: their addresses are in the graph

@@ -20,8 +20,8 @@ from ..capture.promote import NAMED_DTYPES, PARTS
 from ..capture.scalars import Sym
 from ..compat import negated_view
 from ..errors import LaunchError
-from ..ir import DTYPE_BYTES, Buffer, Extern, Kernel, Schedule, span
-from .batch import Trials
+from ..ir import DTYPE_BYTES, Buffer, MemoryPlan, span, storage_bytes
+from .calls import Prepared
 
 
 def extent(b: Buffer) -> int:
@@ -30,39 +30,37 @@ def extent(b: Buffer) -> int:
     return end - start
 
 
-def first_byte(b: Buffer) -> int:
-    """Where in its storage a buffer begins."""
-    return b.offset * DTYPE_BYTES[b.dtype]
-
-
 @dataclass(frozen=True)
 class Layout:
     """Which buffers share a storage, and who makes it.
 
     `base`: the input that a storage came in by. `members`: all buffers of a temp
-    storage. `given`: temp storages that an extern returns, so that nobody allocates.
-    `loose`: temps that only externs touch, which may keep any strides. `homes`: memory
-    that a storage of temps has for good, as uint8. `placed`: storages of temps whose
-    addresses are in the pool, which nobody asks for.
+    storage. `plan`: what the scheduler said of temps. `homes`: memory that a storage of
+    temps has for good, as uint8.
     """
 
     buffers: Sequence[Buffer]
     base: Mapping[int, int]
-    members: Mapping[int, Sequence[int]]
-    given: frozenset[int]
-    loose: frozenset[int]
+    members: Mapping[int, list[int]]
+    plan: MemoryPlan
     homes: dict[int, torch.Tensor] = field(default_factory=dict)
-    placed: set[int] = field(default_factory=set)
+    _bytes: dict[int, int] = field(default_factory=dict)
+
+    def bytes_of(self, storage: int) -> int:
+        """The size of a storage of temps."""
+        known = self._bytes.get(storage)
+        if known is None:
+            own = [self.buffers[m] for m in self.members[storage]]
+            known = self._bytes[storage] = storage_bytes(own)
+        return known
 
     def without_memory(self, temps: Sequence[int]) -> list[int]:
         """Those temps whose memory is neither known nor what an extern returns."""
-        known = self.given.union(self.homes, self.placed)
+        known = self.plan.returned.union(self.homes, self.plan.offsets)
         return [b for b in temps if self.buffers[b].storage not in known]
 
 
-def layout(
-    buffers: Sequence[Buffer], calls: Sequence[Call], schedule: Schedule
-) -> Layout:
+def layout(buffers: Sequence[Buffer], plan: MemoryPlan) -> Layout:
     """What can be known of a plan's memory before any call."""
     base: dict[int, int] = {}
     members: dict[int, list[int]] = {}
@@ -71,19 +69,7 @@ def layout(
             base.setdefault(buffer.storage, b)
         elif buffer.kind == "temp":
             members.setdefault(buffer.storage, []).append(b)
-    given = frozenset(buffers[b].storage for call in calls for b in call.fresh)
-    tabled = {
-        b
-        for step in schedule.steps
-        if isinstance(step, Kernel)
-        for variant in step.every
-        for column in variant.columns
-        for b in column
-    }
-    loose = frozenset(
-        own[0] for own in members.values() if len(own) == 1 and own[0] not in tabled
-    )
-    return Layout(buffers, base, members, given, loose)
+    return Layout(buffers, base, members, plan)
 
 
 @dataclass(frozen=True)
@@ -113,7 +99,7 @@ def shared_inputs(buffers: Sequence[Buffer], written: Set[int]) -> SharedInputs:
         if storage in written:
             full = [x for x in inputs if 0 not in x.shape]
             found.distances.extend(
-                (x.source, full[0].source, first_byte(x) - first_byte(full[0]))
+                (x.source, full[0].source, x.first_byte - full[0].first_byte)
                 for x in full[1:]
             )
     return found
@@ -128,7 +114,7 @@ def _seen_as(t: torch.Tensor, first: int, buffer: Buffer) -> torch.Tensor:
     """The memory of `t`, whose buffer begins at byte `first` of its storage, as
     another buffer of that storage sees it.
     """
-    start = t.storage_offset() * t.element_size() + first_byte(buffer) - first
+    start = t.storage_offset() * t.element_size() + buffer.first_byte - first
     if t.dtype == NAMED_DTYPES[buffer.dtype]:
         return t.as_strided(buffer.shape, buffer.stride, start // t.element_size())
     made = torch.empty(0, dtype=NAMED_DTYPES[buffer.dtype], device=t.device)
@@ -174,7 +160,7 @@ class Memory:
             made = self.tensors[buffer.source].detach()
         elif buffer.kind == "view":
             own = self.layout.buffers[self.layout.base[buffer.storage]]
-            made = _seen_as(self.tensors[own.source], first_byte(own), buffer)
+            made = _seen_as(self.tensors[own.source], own.first_byte, buffer)
         else:
             if buffer.storage not in self._storages:
                 self._allocate(buffer)
@@ -185,10 +171,9 @@ class Memory:
 
     def _allocate(self, buffer: Buffer) -> None:
         """One allocation for all the temps of a storage."""
-        own = [self.layout.buffers[m] for m in self.layout.members[buffer.storage]]
-        size = max(first_byte(x) + extent(x) for x in own)
         made = self.layout.homes.get(buffer.storage)
         if made is None:
+            size = self.layout.bytes_of(buffer.storage)
             made = torch.empty(size, dtype=torch.uint8, device=buffer.device)
         self._storages[buffer.storage] = made, 0
 
@@ -224,7 +209,7 @@ class Memory:
                 f"said {buffer.dtype} of {list(buffer.shape)}. Kernels that ran before "
                 "it have written their results. Run this step uncompiled"
             )
-        if b in self.layout.loose:
+        if buffer.storage in self.layout.plan.loose:
             # with eager's own strides the next call has eager's bits
             self._made[b] = t
             return
@@ -234,7 +219,7 @@ class Memory:
                 buffer.shape, buffer.stride, dtype=t.dtype, device=t.device
             )
             t = copy.copy_(t)
-        known = self._storages.setdefault(buffer.storage, (t, first_byte(buffer)))
+        known = self._storages.setdefault(buffer.storage, (t, buffer.first_byte))
         if known[0] is not t:
             # the second result of a call whose results share memory
             place = _seen_as(*known, buffer)
@@ -268,33 +253,53 @@ class Memory:
             return type(x)([self._argument(y) for y in x])
         return x
 
-    def run(self, extern: Extern, call: Call) -> None:
+    def run(self, extern: Prepared) -> None:
         """Run an extern's ATen call on the memory as it is now, without recording."""
-        args = [self._argument(a) for a in call.args]
-        kwargs = {k: self._argument(v) for k, v in call.kwargs.items()}
-        if str(kwargs.get("device")) == "meta":
-            kwargs["device"] = self.layout.buffers[call.outputs[0]].device
-        self._take(extern, call, tensors_in(call.func(*args, **kwargs)))
+        made = self._made
+        args = extern.args.copy()
+        for place, b in extern.tensors:
+            known = made.get(b)
+            args[place] = self.tensor(b) if known is None else known
+        for place, x in extern.others:
+            args[place] = self._argument(x)
+        kwargs = extern.kwargs
+        if extern.computed:
+            kwargs = {k: self._argument(v) for k, v in kwargs.items()}
+        got = extern.function(*args, **kwargs)
+        result = extern.result
+        if (
+            result is None
+            or type(got) is not torch.Tensor
+            or got.shape != result.shape
+            or got.dtype != result.dtype
+            or got.is_neg()
+            or not (result.loose or got.stride() == result.stride)
+        ):
+            self._take(extern.name, extern.call, tensors_in(got))
+        else:
+            # with eager's own strides the next call has eager's bits
+            made[result.buffer] = got
+            if not result.loose:
+                self._storages[result.storage] = got, result.first_byte
+                self.pool[result.position] = got.data_ptr()
+                for view in result.views:
+                    first = got.storage_offset() + view.offset
+                    seen = got.as_strided(view.shape, view.stride, first)
+                    made[view.buffer] = seen
+                    self.pool[view.position] = seen.data_ptr()
+        storages, buffers = extern.freed
+        for b in buffers:
+            made.pop(b, None)
+        for s in storages:
+            self._storages.pop(s, None)
 
-    def run_batch(
-        self, members: Sequence[Extern], calls: Sequence[Call], trials: Trials
-    ) -> None:
-        """Run like products of several lanes, in one call where that pays."""
-        own = [calls[m.payload] for m in members]
-        rows = [[self._argument(a) for a in call.args] for call in own]
-        kwargs = {k: self._argument(v) for k, v in own[0].kwargs.items()}
-        columns = list(zip(*rows, strict=True))
-        made = trials.run(own[0].func, columns, kwargs)
-        for extern, call, t in zip(members, own, made, strict=True):
-            self._take(extern, call, [t])
-
-    def _take(self, extern: Extern, call: Call, got: Sequence[torch.Tensor]) -> None:
+    def _take(self, name: str, call: Call, got: Sequence[torch.Tensor]) -> None:
         """Make what a call returned the memory of its results."""
         if len(got) != len(call.outputs):
             raise LaunchError(
-                f"{extern.name} returned {len(got)} tensors; its shape rule said "
+                f"{name} returned {len(got)} tensors; its shape rule said "
                 f"{len(call.outputs)}"
             )
         for b, t in zip(call.outputs, got, strict=True):
             if b in call.fresh:
-                self._adopt(b, t, extern.name)
+                self._adopt(b, t, name)

@@ -19,11 +19,10 @@ import torch
 from ..capture.trace import Captured, read_at_once
 from ..collector import collector_paused
 from ..errors import AliasError, UnsupportedInput
-from ..ir import DTYPE_BYTES, Kernel, Schedule
-from ..scheduler.blocks import Run
+from ..ir import DTYPE_BYTES, Extern, Kernel, Run, Schedule
 from .arena import Arena, settle_together
-from .batch import Trials, in_batches
-from .blocks import Blocks, RunTable, in_runs
+from .blocks import RunTable, TempArena
+from .calls import prepare
 from .cells import CPU, place_of
 from .memory import extent, layout, shared_inputs
 from .probe import Moves, Probe
@@ -47,7 +46,6 @@ class Plan:
         factories: dict[str, TableFactory],
         helper: ctypes.PyDLL | None = None,
         replays: Replays | None = None,
-        blocks: bool = False,
     ) -> None:
         self.helper = helper
         #: what surrounds the first binding: it waits for kernels that are being built
@@ -89,11 +87,24 @@ class Plan:
             if buffers[b].kind == "view" and buffers[b].storage in base
         ]
         self.temps = schedule.temps
-        self.trials = Trials()
-        self.memory = layout(buffers, captured.calls, schedule)
-        batches = in_batches(graph, schedule, captured.calls)
-        self.order = in_runs(graph, batches, blocks)
-        self.blocks = Blocks(graph, self.order, self.memory) if blocks else None
+        self.memory = layout(buffers, schedule.memory)
+        self.order = schedule.steps
+        self.blocks = TempArena(buffers, schedule.memory, self.position)
+        freed = schedule.memory.freed or ((),) * len(schedule.steps)
+        #: the externs' calls, by payload
+        self.externs = {
+            step.payload: prepare(
+                step,
+                captured.calls[step.payload],
+                buffers,
+                self.memory.members,
+                schedule.memory,
+                self.position,
+                own,
+            )
+            for step, own in zip(schedule.steps, freed, strict=True)
+            if isinstance(step, Extern)
+        }
         storages = {
             buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes
         }
@@ -153,8 +164,7 @@ class Plan:
                 layouts[b] = TensorLayout(buffer.shape, buffer.stride)
             if buffer.device == CPU:
                 layouts[b] = layouts[b]._replace(on_host=buffer.dtype)
-        kernels = [s for s in self.schedule.steps if isinstance(s, Kernel)]
-        places = {k.name: place_of(buffers, k) for k in kernels}
+        places = {k.name: place_of(buffers, k) for k in self.schedule.kernels}
         try:
             tables = {
                 step.name: self._table(step, layouts)
@@ -177,8 +187,6 @@ class Plan:
             self.replays.release()
         self.tables, self.on_devices, self.arenas = tables, on_devices, arenas
         self._settle_numbers()
-        if self.blocks is not None:
-            self.blocks.settle(self.position)
         #: temps that are allocated in each call
         self.allocated = self.memory.without_memory(self.temps)
         self.on_host = [cast(HostTable, t) for t in tables.values() if not t.place]
@@ -209,15 +217,8 @@ class Plan:
     ) -> KernelTable:
         if isinstance(step, Kernel):
             return self.factories[step.name](step, self.pool, self.position, layouts)
-        assert self.blocks is not None
         return RunTable(
-            step,
-            self.blocks.of[step.name],
-            self.factories,
-            self.pool,
-            self.position,
-            layouts,
-            self.helper,
+            step, self.factories, self.pool, self.position, layouts, self.helper
         )
 
     def _settle_numbers(self) -> None:
@@ -234,7 +235,7 @@ class Plan:
             and buffers[b].shape == ()
             and b not in outputs
             and len(known.members[buffers[b].storage]) == 1
-            and buffers[b].storage not in known.given
+            and buffers[b].storage not in known.plan.returned
         ]
         known.homes.clear()
         for table in self.on_devices:

@@ -1,4 +1,4 @@
-"""The steps of a plan, one after another: kernels, batches, ATen calls.
+"""The steps of a plan, one after another: kernels, runs of them, ATen calls.
 
 `in_order` runs them on the tensors of a call; how a kernel is started is the caller's.
 """
@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..ir import Kernel
-from ..scheduler.blocks import Run
-from .batch import Batch
+from ..ir import Kernel, Run
 from .memory import Memory
 from .plan import Plan
 from .table import KernelTable
@@ -43,7 +41,7 @@ def in_order(
             launch(table)
         return None
     memory = Memory(plan.memory, tensors, plan.pool, plan.position, plan.numbers or ())
-    held = None if plan.blocks is None else plan.blocks.take(plan.pool)
+    held = plan.blocks.take(plan.pool)
     memory.allocate(plan.allocated if temps is None else temps)
     # what is known now goes to the device at once, before the first kernel
     for table in plan.on_devices:
@@ -52,9 +50,7 @@ def in_order(
         for step in plan.order:
             if isinstance(step, (Kernel, Run)):
                 launch(plan.tables[step.name])
-            elif isinstance(step, Batch):
-                memory.run_batch(step.members, plan.captured.calls, plan.trials)
             else:
-                memory.run(step, plan.captured.calls[step.payload])
+                memory.run(plan.externs[step.payload])
     del held
     return memory

@@ -1,5 +1,6 @@
-"""Graph -> Schedule, in four passes: dependencies, stages, grouping, fusion."""
+"""Graph -> Schedule: kernels first, then one pass after another over the schedule."""
 
-from .pipeline import schedule
+from .passes import Machine
+from .pipeline import PASSES, schedule
 
-__all__ = ["schedule"]
+__all__ = ["PASSES", "Machine", "schedule"]

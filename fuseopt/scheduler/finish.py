@@ -1,4 +1,4 @@
-"""Steps of a Schedule -> the same, with fewer launches: what many lanes' numbers are
+"""A Schedule -> the same with fewer launches: what many lanes' numbers are
 brought to (a total norm, the largest of all, a flag) runs in the launch that makes
 those numbers, when all lanes are done.
 
@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ..ir import Extern, Graph, Kernel, Variant, makes_numbers
+from ..ir import Extern, Graph, Kernel, Run, Schedule, Variant, makes_numbers
 from ..overlap import overlaps
+from .kernels import needed_temps
+from .passes import Machine, kernel_device
 
 #: Lanes that a variant may have that runs when others are done, in one program.
 FEW = 8
@@ -50,12 +52,17 @@ class _Touched:
         )
 
 
-def finish_early(graph: Graph, steps: Steps) -> Steps:
+def finish_early(graph: Graph, schedule: Schedule, _: Machine) -> Schedule:
     """Move what finishes a kernel's numbers into it; kernels left empty are gone."""
+    steps: Steps = []
+    for s in schedule.steps:
+        assert not isinstance(s, Run), "runs are made of kernels that are finished"
+        steps.append(s)
     if not any(_makes_numbers(s) for s in steps):
-        return steps
+        return schedule
     near = overlaps(graph.buffers)
     done: Steps = []
+    anything = False
     for step in steps:
         if isinstance(step, Extern):
             done.append(step)
@@ -67,12 +74,16 @@ def finish_early(graph: Graph, steps: Steps) -> Steps:
             assert isinstance(kernel, Kernel)
             moved = [v for v in step.variants if _may(graph, v, kernel, between, near)]
             done[before] = replace(kernel, finish=(*kernel.finish, *moved))
+            anything |= bool(moved)
         gone = set(map(id, moved))
         left = tuple([v for v in step.variants if id(v) not in gone])
         if left:
             done.append(replace(step, variants=left) if moved else step)
+    if not anything:
+        return schedule
     names = (f"kernel{k}" for k in range(len(done)))
-    return [replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in done]
+    done = [replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in done]
+    return replace(schedule, steps=tuple(done), temps=needed_temps(graph, done))
 
 
 def _makes_numbers(step: Kernel | Extern) -> bool:
@@ -81,19 +92,14 @@ def _makes_numbers(step: Kernel | Extern) -> bool:
     )
 
 
-def _device(graph: Graph, kernel: Kernel) -> str:
-    """That of what it writes: it may read numbers of the CPU."""
-    v = kernel.variants[0]
-    return graph.buffers[v.columns[v.stores[0][1]][0]].device
-
-
 def _kernel_before(
     graph: Graph, done: Sequence[Kernel | Extern], k: Kernel
 ) -> int | None:
     """The last kernel on the device of `k`, if it makes numbers."""
+    own = kernel_device(graph, k)
     for at in reversed(range(len(done))):
         step = done[at]
-        if isinstance(step, Kernel) and _device(graph, step) == _device(graph, k):
+        if isinstance(step, Kernel) and kernel_device(graph, step) == own:
             return at if _makes_numbers(step) else None
     return None
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..ir import Extern, ForeachSchedulerNode, Graph, ScalarRef, SchedulerNode
+from ..ir import Extern, Graph, ScalarRef, SchedulerNode
 from ..overlap import overlaps
 from .deps import Edge
 
@@ -263,25 +263,3 @@ def describe_lane(
         reduced,
         reduction,
     )
-
-
-def foreach_nodes(
-    graph: Graph, lanes: list[LaneTable]
-) -> tuple[ForeachSchedulerNode, ...]:
-    """The lists of a group of equal lanes: one per node of the body."""
-    result = []
-    for position, first in enumerate(lanes[0].nodes):
-        column = [graph.nodes[lane.nodes[position]] for lane in lanes]
-        node = graph.nodes[first]
-        assert isinstance(node, SchedulerNode)
-        result.append(
-            ForeachSchedulerNode(
-                f"{node.body.name}{position}",
-                node.body,
-                tuple(zip(*(n.reads for n in column), strict=True)),
-                tuple(zip(*(n.scalars for n in column), strict=True)),  # type: ignore[union-attr]
-                tuple(zip(*(n.writes for n in column), strict=True)),
-                node.line,
-            )
-        )
-    return tuple(result)

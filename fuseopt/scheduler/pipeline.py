@@ -1,160 +1,45 @@
 """The scheduler from top to bottom: Graph -> Schedule.
 
-    dependencies -> numbers shared by lanes -> stages -> lanes -> groups ->
-    fused variants -> numbers finished in the launch that makes them
-
-All variants of a stage on one device become one kernel: they are independent, since two
-nodes of a stage that touch the same memory are in one lane (horizontal fusion). The
-kernel of the CPU comes first: those of other devices may read what it makes.
+`schedule_kernels` fuses the graph into kernels. Each of `PASSES` then makes of one
+schedule another; all of them do what the graph does, as `verify.check_schedule` shows
+of any. What the last pass gives is what runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ir import (
-    Extern,
-    ForeachSchedulerNode,
-    Graph,
-    Kernel,
-    Schedule,
-    SchedulerNode,
-    Variant,
-)
-from .alike import alike
-from .deps import CPU, device, edges
+from ..ir import Graph, Schedule
 from .finish import finish_early
-from .fusion import fuse
-from .grouping import (
-    LaneTable,
-    describe_lane,
-    foreach_nodes,
-    lanes_of_stage,
-    shared_numbers,
+from .kernels import schedule_kernels
+from .memory import plan_memory
+from .passes import Machine, Pass
+from .runs import join_runs
+from .tiles import tile
+
+PASSES = (
+    Pass("finish", finish_early),
+    Pass("runs", join_runs),
+    Pass("tiles", tile),
+    Pass("memory", plan_memory),
 )
-from .stages import stages
-
-
-def _kept_values(
-    graph: Graph,
-    stage: tuple[int, ...],
-    lane_of: dict[int, int],
-    clones: frozenset[int],
-) -> frozenset[int]:
-    """Values that must reach memory: final ones, and those read outside their lane."""
-    producer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
-    kept = {v for v in graph.final if v >= 0}
-    several: dict[int, int] = {}
-    looked_at: set[int] = set()  # storages that somebody sees: the caller, or a node
-    touched = {graph.values[v] for n in graph.nodes for v in (*n.reads, *n.writes)}
-    for k, (b, v) in enumerate(zip(graph.buffers, graph.final, strict=True)):
-        # a view that nobody looks through is no second buffer
-        if k in touched or b.kind != "temp" or v >= 0:
-            several[b.storage] = several.get(b.storage, 0) + 1
-        if b.kind != "temp" or v >= 0:
-            looked_at.add(b.storage)
-    for node in graph.nodes:
-        looked_at.update(graph.buffers[graph.values[v]].storage for v in node.reads)
-    for i, node in enumerate(graph.nodes):
-        for v in node.reads:
-            p = producer.get(v)
-            if p is None or p in clones:
-                continue
-            if isinstance(node, Extern) or lane_of.get(p) != lane_of.get(i):
-                kept.add(v)
-        for v in node.writes:
-            storage = graph.buffers[graph.values[v]].storage
-            if several[storage] > 1 and storage in looked_at:
-                kept.add(v)
-    return frozenset(kept)
 
 
 def schedule(
-    graph: Graph, passed: Callable[[str], None] = lambda name: None
+    graph: Graph,
+    passed: Callable[[str, Schedule | None], None] = lambda name, made: None,
+    machine: Machine | None = None,
 ) -> Schedule:
-    """Fuse a captured step into as few kernels as the rules allow.
+    """Fuse a captured step into as few kernels as the rules allow, and say how they run
+    on a machine: one after another, if none is given.
 
-    `passed(name)` is called when a pass has ended.
+    `passed(name, made)` is called when a pass has ended, with the schedule that it
+    made; with None if there is none yet, or still the one before.
     """
-    parts = alike(graph)
-    whole, graph = graph, parts.graph
-    passed("islands")
-    every_edge = list(edges(graph))
-    passed("dependencies")
-    numbers = shared_numbers(graph, every_edge)
-    # clones are computed wherever they are used, so nothing waits for them
-    all_edges = [
-        e
-        for e in every_edge
-        if e.producer not in numbers.clones and e.consumer not in numbers.clones
-    ]
-    plan = stages(graph, all_edges, numbers)
-    passed("stages")
-    producer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
-
-    by_stage: dict[int, list[int]] = {}
-    externs: dict[int, list[int]] = {}
-    for i, node in enumerate(graph.nodes):
-        kind = externs if isinstance(node, Extern) else by_stage
-        kind.setdefault(plan.stage[i], []).append(i)
-    lanes: dict[int, list[list[int]]] = {}
-    lane_of: dict[int, int] = {}
-    for s, members in by_stage.items():
-        lanes[s] = lanes_of_stage(graph, members, plan.fused, numbers.clones)
-        for lane in lanes[s]:
-            number = len(lane_of)
-            lane_of.update(dict.fromkeys(lane, number))
-    kept = _kept_values(graph, plan.stage, lane_of, numbers.clones)
-    passed("lanes")
-
-    steps: list[Kernel | Extern] = []
-    foreach: list[ForeachSchedulerNode] = []
-    late = frozenset(parts.everywhere(sorted(plan.late)))
-    last = max([*by_stage, *externs], default=-1)
-    for s in range(-1, last + 1):
-        rows: list[tuple[int, str, LaneTable]] = []
-        for lane in lanes.get(s, ()):
-            table = describe_lane(
-                graph, lane, producer, kept, numbers.clones, plan.late
-            )
-            if not table.stores:
-                continue
-            node = graph.nodes[lane[0]]
-            assert isinstance(node, SchedulerNode)
-            where = device(graph, node)
-            rows += ((first, where, t) for first, t in parts.spread(lane, table))
-        rows.sort(key=lambda row: row[0])
-        groups: dict[tuple[str, tuple[object, ...]], list[LaneTable]] = {}
-        for _, where, table in rows:
-            groups.setdefault((where, table.form), []).append(table)
-        by_device: dict[str, list[Variant]] = {}
-        for (where, _), group in groups.items():
-            by_device.setdefault(where, []).append(fuse(whole, group, late))
-            foreach.extend(foreach_nodes(whole, group))
-        for where in sorted(by_device, key=lambda device: device != CPU):
-            variants = by_device[where]
-            # an order that does not depend on which parameter came first
-            variants.sort(key=lambda v: (v.reduction, v.instrs, v.stores, v.slots))
-            name = f"kernel{sum(isinstance(x, Kernel) for x in steps)}"
-            steps.append(Kernel(name, tuple(variants)))
-        for i in externs.get(s, ()):
-            extern = graph.nodes[i]
-            assert isinstance(extern, Extern)
-            steps.append(extern)
-    steps = finish_early(whole, steps)
-    made = Schedule(tuple(steps), plan.refusals, _temps(whole, steps), tuple(foreach))
-    passed("fusion")
+    machine = machine or Machine()
+    made = schedule_kernels(graph, lambda name: passed(name, None))
+    passed("fusion", made)
+    for own in PASSES:
+        before, made = made, own.apply(graph, made, machine)
+        passed(own.name, None if made is before else made)
     return made
-
-
-def _temps(graph: Graph, steps: list[Kernel | Extern]) -> tuple[int, ...]:
-    """Temp buffers that a step or the caller touches in memory."""
-    touched: dict[int, None] = dict.fromkeys(graph.outputs)
-    for step in steps:
-        if isinstance(step, Kernel):
-            for v in step.every:
-                for column in v.columns:
-                    touched.update(dict.fromkeys(column))
-        else:
-            touched.update((graph.values[v], None) for v in step.reads)
-    return tuple(b for b in touched if graph.buffers[b].kind == "temp")

@@ -1,50 +1,26 @@
-"""Kernels -> runs: dependent kernels that may go strand by strand, not one by one.
+"""Kernels -> runs: dependent kernels that may go block by block, not one by one.
 
 A *strand* is a set of lanes of several kernels that touch, among all lanes of those
 kernels, only each other's memory where somebody writes: most often the lanes of one
 parameter, a kernel's each. So any strand may be finished before another one begins,
 and what its first kernel brought into the cache is there for the next. A kernel whose
 lanes would tie many others together (all read a total norm, one reads all norms) waits
-for all of them: with it a new run begins.
+for all of them: with it a new run begins. Each strand is a block of its own here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..ir import Graph, Kernel, Variant
+from ..ir import Graph, Kernel, Run, Schedule, Step, Variant
 from ..overlap import overlaps
 from .grouping import UnionFind
+from .passes import Machine, goes_by_blocks
 
 #: Lanes of one kernel that a strand may have. What ties more together is no strand but
 #: a number that all share.
 FEW = 8
-
-
-@dataclass(frozen=True)
-class Strand:
-    """`lanes[k][v]`: the lanes of variant v of the run's kernel k, in order.
-
-    `buffers`: what they touch; `apart`: the storages that nobody else in the run
-    touches.
-    """
-
-    lanes: tuple[dict[int, list[int]], ...]
-    buffers: tuple[int, ...]
-    apart: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Run:
-    """Kernels that follow each other, and the strands that they are made of."""
-
-    kernels: tuple[Kernel, ...]
-    strands: tuple[Strand, ...]
-
-    @property
-    def name(self) -> str:
-        return "+".join(k.name for k in self.kernels)
 
 
 class _Ties:
@@ -100,30 +76,18 @@ class _Ties:
             many[key] = many.get(key, 0) + 1
         return any(n > FEW for n in many.values())
 
-    def together(self, graph: Graph) -> list[Kernel | Run]:
+    def together(self) -> list[Kernel | Run]:
         """What the kernels so far become: a run, if they are several."""
         if len(self.kernels) < 2:
             return list(self.kernels)
-        return [self._run(graph)]
-
-    def _run(self, graph: Graph) -> Run:
-        strands: dict[int, tuple[dict[int, list[int]], ...]] = {}
-        touched: dict[int, dict[int, None]] = {}
-        users: dict[int, set[int]] = {}
+        strands: dict[int, tuple[list[tuple[int, int]], ...]] = {}
         for at, (k, v, lane) in enumerate(self.lanes):
             root = self.sets.find(at)
-            own = strands.setdefault(root, tuple({} for _ in self.kernels))
-            own[k].setdefault(v, []).append(lane)
-            for b, _ in _touched(self.kernels[k].variants[v], lane):
-                touched.setdefault(root, {})[b] = None
-                users.setdefault(graph.buffers[b].storage, set()).add(root)
-        made = []
-        for root, lanes in strands.items():
-            own_buffers = tuple(touched.get(root, ()))
-            storages = {graph.buffers[b].storage for b in own_buffers}
-            apart = frozenset(s for s in storages if len(users[s]) == 1)
-            made.append(Strand(lanes, own_buffers, apart))
-        return Run(tuple(self.kernels), tuple(made))
+            if root not in strands:
+                strands[root] = tuple([[] for _ in self.kernels])
+            strands[root][k].append((v, lane))
+        blocks = [tuple(map(tuple, lanes)) for lanes in strands.values()]
+        return [Run(tuple(self.kernels), tuple(blocks))]
 
 
 def _touched(v: Variant, lane: int) -> Iterator[tuple[int, bool]]:
@@ -132,8 +96,29 @@ def _touched(v: Variant, lane: int) -> Iterator[tuple[int, bool]]:
         yield column[lane], slot.write
 
 
+def join_runs(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
+    """Put kernels that nothing stands between, and that may go strand by strand
+    together, into runs; the others stay as they are.
+    """
+    if not goes_by_blocks(graph, schedule, machine) or len(schedule.kernels) < 2:
+        return schedule
+    steps: list[Step] = []
+    beside: list[Kernel] = []
+    for step in (*schedule.steps, None):
+        if isinstance(step, Kernel):
+            beside.append(step)
+            continue
+        steps += runs(graph, beside) if len(beside) > 1 else beside
+        beside = []
+        if step is not None:
+            steps.append(step)
+    if len(steps) == len(schedule.steps):
+        return schedule
+    return replace(schedule, steps=tuple(steps))
+
+
 def runs(graph: Graph, kernels: Sequence[Kernel]) -> list[Kernel | Run]:
-    """Kernels that nothing stands between, in order: those that go strand by strand
+    """Kernels that follow each other, in order: those that go strand by strand
     together, the others as they are.
     """
     near = overlaps(graph.buffers)
@@ -142,30 +127,8 @@ def runs(graph: Graph, kernels: Sequence[Kernel]) -> list[Kernel | Run]:
     for kernel in kernels:
         if not kernel.finish and ties.take(kernel):
             continue
-        done += ties.together(graph)
+        done += ties.together()
         ties = _Ties(near)
         if kernel.finish or not ties.take(kernel):
             done.append(kernel)  # its last variants wait for all lanes
-    return [*done, *ties.together(graph)]
-
-
-def part(kernel: Kernel, lanes: Sequence[dict[int, list[int]]]) -> Kernel:
-    """A kernel with some of its lanes: those that strands have of it."""
-    variants = []
-    for v, variant in enumerate(kernel.variants):
-        own = sorted(lane for strand in lanes for lane in strand.get(v, ()))
-        variants.append(
-            replace(
-                variant,
-                columns=tuple(tuple([c[i] for i in own]) for c in variant.columns),
-                scalars=tuple(tuple([c[i] for i in own]) for c in variant.scalars),
-                shapes=tuple([variant.shapes[i] for i in own]),
-                reduced=tuple([variant.reduced[i] for i in own])
-                if variant.reduced
-                else (),
-                operands=tuple([variant.operands[i] for i in own])
-                if variant.operands
-                else (),
-            )
-        )
-    return replace(kernel, variants=tuple(variants))
+    return [*done, *ties.together()]

@@ -1,0 +1,119 @@
+"""The words of the IR: element types with their sizes, opcodes with their arguments.
+
+All tables are data without torch; `ir` gives them on, so that most modules import
+them from there.
+"""
+
+from __future__ import annotations
+
+#: Element types that a body may compute with, and their size in bytes. "b8" is a bool
+#: stored in a byte.
+ARITHMETIC = {
+    "f64": 8,
+    "f32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "b8": 1,
+}
+#: Element types that only externs read and write: memory of known size, no arithmetic.
+OPAQUE = {
+    "c128": 16,
+    "c64": 8,
+    "c32": 4,
+    "u64": 8,
+    "u32": 4,
+    "u16": 2,
+    "f8e4m3": 1,
+    "f8e4m3z": 1,
+    "f8e5m2": 1,
+    "f8e5m2z": 1,
+    "f8e8m0": 1,
+}
+#: Size in bytes of every element type that a buffer may have.
+DTYPE_BYTES = {**ARITHMETIC, **OPAQUE}
+FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
+
+#: Opcodes that take part in a body, with their number of arguments.
+ARITY = {
+    "load": 0,  # attr: index of the read
+    "scalar": 0,  # attr: index of the scalar; a double from the host
+    "const": 0,  # attr: a literal that is part of the structure
+    "cast": 1,
+    "add": 2,
+    "sub": 2,
+    "mul": 2,
+    "div": 2,
+    "fma": 3,  # a * b + c, rounded once
+    "neg": 1,
+    "abs": 1,
+    "sqrt": 1,  # rounded correctly
+    "vsqrt": 1,  # as eager's vector library rounds it
+    "floor": 1,
+    "ceil": 1,
+    "trunc": 1,
+    "round": 1,
+    "isnan": 1,
+    "max": 2,  # NaN in either argument gives NaN
+    "min": 2,
+    "lt": 2,
+    "le": 2,
+    "eq": 2,
+    "ne": 2,
+    "bitcast": 1,  # the same bits as another type of the same size
+    "shl": 2,  # of integers; by no more digits than there are
+    "shr": 2,  # copies the sign
+    "and": 2,
+    "or": 2,
+    "xor": 2,
+    "not": 1,
+    "where": 3,
+    # is this element in the part that eager's vector loop leaves over? attr: 1 if asked
+    # of elements, 0 if of a single number, which always is; 2, 4, 8 if the loop takes
+    # two vectors of elements of so many bytes at a time, else it takes 32 elements;
+    # BY_ROWS more if the call's tensors differ in layout, so that it loops over rows
+    "tail": 0,
+    # over the elements of a lane, or of a row or column of it; attr: NATIVE, FROM_BF16
+    # or FROM_F16
+    "sum": 1,
+    "sumsq": 1,  # of squares, as eager takes a 2-norm
+    "fold": 1,  # a sum from the first element to the last
+    "largest": 1,  # NaN anywhere gives NaN
+    "least": 1,
+}
+#: Functions, by number of arguments, as C's library gives them.
+FUNCTIONS = {
+    **dict.fromkeys(
+        (
+            "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
+            "tanh asinh acosh atanh erf erfc lgamma"
+        ).split(),
+        1,
+    ),
+    **dict.fromkeys("pow atan2 hypot fmod nextafter".split(), 2),
+}
+#: Those that the library of the processor's vendor has.
+VENDOR = tuple("exp log log2 log10 sin cos tan tanh asin acos atan erf erfc".split())
+#: The same functions in the bits of libraries that eager calls for many elements at
+#: once, on a CPU: "v" those of the processor's vendor, "sleef_" those of Sleef.
+VECTOR = {
+    **{f"v{name}": name for name in VENDOR},
+    **{
+        f"sleef_{name}": name
+        for name in FUNCTIONS
+        if name not in ("asinh", "acosh", "nextafter")
+    },
+}
+ARITY.update(FUNCTIONS)
+ARITY.update({name: FUNCTIONS[plain] for name, plain in VECTOR.items()})
+BY_ROWS = 16
+#: Instructions that make one number of many elements; what reads them runs when the
+#: elements are done.
+REDUCTIONS = frozenset({"sum", "sumsq", "fold", "largest", "least"})
+#: Which numbers eager's loops load when they fold: those that are folded, or numbers
+#: of 16 bits that they widen themselves.
+NATIVE, FROM_BF16, FROM_F16 = 0, 1, 2

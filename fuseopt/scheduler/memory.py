@@ -1,0 +1,152 @@
+"""Schedule -> the same with a plan of its temps' memory.
+
+What an extern returns is known to be there. Temps that kernels of the CPU alone see lie
+in an arena: small ones for good; others, if one block of a run alone touches them, in a
+part of it in which each block begins anew. So a step needs memory for its largest block
+instead of for all of them, and finds it in the cache. All that is left is allocated at
+each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ..ir import (
+    ALIGNED,
+    Block,
+    Buffer,
+    Extern,
+    Graph,
+    Kernel,
+    MemoryPlan,
+    Run,
+    Schedule,
+    Step,
+    storage_bytes,
+)
+from .passes import Machine, goes_by_blocks
+
+#: A temp of no more bytes has memory for good, whoever touches it.
+SMALL = 4096
+
+
+def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
+    """Give each storage of temps its place, as far as that is known before a call."""
+    members: dict[int, list[Buffer]] = {}
+    for buffer in graph.buffers:
+        if buffer.kind == "temp":
+            members.setdefault(buffer.storage, []).append(buffer)
+    returned = frozenset(s for e in schedule.externs for s in _returned(graph, e))
+    kernels = {s for k in schedule.kernels for s in _of_kernel(graph, k)}
+    loose = frozenset(s for s in returned - kernels if len(members[s]) == 1)
+    plan = MemoryPlan({}, 0, returned, loose)
+    if returned:
+        plan = replace(plan, freed=_freed(graph, schedule, members))
+    if goes_by_blocks(graph, schedule, machine):
+        plan = _with_arena(graph, schedule, plan, members)
+    return schedule if plan == schedule.memory else replace(schedule, memory=plan)
+
+
+def _freed(
+    graph: Graph, schedule: Schedule, members: dict[int, list[Buffer]]
+) -> tuple[tuple[int, ...], ...]:
+    """After each extern, the storages of temps that no later step touches. What kernels
+    are the last to touch goes with the rest, at the end: of a device, they may still
+    run.
+    """
+    last: dict[int, int] = {}
+    for i, step in enumerate(schedule.steps):
+        last.update(dict.fromkeys(_of_step(graph, step), i))
+    kept = {graph.buffers[b].storage for b in graph.outputs}
+    freed: list[list[int]] = [[] for _ in schedule.steps]
+    for s, i in last.items():
+        if s in members and s not in kept and isinstance(schedule.steps[i], Extern):
+            freed[i].append(s)
+    return tuple(map(tuple, freed))
+
+
+def _with_arena(
+    graph: Graph,
+    schedule: Schedule,
+    plan: MemoryPlan,
+    members: dict[int, list[Buffer]],
+) -> MemoryPlan:
+    """The plan with an arena for the temps that kernels alone see."""
+    users: dict[int, list[Step]] = {}
+    for step in schedule.steps:
+        for s in _of_step(graph, step):
+            users.setdefault(s, []).append(step)
+    seen = {graph.buffers[b].storage for b in graph.outputs} | plan.returned
+    free = {
+        s: storage_bytes(members[s])
+        for s, steps in users.items()
+        if s in members
+        and s not in seen
+        and not any(isinstance(step, Extern) for step in steps)
+    }
+    offsets: dict[int, int] = {}
+    size = _place(offsets, ((s, n) for s, n in free.items() if n <= SMALL), 0)
+    first = size
+    for step in schedule.steps:
+        if not isinstance(step, Run):
+            continue
+        blocks = [_of_block(graph, step, block) for block in step.blocks]
+        times: dict[int, int] = {}
+        for touched in blocks:
+            for s in touched:
+                times[s] = times.get(s, 0) + 1
+        for touched in blocks:
+            alone = sorted(
+                s
+                for s in touched
+                if s in free
+                and s not in offsets
+                and len(users[s]) == 1
+                and times[s] == 1
+            )
+            size = max(size, _place(offsets, ((s, free[s]) for s in alone), first))
+    return replace(plan, offsets=offsets, size=size)
+
+
+def _place(offsets: dict[int, int], sizes: Iterable[tuple[int, int]], at: int) -> int:
+    """Put storages behind each other from `at` on; where the last one ends."""
+    for s, n in sizes:
+        offsets[s] = at
+        at += -(-n // ALIGNED) * ALIGNED
+    return at
+
+
+# ---------------------------------------------------------------- who touches what
+
+
+def _returned(graph: Graph, extern: Extern) -> set[int]:
+    """The storages that an extern makes itself: those that it writes and never saw."""
+    read = {graph.buffers[graph.values[v]].storage for v in extern.reads}
+    written = {graph.buffers[graph.values[v]].storage for v in extern.writes}
+    return written - read
+
+
+def _of_step(graph: Graph, step: Step) -> dict[int, None]:
+    """The storages that a step touches, in order."""
+    if isinstance(step, Extern):
+        values = (*step.reads, *step.writes)
+        return {graph.buffers[graph.values[v]].storage: None for v in values}
+    kernels = step.kernels if isinstance(step, Run) else (step,)
+    return {s: None for k in kernels for s in _of_kernel(graph, k)}
+
+
+def _of_kernel(graph: Graph, kernel: Kernel) -> Iterator[int]:
+    for v in kernel.every:
+        for column in v.columns:
+            yield from (graph.buffers[b].storage for b in column)
+
+
+def _of_block(graph: Graph, run: Run, block: Block) -> set[int]:
+    """The storages that the lanes of a block touch."""
+    return {
+        graph.buffers[b].storage
+        for kernel, lanes in zip(run.kernels, block, strict=True)
+        for v, lane in lanes
+        for b in kernel.variants[v].touched(lane)
+    }

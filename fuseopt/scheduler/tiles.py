@@ -1,0 +1,57 @@
+"""Runs -> the same with fewer blocks: as many strands in one as fit the cache.
+
+The first pass over runs makes a block of each strand; here blocks that follow each
+other become one while what they touch fits `Machine.block_bytes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import DTYPE_BYTES, Block, Graph, Run, Schedule
+from .passes import Machine
+
+
+def tile(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
+    """Join the blocks of each run up to the machine's size of a block."""
+    if not any(isinstance(s, Run) for s in schedule.steps):
+        return schedule
+    steps = [
+        _tiled(graph, s, machine.block_bytes) if isinstance(s, Run) else s
+        for s in schedule.steps
+    ]
+    return replace(schedule, steps=tuple(steps))
+
+
+def _tiled(graph: Graph, run: Run, most: int) -> Run:
+    """A run whose blocks touch `most` bytes, or are one strand that touches more."""
+    groups: list[list[Block]] = []
+    filled = 0
+    for strand in run.blocks:
+        own = _touched_bytes(graph, run, strand)
+        if not groups or filled + own > most:
+            groups.append([])
+            filled = 0
+        groups[-1].append(strand)
+        filled += own
+    return replace(run, blocks=tuple(map(_joined, groups)))
+
+
+def _touched_bytes(graph: Graph, run: Run, block: Block) -> int:
+    """The bytes of the tensors that the lanes of a block touch."""
+    touched = {
+        b
+        for kernel, lanes in zip(run.kernels, block, strict=True)
+        for v, lane in lanes
+        for b in kernel.variants[v].touched(lane)
+    }
+    buffers = [graph.buffers[b] for b in touched]
+    return sum(x.numel * DTYPE_BYTES[x.dtype] for x in buffers)
+
+
+def _joined(blocks: list[Block]) -> Block:
+    """One block with the lanes of several."""
+    if len(blocks) == 1:
+        return blocks[0]
+    columns = zip(*blocks, strict=True)
+    return tuple([tuple(sorted(x for lanes in c for x in lanes)) for c in columns])
