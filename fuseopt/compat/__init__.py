@@ -3,7 +3,11 @@
 Each function says what it relies on, and what happens where it is missing.
 """
 
-from .accelerators import before_process_groups_end, end_allocation
+from .accelerators import (
+    before_process_groups_end,
+    end_allocation,
+    end_generator_capture,
+)
 from .dynamo import (
     as_if_compiling,
     disabled,
