@@ -61,6 +61,7 @@ __all__ = [
     "bump_versions",
     "disabled",
     "end_allocation",
+    "end_generator_capture",
     "first_difference",
     "gradient_getter",
     "group_as_traced",

@@ -33,11 +33,12 @@ def end_generator_capture(
     """Let the default generator of the current device draw again after a capture broke.
 
     torch's CUDA generator is told when a capture begins and when it ended well, and in
-    between refuses to draw outside of it; nothing tells it of a capture that broke (read
-    in `CUDAGraph::capture_begin`, `capture_end` and `CUDAGeneratorState::increase` up to
-    2.11; newer sources tell captures apart by their id). A capture that ends well, of
-    one fill, with memory of its own, puts it right. Where that fails too, the generator
-    stays as it is, and a warning says so.
+    between refuses to draw outside of it; nothing tells it of a capture that broke
+    (read in `CUDAGraph::capture_begin`, `capture_end` and
+    `CUDAGeneratorState::increase`; the newest sources tell captures apart by their id,
+    and need no such help). A capture that ends well, of one fill, with memory of its
+    own, puts it right. Where that fails too, the generator stays as it is, and a
+    warning says so.
     """
     module = torch.get_device_module(device.type)
     try:
@@ -55,7 +56,7 @@ def end_generator_capture(
         graph.reset()
     except Exception as error:
         log.warning(
-            "after a graph capture that failed, random numbers may be refused on %s: %s",
+            "a graph capture failed: random numbers may be refused on %s (%s)",
             device,
             str(error).split("\n", 1)[0],
         )

@@ -69,7 +69,7 @@ class Site:
     def pool_for(self, graph: Any) -> Any:
         """The pool that a graph is about to be captured with.
 
-        torch's allocators refuse a pool whose graphs are all gone: it is a new one then.
+        torch's allocators refuse a pool whose graphs are all gone: then it is new.
         """
         if not self.alive:
             self.pool = self.module.graph_pool_handle()
@@ -114,9 +114,8 @@ class Graphs:
             compat.end_allocation(device, site.pool)
             kind = type_of(device)
             with on(device):
-                compat.end_generator_capture(
-                    device, getattr(site.module, kind.graph), kind.capture
-                )
+                graph_class = getattr(site.module, kind.graph)
+                compat.end_generator_capture(device, graph_class, kind.capture)
 
     def release(self) -> None:
         """Let go of all graphs and their memory; steps capture anew."""
