@@ -233,6 +233,57 @@ def test_two_steps_on_two_streams_take_turns_in_the_memory_they_share(
     assert sim.counters().replays >= 4
 
 
+def test_an_optimizer_after_another_is_captured_too(sim: ModuleType) -> None:
+    """The pool of graphs that are all gone is not used again: torch forbids it."""
+    for _ in range(3):
+        twins = SimTwins(SGD, cudagraphs="require")
+        for _ in range(4):
+            twins.step()
+        assert twins.report.cudagraph == "captured"
+        assert twins.differences() == []
+        del twins
+        gc.collect()
+
+
+def test_two_optimizers_share_a_pool_and_one_goes(sim: ModuleType) -> None:
+    first, second = replaying(SimTwins(SGD)), replaying(SimTwins(PLAIN))
+    pools = {g.pool() for r in session.graphs.replays for g in graphs_of(r)}
+    assert len(pools) == 1
+    del first
+    gc.collect()
+    third = replaying(SimTwins(SGD, ((5,),)))
+    pools |= {g.pool() for r in session.graphs.replays for g in graphs_of(r)}
+    assert len(pools) == 1
+    for twins in (second, third):
+        twins.step()
+        assert twins.differences() == []
+
+
+def graphs_of(replays: Any) -> list[Any]:
+    """The graphs that a plan holds."""
+    return [g for held in replays.held.values() for _, g in held.graphs]
+
+
+def test_other_strides_are_captured_anew(sim: ModuleType) -> None:
+    """The old graph goes before the new one is captured, and with it the pool's use."""
+    twins = SimTwins(SGD, ((4, 6),), cudagraphs="require")
+    (p,), (q,) = twins.params, twins.eager_params
+    turned = False
+    for _ in range(3):
+        for _ in range(3):
+            twins.set_grads()
+            grad = q.grad
+            assert grad is not None
+            if turned:
+                p.grad = grad.t().contiguous().to("sim").t()
+            twins.step_eager()
+            twins.optimizer.step()
+            assert twins.differences() == []
+        assert twins.report.cudagraph == "captured"
+        turned = not turned
+    assert sim.counters().captures >= 2
+
+
 # ---------------------------------------------------------------- what is not captured
 
 
@@ -259,14 +310,55 @@ def test_a_broken_capture_is_reported_and_leaves_no_half_step(
     monkeypatch.setattr(sim.CUDAGraph, "capture_end", broken)
     with sim.counting() as found:
         twins.step()
-    assert (found.captures, found.launches, found.replays) == (1, 1, 0)
+    # and one more, for the generator
+    assert (found.captures, found.launches, found.replays) == (2, 1, 0)
     assert twins.report.cudagraph == "off: capture failed: injected: no graph today"
     monkeypatch.undo()
     assert not sim.is_current_stream_capturing()
     for _ in range(2):
         twins.step()
     assert twins.differences() == []
-    assert sim.counters().captures == 1
+    assert sim.counters().captures == 2
+
+
+@pytest.mark.parametrize("where", ["begin", "in it", "end"])
+def test_random_numbers_are_drawn_after_a_broken_capture(
+    where: str, sim: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a broken capture left of the generator's state is put right."""
+    twins = SimTwins(PLAIN)
+    twins.step()
+    begin, fail = sim.CUDAGraph.capture_begin, sim.fail_launch
+    broken: list[Any] = []
+
+    def breaking(self: Any, *args: Any, **kwargs: Any) -> None:
+        if broken:
+            begin(self, *args, **kwargs)
+            return
+        broken.append(self)
+        if where == "begin":
+            # after the generator was told
+            kwargs["pool"] = gone
+        begin(self, *args, **kwargs)
+        if where == "in it":
+            fail()
+        if where == "end":
+            with pytest.raises(RuntimeError):
+                sim.synchronize()
+
+    gone = sim.graph_pool_handle()
+    with sim.graph(first := sim.CUDAGraph(), pool=gone):
+        sim.enqueue(lambda: None)
+    first.reset()
+    monkeypatch.setattr(sim.CUDAGraph, "capture_begin", breaking)
+    twins.step()
+    assert broken
+    assert twins.report.cudagraph.startswith("off: capture failed")
+    assert not sim.is_current_stream_capturing()
+    torch.rand(1, device="sim")
+    torch.nn.functional.dropout(torch.ones(4, device="sim"))
+    twins.step()
+    assert twins.differences() == []
 
 
 def test_a_launch_that_fails_in_a_capture_breaks_nothing(sim: ModuleType) -> None:
@@ -554,3 +646,57 @@ def test_a_joined_graph_may_outlive_the_compiled_step(sim: ModuleType) -> None:
     graph.replay()
     graph.replay()
     assert params[0].tolist() == [-1.0] * 5
+
+
+def test_captures_of_the_users_follow_each_other(sim: ModuleType) -> None:
+    """A capture, a replay, and a capture again, with no call outside between them; two
+    steps in one capture.
+    """
+    twins = SimTwins(SGD)
+    for _ in range(3):
+        twins.step()
+    twins.set_grads(stay=True)
+    for steps in (1, 1, 2):
+        graph = sim.CUDAGraph()
+        with sim.graph(graph):
+            for _ in range(steps):
+                twins.optimizer.step()
+        for _ in range(2):
+            graph.replay()
+            for _ in range(steps):
+                twins.step_eager()
+            assert twins.differences() == []
+        if steps == 1:
+            continue
+        twins.step()
+        assert twins.differences() == []
+
+
+def test_more_steps_in_captures_than_there_is_memory_for_are_refused(
+    sim: ModuleType,
+) -> None:
+    """No pinned memory may be made in a capture. After a call outside there is more."""
+    twins = SimTwins(SGD)
+    for _ in range(3):
+        twins.step()
+    twins.set_grads(stay=True)
+    refused: list[bool] = []
+    for _ in range(3):
+        graph = sim.CUDAGraph()
+        said = ""
+        try:
+            with sim.graph(graph):
+                for _ in range(9):
+                    twins.optimizer.step()
+        except LaunchError as error:
+            said = str(error)
+        if not said:
+            break
+        refused.append("run the step once outside of a capture" in said)
+        twins.step(stay=True)
+        assert twins.differences() == []
+    assert refused == [True, True]
+    graph.replay()
+    for _ in range(9):
+        twins.step_eager()
+    assert twins.differences() == []

@@ -115,11 +115,23 @@ def test_what_compute_sanitizer_says(tmp_path, monkeypatch):
     tool(tmp_path, monkeypatch, name, "done\n========= ERROR SUMMARY: 3 errors", 1)
     _, done = serve("tools", cases=[{"name": "memcheck"}])
     assert "memcheck found 3 errors" in done["memcheck"]["failed"]
-    tool(tmp_path, monkeypatch, name, "Device not supported", 1)
+    tool(tmp_path, monkeypatch, name, "what is that", 1)
     _, done = serve("tools", cases=[{"name": "memcheck"}])
-    assert (
-        "gave no summary (exit 1): Device not supported" in done["memcheck"]["failed"]
-    )
+    assert "gave no summary (exit 1): what is that" in done["memcheck"]["failed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "text"),
+    [
+        ("compute-sanitizer", "racecheck", "Internal error\nDevice not supported"),
+        ("ncu", "ncu fp32", "==ERROR== ERR_NVGPUCTRPERM - The user does not have it"),
+    ],
+)
+def test_a_tool_that_is_refused_did_not_fail(name, case, text, tmp_path, monkeypatch):
+    tool(tmp_path, monkeypatch, name, text, 1)
+    _, done = serve("tools", cases=[{"name": case}])
+    assert "failed" not in done[case]
+    assert done[case]["not_run"] == f"not run: {text.splitlines()[-1]}"
 
 
 def test_the_step_that_tools_watch_runs():
@@ -212,6 +224,30 @@ def test_those_that_measure_take_turns():
     spans = sorted((f["begin"], f["end"]) for f in figures)
     assert len(spans) == 4
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+
+
+def test_who_is_ready_measures_though_another_prepares_for_ever():
+    cases = [{"name": str(i), "alone": True} for i in range(2)]
+    timed = section("timed", cases, processes=2)
+    slow = section("slow", [{"name": "slow", "hangs": True}])
+    run(timed, slow, seconds=6.0)
+    assert set(timed.done) == {"0", "1"}
+    assert slow.state == "out of time"
+
+
+def test_a_profiler_that_is_refused_loses_no_time_that_was_measured(monkeypatch):
+    from bench.gpu import steps
+
+    def refused(place, call):
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    monkeypatch.setattr(steps, "profiled", refused)
+    cases = steps.cases(CPU)[:1]
+    _, done = serve("steps", cases=cases)
+    (figures,) = done.values()
+    own = figures["contenders"]["fuseopt"]
+    assert own["not_profiled"].startswith("CUPTI_ERROR")
+    assert own["p50"] > 0
 
 
 def test_cases_are_shared_by_weight():

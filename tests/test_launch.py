@@ -16,7 +16,7 @@ import fuseopt
 from fuseopt.codegen.triton import TritonTarget
 from fuseopt.errors import BuildError, ConfigError, LaunchError
 from fuseopt.runtime import device as devices
-from fuseopt.runtime.arena import STAGES, Arena
+from fuseopt.runtime.arena import SPARES, STAGES, Arena
 from fuseopt.runtime.launcher import Compiled
 from fuseopt.runtime.triton_build import TABLES, TritonBuilder
 from fuseopt.runtime.triton_table import triton_factory
@@ -81,7 +81,8 @@ def test_stages_are_used_again(sim: ModuleType) -> None:
         arena.changed(0, 4)
         arena.push()
         sim.synchronize()
-    assert sim.counters().pinned <= 3
+    # and what captures of the user may take
+    assert sim.counters().pinned <= 2 + SPARES
     assert arena.device.tolist() == [49] * 4
 
 

@@ -333,6 +333,56 @@ def test_memory_of_a_capture_comes_from_the_pool_of_its_graph(sim: ModuleType) -
     assert address not in held
 
 
+def test_a_pool_is_not_used_again_when_its_graphs_are_gone(sim: ModuleType) -> None:
+    t, pool, stream = (
+        torch.zeros(2, device="sim"),
+        sim.graph_pool_handle(),
+        sim.Stream(),
+    )
+
+    def capture() -> None:
+        with sim.graph(made := sim.CUDAGraph(), pool=pool, stream=stream):
+            t.add_(1)
+        graphs.append(made)
+
+    graphs: list[object] = []
+    capture()
+    capture()
+    graphs.pop(0)
+    capture()
+    for graph in graphs:
+        graph.reset()  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="use_count > 0 INTERNAL ASSERT FAILED"):
+        capture()
+    sim.reset()
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local"])
+def test_a_capture_may_not_ask_for_pinned_memory(sim: ModuleType, mode: str) -> None:
+    t = torch.zeros(2, device="sim")
+    with (
+        pytest.raises(RuntimeError, match="pinned memory"),
+        sim.graph(sim.CUDAGraph(), capture_error_mode=mode),
+    ):
+        t.copy_(pinned(1.0, 2.0), non_blocking=True)
+
+
+def test_a_broken_capture_leaves_the_generator_in_it(sim: ModuleType) -> None:
+    torch.rand(1, device="sim")
+    graph, t = sim.CUDAGraph(), torch.zeros(2, device="sim")
+    with sim.graph(graph):
+        t.normal_()
+    torch.rand(1, device="sim")
+    with pytest.raises(RuntimeError, match="value"), sim.graph(sim.CUDAGraph()):
+        t.sum().item()
+    with pytest.raises(RuntimeError, match="Offset increment outside graph capture"):
+        torch.rand(1, device="sim")
+    torch.rand(1, device="sim:1")
+    with sim.graph(graph := sim.CUDAGraph()):
+        t.add_(1)
+    torch.rand(1, device="sim")
+
+
 def test_a_replay_keeps_the_work_that_waits_alive(sim: ModuleType) -> None:
     ran: list[int] = []
     graph = sim.Graph()

@@ -12,6 +12,7 @@ import torch
 from fuseopt.codegen.target import Source
 from fuseopt.codegen.triton import TritonTarget
 from fuseopt.ir import Instr, Kernel, Literal, Slot, Variant
+from fuseopt.runtime import triton_table
 from fuseopt.runtime.table import TensorLayout
 from fuseopt.runtime.triton_table import TritonTable, triton_factory
 
@@ -118,11 +119,17 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.parametrize("programs", [triton_table.PROGRAMS, 5, 1])
 @pytest.mark.parametrize("make", [counted, totalled])
 def test_every_order_gives_the_same_bits(
-    make: Callable[[], tuple[Kernel, list[torch.Tensor]]], tmp_path: Path
+    make: Callable[[], tuple[Kernel, list[torch.Tensor]]],
+    programs: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = launched(make(), tmp_path, "forward")
+    # a program takes 1, 3, 15 of the 15 chunks
+    monkeypatch.setattr(triton_table, "PROGRAMS", programs)
     for how in ORDERS:
         assert same(launched(make(), tmp_path, how), expected), how
     if make is totalled:
@@ -148,22 +155,23 @@ def cut(*pairs: tuple[str, str]) -> Callable[[str], str]:
 BROKEN = {
     "the first chunk stores the counter": (
         counted,
-        cut(("last = taken == chunks - 1", "last = ordinal == 0")),
+        cut(("last = taken == programs - 1", "last = ordinal == 0")),
     ),
     "the last chunk stores the counter": (
         counted,
-        cut(("last = taken == chunks - 1", "last = ordinal == chunks - 1")),
+        cut(("last = taken == programs - 1", "last = ordinal == programs - 1")),
     ),
     "the last chunk of the table finishes its lane": (
         totalled,
-        cut(("last = taken == chunks - 1", "last = ordinal == chunks - 1")),
+        cut(("last = taken == programs - 1", "last = ordinal == programs - 1")),
     ),
     "the last lane of the table finishes all": (
         totalled,
         cut(
             (
-                "if taken == tl.load(chunks + 2) - 1:",
-                "if ordinal == 0 and lane.to(tl.int64) == lanes.to(tl.int64) + 144:",
+                "last = taken == tl.load(chunks + 2) - 1",
+                "last = (ordinal == 0) & "
+                "(lane.to(tl.int64) == lanes.to(tl.int64) + 144)",
             )
         ),
     ),

@@ -3,7 +3,8 @@
 Each process does some cases of one section (bench.gpu.worker). One that dies loses the
 case it was at, and another takes over the rest; one that hangs is ended. Sections of a
 group start together; those that measure take turns, one process at a time, when nobody
-prepares any more.
+prepares any more. When much of the time is over, those that are ready measure all the
+same, and the others stand still meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +26,8 @@ from bench.results import Figures
 
 #: When a process is ended, it is given so many seconds to be gone.
 GRACE = 5.0
+#: This share of a group's time may pass before those that are ready measure.
+PREPARING = 0.55
 
 
 @dataclasses.dataclass
@@ -84,7 +88,7 @@ class _Process:
         self.left = {case["name"]: case for case in cases}
         self.at = ""
         self.since = time.monotonic()
-        self.ready = self.over = self.measuring = False
+        self.ready = self.over = self.measuring = self.still = False
         self.child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -122,6 +126,12 @@ class _Process:
         self.child.stdout.close()
         self.child.wait()
         said.put((self, None))
+
+    def stand_still(self, still: bool) -> None:
+        """Stop it where it is, or let it go on; that time does not count."""
+        if self.still != still and self.child.poll() is None:
+            self.child.send_signal(signal.SIGSTOP if still else signal.SIGCONT)
+            self.still, self.since = still, time.monotonic()
 
     def end(self) -> None:
         """End it, if it runs."""
@@ -229,18 +239,25 @@ class Group:
         """End who has said nothing for longer than its section's cap."""
         now = time.monotonic()
         for process in self._unfinished():
-            waits = process.ready and not process.measuring
+            waits = process.still or (process.ready and not process.measuring)
             if waits or now - process.since < process.section.module.CAP:
                 continue
             process.end()
             self._ended(process, f"not finished in {process.section.module.CAP:g} s")
 
     def _give_turn(self) -> None:
-        """Let the next one measure, when nobody prepares or measures."""
+        """Let the next one measure, when nobody measures, and nobody prepares or it is
+        late.
+        """
         running = self._unfinished()
-        if any(p.measuring or not p.ready for p in running):
+        if any(p.measuring for p in running):
             return
-        if running:
-            running[0].measuring = True
-            running[0].since = time.monotonic()
-            running[0].tell("go")
+        ready = [p for p in running if p.ready]
+        late = time.monotonic() - self.begin > PREPARING * (self.deadline - self.begin)
+        alone = bool(ready) and (late or len(ready) == len(running))
+        for process in running:
+            process.stand_still(alone and not process.ready)
+        if alone:
+            ready[0].measuring = True
+            ready[0].since = time.monotonic()
+            ready[0].tell("go")

@@ -99,6 +99,22 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     return lambda: _sanitizer(path, kind, place)
 
 
+#: What tools say where the machine does not let them watch a device.
+REFUSED = (
+    "Device not supported",
+    "LibraryNotLoaded",
+    "ERR_NVGPUCTRPERM",
+    "Unable to attach",
+    "not supported on this device",
+)
+
+
+def refused(text: str) -> Figures | None:
+    """The figure that says that a tool may not run here; None if that is not why."""
+    found = next((line for line in text.splitlines() for r in REFUSED if r in line), "")
+    return {"not_run": f"not run: {found.strip()[:260]}"} if found else None
+
+
 def _run(
     command: list[str], dtype: str, count: int, place: Place
 ) -> subprocess.CompletedProcess[str]:
@@ -121,6 +137,8 @@ def _sanitizer(path: str, tool: str, place: Place) -> Figures:
     text = done.stdout + done.stderr
     found = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)
     if found is None or "done" not in text:
+        if (why := refused(text)) is not None:
+            return why
         raise RuntimeError(f"{tool} gave no summary (exit {done.returncode}): "
                            f"{text[-600:]}")  # fmt: skip
     errors = int(found[1])
@@ -133,7 +151,9 @@ def _ncu(path: str, dtype: str, place: Place) -> Figures:
     command = [path, "--csv", "--clock-control", "none", "--metrics"]
     command += [",".join(METRICS), "-k", "regex:fuseopt", "-s", "2", "-c", "1"]
     done = _run(command, dtype, 4096 if place.tiny else 2**27, place)
-    return read_ncu(done.stdout + done.stderr)
+    text = done.stdout + done.stderr
+    why = None if '"ID"' in text else refused(text)
+    return read_ncu(text) if why is None else why
 
 
 def read_ncu(text: str) -> Figures:

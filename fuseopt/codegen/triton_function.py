@@ -1,37 +1,27 @@
-"""A variant -> Triton: the functions that its chunks run.
+"""A variant -> Triton: what all its functions are made of.
 
-A chunk runs its lane's scalar code in registers, then its elements on a main path of
-16-byte accesses. What that path cannot take (a lane whose tensors differ in layout, one
-that is not aligned, the last few elements of a lane) goes through a general path. Of
-lanes of few elements one program takes several, a row of threads for each.
+Element code is a function of its own, `element<n>`. The general path takes lanes whose
+tensors differ in layout or are not aligned, and the last few elements of a lane. What
+lane code stores is written by the program that takes the lane's last ticket.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ..ir import Variant, makes_numbers
 from . import forms
 from .forms import TRITON_TYPES as TYPES
-from .triton_text import indent, over_lines
+from .triton_text import give_back, indent, over_lines, take
 
 #: Fields of a lane's record before its addresses, and what `layout` holds for lanes
 #: without geometry. The runtime's tables follow these.
 RECORD = 4
 FLAT, ALIGNED = -1, -2
-#: The main path moves elements in groups of this many: 16 bytes of the narrowest type.
-GROUP = 16
 CHUNK_FIELDS = 4
-#: Lanes of a program that takes several, elements of each at a time, and elements that
-#: a lane may have to be one of them.
-ROWS, COLUMNS, SMALL = 8, 32, 128
 
 SIZES = ("BLOCK: tl.constexpr", "REST: tl.constexpr")
 
-#: Above the lane stores of a program that takes whole lanes.
-WHOLE = """\
-# No other program reads what is stored here: each of these lanes is whole in this
-# one. Its own threads have read before the barrier.
-tl.debug_barrier()
-"""
 #: After the loads of the main path.
 UNDER_WAY = """\
 # All loads are under way before the first is waited for. To save registers, the
@@ -41,8 +31,8 @@ tl.debug_barrier()
 """
 #: Above a lane's stores.
 TICKET = """\
-# Every chunk of the lane reads what is stored here. Each takes a ticket once it has
-# read, and the one that takes the last stores. All its threads' reads come before
+# Every program of the lane reads what is stored here. Each takes a ticket when it is
+# done, and the one that takes the last stores. All its threads' reads come before
 # the barrier, the barrier before the ticket, and the ticket, which releases and
 # acquires, before the last taker's stores: so each read happens before each store,
 # and none sees a new number.
@@ -135,37 +125,61 @@ class Function:
 
     # ---------------------------------------------------------------- functions
 
+    @property
+    def arguments(self) -> list[str]:
+        """What element code takes: what was loaded, lane code's numbers."""
+        return [self.name(i) for i in (*self.loads, *self.handed)]
+
     def element(self) -> list[str]:
-        """Arithmetic of an element: what was loaded, lane code's numbers -> results."""
-        args = [self.name(i) for i in (*self.loads, *self.handed)]
+        """Arithmetic of an element -> results to store, then what is folded."""
+        return self.arithmetic(f"element{self.number}", self.arguments, {})
+
+    def arithmetic(
+        self, name: str, args: list[str], instead: Mapping[int, str]
+    ) -> list[str]:
+        """A function of element code; `instead`: how some instructions are computed."""
         code = [i for i in self.v.code if self.v.instrs[i].op != "load"]
-        results = ", ".join(self.name(i) for i, _ in self.element_stores)
         body = [self.assign(i) for i in self.consts if i not in code]
-        body += [self.assign(i) for i in code]
+        for i in code:
+            own = instead.get(i)
+            body.append(self.assign(i) if own is None else f"{self.name(i)} = {own}")
+        made = [self.name(i) for i, _ in self.element_stores]
+        made += [self.name(self.v.instrs[i].args[0]) for i in self.v.folds]
         return [
             "@triton.jit",
-            *over_lines(f"def element{self.number}(", args, "):"),
-            *indent([*body, f"return {results}"]),
+            *over_lines(f"def {name}(", args, "):"),
+            *indent([*body, f"return {', '.join(made)}"]),
         ]
 
-    def apply(self, place: dict[int, str], mask: str) -> list[str]:
-        """Element code between loads and stores."""
-        if not self.element_stores:
-            return []
-        args = [self.name(i) for i in (*self.loads, *self.handed)]
-        results = [f"y{s}" for _, s in self.element_stores]
-        head = f"{', '.join(results)} = element{self.number}("
-        stores = [
-            self.store(i, s, place[s], f"y{s}", mask) for i, s in self.element_stores
-        ]
-        return [*over_lines(head, args, ")"), *stores]
+    def call(self, name: str, args: list[str]) -> list[str]:
+        """Element code: results are y<slot>, what fold i takes is f<i>."""
+        made = [f"y{s}" for _, s in self.element_stores]
+        made += [f"f{i}" for i in self.v.folds]
+        return over_lines(f"{', '.join(made)} = {name}(", args, ")") if made else []
 
-    def element_loads(self, place: dict[int, str], mask: str) -> list[str]:
+    def element_loads(self, place: Mapping[int, str]) -> list[str]:
         instrs = self.v.instrs
-        return [self.load(i, place[int(instrs[i].attr or 0)], mask) for i in self.loads]
+        return [
+            self.load(i, place[int(instrs[i].attr or 0)], ", mask=mask")
+            for i in self.loads
+        ]
+
+    def element_writes(self, place: Mapping[int, str]) -> list[str]:
+        return [
+            self.store(i, s, place[s], f"y{s}", ", mask=mask")
+            for i, s in self.element_stores
+        ]
+
+    def apply(self, place: Mapping[int, str]) -> list[str]:
+        """Loads, element code, stores."""
+        return [
+            *self.element_loads(place),
+            *self.call(f"element{self.number}", self.arguments),
+            *self.element_writes(place),
+        ]
 
     def ticket(self) -> list[str]:
-        """Store lane numbers when no chunk of the lane will read them any more."""
+        """Store lane numbers when no program of the lane will read them any more."""
         if not self.lane_stores:
             return []
         stores = [self.store(i, s, f"p{s}", f"x{i}", "") for i, s in self.lane_stores]
@@ -173,13 +187,11 @@ class Function:
             "",
             *TICKET.splitlines(),
             "tl.debug_barrier()",
-            "last = chunks == 1",
-            "if chunks > 1:",
-            '    taken = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")',
-            "    last = taken == chunks - 1",
+            "last = programs == 1",
+            "if programs > 1:",
+            *indent(take("ticket", "programs")),
             "if last:",
-            *indent(stores),
-            "    tl.store(ticket, 0)  # for the next launch",
+            *indent([*stores, give_back("ticket")]),
         ]
 
     @property
@@ -187,20 +199,8 @@ class Function:
         """Does the variant's function say whether a lane is done?"""
         return makes_numbers(self.v)
 
-    def variant(self) -> list[str]:
-        """One chunk: lane code, then elements on the main path, then on the general."""
-        lines = self.ticket()
-        if self.element_stores:
-            place = {s: f"a{s}" for s in self.element_slots}
-            lines += ["", *self.apply(place, ", mask=mask"), "begin = grouped"]
-            call = over_lines(f"general{self.number}(", [*self.rest, "REST"], ")")
-            lines += ["if begin < count:", *indent(call)]
-        if self.tells:
-            lines.append("return 1")
-        return self.shell(lines, [], self.main_loads() if self.element_slots else [])
-
     def shell(
-        self, body: list[str], results: list[int], early: list[str] | None = None
+        self, body: list[str], results: list[int], early: Sequence[str] = ()
     ) -> list[str]:
         """A variant's function: addresses and lane code, then `body`.
 
@@ -214,71 +214,16 @@ class Function:
         if v.scalars:
             lines.append("scalars = rows + tl.load(lane + 2)")
         if self.lane_stores or v.reduction == "full":
-            lines.append("chunks = tl.load(lane + 3)")
+            lines.append("programs = tl.load(lane + 3)")
         for s in (*self.lane_slots, *self.element_slots, *results):
             lines.append(f"p{s} = {self.address(s)}")
         numbers, code = self.lane_parts()
-        code = ["", *code]
-        elements = early or []
-        if self.lane_stores or not elements:
-            lines += [*numbers, *elements, *code]  # a ticket has a barrier of its own
-        else:
-            lines += [*elements, *UNDER_WAY.splitlines(), *numbers, *code]
-        lines += body
-        head = over_lines(
-            f"def variant{self.number}(",
-            ["lane", "ordinal", "rows", "geometry", "ticket", "partials", *SIZES],
-            "):",
-        )
+        if early:
+            lines += [*early, *UNDER_WAY.splitlines()]
+        lines += [*numbers, "", *code, *body]
+        args = ["lane", "ordinal", "span", "rows", "geometry", "ticket", "partials"]
+        head = over_lines(f"def variant{self.number}(", [*args, *SIZES], "):")
         return ["@triton.jit", *head, *indent(lines)]
-
-    def packed(self) -> list[str]:
-        """Several small lanes: lane code for all at once, then a row of each."""
-        v = self.v
-        rows = [f"p{s}" for s in (*self.lane_slots, *self.element_slots)]
-        places = [
-            f"{p} = {self.address(int(p[1:])).replace('lane +', 'own +')}" for p in rows
-        ]
-        lines = [
-            f"each = tl.arange(0, {ROWS})",
-            "there = each < count",
-            "# a row without a lane repeats the first one, and stores nothing",
-            f"own = lane + tl.where(there, each, 0) * {RECORD + len(v.slots)}",
-            *(["scalars = rows + tl.load(own + 2)"] if v.scalars else []),
-            *places,
-            *self.lane_lines(),
-        ]
-        if self.lane_stores:
-            lines += ["", *WHOLE.splitlines()]
-            lines += [
-                self.store(i, s, f"p{s}", f"x{i}", ", mask=there")
-                for i, s in self.lane_stores
-            ]
-        if self.element_stores:
-            varies: set[int] = set()
-            for i in v.lane_code:
-                instr = v.instrs[i]
-                own = instr.op in ("load", "scalar")
-                if own or any(a in varies for a in instr.args):
-                    varies.add(i)
-            place = {s: f"a{s}" for s in self.element_slots}
-            lines += [
-                "",
-                *(f"x{i} = x{i}[:, None]" for i in self.handed if i in varies),
-                "numel = tl.where(there, tl.load(own + 1), 0)",
-                f"for at in range(0, longest, {COLUMNS}):",
-                *indent(
-                    [
-                        f"inside = at + tl.arange(0, {COLUMNS})[None, :]",
-                        "mask = inside < numel[:, None]",
-                        *(f"a{s} = p{s}[:, None] + inside" for s in self.element_slots),
-                        *self.element_loads(place, ", mask=mask"),
-                        *self.apply(place, ", mask=mask"),
-                    ]
-                ),
-            ]
-        head = f"def packed{self.number}(lane, count, longest, rows):"
-        return ["@triton.jit", head, *indent(lines)]
 
     def lane_lines(self) -> list[str]:
         """Loads of a lane's numbers, then lane code."""
@@ -302,51 +247,48 @@ class Function:
         lane = [i for i in lane if i in needed or not self.is_const(i)]
         return numbers, [self.assign(i) for i in lane]
 
-    def main_loads(self) -> list[str]:
-        """Loads of the main path, begun before lane code, which hides their wait."""
-        place = {s: f"a{s}" for s in self.element_slots}
-        return [*self.chunk_places(), *self.element_loads(place, ", mask=mask")]
-
-    def chunk_places(self) -> list[str]:
-        """The elements of a chunk that the main path takes, and where they lie."""
-        lines = [
-            "",
-            "start = ordinal.to(tl.int64) * BLOCK",
-            "count = tl.minimum(numel - start, BLOCK).to(tl.int32)",
-            "block = tl.arange(0, BLOCK)",
-            f"# main path: whole groups of {GROUP} elements, all pointers aligned",
-            f"grouped = tl.where(layout == {ALIGNED}, count // {GROUP} * {GROUP}, 0)",
-            f"mask = block < tl.multiple_of(grouped, {GROUP})",
+    def walk(self, slots: Sequence[int]) -> list[str]:
+        """One dimension of an odometer: offsets of element slots."""
+        return [
+            "size = tl.load(shape + dims - d)",
+            "index = rest % size",
+            "rest = rest // size",
+            *(
+                f"o{s} += index * tl.load(shape + {k + 2} * dims - d)"
+                for k, s in enumerate(slots)
+            ),
         ]
-        for s in self.element_slots:
-            lines.append(f"a{s} = tl.multiple_of(p{s}, 16) + start + block")
-        return lines
 
-    def general(self) -> list[str]:
-        """The general path: any strides, any alignment, and what groups leave over."""
+    def general(
+        self,
+        before: Sequence[str] = (),
+        each: Sequence[str] = (),
+        after: Sequence[str] = (),
+    ) -> list[str]:
+        """The general path: any strides, any alignment, and what groups leave over.
+
+        `before`, `each`, `after`: what is done around the loop, and after each turn.
+        """
         slots = self.element_slots
-        place = {s: f"p{s} + o{s}" for s in slots}
-        walk = ["size = tl.load(shape + dims - d)", "index = rest % size"]
-        walk.append("rest = rest // size")
-        for k, s in enumerate(slots):
-            walk.append(f"o{s} += index * tl.load(shape + {k + 2} * dims - d)")
         loop = [
             "inside = at + tl.arange(0, REST)",
             "mask = inside < count",
             "rest = start + inside",
             *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
             "for d in range(dims):",
-            *indent(walk),
-            *self.element_loads(place, ", mask=mask"),
-            *self.apply(place, ", mask=mask"),
+            *indent(self.walk(slots)),
+            *self.apply({s: f"p{s} + o{s}" for s in slots}),
+            *each,
         ]
         body = [
             "# few elements at a time, so that it needs few registers",
             "strided = layout >= 0",
             "shape = geometry + tl.where(strided, layout, 0)",
             "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
+            *before,
             "for at in range(begin, count, REST):",
             *indent(loop),
+            *after,
         ]
         head = over_lines(f"def general{self.number}(", [*self.rest, SIZES[1]], "):")
         return ["@triton.jit", *head, *indent(body)]

@@ -10,14 +10,11 @@ Nothing is added in an order that depends on which program comes first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..ir import REDUCTIONS, Variant
 from .forms import TRITON_TYPES as TYPES
-from .triton_text import indent, over_lines
-
-if TYPE_CHECKING:
-    from .triton_function import Function
+from .triton_chunks import places
+from .triton_function import RECORD, Function
+from .triton_text import give_back, indent, over_lines, take
 
 #: Results of a program where rows or columns are folded, and results of chunks that the
 #: last one folds at a time.
@@ -46,12 +43,12 @@ INTEGER_LIMITS = {"i64": 63, "i32": 31, "i16": 15, "i8": 7}
 class ReduceWriter:
     """Writes the functions of one variant with reductions."""
 
-    def __init__(self, number: int, variant: Variant, writer: Function) -> None:
+    def __init__(self, number: int, variant: Variant, fast: bool = False) -> None:
         self.n = number
         self.v = variant
-        self.w = writer
+        self.w = Function(number, variant, fast)
         self.folds = variant.folds
-        self.slots = writer.element_slots
+        self.slots = self.w.element_slots
         self.results = [s for s, x in enumerate(variant.slots) if x.domain == "output"]
         self.stores = [
             x for x in variant.stores if variant.slots[x[1]].domain == "output"
@@ -109,35 +106,6 @@ class ReduceWriter:
 
     # ------------------------------------------------------------ pieces of text
 
-    def element(self) -> list[str]:
-        """Arithmetic of an element: results to store, then what is folded."""
-        w = self.w
-        args = [w.name(i) for i in (*w.loads, *w.handed)]
-        code = [i for i in self.v.code if self.v.instrs[i].op != "load"]
-        body = [w.assign(i) for i in w.consts if i not in code]
-        body += [w.assign(i) for i in code]
-        made = [w.name(i) for i, _ in w.element_stores]
-        made += [w.name(self.v.instrs[i].args[0]) for i in self.folds]
-        return [
-            "@triton.jit",
-            *over_lines(f"def element{self.n}(", args, "):"),
-            *indent([*body, f"return {', '.join(made)}"]),
-        ]
-
-    def apply(self, place: dict[int, str]) -> list[str]:
-        """Loads, element code, stores; what is folded is then named f<i>."""
-        w = self.w
-        args = [w.name(i) for i in (*w.loads, *w.handed)]
-        made = [*(f"y{s}" for _, s in w.element_stores), *(f"f{i}" for i in self.folds)]
-        return [
-            *w.element_loads(place, ", mask=mask"),
-            *over_lines(f"{', '.join(made)} = element{self.n}(", args, ")"),
-            *(
-                w.store(i, s, place[s], f"y{s}", ", mask=mask")
-                for i, s in w.element_stores
-            ),
-        ]
-
     def output(self, place: dict[int, str], mask: str, results: str) -> list[str]:
         """Output code: what becomes of the results, named <results><i>."""
         lines = []
@@ -154,57 +122,24 @@ class ReduceWriter:
 
     def functions(self) -> list[list[str]]:
         body = self.full() if self.v.reduction == "full" else self.dims()
-        return [self.element(), *body]
+        return [self.w.element(), *body]
 
     # ------------------------------------------------------------ one number a lane
 
-    def walk(self) -> list[str]:
-        """One dimension of an odometer: offsets of all element slots."""
-        return [
-            "size = tl.load(shape + dims - d)",
-            "index = rest % size",
-            "rest = rest // size",
-            *(
-                f"o{s} += index * tl.load(shape + {k + 2} * dims - d)"
-                for k, s in enumerate(self.slots)
-            ),
-        ]
-
     def full(self) -> list[list[str]]:
-        place = {s: f"p{s} + o{s}" for s in self.slots}
-        pointers = [f"p{s}" for s in self.slots]
-        numbers = [self.w.name(i) for i in self.w.handed]
-        args = ["layout", "geometry", "start", "begin", "count", *pointers, *numbers]
-        loop = [
-            "inside = at + tl.arange(0, REST)",
-            "mask = inside < count",
-            "rest = start + inside",
-            *(f"o{s} = tl.where(strided, 0, rest)" for s in self.slots),
-            "for d in range(dims):",
-            *indent(self.walk()),
-            *self.apply(place),
-            *self.gather(),
-        ]
-        general = [
-            "@triton.jit",
-            *over_lines(f"def general{self.n}(", [*args, "REST: tl.constexpr"], "):"),
-            *indent(
-                [
-                    "strided = layout >= 0",
-                    "shape = geometry + tl.where(strided, layout, 0)",
-                    "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
-                    *self.start("(REST,)"),
-                    "for at in range(begin, count, REST):",
-                    *indent(loop),
-                    *self.reduce("z"),
-                    f"return {self.names('z')}",
-                ]
-            ),
-        ]
+        general = self.w.general(
+            self.start("(REST,)"),
+            self.gather(),
+            [*self.reduce("z"), f"return {self.names('z')}"],
+        )
         main = {s: f"a{s}" for s in self.slots}
         body = [
-            *self.w.chunk_places(),
-            *self.apply(main),
+            *places(
+                self.w,
+                "ordinal.to(tl.int64) * BLOCK",
+                "tl.minimum(numel - start, BLOCK).to(tl.int32)",
+            ),
+            *self.w.apply(main),
             *self.start("(BLOCK,)"),
             *self.gather(),
             *self.reduce("z"),
@@ -213,7 +148,9 @@ class ReduceWriter:
             *indent(
                 [
                     *over_lines(
-                        f"{self.names('w')} = general{self.n}(", [*args, "REST"], ")"
+                        f"{self.names('w')} = general{self.n}(",
+                        [*self.w.rest, "REST"],
+                        ")",
                     ),
                     *(f"z{i} = {self.combine(i)}(z{i}, w{i})" for i in self.folds),
                 ]
@@ -226,7 +163,7 @@ class ReduceWriter:
     def write_parts(self) -> list[str]:
         count = len(self.folds)
         lines = [
-            f"parts = partials + tl.load(lane + {4 + self.parts_word})",
+            f"parts = partials + tl.load(lane + {RECORD + self.parts_word})",
             f"own = parts + ordinal * {count}",
         ]
         for k, i in enumerate(self.folds):
@@ -250,7 +187,7 @@ class ReduceWriter:
     def last_chunk(self) -> list[str]:
         loop = [
             f"each = at + tl.arange(0, {PARTS})",
-            "taken_part = each < chunks",
+            "taken_part = each < programs",
             *(f"u{i} = {self.unpacked(i, k)}" for k, i in enumerate(self.folds)),
             *(
                 f"t{i} = {self.combine(i)}(t{i}, tl.where(taken_part, u{i}, "
@@ -265,18 +202,17 @@ class ReduceWriter:
             "# The chunk that takes the last ticket finishes the lane: what the others",
             "# wrote before they took theirs, it sees.",
             "tl.debug_barrier()",
-            'taken = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")',
-            "last = taken == chunks - 1",
+            *take("ticket", "programs"),
             "if last:",
             *indent(
                 [
                     *self.start(f"({PARTS},)", "t"),
-                    f"for at in range(0, chunks, {PARTS}):",
+                    f"for at in range(0, programs, {PARTS}):",
                     *indent(loop),
                     *self.reduce("total", "t"),
                     *self.output({s: f"p{s}" for s in self.results}, "", "total"),
                     *stores,
-                    "tl.store(ticket, 0)  # for the next launch",
+                    give_back("ticket"),
                 ]
             ),
             "return last.to(tl.int32)",
@@ -320,7 +256,7 @@ class ReduceWriter:
             *(f"r{s} = left * 0" for s in self.slots),
             "for d in range(folded):",
             *indent(by_folded),
-            *self.apply(place),
+            *self.w.apply(place),
             *self.gather(),
         ]
         shape = f"(REDS, {OUTS}) if COLUMNS else ({OUTS}, REDS)"

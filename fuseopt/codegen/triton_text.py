@@ -1,4 +1,6 @@
-"""Lines of generated Python: moved to the right, or over several where too long."""
+"""Lines of generated Python: moved to the right, over several where too long; the
+lines that take a ticket.
+"""
 
 from __future__ import annotations
 
@@ -14,3 +16,20 @@ def over_lines(head: str, args: list[str], close: str) -> list[str]:
     if len(line) <= 84:
         return [line]
     return [head, *(f"    {a}," for a in args), close]
+
+
+def take(counter: str, total: str) -> list[str]:
+    """Take a ticket of a counter: `last` says whether `total` are taken with it.
+
+    It releases what came before the barrier above it, and acquires what the others
+    released: who takes the last one sees what all have written.
+    """
+    return [
+        f'taken = tl.atomic_add({counter}, 1, sem="acq_rel", scope="gpu")',
+        f"last = taken == {total} - 1",
+    ]
+
+
+def give_back(counter: str) -> str:
+    """Make a counter fit for the next launch."""
+    return f"tl.store({counter}, 0)  # for the next launch"

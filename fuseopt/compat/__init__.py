@@ -3,7 +3,11 @@
 Each function says what it relies on, and what happens where it is missing.
 """
 
-from .accelerators import before_process_groups_end, end_allocation
+from .accelerators import (
+    before_process_groups_end,
+    end_allocation,
+    end_generator_capture,
+)
 from .attributes import keep_attributes
 from .branches import trace_branches
 from .dynamo import (
@@ -75,6 +79,7 @@ __all__ = [
     "disabled",
     "dynamo_errors",
     "end_allocation",
+    "end_generator_capture",
     "first_difference",
     "forget",
     "gradient_getter",

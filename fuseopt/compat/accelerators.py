@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+log = logging.getLogger("fuseopt")
 
 
 def end_allocation(device: torch.device, pool: Any) -> None:
@@ -22,6 +25,41 @@ def end_allocation(device: torch.device, pool: Any) -> None:
             end(device.index, pool)
         except RuntimeError:
             return
+
+
+def end_generator_capture(
+    device: torch.device, graph_class: Any, options: Mapping[str, Any]
+) -> None:
+    """Let the default generator of the current device draw again after a capture broke.
+
+    torch's CUDA generator is told when a capture begins and when it ended well, and in
+    between refuses to draw outside of it; nothing tells it of a capture that broke
+    (read in `CUDAGraph::capture_begin`, `capture_end` and
+    `CUDAGeneratorState::increase`; the newest sources tell captures apart by their id,
+    and need no such help). A capture that ends well, of one fill, with memory of its
+    own, puts it right. Where that fails too, the generator stays as it is, and a
+    warning says so.
+    """
+    module = torch.get_device_module(device.type)
+    try:
+        word = torch.empty(1, dtype=torch.int64, device=device)
+        stream = module.Stream()
+        stream.wait_stream(module.current_stream(device))
+        graph = graph_class()
+        with module.stream(stream):
+            graph.capture_begin(**options)
+            try:
+                word.zero_()
+            finally:
+                graph.capture_end()
+        word.record_stream(stream)
+        graph.reset()
+    except Exception as error:
+        log.warning(
+            "a graph capture failed: random numbers may be refused on %s (%s)",
+            device,
+            str(error).split("\n", 1)[0],
+        )
 
 
 def before_process_groups_end(callback: Callable[[], None]) -> None:

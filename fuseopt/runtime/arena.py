@@ -14,12 +14,16 @@ from typing import Any, Protocol
 
 import torch
 
+from ..errors import LaunchError
 from .device import is_remote, module_of
 
 #: Regions begin at multiples of so many words: a line of a cache.
 LINE = 16
 #: So many copies may wait on a device before the host waits for the oldest.
 STAGES = 16
+#: So many steps may be captured by the user before the next call outside of a capture:
+#: at first, and twice as many each time that was too few.
+SPARES = 4
 
 
 def rounded(words: int) -> int:
@@ -46,7 +50,8 @@ class Arena:
         self.low, self.high = 0, words
         self._ring: deque[tuple[torch.Tensor, Any]] = deque()
         # a capture may not make pinned memory
-        self._spare = self._pinned() if self.remote else None
+        self._wanted = SPARES if self.remote else 0
+        self._spares = [self._pinned() for _ in range(self._wanted)]
         #: streams that may read the device's words, the first of which they are of
         self._streams: list[Any] = []
 
@@ -61,13 +66,15 @@ class Arena:
             self.low, self.high = min(self.low, low), max(self.high, high)
 
     def push(self) -> None:
-        """Bring what changed to the device, in the order of the current stream."""
+        """Bring what changed to the device, in the order of the current stream, which
+        captures nothing.
+        """
+        while len(self._spares) < self._wanted:
+            self._spares.append(self._pinned())
         low, high = self.low, self.high
         if low == high:
             return
         if self.remote:
-            if self._spare is None:
-                self._spare = self._pinned()
             stage, done = self._stage()
             stage[low:high] = self.host[low:high]
             self.device[low:high].copy_(stage[low:high], non_blocking=True)
@@ -104,10 +111,16 @@ class Arena:
 
         Returns the device's words and the pinned memory that they come from: the copy
         between them is part of the capture, and each replay repeats it. Both must live
-        as long as the graph.
+        as long as the graph. Raises LaunchError where no such memory is left.
         """
-        stage = self._pinned() if self._spare is None else self._spare
-        self._spare = None
+        if not self._spares:
+            self._wanted *= 2
+            raise LaunchError(
+                f"a graph is being captured on {self.at}, and the step was captured so "
+                "often that no pinned memory is left for it, which a capture may not "
+                "ask for: run the step once outside of a capture, which makes more"
+            )
+        stage = self._spares.pop()
         stage.copy_(self.host)
         words = torch.empty_like(self.device)
         words.copy_(stage, non_blocking=True)

@@ -53,17 +53,33 @@ class Site:
     """A device's memory for graphs, and a stream to capture on.
 
     Graphs share the memory of what they make in between; so replays on two streams take
-    turns.
+    turns. `alive`: the graphs whose memory is of the pool.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.module = module_of(device)
-        self.pool = self.module.graph_pool_handle()
+        self.pool: Any = None
+        self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
         with on(device):
             self.stream = self.module.Stream()
             self.done = self.module.Event()
         self.last: Any = None
+
+    def pool_for(self, graph: Any) -> Any:
+        """The pool that a graph is about to be captured with.
+
+        torch's allocators refuse a pool whose graphs are all gone: then it is new.
+        """
+        if not self.alive:
+            self.pool = self.module.graph_pool_handle()
+        self.alive.add(graph)
+        return self.pool
+
+    def release(self, graph: Any) -> None:
+        """Give a graph's memory back."""
+        graph.reset()
+        self.alive.discard(graph)
 
     def take_turns(self, replay: Callable[[], None]) -> None:
         """Replay a graph with memory of its own, after the last one's replay."""
@@ -96,6 +112,10 @@ class Graphs:
         self.failed.append(graph)
         if site is not None:
             compat.end_allocation(device, site.pool)
+            kind = type_of(device)
+            with on(device):
+                graph_class = getattr(site.module, kind.graph)
+                compat.end_generator_capture(device, graph_class, kind.capture)
 
     def release(self) -> None:
         """Let go of all graphs and their memory; steps capture anew."""
@@ -179,8 +199,8 @@ class Held:
 
     def release(self) -> None:
         """Give the graphs' memory back."""
-        for _, graph in self.graphs:
-            graph.reset()
+        for site, graph in self.graphs:
+            site.release(graph)
         self.graphs.clear()
         self.results.clear()
         self.host.clear()
@@ -335,7 +355,7 @@ class Replays:
             graph = getattr(site.module, kind.graph)()
             try:
                 with on(device), site.module.stream(site.stream):
-                    graph.capture_begin(pool=site.pool, **kind.capture)
+                    graph.capture_begin(pool=site.pool_for(graph), **kind.capture)
                     try:
                         memory = _record(plan, tensors, device)
                     except BaseException:

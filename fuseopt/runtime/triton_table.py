@@ -15,16 +15,31 @@ import torch
 
 from ..codegen.target import Source
 from ..codegen.triton import functions, packs
-from ..codegen.triton_function import ALIGNED, CHUNK_FIELDS, FLAT, RECORD, ROWS, SMALL
+from ..codegen.triton_chunks import ROWS, SMALL
+from ..codegen.triton_function import ALIGNED, CHUNK_FIELDS, FLAT, RECORD
 from ..codegen.triton_reduce import OUTS
 from ..errors import LaunchError
-from ..ir import Kernel, makes_numbers
+from ..ir import Kernel, Variant, makes_numbers
 from .arena import Arena, settle_together
 from .cells import WORD, Cells
 from .device import Program, is_remote, type_of
 from .rows import tiles
 from .table import TableFactory, TensorLayout, VariantTable
 from .triton_build import TritonBuilder, TritonModule
+
+#: Chunks of a program at most, and programs that there are before one takes more than
+#: one chunk: several times what a GPU runs at once, so that the last ones to run do not
+#: leave most of it idle. Chosen by counting, not yet measured on a GPU.
+SPAN, PROGRAMS = 16, 4096
+
+
+def _chunks(variant: Variant, table: VariantTable, block: int) -> torch.Tensor:
+    """By lane, how many chunks it has, of elements or of results."""
+    if variant.reduction == "dims":
+        results = torch.tensor([table.geometry[k + 1] for k in table.strided])
+        return (results + OUTS - 1) // OUTS
+    start = torch.tensor(table.start, dtype=torch.int64)
+    return (start[1:] - start[:-1] + block - 1) // block
 
 
 def _chunk_table(counts: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
@@ -89,10 +104,19 @@ class TritonTable:
         #: by variant: where its records are, how many, how wide; positions in the
         #: pool, element slots, geometry
         self.views: list[tuple[Any, ...]] = []
+        every = [
+            _chunks(v, t, block) for v, t in zip(kernel.every, self.tables, strict=True)
+        ]
+        total = sum(
+            int(c.sum())
+            for c, v in zip(every, kernel.every, strict=True)
+            if not v.reduction
+        )
+        self.span = min(SPAN, max(1, total // PROGRAMS))
         base = partials = waited = 0
         tickets = 1  # the first is that of lanes that are done
-        for number, width, variant, table in zip(
-            functions(kernel), widths, kernel.every, self.tables, strict=True
+        for number, width, variant, table, counts in zip(
+            functions(kernel), widths, kernel.every, self.tables, every, strict=True
         ):
             n, slots = variant.lanes, variant.slots
             records = lanes[base : base + n * width].view(n, width)
@@ -101,9 +125,8 @@ class TritonTable:
             writes = any(s.domain == "lane" and s.write for s in slots)
             if variant.reduction == "dims":
                 numel = torch.tensor([table.geometry[k + 1] for k in table.strided])
-                counts = (numel + OUTS - 1) // OUTS
-            else:
-                counts = (numel + block - 1) // block
+            if not variant.reduction:
+                counts = (counts + self.span - 1) // self.span
             # a lane without elements still has numbers to store
             counts = counts.clamp(min=1) if writes else counts
             row = torch.tensor(table.row, dtype=torch.int64)
@@ -158,9 +181,9 @@ class TritonTable:
             tickets += n
         self.row_starts = rows
         table_of_chunks = torch.cat(chunks)
-        #: chunks of the grid; those after them wait until all lanes are done
+        #: programs of the grid; those after them wait until all lanes are done
         self.programs = sum(map(len, chunks[: len(kernel.variants)]))
-        head = [self.programs, len(table_of_chunks) - self.programs, waited, 0]
+        head = [self.programs, len(table_of_chunks) - self.programs, waited, self.span]
         table_of_chunks = torch.cat((torch.tensor([head]), table_of_chunks))
         assert table_of_chunks.shape[1] == CHUNK_FIELDS
         assert int(table_of_chunks.max()) < 2**31  # 64 bits are only in addresses

@@ -29,8 +29,11 @@ them, gives wrong bits in each run of a test and not in one of many.
 
 It is strict. In a capture, work is recorded and not run; waits, blocking copies, copies
 from pageable memory and waits for work outside of it raise, and break the capture.
-Memory of a capture comes from the graph's pool. Tensors of two devices in one op raise,
-but for numbers in CPU tensors. Fresh and freed memory holds junk.
+Pinned memory is not made there. Memory of a capture comes from the graph's pool; a pool
+of which no graph is left is not used again. A capture that breaks leaves its device's
+generator in it until another one ends well: random numbers are refused meanwhile, as by
+CUDA's. Tensors of two devices in one op raise, but for numbers in CPU tensors. Fresh
+and freed memory holds junk.
 
 Memory lies in the host, so that `data_ptr()` can be read there: by Triton's
 interpreter, in a function given to `enqueue`. Ops of ATen run with the CPU's kernels.

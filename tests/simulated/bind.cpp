@@ -46,6 +46,9 @@ struct GraphHandle {
     auto& s = state();
     Key k = here(device());
     TORCH_CHECK(!executing(), "sim error: a capture within a kernel");
+    // as CUDAGraph::capture_begin, which tells the default generator first of all: what
+    // fails after that leaves it in a capture that nobody ends
+    s.drawing[k.first] = true;
     TORCH_CHECK(
         k.second != 0,
         "sim graphs must be captured on a non-default stream. (However, after capture, "
@@ -55,19 +58,26 @@ struct GraphHandle {
         !graph || (!graph->ready && !graph->capturing),
         "This graph instance already owns a captured graph. To capture a new graph, "
         "create a new instance.");
-    graph = std::make_shared<Graph>();
+    Mode allowed = Mode::Global;
+    if (mode == "thread_local") allowed = Mode::Thread;
+    else if (mode == "relaxed") allowed = Mode::Relaxed;
+    else TORCH_CHECK(mode == "global", "unknown capture error mode: ", mode);
     PoolId wanted = id ? *id : PoolId{s.next_pool++, 0};
-    if (auto known = s.pools[wanted].lock()) {
-      graph->pool = known;
-    } else {
+    auto known = s.pools.find(wanted);
+    TORCH_CHECK(
+        known == s.pools.end() || known->second.uses > 0,
+        "it->second->use_count > 0 INTERNAL ASSERT FAILED: all graphs of this pool are "
+        "gone");
+    PoolUse& use = s.pools[wanted];
+    ++use.uses;
+    graph = std::make_shared<Graph>();
+    graph->pool = use.memory.lock();
+    if (!graph->pool) {
       graph->pool = std::make_shared<Pool>();
       graph->pool->id = wanted;
-      s.pools[wanted] = graph->pool;
+      use.memory = graph->pool;
     }
-    if (mode == "global") graph->mode = Mode::Global;
-    else if (mode == "thread_local") graph->mode = Mode::Thread;
-    else if (mode == "relaxed") graph->mode = Mode::Relaxed;
-    else TORCH_CHECK(false, "unknown capture error mode: ", mode);
+    graph->mode = allowed;
     graph->origin = k;
     graph->streams = {k};
     graph->thread = std::this_thread::get_id();
@@ -99,6 +109,7 @@ struct GraphHandle {
           why, ")");
     }
     g->ready = true;
+    s.drawing[k.first] = false;
     ++s.counters.captures;
     return g->ops.empty();
   }
@@ -123,7 +134,7 @@ struct GraphHandle {
   void reset() {
     Lock lock;
     TORCH_CHECK(!graph || !graph->capturing, "sim error: reset within a capture");
-    graph = nullptr;
+    let_go();
   }
 
   PoolId pool() const {
@@ -137,6 +148,12 @@ struct GraphHandle {
   ~GraphHandle() {
     if (!graph) return;
     Lock lock;
+    let_go();
+  }
+
+  // A capture that broke uses its pool for ever, as in torch.
+  void let_go() {
+    if (graph && graph->ready) --state().pools.at(graph->pool->id).uses;
     graph = nullptr;
   }
 };
@@ -198,6 +215,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     s.capturing.clear();
     for (auto& [k, stream] : s.streams) stream.queue.clear();
     s.fail_allocation = s.fail_launch = 0;
+    for (bool& drawing : s.drawing) drawing = false;
     device() = 0;
     for (int d = 0; d < DEVICES; ++d) current(d) = 0;
   }, gone());

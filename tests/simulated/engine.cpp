@@ -321,6 +321,9 @@ static void release_pinned(void* p) {
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
     Lock lock;
+    // cudaHostAlloc is a call that no capture in that mode allows
+    host_waits("pinned memory is made", nullptr);
+    if (!executing()) --state().counters.syncs; // it does not wait
     auto& s = state();
     n = (std::max<size_t>(n, 1) + 511) / 512 * 512;
     ++s.counters.pinned;

@@ -5,6 +5,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -487,6 +488,18 @@ static const std::set<std::string>& waiting_ops() {
   return names;
 }
 
+// As CUDAGeneratorImpl: who draws within a capture that did not tell the generator, or
+// outside of one while a capture that broke never ended for it, is refused.
+static void check_generator(int d, bool capturing) {
+  bool told = state().drawing[d];
+  TORCH_CHECK(
+      told || !capturing,
+      "Attempt to increase offset for a sim generator not in capture mode.");
+  TORCH_CHECK(
+      capturing || !told,
+      "Offset increment outside graph capture encountered unexpectedly.");
+}
+
 static void fallback(
     const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
@@ -501,6 +514,8 @@ static void fallback(
   bool capturing = !view && capture_of(k);
   Seen seen{true, capturing, {}, {}, {}, {}, {}, -1};
   if (!view) {
+    if (!executing() && op.hasTag(at::Tag::nondeterministic_seeded))
+      check_generator(d, capture_of(k) != nullptr);
     ++state().ops[schema.name()];
     if (waiting_ops().count(schema.name()))
       host_waits("an op whose result the host reads", &k);

@@ -71,6 +71,13 @@ struct Pool {
   ~Pool();
 };
 
+// How many captures and graphs use a pool. One that none uses any more is not used again
+// (torch's allocators keep its id until their caches are emptied).
+struct PoolUse {
+  std::weak_ptr<Pool> memory;
+  int64_t uses = 0;
+};
+
 struct EventState {
   int64_t version = 0; // of the last record
   int64_t done = 0;
@@ -114,9 +121,10 @@ struct State {
   std::map<void*, size_t> pinned;
   std::multimap<size_t, void*> pinned_cache;
   int64_t allocated[DEVICES] = {0, 0};
-  std::map<PoolId, std::weak_ptr<Pool>> pools;
+  std::map<PoolId, PoolUse> pools;
   int64_t next_pool = 1;
   std::vector<std::shared_ptr<Graph>> capturing;
+  bool drawing[DEVICES] = {false, false}; // is the default generator in a capture?
   int64_t fail_allocation = 0, fail_launch = 0;
   bool available = true;
 };
