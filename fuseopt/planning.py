@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from . import dump
 from . import report as reporting
 from .capture import Captured, capture
+from .capture.inputs import check_contents, static_tensors
 from .clock import Clock
 from .codegen import CppTarget, Source, Target
 from .collector import collector_paused
@@ -59,6 +60,8 @@ def plan_graph(
     helpers = ThreadPoolExecutor(COMPILERS)
     built: list[str] = []
     probe = helpers.submit(_probe, config, built) if run else None
+    if run:
+        check_contents([*static_tensors(gm).values(), *args])
     captured: Captured = capture(gm, args)
     if extend is not None:
         captured = extend(captured)

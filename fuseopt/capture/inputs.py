@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -44,15 +45,13 @@ def check_memory(name: str, t: torch.Tensor) -> None:
     """Refuse a tensor whose elements lie nowhere, before anything is written.
 
     Raises EagerOnly for one that eager can use all the same: a subclass that stands for
-    other tensors, one without contents. Raises UnsupportedInput as `check_freed` does.
+    other tensors. Raises UnsupportedInput as `check_freed` does.
     """
     if wraps_others(t):
         raise EagerOnly(
             f"{name} is a {type(t).__name__}, which stands for other tensors and has "
             "no memory of its own"
         )
-    if t.device.type == "meta":
-        raise EagerOnly(f"{name} is on the device meta, where there is no memory")
     check_freed(name, t)
 
 
@@ -72,6 +71,19 @@ def check_freed(name: str, t: torch.Tensor) -> None:
             "made smaller, as by untyped_storage().resize_(0). Give it memory before "
             "the step"
         )
+
+
+def check_contents(tensors: Iterable[Any]) -> None:
+    """Refuse tensors without contents: they can be planned for, and not stepped.
+
+    Raises EagerOnly for one on the device meta.
+    """
+    for t in tensors:
+        if isinstance(t, torch.Tensor) and t.device.type == "meta":
+            raise EagerOnly(
+                f"a tensor of shape {tuple(t.shape)} is on the device meta, where "
+                "there is no memory"
+            )
 
 
 class MetaInputs:

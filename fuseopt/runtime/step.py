@@ -20,7 +20,7 @@ import torch
 from torch.fx import GraphModule
 
 from .. import compat
-from ..capture.inputs import check_memory, check_tensor, static_tensors
+from ..capture.inputs import check_contents, check_memory, check_tensor, static_tensors
 from ..capture.numbers import NumberRef
 from ..capture.replay import as_eager
 from ..capture.scalars import same_numbers
@@ -229,6 +229,7 @@ class CompiledStep:
         for i, t in enumerate(tensors):
             check_tensor("a tensor of the step", t)
             check_memory("a tensor of the step", t)
+            check_contents([t])
             tensors[i] = seen_real(t)
         metadata = [(t.dtype, t.shape, t.device) for t in tensors]
         known = [p for p in self.plans if p.metadata == metadata and p.fits(tensors)]
