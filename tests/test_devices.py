@@ -156,7 +156,7 @@ def test_the_counters_of_torch_optim(sim: ModuleType, name: str) -> None:
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("name", [*FOREACH, "ASGD"])
+@pytest.mark.parametrize("name", FOREACH)
 def test_bias_corrections_come_over_in_one_copy_and_without_a_wait(
     sim: ModuleType, name: str, foreach: bool
 ) -> None:
