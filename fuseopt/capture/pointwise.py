@@ -251,6 +251,9 @@ class Pointwise(Buffers):
         """Memory for a number, on the device of what it comes from."""
         made = torch.empty((), dtype=torch.float64, device="meta")
         self._devices[made.untyped_storage()._cdata] = device
+        known = self.known(made)
+        if known is not None:  # recorded as it was made, on no device
+            self.buffers[known] = self.buffers[known]._replace(device=device)
         return made
 
     def _number(self, x: Any) -> Computed | None:

@@ -124,7 +124,23 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
             return None
         return fused(this, tx, other, alpha)
 
+    def fill(this: Any, tx: Any, key: Any, value: Any) -> Any:
+        """`x[mask] = number`, for a mask of x's shape."""
+        known = [getattr(x, "_size", None) for x in (this, key)]
+        if (
+            not isinstance(key, TensorVariable)
+            or key.dtype is not torch.bool
+            or known[0] is None
+            or known[0] != known[1]
+            or not value.is_python_constant()
+            or type(value.as_python_constant()) not in (int, float)
+        ):
+            return NotImplemented
+        this.call_method(tx, "masked_fill_", [key, value], {})
+        return VariableTracker.build(tx, None)
+
     handlers[torch._foreach_lerp_] = lerp
+    method("method___setitem__", fill)
     for scale in ("add", "add_", "sub", "sub_"):
         scaled(getattr(torch, f"_foreach_{scale}"))
     method("method_addcmul_", addcmul)
