@@ -527,7 +527,7 @@ def left(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
     more, memory = objects() - before, resident() - memory
     # each of torch's records of a compilation, of which it keeps 64, has these
     told = more["CompilationMetrics"]
-    more -= Counter(dict=told, set=3 * told)
+    more -= Counter(dict=told, set=3 * told, list=told)
     for name in BOUNDED:
         more.pop(name, None)
     return memory / then, sum(more.values()) / then, more
