@@ -338,7 +338,7 @@ class Isolated:
         fakes, told = self.fakes, self.told
 
         def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
-            fakes.note(gm)
+            fakes.note()
             first = len(session.reports)
             try:
                 return backend(gm, example_inputs, **keywords)

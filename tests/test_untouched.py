@@ -525,6 +525,9 @@ def left(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
     for k in range(then):
         drop(way, k)
     more, memory = objects() - before, resident() - memory
+    # each of torch's records of a compilation, of which it keeps 64, has these
+    told = more["CompilationMetrics"]
+    more -= Counter(dict=told, set=3 * told, list=told)
     for name in BOUNDED:
         more.pop(name, None)
     return memory / then, sum(more.values()) / then, more
@@ -546,15 +549,15 @@ def alone(way: str, first: int, then: int) -> tuple[float, float]:
 @pytest.mark.parametrize("way", ["led", "whole", "few"])
 def test_dropped_optimizers_leave_nothing(way: str) -> None:
     """Each left about a thousand objects and 0.6 MB."""
-    _, count = alone(way, 12, 12)
-    assert count < 10
+    _, count = alone(way, 20, 8)
+    assert count < 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["led", "whole", "few"])
 def test_300_dropped_optimizers_leave_nothing(way: str) -> None:
     memory, count = alone(way, 20, 280)
-    assert count < 10
+    assert count < 3
     assert memory < 0.05
 
 
