@@ -241,6 +241,8 @@ class LedStep:
                 raise Unlike("it computes with complex numbers")
             if captured.given:
                 raise Unlike("it gives tensors other memory")
+            if captured.aliases:
+                raise Unlike("it keeps another view of a tensor of a lane")
             found.append(extend(captured, source, led, late, layouts))
             return found[-1].captured
 

@@ -257,6 +257,13 @@ def state_freed(own: Any, p: Tensor, lr: float, state: dict[str, Any]) -> None:
 
 
 @form
+def memory_kept_as_state(own: Any, p: Tensor, lr: float, state: dict[str, Any]) -> None:
+    """Another tensor of the parameter's memory, not the parameter."""
+    state["m"] = p.detach()
+    p.add_(grad_of(p), alpha=-lr)
+
+
+@form
 def state_replaced(own: Any, p: Tensor, lr: float, state: dict[str, Any]) -> None:
     state["m"] = state["m"] * 0.9 + grad_of(p)
     p.add_(state["m"], alpha=-lr)
@@ -333,6 +340,8 @@ class Run:
         for p in self.params:
             own = self.optimizer.state[p]
             assert set(own) == {"m"}
+            assert own["m"] is not p
+            assert not own["m"].requires_grad
             tensors.append(own["m"])
         memory: dict[int, int] = {}
         shared = [

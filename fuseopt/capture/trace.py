@@ -35,9 +35,11 @@ class Captured:
     layout, and so are one buffer. `complexes`: positions in the pool of tensors whose
     buffers are their real views.
     `result` is the graph's output with each tensor replaced by ("buffer", index), or by
-    ("complex", index) where the buffer is its real view. Where a tensor of the call is
-    given other memory, ("tensor", position) is that tensor itself, and ("alias", index)
-    what it was before. `given`: what is given to which of them, when the step has run.
+    ("complex", index) where the buffer is its real view; ("alias", index) is another
+    tensor of the memory of one of the call (`p.detach()`). Where one of these is given
+    other memory, ("tensor", position) is that itself, and an alias is what it was
+    before. `given`: what is given to which of them, when the step has run. `aliases`:
+    the buffers of such aliases.
     """
 
     graph: Graph
@@ -49,6 +51,7 @@ class Captured:
     result: Any
     twins: tuple[tuple[int, int], ...] = ()
     given: tuple[Given, ...] = ()
+    aliases: tuple[int, ...] = ()
 
 
 def capture(
@@ -72,6 +75,7 @@ def capture(
     outputs += [x.buffer for x in given]
     moved = {id(twin): i for i, twin in interpreter.places.moved()}
     sources = frozenset(moved.values())
+    aliases: list[int] = []
 
     def describe(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -81,7 +85,10 @@ def capture(
                 raise CaptureError("the step returns a conjugated or negated view")
             buffer = recorder.buffer_of(swap(x, recorder.constant))
             outputs.append(buffer)
-            if recorder.buffers[buffer].source in sources and x.dtype not in PARTS:
+            own = recorder.buffers[buffer]
+            given_as = own.source in sources or id(x) not in interpreter.origin
+            if own.kind in ("static", "arg") and given_as and x.dtype not in PARTS:
+                aliases.append(buffer)
                 return ("alias", buffer)
             return ("complex" if x.dtype in PARTS else "buffer", buffer)
         if isinstance(x, (list, tuple)):
@@ -120,6 +127,7 @@ def capture(
         result,
         tuple(interpreter.twins),
         given,
+        tuple(aliases),
     )
 
 
