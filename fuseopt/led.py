@@ -72,6 +72,7 @@ class Owner(Protocol):
 
     def settle(self) -> None: ...
     def prove(self) -> None: ...
+    def survey_holds(self) -> None: ...
 
 
 class LedStep:
@@ -120,6 +121,9 @@ class LedStep:
         ):
             owner.entered += 1
             return self.inner(*args)
+        if self.inner is None:
+            # what lies in the memory of lanes has been compared with no plan's yet
+            owner.survey_holds()
         owner.settle()
         if self.generation != owner.generation:
             self.rehearsed.clear()
