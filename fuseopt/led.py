@@ -51,7 +51,8 @@ class Owner(Protocol):
     `found` has the tensors of the lanes that are led, in this call. `settle()` has
     state ready for led lanes where tracing made some. `pending`: launches put off.
     `prove()` raises Unlike unless the code that the step may run now treats lanes
-    alike; then `proof` says which code that is.
+    alike; then `proof` says which code that is. `survey_holds()` raises Stale unless
+    lanes that were alike still are.
     """
 
     @property
