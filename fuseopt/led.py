@@ -51,7 +51,8 @@ class Owner(Protocol):
     `found` has the tensors of the lanes that are led, in this call. `settle()` has
     state ready for led lanes where tracing made some. `pending`: launches put off.
     `prove()` raises Unlike unless the code that the step may run now treats lanes
-    alike; then `proof` says which code that is.
+    alike; then `proof` says which code that is. `survey_holds()` raises Stale unless
+    lanes that were alike still are.
     """
 
     @property
@@ -72,6 +73,7 @@ class Owner(Protocol):
 
     def settle(self) -> None: ...
     def prove(self) -> None: ...
+    def survey_holds(self) -> None: ...
 
 
 class LedStep:
@@ -120,6 +122,9 @@ class LedStep:
         ):
             owner.entered += 1
             return self.inner(*args)
+        if self.inner is None:
+            # what lies in the memory of lanes has been compared with no plan's yet
+            owner.survey_holds()
         owner.settle()
         if self.generation != owner.generation:
             self.rehearsed.clear()

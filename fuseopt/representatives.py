@@ -303,6 +303,16 @@ class Representatives:
         lead._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         return lead
 
+    def survey_holds(self) -> None:
+        """Raise Stale if lanes that were alike no longer are.
+
+        Each call compares which objects lanes hold. The dtype or shape of one of them
+        changes in place (`p.data = ...`); a plan notices, but not the first of a graph.
+        """
+        assert self.lanes is not None
+        if _grouping(Lanes(self._given, self.lanes.loose)) != _grouping(self.lanes):
+            raise Stale
+
     def settle(self) -> None:
         """Have state ready for all lanes like the leading ones', which tracing made."""
         optimizer, lanes = self._given, self.lanes

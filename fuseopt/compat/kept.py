@@ -114,7 +114,9 @@ def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
 
 def _drop_finalizers(guards: set[int]) -> None:
     """Detach finalizers whose guards are these, or are no more."""
-    for finalizer, info in [*weakref.finalize._registry.items()]:  # type: ignore[attr-defined]
+    # one call of C: to make a list of items may collect garbage, and with it entries
+    known = weakref.finalize._registry.copy()  # type: ignore[attr-defined]
+    for finalizer, info in known.items():
         call = info.func
         if not isinstance(call, functools.partial):
             continue

@@ -165,6 +165,9 @@ def attribute(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> 
     level = Level.KIND
     if first or (isinstance(t, Tensor) and t.shared):
         level = Level.UNIFORM
+    if name == "requires_grad" and level != Level.UNIFORM:
+        # of gradients and state nobody watches it, and Dynamo guards it of none
+        raise machine.refusal("it reads requires_grad of a tensor of a lane", node)
     if name in METADATA:
         if name in NEVER and role:
             return Known(False)
