@@ -295,7 +295,10 @@ class Representatives:
         Once in a call is enough, for nothing changes before the step has run.
         """
         if self.proof is None or self.proven != self.calls:
-            self.proof = prove(self.function, self.optimizer)
+            lanes = self.lanes
+            every = range(len(lanes.params)) if lanes is not None else ()
+            known = lanes.tensors(every).values() if lanes is not None else ()
+            self.proof = prove(self.function, self.optimizer, known)
             self.proven = self.calls
         if self.proof.why:
             raise Unlike(self.proof.why)
