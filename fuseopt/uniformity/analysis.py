@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from . import (
@@ -48,11 +50,16 @@ class Proof:
     codes: frozenset[types.CodeType]
 
 
-def prove(function: Any, optimizer: Optimizer) -> Proof:
-    """Go through the step of an optimizer, as it is now."""
+def prove(
+    function: Any, optimizer: Optimizer, known: Iterable[torch.Tensor] = ()
+) -> Proof:
+    """Go through the step of an optimizer, as it is now.
+
+    `known`: tensors of lanes that its groups and state do not hold at the moment.
+    """
     machine: Machine | None = None
     try:
-        world = World(optimizer)
+        world = World(optimizer, known)
         for _ in range(ROUNDS):
             world.changed = False
             machine = Machine(_SOURCES, world)

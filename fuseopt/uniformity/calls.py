@@ -16,6 +16,7 @@ from ..paths import is_known
 from . import functions, methods, tensors, torch_functions
 from .machine import DEPTH, Definition, Frame, Machine, Raises, usable
 from .memory import Dict, Memory, meet, merge
+from .sequences import Branch
 from .source import NoSource, Source, inner_codes
 from .values import (
     Bound,
@@ -348,7 +349,7 @@ def _returned(machine: Machine, frame: Frame, node: ast.AST) -> Value:
             found = meet(found, value, worst, (memory, own))
         else:
             found = value if found is None else join(found, value, worst)
-        branch = (*machine.site(node), "return", k), machine.turns()
+        branch = Branch((*machine.site(node), "return", k), machine.turns())
         memory = merge(memory, own, worst, branch)
     machine.memory = memory
     if memory is None:

@@ -14,6 +14,7 @@ from .memory import Added, Dict, List, loose
 from .sequences import Base, deals, joined, part
 from .values import (
     PLAIN,
+    Bad,
     Data,
     First,
     Group,
@@ -445,6 +446,21 @@ def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
     machine.now.heap[ref.number] = now
 
 
+def own_of(value: Value) -> Value:
+    """What is uniform in each turn of a loop, beside lanes of all its turns."""
+    if isinstance(value, Items):
+        return Items(tuple(map(own_of, value.items)))
+    if isinstance(value, Known) and not isinstance(value.value, PLAIN):
+        return Bad("it may be another in each turn of a loop")
+    if isinstance(value, (Known, Data)):
+        level = level_of(value)
+        assert level is not None
+        return Data(max(level, Level.KIND), types_of(value))
+    if isinstance(value, Tensor):
+        return replace(value, shared=False)
+    return value
+
+
 def settle(machine: Machine, lane: Any) -> None:
     """End a loop over lanes: what each has added to lists is there now."""
     heap = machine.now.heap
@@ -459,7 +475,8 @@ def settle(machine: Machine, lane: Any) -> None:
                     held, added=None, broken="a list gets several items of a lane"
                 )
                 continue
-            new = added.item
+            # the same for the lanes of a turn is not the same for all
+            new = own_of(added.item) if added.loops else added.item
             if held.lanes is not None:
                 if held.lanes != lanes:
                     heap[number] = replace(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .memory import Dict, List, Memory, meet, merge
+from .sequences import Branch
 from .source import Source, Sources
 from .values import Bad, Carried, Gathered, Level, Ref, Value
 from .world import World
@@ -132,9 +133,9 @@ class Machine:
         """A place in the code, and the calls that led there."""
         return (*self.path, id(node))
 
-    def branch(self, node: ast.AST) -> tuple[Any, Any]:
+    def branch(self, node: ast.AST) -> Branch:
         """A place where ways part, and the loops in which it does."""
-        return self.site(node), self.turns()
+        return Branch(self.site(node), self.turns())
 
     def number(self) -> int:
         self._numbers += 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .sequences import Either, depends
+from .sequences import Branch, Either, Joined, depends
 from .values import (
     Bad,
     Bound,
@@ -224,6 +224,8 @@ def _lists(a: List, b: List, level: Level, branch: Any) -> List:
             return a
     for x, y in ((a, b), (b, a)):
         if x.items == () and y.lanes is not None and level == Level.UNIFORM:
+            if _in_turns(y, branch):
+                return replace(y, broken="only some turns of a loop add lanes to it")
             return y
     if a.lanes is not None and a.lanes == b.lanes and a.writer == b.writer:
         assert a.item is not None
@@ -237,6 +239,12 @@ def _lists(a: List, b: List, level: Level, branch: Any) -> List:
     return loose(
         replace(a, level=max(a.level, b.level, level)), [*_values(a), *_values(b)]
     )
+
+
+def _in_turns(x: List, branch: Any) -> bool:
+    """Is it a branch inside of loops in whose turns a list gets its lanes?"""
+    inside = isinstance(branch, Branch) and isinstance(x.lanes, Joined)
+    return inside and bool(set(branch.turns) & set(x.lanes.loops))
 
 
 def _values(x: List) -> list[Value]:
@@ -257,7 +265,8 @@ def _added(a: Added | None, b: Added | None, level: Level, branch: Any) -> Added
     if a is None or b is None:
         found = b if a is None else a
         assert found is not None
-        if level == Level.UNIFORM:
+        # in some turns of a loop, perhaps: then it is not there for all lanes
+        if level == Level.UNIFORM and not found.loops:
             return found
         side = "else" if a is None else "then"
         return replace(found, branches=(*found.branches, (branch, side)))

@@ -9,10 +9,17 @@ kind are `Sorted`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Names a place in the code, and the calls that led there.
 Site = tuple[Any, ...]
+
+
+class Branch(NamedTuple):
+    """A place where ways part, and the loops in which it does."""
+
+    site: Site
+    turns: tuple[Site, ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ def depends(lanes: Any, loop: Site) -> bool:
         return any(depends(x, loop) for x in lanes.of)
     if isinstance(lanes, Part):
         # what a branch leaves may be other lanes when it is come to again
-        if any(loop in turns for (_, turns), _ in lanes.branches):
+        if any(loop in branch.turns for branch, _ in lanes.branches):
             return True
     return depends(lanes.of, loop)
 

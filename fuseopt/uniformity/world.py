@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -63,7 +64,9 @@ class World:
     `written`: what the step may change of it, so that no more is known of that.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(
+        self, optimizer: Optimizer, known: Iterable[torch.Tensor] = ()
+    ) -> None:
         self.optimizer = optimizer
         self.kind = kind = type(optimizer)
         for c in kind.__mro__[:-1]:
@@ -96,6 +99,8 @@ class World:
                 if isinstance(value, torch.Tensor):
                     tensors.append(value)
                 self.field(key, self._own(value))
+        # its groups hold the leading lanes alone while these are traced
+        tensors += known
         self.lanes.update(map(id, tensors))
         self.written: set[Any] = set()
         self.changed = False

@@ -521,7 +521,7 @@ class SetEither(Base):
         params = self.param_groups[0]["params"]
         rate = 1.0
         for p in params:
-            if p.dim() == 1:
+            if p.dim() == 1:  # noqa: SIM108
                 rate = 2.0
             else:
                 rate = 3.0
@@ -547,6 +547,69 @@ class GradientGiven(Base):
         for p in self.param_groups[0]["params"]:
             p.grad = p.grad * 2
             p.sub_(p.grad)
+
+
+class SomeGroups(Base):
+    """Numbers of some groups alone, beside the parameters of all."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        params, norms = [], []
+        for group in self.param_groups:
+            for p in group["params"]:
+                params.append(p)
+                if group["lr"] > 0.01:
+                    norms.append(p.grad.norm().item())
+        for p, n in zip(params, norms, strict=False):
+            p.sub_(p.grad * n)
+
+
+class SkippedGroups(Base):
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        params, norms = [], []
+        for group in self.param_groups:
+            for p in group["params"]:
+                params.append(p)
+            if group["lr"] > 0.01:
+                for p in group["params"]:
+                    norms.append(p.grad.norm().item())
+        for p, n in zip(params, norms, strict=False):
+            p.sub_(p.grad * n)
+
+
+class ContinuedGroups(Base):
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        params, norms = [], []
+        for group in self.param_groups:
+            for p in group["params"]:
+                params.append(p)
+            if group["lr"] < 0.01:
+                continue
+            for p in group["params"]:
+                norms.append(p.grad.norm().item())
+        for p, n in zip(params, norms, strict=False):
+            p.sub_(p.grad * n)
+
+
+class RatesOfGroups(Base):
+    """A rate of each lane's group chooses lanes."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        params, rates = [], []
+        for group in self.param_groups:
+            for p in group["params"]:
+                params.append(p)
+                rates.append(group["lr"])
+        norms = [
+            p.grad.norm().item()
+            for p, lr in zip(params, rates, strict=True)
+            if lr > 0.01
+        ]
+        for p, n in zip(params, norms, strict=False):
+            p.sub_(p.grad * n)
 
 
 TRAPS = [
