@@ -17,7 +17,7 @@ from fuseopt.uniformity.source import NoSource, Sources
 from tests import papers
 from tests.steps import make_params
 
-from .traps import harmless, identity, numbers, subtle
+from .divergence import harmless, identity, numbers, subtle
 
 SHAPES = [(4, 3)] * 4 + [(5,)] * 4
 #: Classes of packages of which a few lanes led where a dry run alone was asked; of each
