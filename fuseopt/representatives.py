@@ -40,7 +40,7 @@ from .runtime.pending import Pending
 from .shadow import Shadow, Write
 from .split import decide
 from .uniformity import Proof, prove
-from .whole import NotTraced
+from .whole import OUT_OF_MEMORY, NotTraced
 
 log = logging.getLogger("fuseopt")
 
@@ -170,6 +170,8 @@ class Representatives:
             self._sound = True  # and all of it is made anew, if anything
             self.why = str(error).partition("\n")[0]
         except Exception as error:
+            if isinstance(error, OUT_OF_MEMORY):
+                raise
             if self.entered != entered or compat.stance() == "fail_on_recompile":
                 raise
             # whatever it is, the whole step says it again if it is the step's own

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from . import compat
@@ -29,6 +30,10 @@ TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
 #: Functions that do no more with an object.
 ASKS = frozenset({"getattr", "hasattr", "setattr", "isinstance", "type", "super"})
 LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF"})
+
+
+#: What a step may run into whose memory is full; it may have more the next time.
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
 class NotTraced(FuseoptError):
@@ -174,6 +179,8 @@ class Whole:
             expected = isinstance(error, (Unlike, *compat.dynamo_errors()))
             if pending.begun or (steady and not expected) or _forbidden():
                 raise
+            if isinstance(error, OUT_OF_MEMORY):
+                raise  # nothing is wrong with the step
             # whatever it is, the step says it again if it is the step's own
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
             self.release()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from ..compat import wraps_others
@@ -47,7 +48,7 @@ def check_memory(name: str, t: torch.Tensor) -> None:
     Raises EagerOnly for one that eager can use all the same: a subclass that stands for
     other tensors. Raises UnsupportedInput as `check_freed` does.
     """
-    if wraps_others(t):
+    if wraps_others(t) and not isinstance(t, FakeTensor):
         raise EagerOnly(
             f"{name} is a {type(t).__name__}, which stands for other tensors and has "
             "no memory of its own"
@@ -76,9 +77,11 @@ def check_freed(name: str, t: torch.Tensor) -> None:
 def check_contents(tensors: Iterable[Any]) -> None:
     """Refuse tensors without contents: they can be planned for, and not stepped.
 
-    Raises EagerOnly for one on the device meta.
+    Raises EagerOnly for a fake one and for one on the device meta.
     """
     for t in tensors:
+        if isinstance(t, FakeTensor):
+            raise EagerOnly(f"a tensor of shape {tuple(t.shape)} is a FakeTensor")
         if isinstance(t, torch.Tensor) and t.device.type == "meta":
             raise EagerOnly(
                 f"a tensor of shape {tuple(t.shape)} is on the device meta, where "

@@ -77,6 +77,7 @@ class Positions:
             return None, []  # seen as a number, see `as_lane_number`
         key: list[Any] = [out.dtype, out.dim() == 0, out.is_neg() or out.is_conj()]
         reads: list[int] = []
+        devices: set[str] = set()
         for values in self.columns:
             x = values[i]
             if isinstance(x, torch.Tensor):
@@ -87,6 +88,8 @@ class Positions:
                 if b is None or r.current[b] < 0 or not r.untangled(b):
                     return None, []
                 reads.append(b)
+                if dims:
+                    devices.add(r.buffers[b].device)
                 key.append((x.dtype, dims == 0))
             elif (found := r.numbers.find(x)) is not None:
                 number, negated = found
@@ -98,6 +101,8 @@ class Positions:
                 key.append((float, x, math.copysign(1.0, x)))
             else:
                 key.append((type(x), x))
+        if len(devices) > 1:
+            return None, []  # refused, or a copy between devices
         return tuple(key), reads
 
 

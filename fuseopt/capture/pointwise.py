@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CaptureError
+from ..errors import CaptureError, UnsupportedInput
 from ..ir import Body, Literal, Node, ScalarRef, SchedulerNode, Symbol
 from ..lowering import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ..lowering import Tensor as TensorOperand
@@ -82,6 +82,13 @@ class Pointwise(Buffers):
                 dtype = real_dtype(x.dtype)
                 if dtype not in DTYPE_NAMES or x.is_neg() or x.is_conj():
                     return False
+                if x.dim() and self.device_of(x) != self.device_of(out):
+                    if name == "copy":
+                        return False
+                    raise UnsupportedInput(
+                        f"{name} takes a tensor on the device {self.device_of(x)} and "
+                        f"gives one on {self.device_of(out)}"
+                    )
                 reads.append(as_lane_number(x))
                 alone = x.dim() == 0 and dtype is x.dtype
                 operand: Operand = TensorOperand(DTYPE_NAMES[dtype], alone)
