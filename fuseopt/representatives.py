@@ -378,6 +378,7 @@ class Representatives:
         for step in self.steps:
             made.update(step.take())
         writes = [*shadow.writes(roots=False)]
+        copied: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         seen = shadow.itself.state
         fresh = self._fresh
         for kind in lanes.kinds:
@@ -400,7 +401,7 @@ class Representatives:
                     writes.append(functools.partial(collections.deque, each, 0))
                     continue
             contents = {i: dict(now) for i in own}
-            contents |= self._given_to(kind, now, old, made)
+            contents |= self._given_to(kind, now, old, made, copied)
             for i, content in contents.items():
                 state = lanes.states[i]
                 if state is None:
@@ -409,6 +410,8 @@ class Representatives:
                 if tuple(content)[: len(state)] != tuple(state):
                     writes.append(functools.partial(state.clear))
                 writes.append(functools.partial(dict.update, state, content))
+        if copied[0]:
+            writes.insert(0, functools.partial(torch._foreach_copy_, *copied))
         if fresh:
             # in the order in which a whole step makes it
             ordered = {p: fresh[p] for p in lanes.params if p in fresh}
@@ -421,9 +424,11 @@ class Representatives:
         now: Mapping[str, Any],
         old: Mapping[str, Any],
         made: Mapping[int, list[torch.Tensor]],
+        copied: tuple[list[torch.Tensor], list[torch.Tensor]],
     ) -> dict[int, dict[str, Any]]:
         """By lane, the state that led lanes have after the step; `now`: their lead's,
-        `old`: what it was.
+        `old`: what it was. `copied` is given tensors of theirs, and what they are to
+        hold when the step is launched.
         """
         lanes = self.lanes
         assert lanes is not None
@@ -445,8 +450,11 @@ class Representatives:
                 elif id(value) in made:
                     given[key] = made[id(value)][m]
                 elif place is None:
-                    # made of nothing that lanes have: for all the same
-                    given[key] = value.clone()
+                    # made of nothing that lanes have: for all the same, and filled
+                    # by the launch, which is still to come
+                    given[key] = torch.empty_like(value)
+                    copied[0].append(given[key])
+                    copied[1].append(value)
                 elif place[0] == "state":
                     given[key] = lanes.states[i][place[1]]  # type: ignore[index]
                 else:

@@ -577,3 +577,38 @@ def test_a_program_finds_the_reports_of_all_its_optimizers() -> None:
 
 if __name__ == "__main__":
     print(*left(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+
+
+class OfOnes(torch.optim.Optimizer):
+    """Makes state that is the same for all lanes, and changes it in the same step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if len(state) == 0:
+                state["a"], state["b"] = torch.ones_like(p), torch.ones(())
+            state["a"].mul_(0.5)
+            p.sub_(state["a"] * p.grad * state["b"])
+
+
+def test_state_that_all_lanes_share_is_copied_when_it_is_filled() -> None:
+    """It was copied before the launch, so that led lanes had memory of nobody."""
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(3, 2 + i % 2)) for i in range(20)]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    opt, plain = fuseopt.compile(OfOnes(ours)), OfOnes(theirs)
+    for _ in range(3):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        opt.step()
+        plain.step()
+        for p, q in zip(ours, theirs, strict=True):
+            assert torch.equal(p, q)
+            assert torch.equal(opt.state[p]["a"], plain.state[q]["a"])
+            assert torch.equal(opt.state[p]["b"], plain.state[q]["b"])
+    assert "of 20 lanes" in fuseopt.reports()[0].traced
