@@ -38,7 +38,7 @@ class Arena:
     takes a *stage* of its own from a ring, with an event that says when it is free.
     """
 
-    def __init__(self, words: int, device: torch.device) -> None:
+    def __init__(self, words: int, device: torch.device, wanted: int = SPARES) -> None:
         self.at = device
         self.remote = is_remote(device)
         self.host = torch.zeros(words, dtype=torch.int64)
@@ -50,8 +50,8 @@ class Arena:
         self.low, self.high = 0, words
         self._ring: deque[tuple[torch.Tensor, Any]] = deque()
         # a capture may not make pinned memory
-        self._wanted = SPARES if self.remote else 0
-        self._spares = [self._pinned() for _ in range(self._wanted)]
+        self.wanted = wanted if self.remote else 0
+        self._spares = [self._pinned() for _ in range(self.wanted)]
         #: streams that may read the device's words, the first of which they are of
         self._streams: list[Any] = []
 
@@ -69,7 +69,7 @@ class Arena:
         """Bring what changed to the device, in the order of the current stream, which
         captures nothing.
         """
-        while len(self._spares) < self._wanted:
+        while len(self._spares) < self.wanted:
             self._spares.append(self._pinned())
         low, high = self.low, self.high
         if low == high:
@@ -114,7 +114,7 @@ class Arena:
         as long as the graph. Raises LaunchError where no such memory is left.
         """
         if not self._spares:
-            self._wanted *= 2
+            self.wanted *= 2
             raise LaunchError(
                 f"a graph is being captured on {self.at}, and the step was captured so "
                 "often that no pinned memory is left for it, which a capture may not "
@@ -148,11 +148,16 @@ class Settles(Protocol):
         """Take its words, from `lanes` and from `rows` on."""
 
 
-def settle_together(tables: Iterable[Settles]) -> list[Arena]:
+def settle_together(
+    tables: Iterable[Settles], before: Sequence[Arena] = ()
+) -> list[Arena]:
     """Give tables an arena, one for each device.
+
+    `before`: those that these replace, which know how much captures ask for.
 
     All rows stand behind all lanes: when only numbers changed, only rows are sent.
     """
+    wanted = {arena.at: arena.wanted for arena in before}
     by_place: dict[torch.device, list[Settles]] = {}
     for table in tables:
         if table.place is not None:
@@ -160,7 +165,8 @@ def settle_together(tables: Iterable[Settles]) -> list[Arena]:
     arenas = []
     for place, own in by_place.items():
         lanes = sum(rounded(t.words[0]) for t in own)
-        arena = Arena(lanes + sum(rounded(t.words[1]) for t in own), place)
+        words = lanes + sum(rounded(t.words[1]) for t in own)
+        arena = Arena(words, place, wanted.get(place, SPARES))
         at, rows_at = 0, lanes
         for table in own:
             table.settle(arena, at, rows_at)

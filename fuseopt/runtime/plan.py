@@ -172,7 +172,7 @@ class Plan:
                 if isinstance(step, (Kernel, Run))
             }
             on_devices = [cast(DeviceTable, t) for t in tables.values() if t.place]
-            arenas = settle_together(on_devices)
+            arenas = settle_together(on_devices, self.arenas)
         except torch.OutOfMemoryError as error:
             named = ", ".join(f"{name} on {place}" for name, place in places.items())
             raise torch.OutOfMemoryError(
