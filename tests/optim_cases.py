@@ -70,7 +70,7 @@ def forced(case: Case) -> dict[str, Any]:
     torch takes some only as capturable.
     """
     try:
-        getattr(torch.optim, case.name)([torch.ones(1)], **case.options)
+        getattr(torch.optim, case.name)([torch.ones(1, 1)], **case.options)
     except ValueError as error:
         if "capturable" not in str(error):
             raise
