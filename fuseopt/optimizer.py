@@ -27,6 +27,7 @@ from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
 from .lanes import Unlike
 from .layers import cells, copied, peel, rewrap
+from .methods import Methods
 from .notices import untraceable_gradient
 from .report import Report
 from .representatives import Representatives
@@ -157,6 +158,8 @@ class Isolated:
         #: one thread at a time steps an optimizer on its shadow
         self.lock = threading.RLock()
         self.options = dict(options)
+        #: what the step's code is found in
+        self.methods = Methods()
         #: state, groups and their number in the last call
         self.seen: tuple[Any, Any, int] = None, None, 0
         # by the places of the call where functions are given, for Dynamo does not see
@@ -218,7 +221,13 @@ class Isolated:
         # loading a state dict replaces the state: what was compiled for the old one
         # would only count against the limit
         state, known, n = self.seen
-        if state is not optimizer.state or known is not groups or n != len(groups):
+        changed = self.methods.changed(optimizer)
+        if (
+            changed
+            or state is not optimizer.state
+            or known is not groups
+            or n != len(groups)
+        ):
             if known is not None:
                 self.forget()
             self.seen = optimizer.state, groups, len(groups)

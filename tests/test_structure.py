@@ -57,6 +57,7 @@ HOUSE = (
     "led",
     "representatives",
     "layers",
+    "methods",
     "optimizer",
     "preview",
 )
@@ -77,6 +78,7 @@ TORCH_SIDE = {
     "led",
     "representatives",
     "layers",
+    "methods",
     "optimizer",
     "preview",
 }
