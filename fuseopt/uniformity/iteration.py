@@ -139,6 +139,11 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
             return bool(value.value), Level.UNIFORM
         return True, Level.UNIFORM
     level = level_of(value)
+    is_number = level == Level.NUMBER or (isinstance(value, Tensor) and value.number)
+    if is_number and machine.in_torch():
+        # Dynamo's graph has both ways, and what they give is chosen: whatever else
+        # they do ends the graph. Of others' code the way not taken is not rehearsed
+        return None, Level.NUMBER
     if level == Level.NUMBER or isinstance(value, (Tensor, First)):
         raise machine.refusal("it goes a way that contents of a tensor choose", node)
     if level is not None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..paths import is_known
 from .memory import Dict, List, Memory, meet, merge
 from .sequences import Branch
 from .source import Source, Sources
@@ -132,6 +133,10 @@ class Machine:
     def site(self, node: ast.AST) -> tuple[Any, ...]:
         """A place in the code, and the calls that led there."""
         return (*self.path, id(node))
+
+    def in_torch(self) -> bool:
+        """Is the code at hand torch's own?"""
+        return is_known(self.frames[-1].source.code)
 
     def branch(self, node: ast.AST) -> Branch:
         """A place where ways part, and the loops in which it does."""

@@ -116,9 +116,10 @@ def returns(name: str) -> tuple[str, ...] | None:
     found: set[tuple[str, ...]] = set()
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema
-        if not any("Tensor" in str(a.type) for a in schema.arguments):
-            if not any("Tensor" in str(r.type) for r in schema.returns):
-                continue  # of numbers of TorchScript
+        if not any("Tensor" in str(r.type) for r in schema.returns):
+            taken = {str(a.type) for a in schema.arguments}
+            if not taken & {"Tensor", "Optional[Tensor]", "Tensor?"}:
+                continue  # of numbers and lists of TorchScript
         found.add(tuple(_kind(str(r.type)) for r in schema.returns))
     found.discard(())
     if not found:
