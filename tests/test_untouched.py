@@ -571,6 +571,7 @@ def test_a_program_finds_the_reports_of_all_its_optimizers() -> None:
         kept.append(opt)
     assert len(fuseopt.reports()) == 20
     kept.clear()
+    del opt
     gc.collect()
     assert len(fuseopt.reports()) == 16
 

@@ -58,6 +58,10 @@ class Unknown(Exception):
     """Why an optimizer is none that can be analysed."""
 
 
+#: So many objects of one container are looked at, at most, beside plain data.
+MANY = 64
+
+
 class World:
     """What exists before the step of an optimizer runs. See the module.
 
@@ -172,8 +176,12 @@ class World:
     def all_of(self, values: Any, name: str, level: Level) -> Value:
         """What is known of any of some objects that exist."""
         found: Value | None = None
-        for x in values:
+        for number, x in enumerate(values):
+            if number >= MANY and not isinstance(x, PLAIN):
+                return Bad(f"{name} holds more than {MANY} objects")
             value = self.value(x, f"an item of {name}")
+            if isinstance(value, Bad):
+                return value
             # which of them it is, is not known
             if isinstance(value, Known) and level != Level.UNIFORM:
                 value = join(value, Data(level, frozenset({type(x)})), level)
