@@ -118,9 +118,9 @@ def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _keep_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
-    from .notices import shared_state
+    from .notices import kept_from_dynamo
 
-    return shared_state(optimizer)
+    return kept_from_dynamo(optimizer)
 
 
 def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import compat
+from .beyond_dynamo import untraceable
 from .capture.inputs import check_freed, check_tensor
 from .errors import UnsupportedInput
 from .report import Report
@@ -48,6 +49,16 @@ def shared_state(optimizer: torch.optim.Optimizer) -> str:
                 session.reports.append(Report(fallback=f"It runs in eager: {why}"))
                 return why
     return ""
+
+
+def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
+    """Why a step runs in eager, of which the user is told; "" if Dynamo may trace it."""
+    why = untraceable(optimizer)
+    if not why:
+        return shared_state(optimizer)
+    session.warn_once(f"fuseopt: {type(optimizer).__name__}.step runs in eager: {why}.")
+    session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+    return why
 
 
 def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:

@@ -42,6 +42,7 @@ HOUSE = (
     "session",
     "mishaps",
     "planning",
+    "beyond_dynamo",
     "notices",
     "lanes",
     "paths",

@@ -97,7 +97,20 @@ def judge(trap: str, way: Any) -> str:
     return found
 
 
-@pytest.mark.parametrize("trap", TRAPS)
+#: Traps that are not mended; whoever mends one takes it from here.
+OPEN = {
+    "memory.ParameterOfAnotherDtypeThanItsGradient": "raises where eager goes on",
+    "memory.ParameterOfAnotherShape": "eager's bits; state in another order of lanes",
+}
+
+
+def known(trap: str) -> Any:
+    if trap not in OPEN:
+        return trap
+    return pytest.param(trap, marks=pytest.mark.xfail(strict=True, reason=OPEN[trap]))
+
+
+@pytest.mark.parametrize("trap", map(known, TRAPS))
 @pytest.mark.parametrize(
     "way", ["compile", pytest.param("backend", marks=pytest.mark.slow)]
 )
