@@ -1,4 +1,4 @@
-"""What of an optimizer Dynamo traces otherwise than Python runs it, and guards nothing of.
+"""What of an optimizer Dynamo traces otherwise than Python runs it, without a guard.
 
 Such a step runs in eager: its bits are eager's, and the user is told why.
 """

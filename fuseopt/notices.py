@@ -52,7 +52,7 @@ def shared_state(optimizer: torch.optim.Optimizer) -> str:
 
 
 def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
-    """Why a step runs in eager, of which the user is told; "" if Dynamo may trace it."""
+    """Why a step runs in eager, which the user is told; "" if Dynamo may trace it."""
     why = untraceable(optimizer)
     if not why:
         return shared_state(optimizer)
