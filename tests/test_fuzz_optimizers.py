@@ -48,7 +48,9 @@ def check(drawn: Drawn, way: str | Way, folder: Path) -> str:
     found = beside(path, build, how, drawn.turns)
     if found == "dynamo" and way is not dynamo:
         # nothing of ours, if it raises with any backend
-        if check(drawn, dynamo, folder) != "dynamo" and not fails_in_dynamo(drawn):
+        if fails_in_dynamo(drawn):
+            return "of dynamo"
+        if check(drawn, dynamo, folder) != "dynamo":
             raise Loud("it raises what Dynamo alone does not")
     return found
 
