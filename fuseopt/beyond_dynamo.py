@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from .paths import every_code
+
 #: Numbers whose arithmetic is Python's own.
 NUMBERS = (int, float, bool, complex)
 #: What a step may read of a tensor, and Dynamo takes for a constant without a guard.
@@ -63,11 +65,5 @@ def _names(optimizer: Optimizer) -> Iterator[str]:
         for value in vars(kind).values():
             function = inspect.unwrap(getattr(value, "__func__", value))
             if isinstance(function, types.FunctionType):
-                yield from _all_names(function.__code__)
-
-
-def _all_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _all_names(constant)
+                for code in every_code(function.__code__):
+                    yield from code.co_names

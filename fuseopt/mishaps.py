@@ -23,8 +23,10 @@ from .dump import new_folder
 from .errors import BuildError, FuseoptError, GraphError, InternalError
 from .session import session
 
+#: What a step may run into whose memory is full; it may have more the next time.
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 #: Errors that a step says by itself, or that nobody can do anything about.
-PASSED = (FuseoptError, MemoryError, torch.OutOfMemoryError)
+PASSED = (FuseoptError, *OUT_OF_MEMORY)
 #: Among them, those that are a defect all the same.
 DEFECTS = (GraphError, BuildError)
 

@@ -22,6 +22,12 @@ SITE = os.sep + "site-packages" + os.sep
 PLAIN = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
+def every_code(code: types.CodeType) -> list[types.CodeType]:
+    """Code, and what is defined in it."""
+    inner = [x for x in code.co_consts if isinstance(x, types.CodeType)]
+    return [code, *(c for x in inner for c in every_code(x))]
+
+
 def is_known(code: types.CodeType) -> bool:
     """Does code come from torch or from Python's own library?"""
     name = code.co_filename

@@ -34,13 +34,14 @@ from .config import resolve
 from .errors import CannotBuild, CaptureError, UnsupportedInput
 from .lanes import GRAD, PARAM, Found, Kind, Lanes, Unlike
 from .led import PATIENCE, LedStep, Stale
+from .mishaps import OUT_OF_MEMORY
 from .noticed import Noticed
 from .report import Report
 from .runtime.pending import Pending
 from .shadow import Shadow, Write
 from .split import decide
 from .uniformity import Proof, prove
-from .whole import OUT_OF_MEMORY, NotTraced
+from .whole import NotTraced
 
 log = logging.getLogger("fuseopt")
 

@@ -14,13 +14,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from . import compat
 from .errors import FuseoptError
 from .lanes import Unlike
-from .paths import is_known
+from .mishaps import OUT_OF_MEMORY
+from .paths import every_code, is_known
 from .runtime.pending import Pending
 from .runtime.step import CompiledStep
 from .shadow import Shadow
@@ -30,10 +30,6 @@ TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
 #: Functions that do no more with an object.
 ASKS = frozenset({"getattr", "hasattr", "setattr", "isinstance", "type", "super"})
 LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF"})
-
-
-#: What a step may run into whose memory is full; it may have more the next time.
-OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
 class NotTraced(FuseoptError):
@@ -61,18 +57,12 @@ def keeps_to_itself(function: Any, kind: type) -> bool:
             continue
         done.add(code)
         own = code.co_varnames[:1] if code.co_argcount else ()
-        if not all(_attributes_alone(c, *own) for c in _every(code)):
+        if not all(_attributes_alone(c, *own) for c in every_code(code)):
             return False
-        more = {name for c in _every(code) for name in c.co_names} - names
+        more = {name for c in every_code(code) for name in c.co_names} - names
         names |= more
         found += [vars(c)[x] for c in kind.__mro__ for x in more if x in vars(c)]
     return True
-
-
-def _every(code: types.CodeType) -> list[types.CodeType]:
-    """Code, and what is defined in it."""
-    inner = [x for x in code.co_consts if isinstance(x, types.CodeType)]
-    return [code, *(c for x in inner for c in _every(x))]
 
 
 def _attributes_alone(code: types.CodeType, own: str = "") -> bool:
