@@ -58,7 +58,8 @@ class Recorder:
         self.out.write_text("")
 
     def note(self, kind: str, text: str) -> None:
-        """Keep one text of the test that runs."""
+        """Keep one text of the test that runs, paths in it relative to the checkout."""
+        text = text.replace(f"{ROOT}{os.sep}", "")
         digest = hashlib.sha256(text.encode()).hexdigest()
         path = self.folder / "texts" / f"{digest}.gz"
         if not path.exists():
