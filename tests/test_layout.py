@@ -16,9 +16,9 @@ from torch import Tensor
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
-from fuseopt.ir import DTYPE_BYTES, Buffer
-from fuseopt.overlap import may_share, overlaps, self_overlaps
-from fuseopt.report import Report
+from fuseopt.compiler.report import Report
+from fuseopt.ir.alias import may_share, overlaps, self_overlaps
+from fuseopt.ir.graph import DTYPE_BYTES, Buffer
 from tests.steps import Twins, same_bits
 
 Step = Callable[..., Any]

@@ -15,14 +15,14 @@ import torch
 from torch.fx import GraphModule
 
 from ..errors import CaptureError
-from ..ir import Graph
-from .constants import swap
-from .externs import Call
-from .given import Given
-from .interpret import Interpreter
-from .numbers import Computed, NumberRef
-from .promote import PARTS
-from .scalars import Scalars, Sym
+from ..ir.graph import Graph
+from .aten.constants import swap
+from .aten.dtypes import PARTS
+from .aten.externs import Call
+from .fx.given_memory import Given
+from .fx.interpreter import Interpreter
+from .scalars.device import Computed, NumberRef
+from .scalars.host import Scalars, Sym
 
 
 @dataclass(frozen=True)
