@@ -14,7 +14,7 @@ from . import compat
 from .backend import attach
 from .compiler.dispatch import part_reports, values_of
 from .compiler.partition import decide
-from .compiler.pipeline import plan_graph
+from .compiler.pipeline import explain_graph
 from .compiler.report import Report
 from .compiler.session import COMPILED
 from .compiler.timing import Clock
@@ -67,12 +67,11 @@ def explain(
             found.append(Report(fallback=decision.why))
         elif update:
             values = values_of(gm, inputs, update[0])
-            report = plan_graph(update[0].gm, values, config, run=False)[1]
+            report = explain_graph(update[0].gm, values, config)
             report.parts = part_reports(decision.parts, config.fallback)
             found.append(report)
         else:
-            report = plan_graph(gm, list(inputs), config, run=False, clock=clock)[1]
-            found.append(report)
+            found.append(explain_graph(gm, list(inputs), config, clock))
 
         def leave(*_: Any) -> Any:
             raise Planned

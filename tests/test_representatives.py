@@ -21,8 +21,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseopt
-from fuseopt.replicate import driver
-from fuseopt.replicate import step as led_step
+from fuseopt.replicate import driver, rehearsal
 from fuseopt.replicate.dry_run import rehearse
 from fuseopt.replicate.step import PATIENCE
 from tests.steps import differences, eager_step, make, make_params, set_grads
@@ -210,7 +209,7 @@ def test_a_schedule_compiles_nothing_anew(
     schedules = [schedule(opt) for opt in pair.both]
     rehearsed: list[int] = []
     monkeypatch.setattr(
-        led_step, "rehearse", lambda *a: rehearsed.append(1) or rehearse(*a)
+        rehearsal, "rehearse", lambda *a: rehearsed.append(1) or rehearse(*a)
     )
     for n in range(PATIENCE + 5):
         pair.step()

@@ -27,7 +27,7 @@ from fuseopt.compiler import pipeline
 from fuseopt.ir.graph import DTYPE_BYTES, Kernel
 from fuseopt.runtime.cpp.table import CppTable, TensorLayout
 from fuseopt.runtime.cpp.toolchain import COMMON_FLAGS, EXACT_FLAGS, find_compiler
-from fuseopt.runtime.plan import Plan
+from fuseopt.runtime.plan import Kernels, Plan, Ready
 
 HERE = Path(__file__).parent
 #: Numbers of threads with which every launch is recorded.
@@ -162,9 +162,10 @@ def record() -> Iterator[list[Launch]]:
 
         return make
 
-    def plain(*args: Any) -> Plan:
+    def plain(captured: Any, schedule: Any, kernels: Kernels) -> Plan:
         """No blocks: their launches are not those of kernels."""
-        return Plan(*args[:5])
+        with kernels.ready() as built:
+            return Plan(captured, schedule, Ready(built._replace(helper=None)))
 
     with (
         mock.patch.object(pipeline, "_cpp_factory", factory),

@@ -14,12 +14,13 @@ import ctypes
 import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ... import compat
 from .helper import Known
+from .sharing import Moves
 
 MOVED, CHANGED = 1, 2
 #: What the helper says of tensors that cannot be asked.
@@ -28,23 +29,6 @@ UNKNOWN = 4
 
 def _address(a: array[int]) -> int:
     return a.buffer_info()[0]
-
-
-class Moves(NamedTuple):
-    """Which tensors may move between two calls unasked, and what then changes.
-
-    `loose[i]`: may tensor i lie in any memory that the step does not write? `reach[i]`:
-    bytes from its first element to behind its last. `starts`, `ends`: the memory that
-    is written, sorted. `pool`: the address of each tensor, then those of `views`:
-    (place in the pool, that of what is viewed, bytes between both).
-    """
-
-    loose: Sequence[bool]
-    reach: Sequence[int]
-    starts: Sequence[int]
-    ends: Sequence[int]
-    pool: array[int]
-    views: Sequence[tuple[int, int, int]]
 
 
 class Probe:
@@ -136,19 +120,20 @@ class Probe:
         """
         if self._call is None:
             return
+        views = moves.pool.places.views
         kept = (
             array("B", moves.loose),
             array("Q", moves.reach),
             array("Q", moves.starts),
             array("Q", moves.ends),
-            array("q", [x for view in moves.views for x in view]),
+            array("q", [x for view in views for x in view]),
         )
-        loose, reach, starts, ends, views = map(_address, kept)
+        loose, reach, starts, ends, each = map(_address, kept)
         struct = self._struct
         struct.loose, struct.reach = loose, reach
         struct.spans, struct.starts, struct.ends = len(moves.starts), starts, ends
-        struct.n_views, struct.views = len(moves.views), views
-        struct.pool = _address(moves.pool)
+        struct.n_views, struct.views = len(views), each
+        struct.pool = _address(moves.pool.words)
         self._moves = kept, moves.pool
 
     def look(

@@ -1,0 +1,77 @@
+"""What a step gives back, and what it gives to tensors: from the memory of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..capture.scalars.device import NumberRef
+from .binding import Binding
+from .memory import Memory
+
+
+def returned(
+    bound: Binding,
+    tensors: Sequence[torch.Tensor],
+    memory: Memory | None,
+    itself: Callable[[int], torch.Tensor],
+) -> Any:
+    """The result of a call; `itself(i)`: its tensor i, complex as it may be.
+
+    `memory`: of what the step has made. `tensors` may be empty where nothing is given.
+    """
+    captured, numbers = bound.plan.captured, bound.numbers
+    if captured.result == ():
+        return ()
+    buffers = captured.graph.buffers
+
+    def build(x: Any) -> Any:
+        if isinstance(x, NumberRef):
+            assert memory is not None
+            return memory.number(x)
+        if not (isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], str)):
+            return type(x)(build(y) for y in x)
+        kind, of = x
+        if kind == "buffer":
+            buffer = buffers[of]
+            if buffer.kind in ("static", "arg"):
+                return tensors[buffer.source]
+            assert memory is not None
+            return memory.tensor(of)
+        if kind == "tensor":
+            return itself(of)
+        if kind == "alias":
+            return tensors[buffers[of].source].detach()
+        if kind == "complex":
+            return torch.view_as_complex(build(("buffer", of)))
+        if kind == "sym":
+            assert numbers is not None
+            return numbers[of.index]
+        assert kind == "value"
+        return of
+
+    return build(captured.result)
+
+
+def give(
+    bound: Binding,
+    tensors: Sequence[torch.Tensor],
+    memory: Memory | None,
+    itself: Callable[[int], torch.Tensor],
+) -> None:
+    """Give tensors the memory that the step gives them, all at once."""
+    captured = bound.plan.captured
+    buffers = captured.graph.buffers
+    made = []
+    for x in captured.given:
+        buffer = buffers[x.buffer]
+        if buffer.kind in ("static", "arg"):
+            t = tensors[buffer.source].detach()
+        else:
+            assert memory is not None
+            t = memory.tensor(x.buffer)
+        made.append(torch.view_as_complex(t) if x.complex else t)
+    for x, t in zip(captured.given, made, strict=True):
+        itself(x.place).data = t
