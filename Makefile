@@ -13,6 +13,8 @@ FUZZ_FLAGS ?=
 DEMO_FLAGS ?=
 GPU_FLAGS ?=
 REPLAY_FLAGS ?=
+# The C++ that is no text of Python.
+HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h
 
 .PHONY: help demo test test-share test-all fuzz replay gpu bench bench-gpu lint format clean
 
@@ -69,13 +71,13 @@ gpu:
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror fuseopt/codegen/cpp/include/*.h
+	$(BIN)/clang-format --dry-run -Werror $(HEADERS)
 	$(BIN)/mypy
 
 format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i fuseopt/codegen/cpp/include/*.h
+	$(BIN)/clang-format -i $(HEADERS)
 
 clean:
 	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info

@@ -25,7 +25,7 @@ from ..runtime import run_tables
 from ..runtime.cpp.table import CppTable, TableFactory
 from ..runtime.cpp.toolchain import find_compiler
 from ..runtime.executor import Direct, Executor, Program
-from ..runtime.guards.helper import PROBE
+from ..runtime.guards.library import HELPER
 from ..runtime.plan import Built, Plan
 from ..runtime.tables.host_numbers import CPU, place_of
 from ..scheduler import Machine, schedule
@@ -299,7 +299,7 @@ def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
 def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:
     """The helper that asks tensors for their addresses; None without a compiler."""
     try:
-        library = session.builder.load(PROBE, config.cache_dir, False, built)
+        library = session.builder.load(HELPER, config.cache_dir, False, built)
     except CannotBuild:
         return None
     return ctypes.PyDLL(library._name, handle=library._handle)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
 
-from ..runtime.guards.probe import Probe
+from ..runtime.guards.lanes import LaneGuard, Meeting
+from ..runtime.guards.tensors import TensorGuard, address
 from ..runtime.source import GraphTensors, Places
 from ..shadow.lanes import Found
 
@@ -48,27 +50,44 @@ class LaneTensors:
         self.leading = leading.tensors
         self.order = order
         self.owner = owner
+        self._met: tuple[LaneGuard, Meeting] | None = None
+        self._others = 0, 0
         self._pick: Callable[[list[Any]], tuple[Any, ...]] = itemgetter(*order)
 
-    def look(self, guard: Probe, args: Sequence[Any]) -> tuple[int, Any]:
-        """See TensorSource."""
+    def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
+        """See TensorSource. Led lanes have been compared when they were found, where
+        this is the step whose tensors were compared then.
+        """
         found = self.owner.call.found
-        if found.watch is None:
-            given = self.places(args)
-            return guard.look(*given), given
-        leading = self.leading(args)
-        if guard.holder is found.watch:
-            late = [*leading, *found.grads]
-            return guard.look_again(late), late
+        if found.compared is guard and self._met is not None:
+            found.compared = None
+            leading = self.leading(args)
+            return guard.look_at_others(leading, *self._others), leading
         given = self.places(args)
         seen = guard.look(*given)
-        # all but the gradients are the watch's, which keeps them
-        n = len(leading)
-        at = {n + place: n + k for place, k in found.late}
-        at |= {k: k for k in range(n)}
-        known = [(i, at[s]) for i, s in enumerate(self.order) if s in at]
-        guard.hold(found.watch, known, n + len(found.grads))
+        if found.guard is not None:
+            if self._met is None or self._met[0] is not found.guard:
+                n = len(self.leading(args))
+                self._met = found.guard, self._meeting(found, n)
+                self._others = address(self._met[1].others), n
+            found.guard.compare_with(guard, self._met[1])
         return seen, given
+
+    def _meeting(self, found: Found, n: int) -> Meeting:
+        """Where the tensors of led lanes are in the step; `n`: how many are before."""
+        gradients = {n + place: lane for place, lane in found.late}
+        of_lane, others = array("q", [-1] * len(found.grads)), array("q", [0] * n)
+        held = array("q")
+        for i, place in enumerate(self.order):
+            if place < n:
+                others[place] = i
+            elif place in gradients:
+                of_lane[gradients[place]] = i
+            elif held and held[-1] == i:
+                held[-1] = i + 1
+            else:
+                held.extend((i, i + 1))
+        return Meeting(of_lane, held, others)
 
     def places(self, args: Sequence[Any]) -> Places:
         """The tensors of all lanes."""

@@ -26,7 +26,7 @@ from ..config import Config
 from ..errors import CaptureError, FuseoptError
 from ..runtime.binding import Binding
 from ..runtime.commit import Pending
-from ..runtime.guards.probe import CHANGED
+from ..runtime.guards.tensors import CHANGED
 from ..runtime.memory import Memory
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep

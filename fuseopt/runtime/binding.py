@@ -17,8 +17,8 @@ from ..capture.scalars.host import same_numbers
 from ..compat.gc_pause import collector_paused
 from ..ir.graph import Buffer, Kernel, Run
 from .cpp.table import DeviceTable, HostTable, KernelTable, TensorLayout
-from .guards.probe import Probe
 from .guards.sharing import Sharing
+from .guards.tensors import TensorGuard
 from .memory import extent
 from .plan import Built, Plan
 from .run_tables import RunTable, TempArena
@@ -114,7 +114,7 @@ class Binding:
         counted = [i for i in mutated if not tensors[i].is_inference()]
         self.infers = len(counted) < len(mutated)
         self.helper = built.helper
-        self.guard: Probe | None = Probe(tensors, built.helper, counted)
+        self.guard: TensorGuard | None = TensorGuard(tensors, built.helper, counted)
         self.metadata = metadata_of(tensors)
         self.settled = False
         self.sharing = Sharing(

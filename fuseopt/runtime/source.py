@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch.fx import GraphModule
 
-from .guards.probe import Probe
+from .guards.tensors import TensorGuard
 
 #: Where the tensors of a call are: the values of two dicts, then those of a tuple.
 Places = tuple[Mapping[str, Any], Mapping[str, Any], tuple[Any, ...]]
@@ -18,7 +18,7 @@ class TensorSource(Protocol):
 
     gm: GraphModule
 
-    def look(self, guard: Probe, args: Sequence[Any]) -> tuple[int, Any]:
+    def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """What a guard says of them; and what keeps them alive."""
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
@@ -40,7 +40,7 @@ class GraphTensors:
         self.gm = gm
         self.positions = positions
 
-    def look(self, guard: Probe, args: Sequence[Any]) -> tuple[int, Any]:
+    def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """See TensorSource."""
         given = self.places(args)
         return guard.look(*given), given

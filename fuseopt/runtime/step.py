@@ -26,7 +26,7 @@ from .binding import Binding, metadata_of
 from .commit import Pending
 from .devices import is_capturing
 from .executor import Program, prepared
-from .guards.probe import CHANGED, MOVED
+from .guards.tensors import CHANGED, MOVED
 from .memory import Memory, seen_real
 from .results import give, returned
 from .source import TensorSource
@@ -128,7 +128,9 @@ class CompiledStep:
             tensors = self._tensors(args) if needed else []
             bound = self._adapt(found, tensors, args) if found else self.program.bound
             if bound is not None and bound.plan.captured.scalars.exprs:
-                self._scalars(bound, args, tensors)
+                one = self.source.tensor
+                find = tensors.__getitem__ if tensors else lambda i: one(args, i)
+                bound.fill(bound.plan.captured.scalars.evaluate(args, find))
         except Exception as error:
             if not self.policy.failed(error, args):
                 raise
@@ -281,11 +283,6 @@ class CompiledStep:
         if self.program.bound is not None or not self.program.plan.inputs.fit(strides):
             self._plan_for(args)
         return self.program.bind(tensors)
-
-    def _scalars(self, bound: Binding, args: Sequence[Any], tensors: list[Any]) -> None:
-        source = self.source
-        one = tensors.__getitem__ if tensors else lambda i: source.tensor(args, i)
-        bound.fill(bound.plan.captured.scalars.evaluate(args, one))
 
     # ---------------------------------------------------------------- running
 

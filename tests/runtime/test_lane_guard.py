@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,11 @@ import fuseopt
 from fuseopt import compat
 from fuseopt.compat import fields
 from fuseopt.runtime.cpp.build import Builder
-from fuseopt.runtime.guards.helper import PROBE
-from fuseopt.runtime.guards.probe import CHANGED, MOVED, Probe
-from fuseopt.runtime.guards.watch import Watch
+from fuseopt.runtime.guards.lanes import LaneGuard, Meeting
+from fuseopt.runtime.guards.library import HELPER
+from fuseopt.runtime.guards.sharing import Moves
+from fuseopt.runtime.guards.tensors import CHANGED, MOVED, TensorGuard, address
+from fuseopt.runtime.tables.addresses import AddressPool, Positions
 from fuseopt.shadow.lanes import KINDS
 from tests.steps import make_params, set_grads
 
@@ -40,7 +43,7 @@ class Held:
         self.params = [p for own in self.lists for p in own]
         states = [self.state.get(p) for p in self.params]
         lists = [list(own) for own in self.lists]
-        self.watch = Watch(helper, self.params, states, KINDS, lists, self.state)
+        self.watch = LaneGuard(helper, self.params, states, KINDS, lists, self.state)
 
     def look(self) -> list[Tensor] | None:
         return self.watch.look(self.lists, self.state)
@@ -48,7 +51,7 @@ class Held:
 
 @pytest.fixture(scope="module")
 def helper() -> ctypes.PyDLL:
-    return ctypes.PyDLL(Builder().load(PROBE, None, False)._name)
+    return ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
 
 
 @pytest.fixture(params=["all", "no getter", "no function", "neither"])
@@ -189,61 +192,129 @@ def test_a_function_that_is_missing_is_not_asked(
         fields._required.cache_clear()
 
 
-# ---------------------------------------------------------------- the probe
+# ---------------------------------------------------------------- tensors on the way
 
 
-def test_tensors_that_are_held_are_compared_again(helper: ctypes.PyDLL) -> None:
-    ts = [torch.zeros(3, 5) for _ in range(4)]
-    probe = Probe(ts, helper)
-    assert probe.look({}, {}, tuple(ts)) in (0, MOVED)
-    probe.accept()
-    holder = object()
-    probe.hold(holder, [(1, 0), (3, 2)], 3)
-    unused = torch.zeros(0)
-    assert probe.holder is holder
-    assert probe.look_again([ts[1], unused, ts[3]]) == 0
-    # what is given now is another object
-    assert probe.look_again([ts[1], unused, ts[3].clone()]) == MOVED
-    assert probe.moved() == [3]
-    assert probe.look_again([ts[1].double(), unused, ts[3]]) == CHANGED
-    assert probe.look_again([ts[1], unused, ts[3]]) == 0
-    # what is held is the same object, but moved or changed
-    own = ts[2].detach()
-    ts[2].data = torch.ones(3, 5)
-    assert probe.look_again([ts[1], unused, ts[3]]) == MOVED
-    assert probe.moved() == [2]
-    ts[2].data = torch.ones(5, 3)
-    assert probe.look_again([ts[1], unused, ts[3]]) == CHANGED
-    ts[2].data = own
-    assert probe.look_again([ts[1], unused, ts[3]]) == 0
-    # one less than there were
-    assert probe.look_again([ts[1], unused]) == CHANGED | MOVED
-    # a look at all of them ends it
-    assert probe.look({}, {}, tuple(ts)) == 0
-    assert probe.holder is None
+@pytest.fixture
+def met(held: Held, helper: ctypes.PyDLL) -> Met:
+    return Met(held, helper)
 
 
-def test_nothing_is_held_that_was_not_compared(helper: ctypes.PyDLL) -> None:
-    ts = [torch.zeros(3), torch.zeros(3)]
-    probe = Probe(ts, helper)
-    probe.look({}, {}, (ts[0],))
-    probe.hold(object(), [(0, 0)], 1)
-    assert probe.holder is None
+class Met:
+    """A step of all tensors of watched lanes, and of two that belong to none."""
+
+    def __init__(self, held: Held, helper: ctypes.PyDLL) -> None:
+        self.held = held
+        self.others = [torch.zeros(2), torch.zeros(4)]
+        # first one of the others, then what lanes hold, the other one, gradients
+        owned = [t for p in held.params for t in (p, *held.state.get(p, {}).values())]
+        self.owned = owned
+        n = 1 + len(owned)
+        lanes = [p.grad is not None for p in held.params]
+        self.at = [n + 1 + sum(lanes[:i]) if has else -1 for i, has in enumerate(lanes)]
+        self.tensors = TensorGuard(self.all(), helper)
+        self.tensors.look({}, {}, tuple(self.all()))
+        self.tensors.accept()
+        self.places = array("q", [0, n])
+        meeting = Meeting(array("q", self.at), array("q", [1, n]), self.places)
+        held.watch.compare_with(self.tensors, meeting)
+
+    def all(self) -> list[Tensor]:
+        grads = [p.grad for p in self.held.params if p.grad is not None]
+        return [self.others[0], *self.owned, self.others[1], *grads]
+
+    def look(self) -> int | None:
+        """What both looks say; None where lanes hold other objects."""
+        grads = self.held.look()
+        if grads is None:
+            return None
+        return self.tensors.look_at_others(self.others, address(self.places), 2)
 
 
-def test_a_led_step_looks_at_its_gradients_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What the watch knows is gathered once, not at each call."""
+def test_tensors_are_compared_as_lanes_are(met: Met) -> None:
+    assert met.held.watch.tensors is met.tensors
+    for _ in range(3):
+        assert met.look() == 0
+    # a gradient that is another tensor
+    param = met.held.params[7]
+    param.grad = torch.ones(3)
+    assert met.look() == MOVED
+    assert met.tensors.moved() == [met.at[7]]
+    met.tensors.accept()
+    assert met.look() == 0
+    # what a lane holds, moved and back, changed and back
+    mean = met.held.state[param]["mean"]
+    own = mean.detach()
+    mean.data = torch.ones(3)
+    assert met.look() == MOVED
+    assert met.tensors.moved() == [
+        next(i for i, t in enumerate(met.all()) if t is mean)
+    ]
+    mean.data = torch.ones(5, 3)
+    assert met.look() == CHANGED
+    mean.data = own
+    assert met.look() == 0
+    # one that belongs to no lane
+    met.others[1] = met.others[1].clone()
+    assert met.look() == MOVED
+    met.others[1] = met.others[1].double()
+    assert met.look() == CHANGED
+    met.others.pop()
+    assert met.look() == CHANGED | MOVED
+
+
+def test_lanes_that_hold_other_objects_are_not_compared(met: Met) -> None:
+    met.held.state[met.held.params[3]]["mean"] = torch.zeros(3)
+    assert met.look() is None
+
+
+def test_what_may_move_is_followed_in_both_looks(met: Met) -> None:
+    every = met.all()
+    pool = AddressPool(Positions(len(every), len(every), {}, []))
+    pool.move(met.tensors.addresses)
+    loose = [i in met.at or i == met.places[1] for i in range(len(every))]
+    reach = [t.numel() * t.element_size() for t in every]
+    met.tensors.let_move(Moves(loose, reach, [], [], pool))
+    for p in met.held.params:
+        if p.grad is not None:
+            p.grad = torch.ones(3)
+    met.others[1] = torch.zeros(4)
+    assert met.look() == 0
+    assert pool.words.tolist() == [t.data_ptr() for t in met.all()]
+
+
+def test_nothing_is_compared_again_that_was_not_before(met: Met) -> None:
+    tensors = met.tensors
+    tensors.look({}, {}, (met.others[0],))
+    meeting = Meeting(array("q", met.at), array("q"), met.places)
+    met.held.watch.compare_with(tensors, meeting)
+    assert met.held.watch.tensors is None
+    met.others[0] = torch.zeros(7)
+    assert met.held.look() is not None
+
+
+def test_a_gradient_that_the_step_does_not_have(met: Met) -> None:
+    """It is compared with nothing."""
+    meeting = Meeting(array("q", [-1] * len(met.at)), array("q"), met.places)
+    met.tensors.look({}, {}, tuple(met.all()))
+    met.held.watch.compare_with(met.tensors, meeting)
+    met.held.params[7].grad = torch.ones(5)[2:]
+    assert met.look() == 0
+
+
+def test_a_led_step_is_compared_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lanes hold is gathered once, not at each call, and met once in each."""
     params = make_params([(3, 4)] * 20)
     opt = fuseopt.compile(torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True))
     asked: list[int] = []
-    look, again = Probe.look, Probe.look_again
+    look, others = TensorGuard.look, TensorGuard.look_at_others
     monkeypatch.setattr(
-        Probe, "look", lambda self, *a: asked.append(self.n) or look(self, *a)
+        TensorGuard, "look", lambda self, *a: asked.append(self.n) or look(self, *a)
     )
     monkeypatch.setattr(
-        Probe, "look_again", lambda self, a: asked.append(len(a)) or again(self, a)
+        TensorGuard,
+        "look_at_others",
+        lambda self, *a: asked.append(len(a[0])) or others(self, *a),
     )
     for n in range(8):
         set_grads(params, params, n)
@@ -252,4 +323,4 @@ def test_a_led_step_looks_at_its_gradients_alone(
             asked.clear()
     (size,) = set(asked)
     assert len(asked) == 3
-    assert size < 30
+    assert size < 10, "the tensors of the leading lanes alone"

@@ -14,9 +14,9 @@ from fuseopt import compat
 from fuseopt.backend import fuseopt as BACKEND
 from fuseopt.compat import fields
 from fuseopt.runtime.cpp.build import Builder
-from fuseopt.runtime.guards.helper import PROBE
-from fuseopt.runtime.guards.probe import CHANGED, MOVED, Probe
+from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.guards.sharing import Moves
+from fuseopt.runtime.guards.tensors import CHANGED, MOVED, TensorGuard
 from fuseopt.runtime.step import CompiledStep
 from fuseopt.runtime.tables.addresses import AddressPool, Positions
 from tests.steps import make_params, set_grads
@@ -26,7 +26,7 @@ Places = tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, ...]]
 
 @pytest.fixture(scope="module")
 def helper() -> ctypes.PyDLL:
-    return ctypes.PyDLL(Builder().load(PROBE, None, False)._name)
+    return ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
 
 
 def tensors() -> list[Tensor]:
@@ -46,8 +46,8 @@ def places(ts: list[Tensor]) -> Places:
     return {"a": ts[0], "b": ts[1]}, {"c": ts[2]}, tuple(ts[3:])
 
 
-def probe_of(ts: list[Tensor], helper: ctypes.PyDLL | None) -> Probe:
-    probe = Probe(ts, helper, [i for i, t in enumerate(ts) if t.requires_grad])
+def probe_of(ts: list[Tensor], helper: ctypes.PyDLL | None) -> TensorGuard:
+    probe = TensorGuard(ts, helper, [i for i, t in enumerate(ts) if t.requires_grad])
     probe.look(*places(ts))
     probe.accept()
     return probe
@@ -167,12 +167,14 @@ def test_versions_count_up(asked: ctypes.PyDLL | None) -> None:
 def test_a_tensor_without_a_version_counter(helper: ctypes.PyDLL) -> None:
     with torch.inference_mode():
         ts = [*tensors()[:-1], torch.zeros(9, requires_grad=True)]
-    probe = Probe(ts, helper, [6])
+    probe = TensorGuard(ts, helper, [6])
     probe.look(*places(ts))
     assert not probe.bump()
 
 
-def moving(helper: ctypes.PyDLL, loose: set[int]) -> tuple[list[Tensor], Probe, Moves]:
+def moving(
+    helper: ctypes.PyDLL, loose: set[int]
+) -> tuple[list[Tensor], TensorGuard, Moves]:
     """Tensors of which some may move, but not to where the first one lies; the pool
     has a view behind the third.
     """
