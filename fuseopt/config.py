@@ -44,6 +44,8 @@ class Config:
         a dump does that too.
     cudagraphs: capture the launches of a step on an accelerator and replay them; with
         "require" it is an error where they cannot be captured.
+    raw_fields: compare the fields of tensors where they lie in memory, which is looked
+        for and tried; else ask the C functions that torch exports, which takes longer.
     """
 
     target: str = "auto"
@@ -55,6 +57,7 @@ class Config:
     cache_dir: str | None = None
     check: bool = False
     cudagraphs: bool | str = True
+    raw_fields: bool = True
 
 
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -65,6 +68,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "debug": (0, 1, 2, 3, 4),
     "check": (True, False),
     "cudagraphs": (True, False, "require"),
+    "raw_fields": (True, False),
 }
 #: What a variable of the environment may say of something that is done or not, in
 #: capitals or not.
@@ -118,6 +122,7 @@ def resolve(
         ("debug", "FUSEOPT_DEBUG", LEVELS),
         ("check", "FUSEOPT_CHECK", SWITCH),
         ("cudagraphs", "FUSEOPT_CUDAGRAPHS", GRAPHS),
+        ("raw_fields", "FUSEOPT_RAW_FIELDS", SWITCH),
     )
     for name, variable, meanings in switches:
         said = env.get(variable, "").strip()

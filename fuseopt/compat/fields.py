@@ -175,17 +175,20 @@ def _shims() -> dict[str, int] | None:
     return found
 
 
-def tensor_functions(tensors: Sequence[torch.Tensor]) -> TensorFunctions | None:
+def tensor_functions(
+    tensors: Sequence[torch.Tensor], raw: bool = True
+) -> TensorFunctions | None:
     """C functions that read a tensor's address and metadata; None where there are none.
 
     Relies on the stable C shim of AOTInductor, and on finding a tensor's handle in its
-    Python object, which is looked for and not assumed.
+    Python object, which is looked for and not assumed. `raw`: with the places of fields
+    in memory.
     """
     shims = _shims()
     offset = _handle_offset(tensors) if shims is not None else None
     if shims is None or offset is None:
         return None
-    found = fields()
+    found = fields() if raw else Fields()
     return TensorFunctions(
         handle=offset,
         storage=8 * found.storage,

@@ -98,7 +98,7 @@ def plan_graph(
             for name, library in loading.items()
         }
         report.builds = len(built)
-        return Built({**others, **factories}, helper.result())
+        return Built({**others, **factories}, helper.result(), config.raw_fields)
 
     kernels = _Building(build, clock, lambda: _tell_seconds(report, clock))
     plan = Plan(lowered.captured, lowered.schedule, kernels)

@@ -114,7 +114,9 @@ class Binding:
         counted = [i for i in mutated if not tensors[i].is_inference()]
         self.infers = len(counted) < len(mutated)
         self.helper = built.helper
-        self.guard: TensorGuard | None = TensorGuard(tensors, built.helper, counted)
+        self.guard: TensorGuard | None = TensorGuard(
+            tensors, built.helper, counted, built.raw_fields
+        )
         self.metadata = metadata_of(tensors)
         self.settled = False
         self.sharing = Sharing(

@@ -21,12 +21,13 @@ from .tables.addresses import positions
 
 
 class Built(NamedTuple):
-    """What makes the tables of each kernel, by name, and the library of the guard: None
-    where there is no compiler.
+    """What makes the tables of each kernel, by name, and the library of the guards,
+    None where there is no compiler. `raw_fields`: may it read the memory of tensors?
     """
 
     factories: Mapping[str, TableFactory]
     helper: ctypes.PyDLL | None = None
+    raw_fields: bool = True
 
 
 class Kernels(Protocol):

@@ -280,6 +280,28 @@ def test_bits_that_no_field_has_do_not_count(helper: ctypes.PyDLL) -> None:
     assert probe.look(*places(ts)) == CHANGED
 
 
+@pytest.mark.parametrize("raw", [True, False])
+def test_an_option_keeps_the_helper_off_the_memory_of_tensors(
+    raw: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    real = compat.tensor_functions
+
+    def seen(ts: list[Tensor], raw: bool) -> compat.TensorFunctions | None:
+        found = real(ts, raw)
+        assert found is not None
+        asked.append(found.words > 0)
+        return found
+
+    monkeypatch.setattr(compat, "tensor_functions", seen)
+    params = make_params([(3, 4)] * 18)
+    opt = fuseopt.compile(torch.optim.SGD(params, lr=0.1), raw_fields=raw)
+    for n in range(3):
+        set_grads(params, params, n)
+        opt.step()
+    assert set(asked) == {raw}
+
+
 @pytest.mark.parametrize("led", [False, True])
 def test_gradients_that_move_are_followed_in_the_helper(
     led: bool, monkeypatch: pytest.MonkeyPatch

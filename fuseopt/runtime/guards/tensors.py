@@ -37,7 +37,8 @@ class TensorGuard:
 
     `helper`: the library, built, or None to ask from Python. After `look` returned with
     MOVED set, `accept()` takes the new addresses as known. `mutated`: tensors whose
-    version counters `bump` counts up.
+    version counters `bump` counts up. `raw_fields`: compare the fields of tensors where
+    they lie in memory.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class TensorGuard:
         tensors: Sequence[torch.Tensor],
         helper: ctypes.PyDLL | None,
         mutated: Sequence[int] = (),
+        raw_fields: bool = True,
     ) -> None:
         n = self.n = len(tensors)
         self.mutated = mutated
@@ -56,9 +58,10 @@ class TensorGuard:
         self.count: Callable[[], object] | None = None
         #: did the last look compare all tensors?
         self.comparable = False
-        known = compat.tensor_functions(tensors) if helper is not None and n else None
-        if known is not None and helper is not None:
-            self._ask_helper(helper, known, tensors)
+        if helper is not None and n:
+            known = compat.tensor_functions(tensors, raw_fields)
+            if known is not None:
+                self._ask_helper(helper, known, tensors)
         if self._call is None:
             self._guard = compat.metadata_guard(tensors)
 
