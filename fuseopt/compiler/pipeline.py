@@ -99,7 +99,7 @@ def plan_graph(
         reporting.kernel_report(k, targets[k.name].name, sources[k.name].text)
         for k in kernels
     ]
-    reporting.fill(report, plan)
+    reporting.fill(report, plan, captured.graph.numbers)
     report.launches = len(sources)
     clock.lap("plan")
     if result is not None and probe is not None:

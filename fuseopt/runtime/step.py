@@ -27,8 +27,9 @@ from ..capture.fx.inputs import (
     check_tensor,
     static_tensors,
 )
+from ..capture.results import Alias, Itself, Leaf, Returned, rebuild
 from ..capture.scalars.device import NumberRef
-from ..capture.scalars.host import same_numbers
+from ..capture.scalars.host import Sym, same_numbers
 from ..errors import AliasError, CaptureError, LaunchError
 from .commit import Pending
 from .devices import is_capturing
@@ -130,7 +131,7 @@ class CompiledStep:
             tensors = self._tensors(args) if found or not plan.lean else []
             if found:
                 plan = self._adapt(found, tensors, args)
-            if plan is not None and plan.captured.scalars.exprs:
+            if plan is not None and plan.captured.graph.numbers:
                 self._scalars(plan, args, tensors)
         except Exception as error:
             if not self.failed(error, args):
@@ -266,7 +267,7 @@ class CompiledStep:
 
     def _scalars(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
         one = tensors.__getitem__ if tensors else lambda i: self._tensor(args, i)
-        numbers = plan.captured.scalars.evaluate(args, one)
+        numbers = plan.captured.evaluate(args, one)
         if plan.numbers is None or not same_numbers(numbers, plan.numbers):
             plan.numbers = None  # not known, should this be cut off
             for table in plan.tables.values():
@@ -302,30 +303,28 @@ class CompiledStep:
             return ()
         buffers = plan.captured.graph.buffers
 
-        def build(x: Any) -> Any:
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "buffer":
-                buffer = buffers[x[1]]
+        def value(x: Leaf) -> Any:
+            if isinstance(x, Returned):
+                buffer = buffers[x.buffer]
                 if buffer.kind in ("static", "arg"):
-                    return tensors[buffer.source]
-                assert memory is not None
-                return memory.tensor(x[1])
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "tensor":
-                return self._themselves(args)[x[1]]
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "alias":
-                return tensors[buffers[x[1]].source].detach()
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "complex":
-                return torch.view_as_complex(build(("buffer", x[1])))
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "sym":
+                    t = tensors[buffer.source]
+                else:
+                    assert memory is not None
+                    t = memory.tensor(x.buffer)
+                return torch.view_as_complex(t) if x.complex else t
+            if isinstance(x, Alias):
+                return tensors[buffers[x.buffer].source].detach()
+            if isinstance(x, Itself):
+                return self._themselves(args)[x.place]
+            if isinstance(x, Sym):
                 assert plan.numbers is not None
-                return plan.numbers[x[1].index]
+                return plan.numbers[x.index]
             if isinstance(x, NumberRef):
                 assert memory is not None
                 return memory.number(x)
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "value":
-                return x[1]
-            return type(x)(build(y) for y in x)
+            return x.value
 
-        return build(plan.captured.result)
+        return rebuild(plan.captured.result, value)
 
     def _themselves(self, args: Sequence[Any]) -> list[Any]:
         """The tensors of a call, complex as they may be."""

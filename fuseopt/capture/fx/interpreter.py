@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ...compat import HIGHER_ORDER, MAKE_TENSOR, shapes_of
+from ...compat import (
+    HIGHER_ORDER,
+    MAKE_TENSOR,
+    changes_first,
+    number_sources,
+    shapes_of,
+)
 from ...errors import CaptureError, FuseoptError, UnsupportedInput, is_own
 from ..aten.constants import swap
 from ..aten.dtypes import PARTS
@@ -21,7 +27,14 @@ from ..aten.recorder import Recorder
 from ..scalars.device import FLOAT, TRUTH, Computed, operation
 from ..scalars.host import Arg, Item, Scalars, Sym
 from .given_memory import Places, gives_memory, refuse_resizing
-from .inputs import MetaInputs, attribute, check_memory, check_tensor, static_tensors
+from .inputs import (
+    MetaInputs,
+    attribute,
+    check_memory,
+    check_tensor,
+    short_names,
+    static_tensors,
+)
 from .patterns import SCALED, restore
 from .reroll import Templates
 from .segments import Unlike, describe, segments, tokens
@@ -63,12 +76,14 @@ class Interpreter:
         self.complexes: list[int] = []
         self.origin: dict[int, int] = {}  # id of an input's meta twin -> pool position
         self.devices: dict[int, str] = {}
+        self.names: dict[int, str] = {}  # of the arguments, by pool position
         self.twins: list[tuple[int, int]] = []
 
     def register_inputs(self) -> None:
         refuse_resizing(self.nodes)
         placeholders = [n for n in self.nodes if n.op == "placeholder"]
         attributes = [n for n in self.nodes if n.op == "get_attr"]
+        names = short_names(number_sources(self.gm))
         twins = {}
         for index, (name, value) in enumerate(static_tensors(self.gm).items()):
             twins[name] = self._register(value, name, "static", index)
@@ -84,9 +99,11 @@ class Interpreter:
                 name = str(node.target)
                 self.env[node] = self._register(value, name, "arg", index)
                 self.tensor_args.append(position)
+                self.names[index] = names.get(position) or name
             elif isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
                 is_float = isinstance(value, (float, torch.SymFloat))
-                self.env[node] = self.scalars.make(Arg(position), is_float)
+                name = names.get(position) or str(node.target)
+                self.env[node] = self.scalars.make(Arg(position, name), is_float)
             else:
                 self.env[node] = value
 
@@ -290,7 +307,8 @@ class Interpreter:
         given &= self.recorder.buffers[self.recorder.buffer_of(t)].source == position
         if given and self.recorder.unwritten(t):
             self.recorder.items += 1
-            return self.scalars.make(Item(position), t.is_floating_point())
+            item = Item(position, self.names[position])
+            return self.scalars.make(item, t.is_floating_point())
         self.computes = True
         self.recorder.literals = None
         return self.recorder.item(t)
@@ -323,8 +341,8 @@ class Interpreter:
         if isinstance(data, (list, tuple)):
             given = {k: v for k, v in kwargs.items() if k != "requires_grad"}
             numbers = _flatten(data)
-            known = all(self.scalars.find(x) is None for x in numbers)
-            if known and not any(_changes(user) for user in node.users):
+            known = not any(map(self.recorder.standins.find, numbers))
+            if known and not any(changes_first(user.target) for user in node.users):
                 return torch.tensor(data, **given)
             shape = torch.tensor(data, **given)
             made = torch.empty(shape.shape, dtype=shape.dtype, device="meta")
@@ -343,22 +361,13 @@ class Interpreter:
         return made.fill_(data)
 
     def _stand_in(self, x: Any) -> Any:
-        if isinstance(x, Sym):
-            return self.scalars.standin(x)
-        if isinstance(x, Computed):
-            return self.recorder.numbers.standin(x)
+        if isinstance(x, (Sym, Computed)):
+            return self.recorder.standins.of(x)
         if isinstance(x, (list, tuple)):
             return type(x)(self._stand_in(y) for y in x)
         if isinstance(x, dict):
             return {k: self._stand_in(v) for k, v in x.items()}
         return x
-
-
-def _changes(node: Node) -> bool:
-    """Does a call change an argument in place, by its name?"""
-    name = getattr(node.target, "__name__", str(node.target))
-    written = name.endswith("_") and not name.endswith("__")
-    return written or (hasattr(operator, f"__{name}__") and name.startswith("i"))
 
 
 def _is_known(target: Any) -> bool:
