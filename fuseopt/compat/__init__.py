@@ -34,6 +34,7 @@ from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
+from .schemas import Schema, changes_first, name_of, schema_of, written
 from .tensors import (
     GRAD_SWITCH,
     HIGHER_ORDER,
@@ -70,12 +71,14 @@ __all__ = [
     "Codes",
     "Fakes",
     "LibraryStruct",
+    "Schema",
     "TensorFunctions",
     "Traced",
     "as_if_compiling",
     "before_process_groups_end",
     "bound_op",
     "bump_versions",
+    "changes_first",
     "disabled",
     "dynamo_errors",
     "end_allocation",
@@ -86,6 +89,7 @@ __all__ = [
     "initialize",
     "keep_attributes",
     "metadata_guard",
+    "name_of",
     "negated_view",
     "never_compiled",
     "number_sources",
@@ -95,6 +99,7 @@ __all__ = [
     "refusals_pass",
     "requires_grad_function",
     "scalar_outputs",
+    "schema_of",
     "shapes_of",
     "spare_inductor",
     "stance",
@@ -108,4 +113,5 @@ __all__ = [
     "undisturbed",
     "vector_library",
     "wraps_others",
+    "written",
 ]

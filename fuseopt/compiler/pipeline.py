@@ -194,7 +194,7 @@ def _describe(report: Report, lowered: Lowered) -> None:
         )
         for k in lowered.schedule.kernels
     ]
-    reporting.fill(report, lowered.schedule)
+    reporting.fill(report, lowered.schedule, lowered.captured.graph.numbers)
     report.launches = len(lowered.sources)
 
 

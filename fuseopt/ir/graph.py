@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from .expressions import Expr
+from .geometry import numel
 from .opcodes import (
     ARITHMETIC,
     ARITY,
@@ -80,12 +82,17 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A scalar computed on the host at each call: `expr` indexes the scalar program."""
+    """A scalar of the host: `expr` is its place among the numbers of a Graph."""
 
     expr: int
 
 
 ScalarRef = Literal | Symbol
+
+
+def symbols(scalars: Iterable[ScalarRef]) -> list[int]:
+    """The numbers of the host among scalars, each once."""
+    return list(dict.fromkeys(s.expr for s in scalars if isinstance(s, Symbol)))
 
 
 class Buffer(NamedTuple):
@@ -110,10 +117,7 @@ class Buffer(NamedTuple):
 
     @property
     def numel(self) -> int:
-        n = 1
-        for s in self.shape:
-            n *= s
-        return n
+        return numel(self.shape)
 
     @property
     def first_byte(self) -> int:
@@ -181,7 +185,7 @@ class Graph:
     `initial[b]` is the value a buffer holds on entry (-1 for temps; a view made after
     its memory was written has one that nobody reads); `final[b]` the value its memory
     must hold at the end (-1 where nobody looks). `outputs` are the buffers the step
-    returns.
+    returns. `numbers[i]` is what Symbol i is at each call.
     """
 
     buffers: tuple[Buffer, ...]
@@ -190,6 +194,7 @@ class Graph:
     initial: tuple[int, ...]
     final: tuple[int, ...]
     outputs: tuple[int, ...]
+    numbers: tuple[Expr, ...] = ()
 
 
 # ---------------------------------------------------------------- after scheduling
@@ -424,4 +429,5 @@ __all__ = [
     "makes_numbers",
     "span",
     "storage_bytes",
+    "symbols",
 ]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ...codegen.target import lane_values
+from ...ir.geometry import is_block
 from ...ir.graph import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
 from ..tables.host_numbers import Cells
 from ..tables.reduction_layout import longest_run, result_strides, rows
@@ -119,19 +120,6 @@ class TableStruct(ctypes.Structure):
     ]
 
 
-def dense(layout: TensorLayout) -> bool:
-    """Do the elements fill one block of memory, in some order of dimensions?"""
-    dims = sorted(
-        (st, n) for n, st in zip(layout.shape, layout.stride, strict=True) if n != 1
-    )
-    expected = 1
-    for stride, size in dims:
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def _expanded(layout: TensorLayout, space: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a tensor seen in a larger index space: 0 where it repeats."""
     missing = len(space) - len(layout.shape)
@@ -154,7 +142,7 @@ def geometry(
     if not layouts or 0 in space:
         return None
     first = layouts[0]
-    if first.shape == space and dense(first):
+    if first.shape == space and is_block(first.shape, first.stride):
         own = tuple(s for n, s in zip(space, first.stride, strict=True) if n != 1)
         for other in layouts[1:]:
             if other.shape != space:
@@ -279,7 +267,7 @@ class VariantTable:
             results,
             DTYPE_BYTES[fold.dtype],
             int(fold.attr or 0),
-            dense(layouts[variant.operands[lane]]),
+            is_block(*layouts[variant.operands[lane]][:2]),
         )
 
     def fill_rows(self, numbers: Sequence[float]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...ir.geometry import numel
 from ...ir.graph import NATIVE
 
 
@@ -79,10 +80,7 @@ def rows(
             merged.append([d])
 
     def count(group: list[int]) -> int:
-        n = 1
-        for d in group:
-            n *= space[d]
-        return n
+        return numel([space[d] for d in group])
 
     def steps(table: tuple[int, ...], groups: list[list[int]]) -> list[int]:
         return [table[g[-1]] for g in groups]
@@ -142,10 +140,7 @@ def tiles(
     kept = [d for d in order if d not in dims]
     folded = [d for d in order if d in dims]
     columns = bool(order) and order[-1] not in dims
-    counts = [1, 1]
-    for k, group in enumerate((kept, folded)):
-        for d in group:
-            counts[k] *= space[d]
+    counts = [numel([space[d] for d in group]) for group in (kept, folded)]
     table = [int(columns), *counts, len(kept), len(folded)]
     table += [space[d] for d in (*kept, *folded)]
     for t in elements:
