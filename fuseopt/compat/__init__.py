@@ -10,15 +10,16 @@ from .accelerators import (
 )
 from .attributes import keep_attributes
 from .branches import trace_branches
+from .contexts import scalar_outputs
 from .dynamo import (
     disabled,
     initialize,
+    leave_no_patches,
     never_compiled,
     number_sources,
     on_graph_break,
     on_recompile_limit,
     on_trace,
-    scalar_outputs,
     trace_power,
     traces_step,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "gradient_getter",
     "initialize",
     "keep_attributes",
+    "leave_no_patches",
     "metadata_guard",
     "negated_view",
     "never_compiled",
