@@ -15,11 +15,12 @@ DEMO_FLAGS ?=
 GPU_FLAGS ?=
 REPLAY_FLAGS ?=
 
-.PHONY: help demo test test-all fuzz fuzz-programs fuzz-optimizers replay gpu bench bench-gpu lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay gpu bench bench-gpu lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
 	@echo "make test      the tests"
+	@echo "make test-share  of the slow tests a tenth, another one for each commit"
 	@echo "make test-all  the tests, the slow ones too"
 	@echo "make fuzz      2,000 random programs and optimizers, other ones each time"
 	@echo "make replay    does what the tests compile differ from the last commit?"
@@ -35,6 +36,11 @@ demo: $(VENV)/stamp-demo
 test: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests -m "not slow and not gpu" $(TEST_FLAGS)
 
+# Of the slow tests a tenth, which the commit names.
+test-share: $(VENV)/stamp-test
+	$(BIN)/python -m pytest tests -m "slow and not gpu" -p tests.tools.share \
+		--share 10 $(TEST_FLAGS)
+
 test-all: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests -m "not gpu" $(TEST_FLAGS)
 
@@ -44,14 +50,14 @@ test-all: $(VENV)/stamp-test
 fuzz: fuzz-programs fuzz-optimizers
 
 fuzz-programs: $(VENV)/stamp-test
-	$(BIN)/python -m pytest tests/test_fuzz.py -m "not slow" \
+	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py -m "not slow" \
 		--hypothesis-profile=fuzz --hypothesis-show-statistics -n auto \
 		--timeout 3600 $(PROGRAM_FLAGS)
 
 fuzz-optimizers: $(VENV)/stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.tools.fuzz $(FUZZ_FLAGS)
 
-# A part of the tests: make replay REPLAY_FLAGS="--tests tests/test_stages.py".
+# A part of the tests: make replay REPLAY_FLAGS="--tests tests/scheduler/test_stages.py".
 replay: $(VENV)/stamp-test
 	$(BIN)/python -m tests.tools.replay $(REPLAY_FLAGS)
 
@@ -71,13 +77,13 @@ gpu:
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror fuseopt/codegen/include/*.h
+	$(BIN)/clang-format --dry-run -Werror fuseopt/codegen/cpp/include/*.h
 	$(BIN)/mypy
 
 format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i fuseopt/codegen/include/*.h
+	$(BIN)/clang-format -i fuseopt/codegen/cpp/include/*.h
 
 clean:
 	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ..collector import collector_paused
 from .contexts import scalar_outputs, within_copy
+from .gc_pause import collector_paused
 from .gradients import Apart
 
 

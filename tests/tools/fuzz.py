@@ -1,11 +1,11 @@
 """2,000 random optimizers against eager: what `make fuzz` runs and adds up.
 
-Each seed is judged by tests/test_fuzz_optimizers.py in a process that may crash or
-hang without taking the others along. What became of it is written down at once, one
-line of JSON for each, in a file of its own for each first seed; so a run that was
-stopped, or that ended after `--seconds`, goes on where it was, and only what failed is
-run again. The last line printed tells of all that are written down. 1 is returned if
-one of them differs, crashes or hangs.
+Each seed is judged by tests/numerics/test_fuzz_optimizers.py in a process that may
+crash or hang without taking the others along. What became of it is written down at
+once, one line of JSON for each, in a file of its own for each first seed; so a run that
+was stopped, or that ended after `--seconds`, goes on where it was, and only what failed
+is run again. The last line printed tells of all that are written down. 1 is returned if
+one of them differs, crashes or hangs, or if some are missing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ REASONS = 8
 
 def work() -> None:
     """Judge each seed that a line of the input names; print what became of it."""
-    from tests.fuzz_optimizers import random_optimizer
-    from tests.test_fuzz_optimizers import judge
+    from tests.numerics.fuzz_optimizers import random_optimizer
+    from tests.numerics.test_fuzz_optimizers import judge
 
     with tempfile.TemporaryDirectory() as name:
         for line in sys.stdin:

@@ -1,0 +1,296 @@
+"""What a call's tensors are compared with: the helper says what torch says."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import fuseopt
+from fuseopt import compat
+from fuseopt.backend import fuseopt as BACKEND
+from fuseopt.compat import fields
+from fuseopt.runtime.cpp.build import Builder
+from fuseopt.runtime.guards.helper import PROBE
+from fuseopt.runtime.guards.probe import CHANGED, MOVED, Moves, Probe
+from fuseopt.runtime.step import CompiledStep
+from tests.steps import make_params, set_grads
+
+Places = tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, ...]]
+
+
+@pytest.fixture(scope="module")
+def helper() -> ctypes.PyDLL:
+    return ctypes.PyDLL(Builder().load(PROBE, None, False)._name)
+
+
+def tensors() -> list[Tensor]:
+    return [
+        torch.zeros(3, 5),
+        torch.zeros(()),
+        torch.zeros(0, 4),
+        torch.zeros(2, 1, 2, 1, 2, 1, 2),  # more dims than a tensor keeps in itself
+        torch.zeros(8, dtype=torch.bfloat16)[3:],
+        torch.zeros(4, 6).t(),
+        torch.zeros(9, requires_grad=True),
+    ]
+
+
+def places(ts: list[Tensor]) -> Places:
+    """Where a call finds them: two dicts and a tuple."""
+    return {"a": ts[0], "b": ts[1]}, {"c": ts[2]}, tuple(ts[3:])
+
+
+def probe_of(ts: list[Tensor], helper: ctypes.PyDLL | None) -> Probe:
+    probe = Probe(ts, helper, [i for i, t in enumerate(ts) if t.requires_grad])
+    probe.look(*places(ts))
+    probe.accept()
+    return probe
+
+
+@pytest.fixture(params=["fields", "functions", "python"])
+def asked(
+    request: pytest.FixtureRequest,
+    helper: ctypes.PyDLL,
+    monkeypatch: pytest.MonkeyPatch,
+) -> ctypes.PyDLL | None:
+    """Each of the three ways to ask."""
+    if request.param == "functions":
+        monkeypatch.setattr(fields, "fields", fields.Fields)
+    return helper if request.param != "python" else None
+
+
+def test_the_fields_of_a_tensor_are_found_in_this_torch() -> None:
+    assert fields.fields().words > 0
+
+
+def test_unchanged_tensors_are_unchanged(asked: ctypes.PyDLL | None) -> None:
+    ts = tensors()
+    probe = probe_of(ts, asked)
+    for _ in range(3):
+        assert probe.look(*places(ts)) == 0
+    assert probe.addresses.tolist() == [t.data_ptr() for t in ts]
+
+
+CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "moved": (torch.clone, MOVED),
+    "dtype": (lambda t: t.view(torch.int32) if t.dim() else t.int(), CHANGED),
+    "strides": (lambda t: t.as_strided(t.shape, [2 * s for s in t.stride()]), CHANGED),
+    "shape": (lambda t: t[:1] if t.dim() else t.view(1), CHANGED),
+    "dims": (lambda t: t.unsqueeze(0), CHANGED),
+    "offset": (lambda t: t.as_strided(t.shape, t.stride(), t.storage_offset() + 1), 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("which", "change"),
+    [(w, c) for w in (0, 1, 3, 5) for c in CHANGES if (w, c) != (1, "strides")],
+)
+def test_each_change_is_seen(
+    asked: ctypes.PyDLL | None, which: int, change: str
+) -> None:
+    ts = tensors()
+    for i in (0, 1, 3, 5):  # room for views of other strides and offsets
+        t = ts[i]
+        room = torch.zeros(64, dtype=t.dtype)
+        ts[i] = room.as_strided(t.shape, t.stride())
+    probe = probe_of(ts, asked)
+    own = ts[which].detach()
+    for _ in range(2):
+        assert probe.look(*places(ts)) == 0
+        ts[which].data = CHANGES[change][0](own)
+        assert probe.look(*places(ts)) & CHANGES[change][1]
+        ts[which].data = own
+    assert probe.look(*places(ts)) == 0
+
+
+def test_a_tensor_that_comes_back_to_an_older_address(
+    asked: ctypes.PyDLL | None,
+) -> None:
+    ts = tensors()
+    probe = probe_of(ts, asked)
+    here, there = ts[0].detach(), torch.ones(3, 5)
+    for _ in range(2):
+        for place in (there, here):
+            ts[0].data = place
+            assert probe.look(*places(ts)) == MOVED
+            # not accepted: it has still moved
+            assert probe.look(*places(ts)) == MOVED
+            probe.accept()
+            assert probe.look(*places(ts)) == 0
+            assert probe.addresses[0] == place.data_ptr()
+
+
+def test_other_tensor_objects_at_the_same_address(asked: ctypes.PyDLL | None) -> None:
+    ts = tensors()
+    probe = probe_of(ts, asked)
+    again = [t.detach().requires_grad_(t.requires_grad) for t in ts]
+    for _ in range(2):
+        assert probe.look(*places(again)) == 0
+
+
+def test_a_lazy_clone_is_not_written(asked: ctypes.PyDLL | None) -> None:
+    ts = tensors()
+    probe = probe_of(ts, asked)
+    assert probe.look(*places(ts)) == 0
+    clone = torch._lazy_clone(ts[0])
+    assert probe.look(*places(ts)) in (0, MOVED)
+    # whoever writes at the address that was asked for must not write the clone
+    assert ts[0].data_ptr() != torch._C._data_address(clone)
+
+
+def test_a_dict_that_lost_its_tensors(helper: ctypes.PyDLL) -> None:
+    ts = tensors()
+    probe = probe_of(ts, helper)
+    buffers, parameters, given = places(ts)
+    assert probe.look({}, parameters, given) == CHANGED | MOVED
+    assert probe.look({**buffers, **parameters}, parameters, given) == CHANGED | MOVED
+    assert probe.look(buffers, parameters, given) == 0
+
+
+def test_versions_count_up(asked: ctypes.PyDLL | None) -> None:
+    ts = tensors()
+    probe = probe_of(ts, asked)
+    before = [t._version for t in ts]
+    bumped = probe.bump()
+    assert bumped == (asked is not None)
+    if not bumped:
+        compat.bump_versions([ts[i] for i in probe.mutated])
+    assert [t._version - b for t, b in zip(ts, before, strict=True)] == [0] * 6 + [1]
+
+
+def test_a_tensor_without_a_version_counter(helper: ctypes.PyDLL) -> None:
+    with torch.inference_mode():
+        ts = [*tensors()[:-1], torch.zeros(9, requires_grad=True)]
+    probe = Probe(ts, helper, [6])
+    probe.look(*places(ts))
+    assert not probe.bump()
+
+
+def moving(helper: ctypes.PyDLL, loose: set[int]) -> tuple[list[Tensor], Probe, Moves]:
+    """Tensors of which some may move, but not to where the first one lies; the pool
+    has a view behind the third.
+    """
+    ts = tensors()
+    probe = probe_of(ts, helper)
+    pool = array("Q", [*probe.addresses, probe.addresses[2] + 4])
+    start = ts[0].data_ptr()
+    reach = [t.numel() * t.element_size() for t in ts]
+    may = [i in loose for i in range(len(ts))]
+    moves = Moves(may, reach, [start], [start + reach[0]], pool, [(len(ts), 6, 4)])
+    probe.let_move(moves)
+    return ts, probe, moves
+
+
+def test_what_may_move_is_followed(helper: ctypes.PyDLL) -> None:
+    ts, probe, moves = moving(helper, {1, 6})
+    for _ in range(3):
+        own = [torch.ones(()), torch.ones(9)]
+        ts[1].data, ts[6].data = own
+        assert probe.look(*places(ts)) == 0
+        now = [t.data_ptr() for t in ts]
+        assert moves.pool.tolist() == [*now, now[6] + 4]
+        assert probe.addresses.tolist() == now
+        assert probe.look(*places(ts)) == 0
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_may_not_move_is_not(helper: ctypes.PyDLL, beside: bool) -> None:
+    ts, probe, moves = moving(helper, {1})
+    known = moves.pool.tolist()
+    ts[6].data = torch.ones(9)
+    if beside:  # nothing is followed where not all may be
+        ts[1].data = torch.ones(())
+    for _ in range(2):
+        assert probe.look(*places(ts)) == MOVED
+        assert moves.pool.tolist() == known
+    assert probe.moved() == ([1, 6] if beside else [6])
+
+
+@pytest.mark.parametrize(
+    ("offset", "follows"), [(-1, True), (0, False), (7, False), (14, False), (15, True)]
+)
+def test_nothing_moves_into_memory_that_is_written(
+    helper: ctypes.PyDLL, offset: int, follows: bool
+) -> None:
+    ts = tensors()
+    room = bytearray(256)
+
+    def part(start: int, n: int) -> Tensor:
+        return torch.frombuffer(room, dtype=torch.float32, count=n, offset=4 * start)
+
+    ts[0] = part(8, 15).view(3, 5)
+    probe = probe_of(ts, helper)
+    pool = array("Q", probe.addresses)
+    start = ts[0].data_ptr()
+    loose = [i == 1 for i in range(len(ts))]
+    reach = [4 * t.numel() for t in ts]
+    probe.let_move(Moves(loose, reach, [start], [start + 60], pool, ()))
+    ts[1].data = part(8 + offset, 1).view(())
+    assert probe.look(*places(ts)) == (0 if follows else MOVED)
+
+
+def test_what_moves_to_another_device_is_not_followed(helper: ctypes.PyDLL) -> None:
+    ts, probe, _ = moving(helper, {1, 6})
+    ts[6] = torch.zeros(9, device="meta", requires_grad=True)
+    assert probe.look(*places(ts)) != 0
+
+
+def test_what_moves_and_changes_is_not_followed(helper: ctypes.PyDLL) -> None:
+    ts, probe, moves = moving(helper, {1, 6})
+    known = moves.pool.tolist()
+    for other in (torch.ones(18)[::2], torch.ones(9).double(), torch.ones(10)):
+        ts[6].data = other
+        assert probe.look(*places(ts)) == CHANGED
+    assert moves.pool.tolist() == known
+    ts[6].data = torch.ones(18)[9:]  # a part of something: its offset is another
+    assert probe.look(*places(ts)) == 0
+    assert moves.pool[6] == ts[6].data_ptr()
+
+
+def test_a_negated_view_is_another_kind_of_tensor(helper: ctypes.PyDLL) -> None:
+    ts, probe, _ = moving(helper, {1, 6})
+    ts[6] = torch._neg_view(torch.ones(9))
+    assert probe.look(*places(ts)) == CHANGED
+
+
+def test_bits_that_no_field_has_do_not_count(helper: ctypes.PyDLL) -> None:
+    """Between dtype and keys a tensor has bits that nobody sets."""
+    ts, probe, _ = moving(helper, {1, 6})
+    found = fields.fields()
+    other = torch.ones(9, requires_grad=True)
+    place = other._cdata + 8 * (found.first + found.kind)
+    word = ctypes.c_uint64.from_address(place)
+    word.value ^= 1 << 63
+    assert (ts[6].dtype, ts[6].device) == (other.dtype, other.device)
+    ts[6] = other
+    assert probe.look(*places(ts)) == 0
+    ts[6] = torch.ones(9, dtype=torch.int32)
+    assert probe.look(*places(ts)) == CHANGED
+
+
+@pytest.mark.parametrize("led", [False, True])
+def test_gradients_that_move_are_followed_in_the_helper(
+    led: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training makes them anew at each step: nothing is asked of them in Python."""
+    params = make_params([(3, 4)] * 18)
+    opt = torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True)
+    step = (
+        fuseopt.compile(opt).step if led else torch.compile(opt.step, backend=BACKEND)
+    )
+    asked: list[object] = []
+    adapt = CompiledStep._adapt
+    monkeypatch.setattr(CompiledStep, "_adapt", lambda *a: asked.append(a) or adapt(*a))
+    alive = []
+    for n in range(8):
+        alive.append([p.grad for p in params])
+        set_grads(params, params, n)
+        step()
+        if n == 3:
+            asked.clear()
+    assert not asked
