@@ -88,6 +88,8 @@ def attach() -> None:
 
         compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
         compat.leave_no_patches(BACKEND)
+        compat.guard_identities()
+        compat.guard_absences(BACKEND)
         compat.trace_plainly(BACKEND)
         compat.trace_branches(BACKEND)
         compat.keep_attributes(BACKEND)

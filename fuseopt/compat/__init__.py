@@ -30,6 +30,7 @@ from .fields import (
     requires_grad_function,
     tensor_functions,
 )
+from .guards import guard_absences, guard_identities
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
@@ -84,6 +85,8 @@ __all__ = [
     "first_difference",
     "forget",
     "gradient_getter",
+    "guard_absences",
+    "guard_identities",
     "initialize",
     "keep_attributes",
     "leave_no_patches",
