@@ -526,14 +526,18 @@ def resident() -> float:
 
 
 def left(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
-    """What each of `then` optimizers leaves after the `first`: MB, objects."""
+    """What each of `then` optimizers leaves after the `first`: MB, and objects once
+    garbage is collected.
+    """
     driver.FEW = 6 if way == "led" else 999
     for k in range(first):
         drop(way, k)
     before, memory = objects(), resident()
     for k in range(then):
         drop(way, k)
-    more, memory = objects() - before, resident() - memory
+    # what is garbage counts, too
+    memory = resident() - memory
+    more = objects() - before
     # each of torch's records of a compilation, of which it keeps 64, has these
     told = more["CompilationMetrics"]
     more -= Counter(dict=told, set=3 * told, list=told)
@@ -569,7 +573,7 @@ def test_dropped_optimizers_leave_nothing(way: str) -> None:
 def test_300_dropped_optimizers_leave_nothing(way: str) -> None:
     memory, count = alone(way, 20, 280)
     assert count < 0.5
-    assert memory < 0.02
+    assert memory < 0.06
 
 
 def steps(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
@@ -608,7 +612,7 @@ def steps(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["led", "whole", "backend"])
 def test_10000_steps_leave_nothing(way: str) -> None:
-    memory, count = alone("steps", way, 1000, 10_000)
+    memory, count = alone("steps", way, 3000, 10_000)
     assert count < 10
     assert memory < 1
 
