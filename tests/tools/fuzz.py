@@ -11,6 +11,7 @@ one of them differs, crashes or hangs, or if some are missing.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -110,11 +111,21 @@ class Worker:
             self.process = None
 
 
+def code() -> str:
+    """A short hash of all that is tested."""
+    found = hashlib.sha256()
+    for path in sorted((ROOT / "fuseopt").rglob("*")):
+        if path.suffix in (".py", ".h"):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
 class Log:
     """What is written down of the seeds of a run; the last line of a seed counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.code = code()
         self.found: dict[int, dict[str, Any]] = {}
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -122,7 +133,7 @@ class Log:
                 self.found[entry["seed"]] = entry
 
     def add(self, seed: int, found: dict[str, Any]) -> None:
-        entry = {"seed": seed, **found}
+        entry = {"seed": seed, "code": self.code, **found}
         self.found[seed] = entry
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
@@ -168,6 +179,9 @@ def summary(log: Log) -> str:
         f"{way}: {way_told([entry['ways'][n] for entry in entries if 'ways' in entry])}"
         for n, way in enumerate(WAYS)
     ]
+    versions = len({entry.get("code") for entry in entries})
+    if versions > 1:
+        lines.append(f"by {versions} versions of fuseopt, for it changed meanwhile")
     lines.append(
         f"{len(log.found):,} optimizers, {silent} silent differences, "
         f"{len(wrong) - silent} that raised what eager does not, crashed or hung"
