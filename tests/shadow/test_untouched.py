@@ -257,7 +257,6 @@ def test_a_trace_that_fails_makes_no_state(
 ) -> None:
     """Dynamo makes it for real before it traces what comes after."""
     from fuseopt.compiler import pipeline
-    from fuseopt.replicate import step as led_step
 
     def fails(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -267,10 +266,8 @@ def test_a_trace_that_fails_makes_no_state(
     opt = fuseopt.compile(torch.optim.AdamW(params, foreach=True))
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "plan_graph", fails)
-        patched.setattr("fuseopt.compiler.dispatch.planning.plan_graph", fails)
         with pytest.raises(KeyboardInterrupt):
             opt.step()
-    assert led_step.planning is pipeline
     assert not opt.state
     opt.step()
     assert len(opt.state) == len(params)
