@@ -87,6 +87,9 @@ def attach() -> None:
         from . import compat
 
         compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
+        compat.leave_no_patches(BACKEND)
+        compat.guard_identities()
+        compat.guard_absences(BACKEND)
         compat.trace_plainly(BACKEND)
         compat.trace_branches(BACKEND)
         compat.keep_attributes(BACKEND)

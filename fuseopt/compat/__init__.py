@@ -10,15 +10,16 @@ from .accelerators import (
 )
 from .attributes import keep_attributes
 from .branches import trace_branches
+from .contexts import scalar_outputs
 from .dynamo import (
     disabled,
     initialize,
+    leave_no_patches,
     never_compiled,
     number_sources,
     on_graph_break,
     on_recompile_limit,
     on_trace,
-    scalar_outputs,
     trace_power,
     traces_step,
 )
@@ -29,6 +30,7 @@ from .fields import (
     requires_grad_function,
     tensor_functions,
 )
+from .guards import guard_absences, guard_identities
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
@@ -86,8 +88,11 @@ __all__ = [
     "first_difference",
     "forget",
     "gradient_getter",
+    "guard_absences",
+    "guard_identities",
     "initialize",
     "keep_attributes",
+    "leave_no_patches",
     "metadata_guard",
     "name_of",
     "negated_view",

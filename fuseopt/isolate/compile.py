@@ -153,6 +153,7 @@ class Isolated:
     def __init__(
         self, optimizer: Optimizer, function: Any, options: Mapping[str, Any]
     ) -> None:
+        session.collect()
         self.owner = weakref.ref(optimizer, _released(self))
         self.function = function
         #: one thread at a time steps an optimizer on its shadow
@@ -385,6 +386,7 @@ def _forget(
 ) -> None:
     """Let Dynamo keep nothing of what it has compiled, and the session little."""
     codes = [code for own, _ in known for code in own]
+    session.uncollected += bool(codes)
     while known:
         compat.forget(*known.pop())
     fakes.forget()
