@@ -89,6 +89,7 @@ def attach() -> None:
         compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
         compat.trace_plainly(BACKEND)
         compat.trace_branches(BACKEND)
+        compat.trace_guarded()
         compat.keep_attributes(BACKEND)
         compat.trace_power(BACKEND)
         compat.trace_rewrites(BACKEND)

@@ -29,6 +29,7 @@ from .fields import (
     requires_grad_function,
     tensor_functions,
 )
+from .guards import trace_guarded
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
@@ -101,6 +102,7 @@ __all__ = [
     "tensor_functions",
     "tidy",
     "trace_branches",
+    "trace_guarded",
     "trace_plainly",
     "trace_power",
     "trace_rewrites",

@@ -103,7 +103,9 @@ def on_trace(
         seen = _optimizers(traced)
         for reason in filter(None, map(keep, seen)):
             _leave_to_eager(reason)
-        if seen or _within_step():
+        within = _stepping()
+        if seen or within:
+            _tracing.own = any(map(_is_own, [*seen, *within]))
             for patch in (scalar_outputs(), collector_paused(), Apart(seen)):
                 patch.__enter__()
                 _tracing.patches.append(patch)
@@ -151,6 +153,7 @@ class _Tracing(threading.local):
 
     def __init__(self) -> None:
         self.patches: list[Any] = []
+        self.own = False
 
 
 _tracing = _Tracing()
@@ -161,16 +164,29 @@ def traces_step() -> bool:
     return bool(_tracing.patches)
 
 
-def _within_step() -> bool:
-    """Is an optimizer's method that records no gradients among the callers?"""
+def traces_own() -> bool:
+    """Is it the step of an optimizer that is not torch's own?"""
+    return _tracing.own and traces_step()
+
+
+def _is_own(optimizer: torch.optim.Optimizer) -> bool:
+    """Has an optimizer a class that is not torch's?"""
+    kinds = type(optimizer).__mro__
+    inside = kinds[: kinds.index(torch.optim.Optimizer)]
+    return not all(kind.__module__.startswith("torch.") for kind in inside)
+
+
+def _stepping() -> list[torch.optim.Optimizer]:
+    """The optimizer whose method, which records no gradients, is among the callers."""
     if torch.is_grad_enabled():
-        return False
+        return []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if isinstance(frame.f_locals.get("self"), torch.optim.Optimizer):
-            return True
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.optim.Optimizer):
+            return [owner]
         frame = frame.f_back
-    return False
+    return []
 
 
 def scalar_outputs() -> Any:

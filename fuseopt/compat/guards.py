@@ -1,0 +1,306 @@
+"""What Dynamo is made to guard besides what it guards, where it traces a step.
+
+Of a step's own code Dynamo takes more for settled than its guards ask for: that a name
+is absent, in what order a dict has its keys, which object something is, which function
+a class holds. Each hook here notes such a fact where the trace takes it, as a guard of
+Dynamo's own that its compiled guards ask at each call; a fact that no guard can hold
+ends the graph, so that eager runs that line. torch.optim's own code asks for none of
+these, and its traces are left alone.
+
+Checked with torch 2.13, and by name with 2.11. Where what a hook relies on is missing,
+that hook is left out, and Dynamo guards what it guards by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from .dynamo import traces_own, traces_step
+from .plain import OPTIM
+
+Hook = Callable[..., Any]
+
+
+def trace_guarded() -> None:
+    """Put the hooks in place; they act where a step is traced for our backend."""
+    for install in (
+        _guard_misses,
+        _guard_contents,
+        _guard_identity,
+        _guard_methods,
+        _guard_metadata,
+        _keep_kinds,
+        _refuse_texts,
+        _refuse_caches,
+    ):
+        with contextlib.suppress(ImportError, AttributeError):
+            install()
+
+
+def _asks(tx: Any) -> bool:
+    """Is this a trace of ours, of code that is not torch.optim's?"""
+    if not traces_step():
+        return False
+    now = getattr(tx.output, "current_tx", tx)
+    return traces_own() or not now.f_code.co_filename.startswith(OPTIM)
+
+
+def _around(owner: Any, name: str, hook: Hook) -> None:
+    """Let `hook(original, self, ...)` stand in the place of a method."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def _install(source: Any, *kinds: Any) -> None:
+    """Guard what is found at a source, in these ways."""
+    if source is None:
+        return
+    guards = importlib.import_module("torch._dynamo.guards")
+    for kind in kinds:
+        with contextlib.suppress(NotImplementedError):
+            guards.install_guard(source.make_guard(kind))
+
+
+def _found(tx: Any, source: Any) -> Any:
+    """What is at a source; None if it cannot be said."""
+    if source is None:
+        return None
+    name = source.name() if callable(source.name) else source.name
+    scope = {"L": tx.output.local_scope, "G": tx.output.global_scope}
+    try:
+        return eval(name, scope)
+    except Exception:
+        return None
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    """End Dynamo's graph here."""
+    torch_exc: Any = importlib.import_module("torch._dynamo.exc")
+    torch_exc.unimplemented(gb_type=what, context="", explanation=why, hints=[])
+    raise AssertionError("a graph went on that was ended")
+
+
+def _all_kinds(base: type) -> Iterator[type]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from _all_kinds(kind)
+
+
+# ---------------------------------------------------------------- what is absent
+
+
+def _guard_misses() -> None:
+    """A name that an object lacks, and a key that a dict lacks, stay absent."""
+    from torch._dynamo.exc import ObservedAttributeError
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables.base import VariableTracker
+
+    def look(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        try:
+            return original(self, tx, name)
+        except ObservedAttributeError:
+            if _asks(tx) and self.source is not None:
+                kind = functools.partial(GuardBuilder.HASATTR, attr=name)
+                _install(self.source, kind)
+            raise
+
+    for kind in set(_all_kinds(VariableTracker)):
+        if "var_getattr" in vars(kind):
+            _around(kind, "var_getattr", look)
+
+
+# ---------------------------------------------------------------- what containers hold
+
+
+def _guard_contents() -> None:
+    """A dict that is looked into has the same keys, in the same order.
+
+    So has the dict of an object's attributes that is looked into as such.
+    """
+    import collections
+
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.builder import VariableBuilder
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+    tables = (dict, collections.OrderedDict, collections.defaultdict)
+
+    def build(original: Hook, self: Any, value: Any) -> Any:
+        asked = _asks(self.tx)
+        if asked and value in self.tx.output.side_effects:
+            # one object in two places: Dynamo asks of the first alone what it holds
+            first = self.tx.output.side_effects[value].source
+            if first is not None and first != self.source:
+                _install(first, GuardBuilder.ID_MATCH)
+                _install(self.source, GuardBuilder.ID_MATCH)
+        made = original(self, value)
+        if asked:
+            if type(value) in tables:
+                self.tx.output.guard_on_key_order.add(self.source)
+                _install(self.source, GuardBuilder.DICT_KEYS_MATCH)
+                if type(value) is collections.OrderedDict:
+                    # its order is its own, of which the dict below knows nothing
+                    _install(self.source, GuardBuilder.MAPPING_KEYS_CHECK)
+            elif isinstance(value, torch.Tensor):
+                _note_kind(made, value)
+        return made
+
+    def attributes(original: Hook, self: Any, tx: Any) -> Any:
+        if _asks(tx) and self.source is not None:
+            source = AttrSource(self.source, "__dict__")
+            tx.output.guard_on_key_order.add(source)
+            _install(source, GuardBuilder.DICT_KEYS_MATCH)
+        return original(self, tx)
+
+    _around(VariableBuilder, "__call__", build)
+    _around(UserDefinedObjectVariable, "get_dict_vt", attributes)
+
+
+# ---------------------------------------------------------------- which object it is
+
+
+def _guard_identity() -> None:
+    """What is compared with `is` remains the object that it was."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.symbolic_convert import compare_op_handlers
+    from torch._dynamo.variables.builtin import BuiltinVariable
+    from torch._dynamo.variables.constant import ConstantVariable
+
+    def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn in (operator.is_, operator.is_not) and _asks(tx):
+            sides = [x.realize() for x in args]
+            if not any(isinstance(x, ConstantVariable) for x in sides):
+                for x in sides:
+                    _install(x.source, GuardBuilder.ID_MATCH)
+        return original(self, tx, args, kwargs)
+
+    _around(BuiltinVariable, "call_function", call)
+    # the table of operators has the method as it was
+    for name in ("is", "is not"):
+        compare_op_handlers[name] = compare_op_handlers[name].__self__.call_function
+
+
+# ---------------------------------------------------------------- what is called
+
+
+def _guard_methods() -> None:
+    """A method that is called has the code that it had, and is found where it was."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import TypeDictSource
+    from torch._dynamo.variables.functions import UserMethodVariable
+    from torch._dynamo.variables.user_defined import (
+        UserDefinedClassVariable,
+        UserDefinedObjectVariable,
+    )
+
+    def walk(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        found = original(self, tx, name)
+        if _asks(tx):
+            # of the classes that lack the name, Dynamo leaves out the first
+            on_class = isinstance(self, UserDefinedClassVariable)
+            kind = self.value if on_class else type(self.value)
+            source = self.source if on_class else self.cls_source
+            if name not in vars(kind) and source is not None:
+                lacks = functools.partial(GuardBuilder.DICT_NOT_CONTAINS, key=name)
+                _install(TypeDictSource(source), lacks)
+        return found
+
+    def call(
+        original: Hook, self: Any, tx: Any, args: Any, kwargs: Any
+    ) -> Any:
+        if _asks(tx):
+            source = getattr(self, "source_fn", None)
+            if _found(tx, source) is self.fn:
+                _install(source, GuardBuilder.CLOSURE_MATCH)
+        return original(self, tx, args, kwargs)
+
+    _around(UserMethodVariable, "call_function", call)
+    _around(UserDefinedClassVariable, "get_source_by_walking_mro", walk)
+    _around(UserDefinedObjectVariable, "get_source_by_walking_mro", walk)
+
+
+# ---------------------------------------------------------------- what tensors are
+
+
+def _guard_metadata() -> None:
+    """A tensor of which a step asks whether it wants a gradient is asked each time."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    def asked(original: Hook, self: Any, tx: Any) -> Any:
+        if _asks(tx) and self.source is not None:
+            source = AttrSource(self.source, "requires_grad")
+            _install(source, GuardBuilder.CONSTANT_MATCH)
+        return original(self, tx)
+
+    _around(TensorVariable, "method_attr_requires_grad", asked)
+
+
+KIND = "fuseopt_kind"
+
+
+def _note_kind(made: Any, value: torch.Tensor) -> None:
+    """Note the class of a tensor that Dynamo takes for one of another class."""
+    proxy = getattr(made, "proxy", None)
+    if proxy is not None and made.python_type() is not type(value):
+        proxy.node.meta[KIND] = type(value)
+
+
+def _keep_kinds() -> None:
+    """A parameter of a class of its own is of that class; its class stays the same."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    def kind(original: Hook, self: Any) -> Any:
+        if traces_step():
+            node = self.proxy.node
+            while node.op == "call_method" and node.target.endswith("_"):
+                node = node.args[0]
+            _install(self.source, GuardBuilder.TYPE_MATCH)
+            if KIND in node.meta:
+                return node.meta[KIND]
+        return original(self)
+
+    _around(TensorVariable, "python_type", kind)
+
+
+# ---------------------------------------------------------------- what nothing guards
+
+
+def _refuse_texts() -> None:
+    """No text is made of a number that moves: Dynamo would keep it as it is."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    from torch._dynamo.variables.tensor import SymNodeVariable
+
+    def text(original: Hook, self: Any, *args: Any) -> Any:
+        if _asks(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
+            _refuse("text of a number", "Dynamo keeps the text of a number as it is.")
+        return original(self, *args)
+
+    _around(InstructionTranslatorBase, "_format_value", text)
+
+
+def _refuse_caches() -> None:
+    """What functools.lru_cache has kept is not looked through."""
+    from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+
+    def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if _asks(tx) and isinstance(self.wrapper_obj, functools._lru_cache_wrapper):
+            _refuse("a cache", "Dynamo calls a cached function, whatever its cache has.")
+        return original(self, tx, args, kwargs)
+
+    _around(WrapperUserFunctionVariable, "call_function", call)
