@@ -63,13 +63,13 @@ gpu:
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror fuseopt/codegen/include/*.h
+	$(BIN)/clang-format --dry-run -Werror fuseopt/codegen/cpp/include/*.h
 	$(BIN)/mypy
 
 format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i fuseopt/codegen/include/*.h
+	$(BIN)/clang-format -i fuseopt/codegen/cpp/include/*.h
 
 clean:
 	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info

@@ -177,8 +177,8 @@ def inductor_graphs(work: Work) -> Ready:
 def fuseopt_compiled(work: Work) -> Ready:
     """fuseopt.compile, from a cold cache."""
     import fuseopt
-    from fuseopt.runtime.build import Builder
-    from fuseopt.session import session
+    from fuseopt.compiler.session import session
+    from fuseopt.runtime.cpp.build import Builder
 
     session.builder = Builder()  # kernels it has in memory would be no cold start
     before = len(fuseopt.reports())

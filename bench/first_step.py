@@ -133,8 +133,8 @@ def prepare(way: str, device: str) -> dict[str, Any]:
     if way == "fuseopt.compile":
         fuseopt.compile  # noqa: B018
     entry.load()  # as torch.compile does
-    importlib.import_module("fuseopt.notices")
-    importlib.import_module("fuseopt.dispatch")
+    importlib.import_module("fuseopt.compiler.diagnostics")
+    importlib.import_module("fuseopt.compiler.dispatch")
     found["late_import_seconds"] = time.perf_counter() - begin
     found["imports_inductor"] = "torch._inductor.compile_fx" in sys.modules
     from bench.models import make_params

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from . import errors
     from .backend import fuseopt
-    from .optimizer import compile
-    from .preview import explain
-    from .report import Report
-    from .session import reports
+    from .compiler.report import Report
+    from .compiler.session import reports
+    from .explanation import explain
+    from .isolate.compile import compile
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "compile": "optimizer",
-    "explain": "preview",
+    "compile": "isolate.compile",
+    "explain": "explanation",
     "fuseopt": "backend",
-    "reports": "session",
-    "Report": "report",
+    "reports": "compiler.session",
+    "Report": "compiler.report",
 }
 
 

@@ -34,7 +34,7 @@ class Backend:
         """
         attach()
         from .compat import refusals_pass
-        from .dispatch import compile_graph
+        from .compiler.dispatch import compile_graph
 
         with refusals_pass(self):
             return compile_graph(gm, example_inputs, mode, options)
@@ -52,7 +52,7 @@ class Backend:
     def reset(self) -> None:
         """Called by torch._dynamo.reset(): forget reports, release graphs."""
         if f"{__package__}.session" in sys.modules:
-            from .session import session
+            from .compiler.session import session
 
             session.reset()
 
@@ -112,20 +112,20 @@ def refuse_module() -> NoReturn:
 
 def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
     from .compat import refusals_pass
-    from .notices import refuse_untraceable
+    from .compiler.diagnostics import refuse_untraceable
 
     with refusals_pass(BACKEND):
         refuse_untraceable(optimizer)
 
 
 def _keep_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
-    from .notices import kept_from_dynamo
+    from .compiler.diagnostics import kept_from_dynamo
 
     return kept_from_dynamo(optimizer)
 
 
 def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
-    from .notices import tell_of_limit
+    from .compiler.diagnostics import tell_of_limit
 
     tell_of_limit(function, optimizer)
 
@@ -133,6 +133,6 @@ def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> No
 def _tell_of_graph_break(
     place: str, reason: str, optimizer: torch.optim.Optimizer
 ) -> None:
-    from .notices import tell_of_graph_break
+    from .compiler.diagnostics import tell_of_graph_break
 
     tell_of_graph_break(place, reason, optimizer)

@@ -22,8 +22,8 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.optim import Optimizer
 
 import fuseopt
+from fuseopt.compiler.session import session
 from fuseopt.errors import FuseoptError
-from fuseopt.session import session
 from tests.frozen import frozen, unlike
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fuseopt.ir import (
+from fuseopt.ir.alias import may_share
+from fuseopt.ir.graph import (
     Body,
     Buffer,
     Extern,
@@ -18,11 +19,17 @@ from fuseopt.ir import (
     Symbol,
     kept,
 )
-from fuseopt.lowering import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, Tensor, lower
-from fuseopt.overlap import may_share
-from fuseopt.reductions import lower_reduction
+from fuseopt.ir.verifier import check_graph, check_schedule
+from fuseopt.lowering.pointwise import (
+    STRUCTURAL,
+    STRUCTURAL_OPS,
+    Number,
+    Operand,
+    Tensor,
+    lower,
+)
+from fuseopt.lowering.reductions import lower_reduction
 from fuseopt.scheduler import schedule
-from fuseopt.verify import check_graph, check_schedule
 
 #: An operand: a buffer by its number, a literal, or a scalar of the host.
 Arg = int | float | Symbol

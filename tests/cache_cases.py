@@ -17,7 +17,7 @@ import filelock  # noqa: F401 - before a child without rights needs it
 
 from fuseopt.codegen import Source
 from fuseopt.errors import FuseoptError
-from fuseopt.runtime.build import Builder
+from fuseopt.runtime.cpp.build import Builder
 
 TEXT = 'extern "C" int answer() { return %d; }\n'
 #: The user and group that own nothing.

@@ -58,7 +58,7 @@ def sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The simulated accelerator: see tests/simulated. Without work, counting from 0.
     Fuseopt's kernels run there.
     """
-    from fuseopt.runtime.device import DEVICES
+    from fuseopt.runtime.triton.registry import DEVICES
 
     from . import simulated
     from .simulated.kernels import SIM
@@ -86,7 +86,7 @@ def _fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
-    session = sys.modules.get("fuseopt.session")
+    session = sys.modules.get("fuseopt.compiler.session")
     if session is not None:
         mishaps = list(session.session.mishaps)
         session.session.reset()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fuseopt.codegen.forms import FORMS, LIBRARY
-from fuseopt.ir import VECTOR, Body, Instr
-from fuseopt.lowering import RULES, Number, Operand, Tensor, lower
+from fuseopt.codegen.optable import FORMS, LIBRARY
+from fuseopt.ir.graph import VECTOR, Body, Instr
+from fuseopt.lowering.pointwise import RULES, Number, Operand, Tensor, lower
 from tests.test_lowering import COMPARE, MASKED, WHOLE, operands
 
 PAGE = Path(__file__).parent.parent / "docs" / "ops.md"

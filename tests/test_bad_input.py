@@ -10,12 +10,12 @@ import torch
 import fuseopt
 from fuseopt import errors
 from fuseopt.backend import fuseopt as backend
+from fuseopt.compiler.pipeline import target_of
+from fuseopt.compiler.session import session
 from fuseopt.config import resolve
-from fuseopt.ir import Kernel
-from fuseopt.planning import target_of
-from fuseopt.runtime.cells import place_of
+from fuseopt.ir.graph import Kernel
+from fuseopt.runtime.tables.host_numbers import place_of
 from fuseopt.scheduler import schedule
-from fuseopt.session import session
 from tests.build_graphs import GraphBuilder
 from tests.steps import compiled, make, make_params, set_grads
 
@@ -333,7 +333,7 @@ def test_capture_that_fails_at_a_later_call(
     fallback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other tensors than the step was compiled for, which it cannot be: eager."""
-    from fuseopt import planning
+    from fuseopt.compiler import pipeline
 
     params, others = make_params([(4,)]), make_params([(4,)])
     set_grads(params, others, 0)
@@ -345,7 +345,7 @@ def test_capture_that_fails_at_a_later_call(
     def refused(*_: Any, **__: Any) -> Any:
         raise errors.CaptureError("no plan for these")
 
-    monkeypatch.setattr(planning, "plan_graph", refused)
+    monkeypatch.setattr(pipeline, "plan_graph", refused)
     for p in (*params, *others):
         p.data, p.grad = torch.ones(3, 2), torch.full((3, 2), 0.5)
     if fallback == "error":

@@ -17,12 +17,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import fuseopt
 from bench.optimizers import LAMB, Adafactor
-from fuseopt import planning
 from fuseopt.backend import fuseopt as backend
-from fuseopt.ir import Graph, Kernel, Run, Schedule
-from fuseopt.overlap import overlaps
-from fuseopt.runtime import blocks
-from fuseopt.runtime.blocks import RunTable, TempArena, cache_bytes
+from fuseopt.compiler import pipeline
+from fuseopt.ir.alias import overlaps
+from fuseopt.ir.graph import Graph, Kernel, Run, Schedule
+from fuseopt.runtime import run_tables
+from fuseopt.runtime.run_tables import RunTable, TempArena, cache_bytes
 from fuseopt.scheduler import Machine, memory
 from fuseopt.scheduler import runs as strands
 from fuseopt.scheduler.tiles import tile
@@ -36,14 +36,14 @@ Plans = list[tuple[Graph, Schedule]]
 def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plans]:
     """What is planned with blocks of a strand each."""
     made: Plans = []
-    inner = planning.schedule
+    inner = pipeline.schedule
 
     def seen(graph: Graph, *args: Any) -> Schedule:
         made.append((graph, inner(graph, *args)))
         return made[-1][1]
 
-    monkeypatch.setattr(blocks, "BLOCK", 1)
-    monkeypatch.setattr(planning, "schedule", seen)
+    monkeypatch.setattr(run_tables, "BLOCK", 1)
+    monkeypatch.setattr(pipeline, "schedule", seen)
     yield made
     for graph, plan in made:
         for step in plan.steps:
@@ -122,7 +122,7 @@ def rand(*shapes: tuple[int, ...]) -> Callable[[], list[Tensor]]:
 def test_bits_over_blocks(
     kind: Any, most: int, plans: Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", most)
+    monkeypatch.setattr(run_tables, "BLOCK", most)
     before = torch.get_num_threads()
     eager_params, params = make_params(SHAPES), make_params(SHAPES)
     eager, mine = kind(eager_params), fuseopt.compile(kind(params))
@@ -217,11 +217,11 @@ def test_overlapping_buffers_are_one_strand(plans: Plans) -> None:
 def test_overlaps_that_nobody_asks_for_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 1)
+    monkeypatch.setattr(run_tables, "BLOCK", 1)
     monkeypatch.setattr(strands, "overlaps", lambda buffers: {})
     with pytest.raises(BackendCompilerFailed, match="leaves another"):
         check(overlapping, rand((300,)))
-    monkeypatch.setattr(planning, "check_schedule", lambda graph, plan: None)
+    monkeypatch.setattr(pipeline, "check_schedule", lambda graph, plan: None)
     assert check(overlapping, rand((300,))) != []
 
 
@@ -273,7 +273,7 @@ def test_a_call_allocates_nothing(plans: Plans) -> None:
 def test_a_large_arena_is_given_back(
     plans: Plans, arenas: list[TempArena], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "KEPT", 0)
+    monkeypatch.setattr(run_tables, "KEPT", 0)
     assert check(trusted, rand(*[(5000,)] * 4)) == []
     assert plans[-1][1].memory.size
     assert arenas[-1].arena is None
@@ -289,7 +289,7 @@ def test_temps_in_one_place_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_place", place)
     with pytest.raises(BackendCompilerFailed, match="have one place in the arena"):
         check(trusted, rand(*[(5000,)] * 4))
-    monkeypatch.setattr(planning, "check_schedule", lambda graph, plan: None)
+    monkeypatch.setattr(pipeline, "check_schedule", lambda graph, plan: None)
     assert check(trusted, rand(*[(5000,)] * 4)) != []
 
 
@@ -356,7 +356,7 @@ def test_blocks_hold_what_fits(plans: Plans) -> None:
 
 
 def test_the_size_of_the_cache(tmp_path: Path) -> None:
-    assert cache_bytes(tmp_path) == blocks.UNKNOWN
+    assert cache_bytes(tmp_path) == run_tables.UNKNOWN
     for k, text in enumerate(("48K\n", "1024K\n", "32M\n", "odd\n")):
         (tmp_path / f"index{k}").mkdir()
         (tmp_path / f"index{k}" / "size").write_text(text)

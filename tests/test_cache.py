@@ -20,8 +20,8 @@ import pytest
 
 from fuseopt.codegen import Source
 from fuseopt.errors import BuildError, CannotBuild
-from fuseopt.runtime import build
-from fuseopt.runtime.build import Builder
+from fuseopt.runtime.cpp import build
+from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.folders import Folder
 
 from .cache_cases import NOBODY, TEXT, run, source, warnings_of

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from fuseopt.codegen import Source
-from fuseopt.runtime import build, folders
-from fuseopt.runtime.build import Builder
+from fuseopt.runtime import folders
+from fuseopt.runtime.cpp import build
+from fuseopt.runtime.cpp.build import Builder
 
 from .cache_cases import NOBODY, modes, plant, run, source, warnings_of
 
@@ -296,7 +297,7 @@ def test_modules_are_the_text_that_was_asked_for(
     pytest.importorskip("triton")
     import inspect
 
-    from fuseopt.runtime.triton_build import TritonBuilder
+    from fuseopt.runtime.triton.build import TritonBuilder
 
     asked = Source("triton", MODULE % 1, "entry", ())
     module = TritonBuilder().load(asked, str(tmp_path), interpret=True)

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseopt
 from bench.optimizers import RECIPES
-from fuseopt import compat, representatives
+from fuseopt import compat
+from fuseopt.replicate import driver
 from tests.steps import differences, eager_step, make, make_params, set_grads
 
 SHAPES = [(3, 4), (5,)] * 10
@@ -28,7 +29,7 @@ AROUND = {"compile_wrapper", "_use_grad", "__enter__", "_fn"}
 @pytest.fixture(params=["led", "whole"])
 def opt(request: Any, monkeypatch: pytest.MonkeyPatch) -> Optimizer:
     """A compiled optimizer that has done its first steps, led and not."""
-    monkeypatch.setattr(representatives, "FEW", 6 if request.param == "led" else 99)
+    monkeypatch.setattr(driver, "FEW", 6 if request.param == "led" else 99)
     return compiled(make_params(SHAPES[:8]))
 
 
@@ -193,7 +194,7 @@ def test_what_dynamo_forgets_is_not_run() -> None:
 
 
 def compat_of(opt: Optimizer) -> compat.Traced:
-    isolated: Any = getattr(opt.step, fuseopt.session.COMPILED)
+    isolated: Any = getattr(opt.step, fuseopt.compiler.session.COMPILED)
     made = isolated.representatives.compiled
     assert isinstance(made, compat.Traced)
     return made

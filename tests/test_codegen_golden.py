@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fuseopt.codegen import CppTarget
-from fuseopt.ir import Instr, Kernel, Literal, ScalarRef, Slot, Symbol, Variant
-from fuseopt.runtime.compiler import COMMON_FLAGS, EXACT_FLAGS
+from fuseopt.ir.graph import Instr, Kernel, Literal, ScalarRef, Slot, Symbol, Variant
+from fuseopt.runtime.cpp.toolchain import COMMON_FLAGS, EXACT_FLAGS
 
 from .build_graphs import GraphBuilder, adaptive, kernels, momentum, planned
 

@@ -15,14 +15,15 @@ import pytest
 import torch
 
 import fuseopt
-from fuseopt import led, planning
 from fuseopt.capture import Captured, capture
-from fuseopt.capture.record import Recorder
+from fuseopt.capture.aten.recorder import Recorder
+from fuseopt.compiler import pipeline
+from fuseopt.compiler.pipeline import Schedule
 from fuseopt.errors import BuildError
-from fuseopt.planning import Schedule
+from fuseopt.ir.verifier import check_graph, check_schedule
+from fuseopt.replicate import step as led_step
 from fuseopt.runtime.plan import Plan
 from fuseopt.scheduler import schedule, stages
-from fuseopt.verify import check_graph, check_schedule
 
 from .steps import make_params
 
@@ -203,7 +204,7 @@ def test_a_call_of_a_rehearsal_is_a_few_functions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step of 1,000 lanes makes 20,000 calls in a rehearsal."""
-    rehearse = led.rehearse
+    rehearse = led_step.rehearse
     seen: list[tuple[int, int]] = []
 
     def counted(*args: Any) -> Any:
@@ -222,7 +223,7 @@ def test_a_call_of_a_rehearsal_is_a_few_functions(
         seen.append((calls, sum(map(len, found.lanes.values()))))
         return found
 
-    monkeypatch.setattr(led, "rehearse", counted)
+    monkeypatch.setattr(led_step, "rehearse", counted)
     optimizer = adamw()
     compiled("fuseopt.compile", optimizer)()
     (of_all, recorded), (of_leads, known) = seen
@@ -238,7 +239,7 @@ def test_compilers_run_beside_what_dynamo_and_the_rehearsal_do(
     """
     other_work = threading.Event()
     waited: list[bool] = []
-    load, bind, rehearse = planning._load, Plan.bind, led.rehearse
+    load, bind, rehearse = pipeline._load, Plan.bind, led_step.rehearse
 
     def slow(*args: Any) -> Any:
         waited.append(other_work.wait(60))
@@ -254,9 +255,9 @@ def test_compilers_run_beside_what_dynamo_and_the_rehearsal_do(
         other_work.set()
         return found
 
-    monkeypatch.setattr(planning, "_load", slow)
+    monkeypatch.setattr(pipeline, "_load", slow)
     monkeypatch.setattr(Plan, "bind", binding)
-    monkeypatch.setattr(led, "rehearse", rehearsed)
+    monkeypatch.setattr(led_step, "rehearse", rehearsed)
     optimizer = adamw()
     compiled(way, optimizer)()
     assert waited == [True]
@@ -275,7 +276,7 @@ def test_a_build_that_fails_is_told_once(
     def refused(*_: Any) -> Any:
         raise BuildError("the compiler says no")
 
-    monkeypatch.setattr(planning, "_load", refused)
+    monkeypatch.setattr(pipeline, "_load", refused)
     optimizer = adamw()
     params = optimizer.param_groups[0]["params"]
     step = compiled(way, optimizer)

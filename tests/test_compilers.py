@@ -17,11 +17,11 @@ import torch
 
 import fuseopt
 from fuseopt.codegen import Source
+from fuseopt.compiler.session import session
 from fuseopt.errors import CompilerMissing
-from fuseopt.runtime import compiler as compilers
-from fuseopt.runtime.build import Builder
-from fuseopt.runtime.compiler import find_compiler
-from fuseopt.session import session
+from fuseopt.runtime.cpp import toolchain
+from fuseopt.runtime.cpp.build import Builder
+from fuseopt.runtime.cpp.toolchain import find_compiler
 
 from .cache_cases import source
 from .steps import compiled, make, make_params, set_grads
@@ -143,7 +143,7 @@ def test_a_compiler_that_is_installed_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program of the same name, too large to be read: its size and time count."""
-    monkeypatch.setattr(compilers, "SCRIPT", 0)
+    monkeypatch.setattr(toolchain, "SCRIPT", 0)
     path = script(tmp_path / "g++", 'exec g++ "$@"')
     monkeypatch.setenv("CXX", path)
     first = key()
@@ -160,7 +160,7 @@ def test_a_wrapper_that_heeds_the_environment(
     keys = []
     for more in ("", "-fsanitize=thread", "-O0", ""):
         monkeypatch.setenv("MORE", more)
-        compilers._identified.cache_clear()
+        toolchain._identified.cache_clear()
         keys.append(key())
     assert keys[0] == keys[3]
     assert len(set(keys)) == 3

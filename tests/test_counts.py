@@ -9,7 +9,7 @@ import torch
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
-from fuseopt.session import session
+from fuseopt.compiler.session import session
 from tests.steps import ELEVEN, compiled, make, make_params, set_grads
 
 #: Optimizers whose step counter takes no part in the update.

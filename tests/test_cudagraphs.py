@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import fuseopt
+from fuseopt.compiler.session import session
 from fuseopt.config import resolve
 from fuseopt.errors import ConfigError, CudaGraphError, LaunchError
-from fuseopt.runtime.graphs import KEPT
-from fuseopt.session import session
+from fuseopt.runtime.cudagraphs import KEPT
 
 from .papers.momentum import Lion
 from .papers.reducing import LAMB

@@ -15,8 +15,8 @@ import torch
 from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt import representatives
-from fuseopt.session import COMPILED
+from fuseopt.compiler.session import COMPILED
+from fuseopt.replicate import driver
 from tests.steps import differences, eager_step, make_params, set_grads
 
 from .divergence import harmless, identity, numbers
@@ -39,7 +39,7 @@ LATER = {
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(representatives, "FEW", 4)
+    monkeypatch.setattr(driver, "FEW", 4)
 
 
 def kept(kind: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
-from fuseopt.session import session
+from fuseopt.compiler.session import session
 from tests.steps import same_bits
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fuseopt
-from fuseopt.runtime import blocks
+from fuseopt.runtime import run_tables
 from tests.steps import compiled, make, make_params, set_grads
 
 
@@ -43,7 +43,7 @@ def test_explain_plans_and_changes_nothing() -> None:
 
 def test_explain_tells_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are of the schedule: nothing is built for them."""
-    monkeypatch.setattr(blocks, "BLOCK", 1)
+    monkeypatch.setattr(run_tables, "BLOCK", 1)
 
     def scaled(*params: torch.Tensor) -> None:
         for p in params:

@@ -18,14 +18,14 @@ import fuseopt
 from fuseopt.backend import fuseopt as backend
 from fuseopt.capture import capture
 from fuseopt.codegen import CppTarget
-from fuseopt.codegen.triton import TritonTarget
+from fuseopt.codegen.triton.kernel import TritonTarget
 from fuseopt.errors import UnsupportedInput
-from fuseopt.ir import Kernel
-from fuseopt.runtime.table import TensorLayout, VariantTable
-from fuseopt.runtime.triton_build import TritonBuilder
-from fuseopt.runtime.triton_table import triton_factory
+from fuseopt.ir.graph import Kernel
+from fuseopt.ir.verifier import check_graph, check_schedule
+from fuseopt.runtime.cpp.table import TensorLayout, VariantTable
+from fuseopt.runtime.triton.build import TritonBuilder
+from fuseopt.runtime.triton.table import triton_factory
 from fuseopt.scheduler import schedule
-from fuseopt.verify import check_graph, check_schedule
 from tests.steps import Twins, eager_step, same_bits, set_grads
 
 # ---------------------------------------------------------------- values, types
@@ -219,7 +219,7 @@ def test_tables_of_huge_tensors(name: str) -> None:
         tuple(table.geometry[i : i + 2]) for i in range(3, len(table.geometry), 2)
     }
     assert strides == {(columns, 1), (1, rows)}
-    report = fuseopt.report.kernel_report(kernel, "cpp", "")
+    report = fuseopt.compiler.report.kernel_report(kernel, "cpp", "")
     assert report.elements == sum(sizes)
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import fuseopt
 from fuseopt.backend import fuseopt as backend
 from fuseopt.capture import capture
-from fuseopt.capture.inputs import static_tensors
-from fuseopt.interp import run_graph
+from fuseopt.capture.fx.inputs import static_tensors
+from fuseopt.ir.interpreter import run_graph
 from tests.fuzz_programs import LAYOUTS, RUN_AS_THEY_ARE, Program, random_program
 from tests.steps import same_bits
 from tests.test_interp import assert_equal_runs, runner

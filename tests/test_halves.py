@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from fuseopt.codegen.cpp import CppTarget
-from fuseopt.codegen.halves import known
-from fuseopt.codegen.headers import header
-from fuseopt.ir import Instr, Kernel, Slot, Variant
-from fuseopt.runtime import compiler as building
+from fuseopt.codegen.cpp.headers import header
+from fuseopt.codegen.cpp.kernel import CppTarget
+from fuseopt.codegen.cpp.rounding import known
+from fuseopt.ir.graph import Instr, Kernel, Slot, Variant
+from fuseopt.runtime.cpp import toolchain
 
 torch = pytest.importorskip("torch")
 
@@ -50,14 +50,14 @@ def flags(machine: str) -> tuple[str, ...]:
     """The flags of a build, for a machine."""
     return tuple(
         f"-march={machine}" if x.startswith("-march") else x
-        for x in building.COMMON_FLAGS
+        for x in toolchain.COMMON_FLAGS
     )
 
 
 def runs(machine: str) -> bool:
     """Has the processor at hand what a machine's code may use?"""
     return machine != "haswell" or {"avx2", "fma", "f16c", "bmi2"} <= set(
-        building._processor().split()
+        toolchain._processor().split()
     )
 
 
@@ -72,8 +72,8 @@ def pieces(
         f"#include <math.h>\n#include <stdint.h>\n{header('halves')}{DRIVER}"
     )
     made = str(folder / "pieces.so")
-    asked = [*flags(request.param), *building.EXACT_FLAGS, "-o", made]
-    compiler = building.find_compiler()
+    asked = [*flags(request.param), *toolchain.EXACT_FLAGS, "-o", made]
+    compiler = toolchain.find_compiler()
     subprocess.run([compiler.path, *asked, str(folder / "pieces.cpp")], check=True)
     return ctypes.CDLL(made)
 
@@ -169,7 +169,7 @@ def test_steps_of_numbers_of_every_kind(
     """NaN, infinities, subnormals in parameters, gradients and state; odd lengths."""
     if not runs(machine):
         pytest.skip(f"this processor is no {machine}")
-    monkeypatch.setattr(building, "COMMON_FLAGS", flags(machine))
+    monkeypatch.setattr(toolchain, "COMMON_FLAGS", flags(machine))
     sizes = (1, 2, 63, 1001, 33001)
     for name, options in STEPS:
         torch._dynamo.reset()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fuseopt.codegen.headers import FOLDER, header
-from fuseopt.runtime.compiler import find_compiler
+from fuseopt.codegen.cpp.headers import FOLDER, header
+from fuseopt.runtime.cpp.toolchain import find_compiler
 
 #: In the order in which a kernel has them; each may use those before it.
 ORDER = [

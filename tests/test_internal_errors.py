@@ -13,11 +13,12 @@ import torch
 from torch.optim import SGD
 
 import fuseopt
-from fuseopt import led, planning, split
 from fuseopt.backend import fuseopt as backend
-from fuseopt.capture.record import Recorder
+from fuseopt.capture.aten.recorder import Recorder
 from fuseopt.codegen import CppTarget
+from fuseopt.compiler import partition, pipeline
 from fuseopt.errors import BuildError, GraphError, InternalError
+from fuseopt.replicate import step as led_step
 from fuseopt.runtime.plan import Plan
 from fuseopt.runtime.step import CompiledStep
 
@@ -25,13 +26,13 @@ pytestmark = pytest.mark.mishaps
 
 #: Where an error strikes: what is replaced, by name.
 PHASES: dict[str, tuple[Any, str]] = {
-    "decide": (split, "_sides"),
-    "capture": (planning, "capture"),
+    "decide": (partition, "_sides"),
+    "capture": (pipeline, "capture"),
     "record": (Recorder, "emit"),
-    "schedule": (planning, "schedule"),
+    "schedule": (pipeline, "schedule"),
     "render": (CppTarget, "render"),
-    "plan": (planning, "Plan"),
-    "build": (planning, "_load"),
+    "plan": (pipeline, "Plan"),
+    "build": (pipeline, "_load"),
     "bind": (Plan, "_bind"),
     "move": (Plan, "move"),
     "look": (CompiledStep, "_adapt"),
@@ -174,7 +175,7 @@ def test_an_error_at_a_later_call(
 
 def test_an_error_of_the_led_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is traced whole, and compiled."""
-    monkeypatch.setattr(led, "extend", raising(KeyError(26)))
+    monkeypatch.setattr(led_step, "extend", raising(KeyError(26)))
     pair = Pair("fuseopt.compile", 16)
     with pytest.warns(RuntimeWarning, match=r"KeyError: 26.*traced whole"):
         pair.step(3)
@@ -207,7 +208,7 @@ def test_what_is_not_ours_passes(
 def test_a_folder_of_the_users_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "schedule", raising(KeyError(26)))
+    monkeypatch.setattr(pipeline, "schedule", raising(KeyError(26)))
     pair = Pair("torch.compile", 3, dump_dir=str(tmp_path / "dumps"))
     with pytest.warns(RuntimeWarning, match=re.escape(str(tmp_path / "dumps"))):
         pair.step()
@@ -218,10 +219,12 @@ def test_where_no_folder_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step goes on all the same."""
-    from fuseopt import mishaps
+    from fuseopt.compiler import internal_errors
 
-    monkeypatch.setattr(mishaps.tempfile, "mkdtemp", raising(OSError("disk full")))
-    monkeypatch.setattr(planning, "schedule", raising(KeyError(26)))
+    monkeypatch.setattr(
+        internal_errors.tempfile, "mkdtemp", raising(OSError("disk full"))
+    )
+    monkeypatch.setattr(pipeline, "schedule", raising(KeyError(26)))
     (tmp_path / "file").write_text("")
     pair = Pair("torch.compile", 3, dump_dir=str(tmp_path / "file"))
     with pytest.warns(RuntimeWarning, match=r"KeyError: 26.*disk full"):

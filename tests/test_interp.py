@@ -15,11 +15,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fuseopt.capture import Captured, capture  # noqa: E402
-from fuseopt.capture.externs import TensorRef  # noqa: E402
-from fuseopt.capture.inputs import static_tensors  # noqa: E402
-from fuseopt.capture.scalars import Sym  # noqa: E402
+from fuseopt.capture.aten.externs import TensorRef  # noqa: E402
+from fuseopt.capture.fx.inputs import static_tensors  # noqa: E402
+from fuseopt.capture.scalars.host import Sym  # noqa: E402
 from fuseopt.errors import GraphError  # noqa: E402
-from fuseopt.interp import (  # noqa: E402
+from fuseopt.ir.graph import ARITY, DTYPE_BYTES, Extern, Graph, Instr, Symbol  # noqa: E402
+from fuseopt.ir.interpreter import (  # noqa: E402
     DTYPES,
     ExternRunner,
     Memory,
@@ -28,9 +29,8 @@ from fuseopt.interp import (  # noqa: E402
     run_graph,
     run_schedule,
 )
-from fuseopt.ir import ARITY, DTYPE_BYTES, Extern, Graph, Instr, Symbol  # noqa: E402
+from fuseopt.ir.verifier import check_graph, check_schedule  # noqa: E402
 from fuseopt.scheduler import Machine, schedule  # noqa: E402
-from fuseopt.verify import check_graph, check_schedule  # noqa: E402
 
 from .build_graphs import GraphBuilder, adaptive, momentum, planned, scaled  # noqa: E402
 

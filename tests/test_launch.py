@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import fuseopt
-from fuseopt.codegen.triton import TritonTarget
+from fuseopt.codegen.triton.kernel import TritonTarget
 from fuseopt.errors import BuildError, ConfigError, LaunchError
-from fuseopt.runtime import device as devices
-from fuseopt.runtime.arena import SPARES, STAGES, Arena
-from fuseopt.runtime.launcher import Compiled
-from fuseopt.runtime.triton_build import TABLES, TritonBuilder
-from fuseopt.runtime.triton_table import triton_factory
+from fuseopt.runtime.tables.upload import SPARES, STAGES, Arena
+from fuseopt.runtime.triton import registry
+from fuseopt.runtime.triton.build import TABLES, TritonBuilder
+from fuseopt.runtime.triton.launcher import Compiled
+from fuseopt.runtime.triton.table import triton_factory
 
 from .simulated.twins import Clipped, SimTwins
 from .triton_cases import Case, kernels
@@ -203,9 +203,9 @@ def test_without_memory_in_a_capture_the_step_runs_without_one(
 def test_a_device_without_an_entry_is_named(
     sim: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(devices.DEVICES, "sim")
+    monkeypatch.delitem(registry.DEVICES, "sim")
     with pytest.raises(ConfigError, match="no kernels can be started on sim"):
-        devices.type_of(torch.device("sim:0"))
+        registry.type_of(torch.device("sim:0"))
 
 
 # ---------------------------------------------------------------- Triton's own launch
@@ -323,7 +323,7 @@ def test_the_interpreter_is_refused_where_there_is_a_device(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["cuda", "xpu"])
 def test_entries_name_what_torch_has(name: str) -> None:
-    kind = devices.DEVICES[name]
+    kind = registry.DEVICES[name]
     module = torch.get_device_module(name)
     graph = getattr(module, kind.graph)
     taken = inspect.signature(graph.capture_begin).parameters

@@ -16,9 +16,11 @@ from torch import Tensor
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
-from fuseopt.ir import DTYPE_BYTES, Buffer
-from fuseopt.overlap import may_share, overlaps, self_overlaps
-from fuseopt.report import Report
+from fuseopt.compiler import pipeline
+from fuseopt.compiler.report import Report
+from fuseopt.compiler.session import session
+from fuseopt.ir.alias import may_share, overlaps, self_overlaps
+from fuseopt.ir.graph import DTYPE_BYTES, Buffer, Graph
 from tests.steps import Twins, same_bits
 
 Step = Callable[..., Any]
@@ -587,3 +589,27 @@ def test_a_search_that_takes_too_long_says_yes() -> None:
     assert may_share(a, b)
     assert not self_overlaps(strided((3, 3), (1, 3)))
     assert self_overlaps(strided((3, 3), (1, 2)))
+
+
+def test_a_step_captured_again_is_the_same_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Storages were known by addresses: memory was planned in their order."""
+    graphs = []
+    inner = pipeline.schedule
+
+    def seen(graph: Graph, *args: Any) -> Any:
+        graphs.append(graph)
+        return inner(graph, *args)
+
+    monkeypatch.setattr(pipeline, "schedule", seen)
+    held = []
+    for _ in range(4):
+        held.append([rand(999) for _ in range(len(held) + 1)])  # memory lies elsewhere
+        against_eager(unscaled, lambda: [rand(5 + k) for k in range(4)] * 2)
+        torch._dynamo.reset()
+        session.reset()
+    for graph in graphs:
+        storages = [buffer.storage for buffer in graph.buffers]
+        assert list(dict.fromkeys(storages)) == list(range(len(set(storages))))
+    assert {graph.buffers for graph in graphs} == {graphs[0].buffers}

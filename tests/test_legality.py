@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuseopt.ir import Buffer
+from fuseopt.ir.graph import Buffer
 from fuseopt.scheduler.legality import RULES, Pair, why_not
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fuseopt.ir import ARITY, Body
-from fuseopt.lowering import RULES, Number, Operand, Tensor, lower, opmath
+from fuseopt.ir.graph import ARITY, Body
+from fuseopt.lowering.pointwise import RULES, Number, Operand, Tensor, lower, opmath
 
 from .build_graphs import GraphBuilder
 
@@ -207,7 +207,7 @@ def test_capture_asks_the_device_of_each_result(monkeypatch) -> None:
     from torch.fx import symbolic_trace
 
     from fuseopt.capture import capture
-    from fuseopt.capture.pointwise import Pointwise
+    from fuseopt.capture.aten.pointwise import Pointwise
 
     def step(p, q):
         torch._foreach_div_([p, q], 3.0)

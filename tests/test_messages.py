@@ -17,8 +17,8 @@ import torch
 
 import fuseopt
 from fuseopt import errors
+from fuseopt.compiler.session import session
 from fuseopt.config import resolve
-from fuseopt.session import session
 
 from .steps import make, make_params, set_grads
 
@@ -130,12 +130,12 @@ def test_other_errors_are_dynamos_as_ever(monkeypatch: pytest.MonkeyPatch) -> No
     """Whoever did not mean it to fail is told where it did."""
     from torch._dynamo.exc import BackendCompilerFailed
 
-    import fuseopt.dispatch
+    import fuseopt.compiler.dispatch
 
     def fail(*_: Any) -> Any:
         raise KeyError(26)
 
-    monkeypatch.setattr(fuseopt.dispatch, "decide", fail)
+    monkeypatch.setattr(fuseopt.compiler.dispatch, "decide", fail)
     with pytest.raises(BackendCompilerFailed, match="KeyError: 26") as caught:
         step(optimizer())()
     assert not isinstance(caught.value, errors.FuseoptError)
@@ -165,12 +165,12 @@ def test_a_refused_step_can_be_caught_and_done_in_eager() -> None:
 
 def test_why_a_step_is_not_led_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raised in a trace as well, of which Dynamo knows nothing but that it failed."""
-    import fuseopt.representatives
+    import fuseopt.replicate.driver
 
     def decide(*_: Any) -> Any:
         return types.SimpleNamespace(parts=(), whole="eager", why="it is a test")
 
-    monkeypatch.setattr(fuseopt.representatives, "decide", decide)
+    monkeypatch.setattr(fuseopt.replicate.driver, "decide", decide)
     params = make_params([(3,)] * 20)
     set_grads(params, params, 0)
     session.reset()

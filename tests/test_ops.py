@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import fuseopt
-from fuseopt.capture.promote import DTYPE_NAMES
-from fuseopt.lowering import RULES
+from fuseopt.capture.aten.dtypes import DTYPE_NAMES
+from fuseopt.lowering.pointwise import RULES
 
 from . import ops_table
 from .op_cases import BOOLS, INTEGERS, OPS

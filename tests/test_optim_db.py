@@ -15,8 +15,8 @@ from torch.testing._internal.common_optimizers import optim_db
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
+from fuseopt.compiler.session import reports
 from fuseopt.errors import UnsupportedInput
-from fuseopt.session import reports
 from tests.optim_cases import CASES, DISABLED, FEW, REAL, Case, run, untraceable
 from tests.steps import make_params, same_bits
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from fuseopt.errors import GraphError
-from fuseopt.ir import Block, Extern, Graph, Kernel, MemoryPlan, Run, Schedule
+from fuseopt.ir.graph import Block, Extern, Graph, Kernel, MemoryPlan, Run, Schedule
+from fuseopt.ir.printer import show_schedule
+from fuseopt.ir.verifier import check_schedule
 from fuseopt.scheduler import PASSES, Machine, schedule
-from fuseopt.show import show_schedule
-from fuseopt.verify import check_schedule
 
 from .build_graphs import GraphBuilder, momentum, scaled
 from .test_stages import stacked

@@ -14,9 +14,9 @@ import fuseopt
 from fuseopt import compat
 from fuseopt.backend import fuseopt as BACKEND
 from fuseopt.compat import fields
-from fuseopt.runtime.build import Builder
-from fuseopt.runtime.helper import PROBE
-from fuseopt.runtime.probe import CHANGED, MOVED, Moves, Probe
+from fuseopt.runtime.cpp.build import Builder
+from fuseopt.runtime.guards.helper import PROBE
+from fuseopt.runtime.guards.probe import CHANGED, MOVED, Moves, Probe
 from fuseopt.runtime.step import CompiledStep
 from tests.steps import make_params, set_grads
 

@@ -516,9 +516,9 @@ def test_triton_folds_in_the_interpreter() -> None:
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_triton_folds_compile_offline(target: str, tmp_path: Path) -> None:
     from fuseopt.capture import capture
-    from fuseopt.codegen.triton import TritonTarget
-    from fuseopt.ir import Kernel
-    from fuseopt.runtime.triton_build import compile_offline
+    from fuseopt.codegen.triton.kernel import TritonTarget
+    from fuseopt.ir.graph import Kernel
+    from fuseopt.runtime.triton.build import compile_offline
     from fuseopt.scheduler import schedule
 
     sources = []

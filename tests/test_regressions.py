@@ -10,7 +10,7 @@ import torch
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
-from fuseopt.ir import Literal, Symbol
+from fuseopt.ir.graph import Literal, Symbol
 from tests.steps import Twins, compiled, make, make_params, same_bits, set_grads
 
 Step = Callable[..., Any]

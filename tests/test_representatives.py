@@ -21,10 +21,10 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseopt
-from fuseopt import led as led_module
-from fuseopt import representatives
-from fuseopt.led import PATIENCE
-from fuseopt.rehearsal import rehearse
+from fuseopt.replicate import driver
+from fuseopt.replicate import step as led_step
+from fuseopt.replicate.dry_run import rehearse
+from fuseopt.replicate.step import PATIENCE
 from tests.steps import differences, eager_step, make, make_params, set_grads
 
 SHAPES = [(3, 4), (5,)] * 4
@@ -35,7 +35,7 @@ LEADS = 2
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo takes its time over each lane that is traced whole, for comparison."""
-    monkeypatch.setattr(representatives, "FEW", 6)
+    monkeypatch.setattr(driver, "FEW", 6)
 
 
 class Pair:
@@ -138,7 +138,7 @@ def test_a_step_of_torch_is_led(foreach: bool) -> None:
 
 def test_the_kernel_is_that_of_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for few in (6, 1000):
-        monkeypatch.setattr(representatives, "FEW", few)
+        monkeypatch.setattr(driver, "FEW", few)
         for build in ("AdamW", Loop):
             Pair(build).step(2)
     reports = fuseopt.reports()
@@ -210,7 +210,7 @@ def test_a_schedule_compiles_nothing_anew(
     schedules = [schedule(opt) for opt in pair.both]
     rehearsed: list[int] = []
     monkeypatch.setattr(
-        led_module, "rehearse", lambda *a: rehearsed.append(1) or rehearse(*a)
+        led_step, "rehearse", lambda *a: rehearsed.append(1) or rehearse(*a)
     )
     for n in range(PATIENCE + 5):
         pair.step()
@@ -311,7 +311,7 @@ def test_an_optimizer_dies_with_its_last_reference(
 ) -> None:
     """And so do parameters and state, which Dynamo's list of backends kept."""
     if way == "whole":
-        monkeypatch.setattr(representatives, "FEW", 99)
+        monkeypatch.setattr(driver, "FEW", 99)
     pair = Pair(ByPlace if way == "unlike" else "AdamW")
     for _ in range(steps):
         pair.grads()

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseopt.errors import GraphError
-from fuseopt.ir import Extern, Kernel, Schedule, Symbol, Variant
-from fuseopt.overlap import overlaps
+from fuseopt.ir.alias import overlaps
+from fuseopt.ir.graph import Extern, Kernel, Schedule, Symbol, Variant
+from fuseopt.ir.printer import show_graph, show_schedule
+from fuseopt.ir.verifier import check_schedule
 from fuseopt.scheduler import Machine, schedule
-from fuseopt.show import show_graph, show_schedule
-from fuseopt.verify import check_schedule
 
 from .build_graphs import (
     GraphBuilder,

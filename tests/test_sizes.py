@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fuseopt
-from fuseopt import representatives
+from fuseopt.replicate import driver
 from tests.steps import set_grads
 from tests.test_representatives import Loop, Pair, led, whole
 
@@ -25,8 +25,8 @@ EACH = len(set(SIZES))
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(representatives, "FEW", 6)
-    monkeypatch.setattr(representatives, "SHARE", 0.6)
+    monkeypatch.setattr(driver, "FEW", 6)
+    monkeypatch.setattr(driver, "SHARE", 0.6)
     # as for users: no check of graphs behind those that are tested here
     monkeypatch.setenv("FUSEOPT_CHECK", "0")
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from fuseopt.codegen.triton import TritonTarget
-from fuseopt.codegen.triton_chunks import COLUMNS, ROWS, SMALL
-from fuseopt.ir import Instr, Kernel, Slot, Variant
-from fuseopt.runtime.table import TensorLayout
-from fuseopt.runtime.triton_table import TritonTable, triton_factory
+from fuseopt.codegen.triton.chunks import COLUMNS, ROWS, SMALL
+from fuseopt.codegen.triton.kernel import TritonTarget
+from fuseopt.ir.graph import Instr, Kernel, Slot, Variant
+from fuseopt.runtime.cpp.table import TensorLayout
+from fuseopt.runtime.triton.table import TritonTable, triton_factory
 
 pytest.importorskip("triton")
 

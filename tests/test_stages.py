@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuseopt.ir import Kernel, Schedule, Variant
+from fuseopt.ir.graph import Kernel, Schedule, Variant
 
 from .build_graphs import GraphBuilder, codes, kernels, planned
 

@@ -20,7 +20,7 @@ from torch import Tensor
 import fuseopt
 from bench.optimizers import LAMB, Adafactor
 from fuseopt.backend import fuseopt as backend
-from fuseopt.codegen.headers import header
+from fuseopt.codegen.cpp.headers import header
 from tests.steps import same_bits
 
 Step = Callable[..., tuple[Tensor, ...]]

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from fuseopt.codegen.target import Source
-from fuseopt.codegen.triton import TritonTarget
-from fuseopt.ir import DTYPE_BYTES, Kernel
-from fuseopt.runtime import triton_table
-from fuseopt.runtime.triton_build import TritonBuilder, compile_offline
+from fuseopt.codegen.triton.kernel import TritonTarget
+from fuseopt.ir.graph import DTYPE_BYTES, Kernel
+from fuseopt.runtime.triton import table as triton_table
+from fuseopt.runtime.triton.build import TritonBuilder, compile_offline
 
 from .papers import momentum, reducing, schedules
 from .triton_cases import CASES, Case, kernels, options, parameters, planned

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fuseopt.codegen.target import Source
-from fuseopt.codegen.triton import TritonTarget
-from fuseopt.ir import Instr, Kernel, Literal, Slot, Variant
-from fuseopt.runtime import triton_table
-from fuseopt.runtime.table import TensorLayout
-from fuseopt.runtime.triton_table import TritonTable, triton_factory
+from fuseopt.codegen.triton.kernel import TritonTarget
+from fuseopt.ir.graph import Instr, Kernel, Literal, Slot, Variant
+from fuseopt.runtime.cpp.table import TensorLayout
+from fuseopt.runtime.triton import table as triton_table
+from fuseopt.runtime.triton.table import TritonTable, triton_factory
 
 from .triton_orders import running
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fuseopt.codegen.triton import PRELUDE
-from fuseopt.codegen.triton_quotients import HELPERS, NARROW, quotients
-from fuseopt.ir import Instr, Literal, Slot, Variant
-from fuseopt.runtime.triton_interpreter import interpreting
+from fuseopt.codegen.triton.kernel import PRELUDE
+from fuseopt.codegen.triton.quotients import HELPERS, NARROW, quotients
+from fuseopt.ir.graph import Instr, Literal, Slot, Variant
+from fuseopt.runtime.triton.interpreter import interpreting
 
 triton = pytest.importorskip("triton")
 
@@ -226,10 +226,10 @@ def test_lanes_out_of_range_are_divided(tmp_path: Path) -> None:
 
     import torch
 
-    from fuseopt.codegen.triton import TritonTarget
-    from fuseopt.ir import Kernel
-    from fuseopt.runtime.table import TensorLayout
-    from fuseopt.runtime.triton_table import triton_factory
+    from fuseopt.codegen.triton.kernel import TritonTarget
+    from fuseopt.ir.graph import Kernel
+    from fuseopt.runtime.cpp.table import TensorLayout
+    from fuseopt.runtime.triton.table import triton_factory
 
     n = 4096
     for d in (0.0, -0.0, 1e-30, -1e30, float("nan"), float("inf"), 0.37, -0.37):

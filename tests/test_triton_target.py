@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from fuseopt.codegen import CppTarget
-from fuseopt.codegen.triton import TritonTarget
+from fuseopt.codegen.triton.kernel import TritonTarget
 from fuseopt.errors import BuildError, ConfigError, LaunchError
-from fuseopt.ir import Instr, Kernel, Literal, Slot, Symbol, Variant
-from fuseopt.runtime.table import TensorLayout
-from fuseopt.runtime.triton_build import TritonBuilder, compile_offline
-from fuseopt.runtime.triton_table import TritonTable, triton_factory
+from fuseopt.ir.graph import Instr, Kernel, Literal, Slot, Symbol, Variant
+from fuseopt.runtime.cpp.table import TensorLayout
+from fuseopt.runtime.triton.build import TritonBuilder, compile_offline
+from fuseopt.runtime.triton.table import TritonTable, triton_factory
 
 from .triton_cases import (
     CASES,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim import Optimizer
 
-from fuseopt.layers import peel
+from fuseopt.isolate.decorators import peel
 from fuseopt.uniformity import Proof, prove
 from fuseopt.uniformity.source import NoSource, Sources
 from tests import papers

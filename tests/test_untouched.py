@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt import representatives
+from fuseopt.replicate import driver
 from tests.steps import make_params, same_bits, set_grads
 
 SHAPES = [(3, 4), (5,)] * 4
@@ -38,7 +38,7 @@ HOME = os.path.dirname(fuseopt.__file__)
 @pytest.fixture(params=["led", "whole"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """How Dynamo traces: some lanes, or all."""
-    monkeypatch.setattr(representatives, "FEW", 6 if request.param == "led" else 999)
+    monkeypatch.setattr(driver, "FEW", 6 if request.param == "led" else 999)
     name: str = request.param
     return name
 
@@ -255,7 +255,8 @@ def test_a_trace_that_fails_makes_no_state(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dynamo makes it for real before it traces what comes after."""
-    from fuseopt import led, planning
+    from fuseopt.compiler import pipeline
+    from fuseopt.replicate import step as led_step
 
     def fails(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -264,11 +265,11 @@ def test_a_trace_that_fails_makes_no_state(
     set_grads(params, params, 1)
     opt = fuseopt.compile(torch.optim.AdamW(params, foreach=True))
     with monkeypatch.context() as patched:
-        patched.setattr(planning, "plan_graph", fails)
-        patched.setattr("fuseopt.dispatch.planning.plan_graph", fails)
+        patched.setattr(pipeline, "plan_graph", fails)
+        patched.setattr("fuseopt.compiler.dispatch.planning.plan_graph", fails)
         with pytest.raises(KeyboardInterrupt):
             opt.step()
-    assert led.planning is planning
+    assert led_step.planning is pipeline
     assert not opt.state
     opt.step()
     assert len(opt.state) == len(params)
@@ -525,7 +526,7 @@ def resident() -> float:
 
 def left(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
     """What each of `then` optimizers leaves after the `first`: MB, objects."""
-    representatives.FEW = 6 if way == "led" else 999
+    driver.FEW = 6 if way == "led" else 999
     for k in range(first):
         drop(way, k)
     before, memory = objects(), resident()

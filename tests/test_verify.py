@@ -8,8 +8,16 @@ from dataclasses import replace
 import pytest
 
 from fuseopt.errors import GraphError
-from fuseopt.ir import Extern, Graph, Instr, Kernel, Schedule, SchedulerNode, Variant
-from fuseopt.verify import check_graph, check_schedule
+from fuseopt.ir.graph import (
+    Extern,
+    Graph,
+    Instr,
+    Kernel,
+    Schedule,
+    SchedulerNode,
+    Variant,
+)
+from fuseopt.ir.verifier import check_graph, check_schedule
 
 from .build_graphs import GraphBuilder, adaptive, momentum, planned
 

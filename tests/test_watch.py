@@ -15,11 +15,11 @@ from torch.nn import Parameter
 import fuseopt
 from fuseopt import compat
 from fuseopt.compat import fields
-from fuseopt.lanes import KINDS
-from fuseopt.runtime.build import Builder
-from fuseopt.runtime.helper import PROBE
-from fuseopt.runtime.probe import CHANGED, MOVED, Probe
-from fuseopt.runtime.watch import Watch
+from fuseopt.runtime.cpp.build import Builder
+from fuseopt.runtime.guards.helper import PROBE
+from fuseopt.runtime.guards.probe import CHANGED, MOVED, Probe
+from fuseopt.runtime.guards.watch import Watch
+from fuseopt.shadow.lanes import KINDS
 from tests.steps import make_params, set_grads
 
 

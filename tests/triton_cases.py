@@ -16,14 +16,14 @@ import torch
 
 from fuseopt.capture import capture
 from fuseopt.codegen import CppTarget
-from fuseopt.codegen.triton import TritonTarget
-from fuseopt.ir import Instr, Kernel, Schedule, Variant
-from fuseopt.runtime.build import Builder
+from fuseopt.codegen.triton.kernel import TritonTarget
+from fuseopt.ir.graph import Instr, Kernel, Schedule, Variant
+from fuseopt.runtime.cpp.build import Builder
+from fuseopt.runtime.cpp.table import CppTable, TableFactory
 from fuseopt.runtime.plan import Plan
 from fuseopt.runtime.step import CompiledStep
-from fuseopt.runtime.table import CppTable, TableFactory
-from fuseopt.runtime.triton_build import TritonBuilder
-from fuseopt.runtime.triton_table import triton_factory
+from fuseopt.runtime.triton.build import TritonBuilder
+from fuseopt.runtime.triton.table import triton_factory
 from fuseopt.scheduler import schedule
 
 #: 0-d, one element, odd, groups, chunks with and without a rest, empty.

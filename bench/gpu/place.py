@@ -72,9 +72,9 @@ class Place:
             simulated.load().set_available(True)
             # kernels run there once the launch path has a table of devices
             with contextlib.suppress(ImportError):
-                devices = importlib.import_module("fuseopt.runtime.device")
+                registry = importlib.import_module("fuseopt.runtime.triton.registry")
                 kernels = importlib.import_module("tests.simulated.kernels")
-                devices.DEVICES["sim"] = kernels.SIM
+                registry.DEVICES["sim"] = kernels.SIM
 
     @property
     def module(self) -> Any:

@@ -68,16 +68,16 @@ def candidates(place: Place) -> list[tuple[int, int]]:
 @contextmanager
 def _target(block: int, warps: int) -> Iterator[None]:
     """Plan with this chunk and so many warps, on a device that Triton compiles for."""
-    from fuseopt import planning
-    from fuseopt.codegen.triton import TritonTarget
+    from fuseopt.codegen.triton.kernel import TritonTarget
+    from fuseopt.compiler import pipeline
 
-    own = planning.target_of
+    own = pipeline.target_of
 
     def chosen(config: Any, device: str) -> Any:
         target = own(config, device)
         return TritonTarget(block, warps) if target.name == "triton" else target
 
-    with mock.patch.object(planning, "target_of", chosen):
+    with mock.patch.object(pipeline, "target_of", chosen):
         yield
 
 

@@ -15,14 +15,14 @@ import torch
 from torch.fx import GraphModule
 
 from ..errors import CaptureError
-from ..ir import Graph
-from .constants import swap
-from .externs import Call
-from .given import Given
-from .interpret import Interpreter
-from .numbers import Computed, NumberRef
-from .promote import PARTS
-from .scalars import Scalars, Sym
+from ..ir.graph import Buffer, Graph
+from .aten.constants import swap
+from .aten.dtypes import PARTS
+from .aten.externs import Call
+from .fx.given_memory import Given
+from .fx.interpreter import Interpreter
+from .scalars.device import Computed, NumberRef
+from .scalars.host import Scalars, Sym
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def capture(
         if recorder.buffers[b].kind == "temp":
             final[b] = recorder.current[b]
     graph = Graph(
-        tuple(recorder.buffers),
+        _numbered(recorder.buffers),
         tuple(recorder.values),
         tuple(recorder.nodes),
         tuple(recorder.initial),
@@ -128,6 +128,19 @@ def capture(
         tuple(interpreter.twins),
         given,
         tuple(aliases),
+    )
+
+
+def _numbered(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
+    """Buffers whose storages are numbered as they come, so that a step captured again
+    is the same graph: the recorder knows storages by their addresses.
+    """
+    numbers: dict[int, int] = {}
+    return tuple(
+        [
+            b._replace(storage=numbers.setdefault(b.storage, len(numbers)))
+            for b in buffers
+        ]
     )
 
 

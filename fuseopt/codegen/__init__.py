@@ -1,6 +1,6 @@
 """Kernel -> source text and launch layout, for each target."""
 
-from .cpp import CppTarget
+from .cpp.kernel import CppTarget
 from .target import Source, Target
 
 __all__ = ["CppTarget", "Source", "Target"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from ..ir import Kernel, Variant
+from ..ir.graph import Kernel, Variant
 
 
 @dataclass(frozen=True)

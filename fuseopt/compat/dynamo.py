@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..collector import collector_paused
+from .gc_pause import collector_paused
 from .gradients import Apart
 
 

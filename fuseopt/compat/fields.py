@@ -21,7 +21,7 @@ from .libraries import torch_library
 
 
 class TensorFunctions(ctypes.Structure):
-    """Mirrors `struct Functions` of fuseopt.runtime.helper."""
+    """Mirrors `struct Functions` of fuseopt.runtime.guards.helper."""
 
     _fields_ = [
         ("handle", ctypes.c_int64),

@@ -3,7 +3,7 @@ its version.
 
 Versions of torch take these calls apart in different ways, some of which cannot be told
 from what a user might write, and round otherwise than eager. `trace_rewrites` has them
-written in the form that fuseopt.capture.polyfills recognises. Where Dynamo has other
+written in the form that fuseopt.capture.fx.patterns recognises. Where Dynamo has other
 hooks than these, its own forms stand; those of torch 2.13 are the same.
 """
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from ..capture.externs import Call, TensorRef, tensors_in
-from ..capture.numbers import NumberRef
-from ..capture.promote import NAMED_DTYPES, PARTS
-from ..capture.scalars import Sym
+from ..capture.aten.dtypes import NAMED_DTYPES, PARTS
+from ..capture.aten.externs import Call, TensorRef, tensors_in
+from ..capture.scalars.device import NumberRef
+from ..capture.scalars.host import Sym
 from ..compat import negated_view
 from ..errors import LaunchError
-from ..ir import DTYPE_BYTES, Buffer, MemoryPlan, span, storage_bytes
-from .calls import Prepared
+from ..ir.graph import DTYPE_BYTES, Buffer, MemoryPlan, span, storage_bytes
+from .extern_calls import Prepared
 
 
 def extent(b: Buffer) -> int:

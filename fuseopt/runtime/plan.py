@@ -12,24 +12,33 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
 from ..capture.trace import Captured, read_at_once
-from ..collector import collector_paused
+from ..compat.gc_pause import collector_paused
 from ..errors import AliasError, UnsupportedInput
-from ..ir import DTYPE_BYTES, Extern, Kernel, Run, Schedule
-from .arena import Arena, settle_together
-from .blocks import RunTable, TempArena
-from .calls import prepare
-from .cells import CPU, place_of
-from .memory import extent, layout, shared_inputs
-from .probe import Moves, Probe
-from .table import DeviceTable, HostTable, KernelTable, TableFactory, TensorLayout
+from ..ir.graph import DTYPE_BYTES, Extern, Kernel, Run, Schedule
+from .cpp.table import DeviceTable, HostTable, KernelTable, TableFactory, TensorLayout
+from .extern_calls import prepare
+from .guards.probe import Moves, Probe
+from .memory import Memory, extent, layout, shared_inputs
+from .run_tables import RunTable, TempArena
+from .tables.host_numbers import CPU, place_of
+from .tables.upload import Arena, settle_together
 
-if TYPE_CHECKING:
-    from .graphs import Replays
+
+class Replays(Protocol):
+    """Launches of a plan that were captured, and are replayed."""
+
+    def run(
+        self, plan: Plan, tensors: Sequence[torch.Tensor], threads: int
+    ) -> Memory | None:
+        """Run the plan on the tensors of a call; the memory of what it returns."""
+
+    def release(self) -> None:
+        """Forget what was captured: the plan's tables are about to change."""
 
 
 class Plan:

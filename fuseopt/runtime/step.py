@@ -20,18 +20,23 @@ import torch
 from torch.fx import GraphModule
 
 from .. import compat
-from ..capture.inputs import check_contents, check_memory, check_tensor, static_tensors
-from ..capture.numbers import NumberRef
-from ..capture.replay import as_eager
-from ..capture.scalars import same_numbers
+from ..capture.fx.eager import as_eager
+from ..capture.fx.inputs import (
+    check_contents,
+    check_memory,
+    check_tensor,
+    static_tensors,
+)
+from ..capture.scalars.device import NumberRef
+from ..capture.scalars.host import same_numbers
 from ..errors import AliasError, CaptureError, LaunchError
-from .device import is_capturing
-from .joined import join
+from .commit import Pending
+from .devices import is_capturing
+from .executor import in_order, prepared
+from .guards.probe import CHANGED, MOVED
 from .memory import Memory, seen_real
-from .pending import Pending
 from .plan import Plan
-from .probe import CHANGED, MOVED
-from .sequence import in_order, prepared
+from .user_capture import join
 
 log = logging.getLogger("fuseopt")
 

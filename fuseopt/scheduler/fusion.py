@@ -8,7 +8,7 @@ depends on a reduction becomes output code, which runs once per result.
 
 from __future__ import annotations
 
-from ..ir import (
+from ..ir.graph import (
     BY_ROWS,
     REDUCTIONS,
     Buffer,

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..ir import Extern, Graph, ScalarRef, SchedulerNode
-from ..overlap import overlaps
-from .deps import Edge
+from ..ir.alias import overlaps
+from ..ir.graph import Extern, Graph, ScalarRef, SchedulerNode
+from .dependencies import Edge
 
 #: Tensors whose reductions may be finished together in one lane. Were there no limit, a
 #: loop that adds up the norms of all parameters would make one lane of them all.

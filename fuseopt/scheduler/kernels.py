@@ -12,11 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..ir import Extern, Graph, Kernel, Run, Schedule, SchedulerNode, Step, Variant
-from .alike import alike
-from .deps import CPU, device, edges
+from ..ir.graph import (
+    Extern,
+    Graph,
+    Kernel,
+    Run,
+    Schedule,
+    SchedulerNode,
+    Step,
+    Variant,
+)
+from .dependencies import CPU, device, edges
 from .fusion import fuse
 from .grouping import LaneTable, describe_lane, lanes_of_stage, shared_numbers
+from .isomorphic import alike
 from .stages import stages
 
 

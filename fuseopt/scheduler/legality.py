@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir import Buffer
+from ..ir.graph import Buffer
 
 
 @dataclass(frozen=True)

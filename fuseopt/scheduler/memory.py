@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..ir import (
+from ..ir.graph import (
     ALIGNED,
     Block,
     Buffer,

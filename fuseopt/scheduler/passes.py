@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..ir import Graph, Kernel, Schedule
-from .deps import CPU
+from ..ir.graph import Graph, Kernel, Schedule
+from .dependencies import CPU
 
 
 @dataclass(frozen=True)

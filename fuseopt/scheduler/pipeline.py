@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ir import Graph, Schedule
-from .finish import finish_early
+from ..ir.graph import Graph, Schedule
+from .epilogue import finish_early
 from .kernels import schedule_kernels
 from .memory import plan_memory
 from .passes import Machine, Pass

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..ir import Graph, Kernel, Run, Schedule, Step, Variant
-from ..overlap import overlaps
+from ..ir.alias import overlaps
+from ..ir.graph import Graph, Kernel, Run, Schedule, Step, Variant
 from .grouping import UnionFind
 from .passes import Machine, goes_by_blocks
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from ..ir import Extern, Graph, Refusal, SchedulerNode, kept
-from .deps import CPU, Edge, Stages, device, space
+from ..ir.graph import Extern, Graph, Refusal, SchedulerNode, kept
+from .dependencies import CPU, Edge, Stages, device, space
 from .grouping import SharedNumbers, UnionFind
 from .legality import Pair, why_not
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir import DTYPE_BYTES, Block, Graph, Run, Schedule
+from ..ir.graph import DTYPE_BYTES, Block, Graph, Run, Schedule
 from .passes import Machine
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..paths import is_known
+from ..compiler.code_paths import is_known
 from . import functions, methods, tensors, torch_functions
 from .machine import DEPTH, Definition, Frame, Machine, Raises, usable
 from .memory import Dict, Memory, meet, merge

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..paths import is_known
+from ..compiler.code_paths import is_known
 from .memory import Dict, List, Memory, meet, merge
 from .sequences import Branch
 from .source import Source, Sources

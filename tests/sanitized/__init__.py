@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fuseopt import planning
 from fuseopt.compat import LibraryStruct
-from fuseopt.ir import DTYPE_BYTES, Kernel
-from fuseopt.runtime.compiler import COMMON_FLAGS, EXACT_FLAGS, find_compiler
+from fuseopt.compiler import pipeline
+from fuseopt.ir.graph import DTYPE_BYTES, Kernel
+from fuseopt.runtime.cpp.table import CppTable, TensorLayout
+from fuseopt.runtime.cpp.toolchain import COMMON_FLAGS, EXACT_FLAGS, find_compiler
 from fuseopt.runtime.plan import Plan
-from fuseopt.runtime.table import CppTable, TensorLayout
 
 HERE = Path(__file__).parent
 #: Numbers of threads with which every launch is recorded.
@@ -138,7 +138,7 @@ def _recorded(table: CppTable, launch: Launch, pool: array[int], threads: int) -
 def record() -> Iterator[list[Launch]]:
     """Record every launch on the CPU of what is compiled meanwhile."""
     found: list[Launch] = []
-    real = planning._cpp_factory
+    real = pipeline._cpp_factory
 
     def factory(source: Any, built: Any) -> Callable[..., Any]:
         inner = real(source, built)
@@ -167,8 +167,8 @@ def record() -> Iterator[list[Launch]]:
         return Plan(*args[:5])
 
     with (
-        mock.patch.object(planning, "_cpp_factory", factory),
-        mock.patch.object(planning, "Plan", plain),
+        mock.patch.object(pipeline, "_cpp_factory", factory),
+        mock.patch.object(pipeline, "Plan", plain),
     ):
         yield found
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fuseopt.runtime.device import DeviceType
-from fuseopt.runtime.triton_build import TritonModule
-from fuseopt.runtime.triton_interpreter import interpreting
+from fuseopt.runtime.triton.build import TritonModule
+from fuseopt.runtime.triton.interpreter import interpreting
+from fuseopt.runtime.triton.registry import DeviceType
 
 
 class SimProgram:

@@ -58,7 +58,8 @@ class Recorder:
         self.out.write_text("")
 
     def note(self, kind: str, text: str) -> None:
-        """Keep one text of the test that runs."""
+        """Keep one text of the test that runs, paths in it relative to the checkout."""
+        text = text.replace(f"{ROOT}{os.sep}", "")
         digest = hashlib.sha256(text.encode()).hexdigest()
         path = self.folder / "texts" / f"{digest}.gz"
         if not path.exists():
@@ -81,9 +82,11 @@ class Recorder:
 
 def watch(recorder: Recorder) -> Iterator[Callable[[], None]]:
     """Wrap what makes schedules, sources and tables; yields what undoes each wrap."""
-    from fuseopt import planning, show
-    from fuseopt.codegen import cpp, triton
-    from fuseopt.runtime import table
+    from fuseopt.codegen.cpp import kernel as cpp_kernel
+    from fuseopt.codegen.triton import kernel as triton_kernel
+    from fuseopt.compiler import pipeline
+    from fuseopt.ir import printer
+    from fuseopt.runtime.cpp import table
 
     def wrap(owner: Any, name: str, after: Callable[..., None]) -> Callable[[], None]:
         inner = getattr(owner, name)
@@ -97,8 +100,8 @@ def watch(recorder: Recorder) -> Iterator[Callable[[], None]]:
         return lambda: setattr(owner, name, inner)
 
     def scheduled(schedule: Any, graph: Any, *_: Any) -> None:
-        recorder.note("graph", show.show_graph(graph, LANES))
-        recorder.note("schedule", show.show_schedule(graph, schedule, LANES))
+        recorder.note("graph", printer.show_graph(graph, LANES))
+        recorder.note("schedule", printer.show_schedule(graph, schedule, LANES))
 
     def rendered(source: Any, target: Any, kernel: Any) -> None:
         recorder.note(f"source of {target.name}", source.text)
@@ -112,9 +115,9 @@ def watch(recorder: Recorder) -> Iterator[Callable[[], None]]:
         lines = [f"{name}: {value}" for name, value in words.items()]
         recorder.note("table", "\n".join([*lines, f"symbols: {own.symbols}"]))
 
-    yield wrap(planning, "schedule", scheduled)
-    yield wrap(cpp.CppTarget, "render", rendered)
-    yield wrap(triton.TritonTarget, "render", rendered)
+    yield wrap(pipeline, "schedule", scheduled)
+    yield wrap(cpp_kernel.CppTarget, "render", rendered)
+    yield wrap(triton_kernel.TritonTarget, "render", rendered)
     yield wrap(table.VariantTable, "__init__", bound)
 
 

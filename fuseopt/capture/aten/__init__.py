@@ -1,0 +1,1 @@
+"""What each ATen call of a step becomes: buffers, values, nodes, externs."""

@@ -1,0 +1,256 @@
+"""Memory while a step is recorded: a Buffer for each view, a value for each write.
+
+Tensors are told apart by their storage, layout and dtype. Buffers whose elements may
+share memory know of each other: a write to one gives the others a new value too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...errors import CaptureError
+from ...ir.alias import may_share, self_overlaps
+from ...ir.graph import DTYPE_BYTES, Buffer, span
+from .dtypes import BUFFER_NAMES, DTYPE_NAMES, NAMED_DTYPES, real_dtype, real_layout
+
+
+class Buffers:
+    """The buffers and values that were met so far; see the module."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        self.values: list[int] = []
+        self.current: list[int] = []  # value a buffer holds now
+        self.initial: list[int] = []
+        self.line = ""  # the source line being recorded
+        self._wanted = ""  # the device that the call being recorded asks for
+        #: by buffer the one through which its memory was last written, and what with
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._keys: dict[Any, int] = {}
+        self._by_storage: dict[int, list[int]] = {}
+        #: storage -> (first byte, last byte, buffer); buffer -> those it overlaps
+        self._spans: dict[int, list[tuple[int, int, int]]] = {}
+        self._near: dict[int, list[int]] = {}
+        self._written: set[int] = set()  # buffers that a call has written
+        self._folded: set[int] = set()  # buffers that may have an element twice
+        self._alive: list[Any] = []  # tensors whose storage identity is a key
+        self._devices: dict[int, str] = {}  # device of a storage
+
+    def add_input(
+        self, meta: torch.Tensor, name: str, kind: str, source: int, device: str
+    ) -> int:
+        """Register a tensor that exists before the step."""
+        return self.buffer_of(meta, name, kind, source, device)
+
+    def buffer_of(
+        self,
+        t: torch.Tensor,
+        name: str = "",
+        kind: str = "temp",
+        source: int = -1,
+        device: str = "",
+    ) -> int:
+        """The buffer of a tensor, made where there is none yet."""
+        memory = t.untyped_storage()
+        storage = memory._cdata
+        shape, stride, offset = real_layout(t)
+        dtype = real_dtype(t.dtype)
+        key = (storage, offset, shape, stride, dtype)
+        found = self._keys.get(key)
+        if found is not None:
+            return found
+        if dtype not in BUFFER_NAMES:
+            raise CaptureError(f"dtype {t.dtype} of {name or 'a result'} has no name")
+        siblings = self._by_storage.setdefault(storage, [])
+        if siblings and kind == "temp":
+            base = self.buffers[siblings[0]]
+            device = base.device
+            if base.kind != "temp":
+                kind = "view"
+        index = len(self.buffers)
+        self._keys[key] = index
+        # not the tensor alone: it may be given other memory
+        self._alive += (t, memory)
+        siblings.append(index)
+        device = device or self._devices.get(storage, "cpu")
+        self._devices[storage] = device
+        self.buffers.append(
+            Buffer(
+                name or f"t{index}",
+                BUFFER_NAMES[dtype],
+                shape,
+                tuple(stride),
+                offset,
+                storage,
+                kind,
+                source,
+                device,
+            )
+        )
+        self._meet(index)
+        self._look_through(index)
+        exists = kind != "temp" or len(siblings) > 1
+        value = self._value(index) if exists else -1
+        self.initial.append(value if kind != "temp" else -1)
+        if kind != "temp" and self._overwritten(index):
+            value = self._value(index)  # what it held on entry is gone already
+        self.current.append(value)
+        return index
+
+    def known(self, t: torch.Tensor) -> int | None:
+        """The buffer of a tensor, if it has one."""
+        shape, stride, offset = real_layout(t)
+        storage = t.untyped_storage()._cdata
+        return self._keys.get((storage, offset, shape, stride, real_dtype(t.dtype)))
+
+    def alone(self, buffer: int) -> bool:
+        """Is a buffer the one way in which its memory is seen?"""
+        storage = self.buffers[buffer].storage
+        return len(self._by_storage[storage]) == 1 and self.untangled(buffer)
+
+    def untangled(self, buffer: int) -> bool:
+        """Is memory of a buffer changed through itself only, and once for each element?
+
+        Not so if it shares some with another, or has an element twice.
+        """
+        return not (
+            buffer in self._near or buffer in self._folded or buffer in self._seen
+        )
+
+    def first_of(self, storage: int) -> int:
+        """The buffer through which a storage was met first."""
+        return self._by_storage[storage][0]
+
+    def embody(self, buffer: int) -> torch.Tensor:
+        """A tensor for a buffer that was added without one."""
+        own = self.buffers[buffer]
+        dtype = NAMED_DTYPES[own.dtype]
+        made = torch.empty_strided(own.shape, own.stride, dtype=dtype, device="meta")
+        storage = made.untyped_storage()._cdata
+        self.buffers[buffer] = own = own._replace(storage=storage)
+        self._keys[storage, 0, own.shape, own.stride, dtype] = buffer
+        self._by_storage[storage] = [buffer]
+        self._spans[storage] = [(*span(own), buffer)]
+        self._devices[storage] = own.device
+        self._alive.append(made)
+        return made
+
+    def device_of(self, t: torch.Tensor) -> str:
+        """The device that a meta tensor stands for."""
+        return self._devices.get(t.untyped_storage()._cdata, "cpu")
+
+    def unwritten(self, t: torch.Tensor) -> bool:
+        """Does an input hold what it held on entry?"""
+        index = self.buffer_of(t)
+        return self.current[index] == self.initial[index]
+
+    def temp_like(self, out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Memory inside the step, of the shape and device of `out`."""
+        made = torch.empty_like(out, dtype=dtype)
+        self._inherit(made, {"self": out})
+        return made
+
+    def _inherit(self, out: torch.Tensor, bound: Any) -> None:
+        """A result lies on the device of its first operand with dimensions."""
+        storage = out.untyped_storage()._cdata
+        if storage in self._devices:
+            return
+        device = ""
+        for v in bound.values():
+            for t in v if isinstance(v, (list, tuple)) else (v,):
+                if isinstance(t, torch.Tensor):
+                    own = self._devices.get(t.untyped_storage()._cdata, "")
+                    if own and (not device or (device == "cpu" and own != "cpu")):
+                        device = own
+        self._devices[storage] = self._wanted or device or "cpu"
+        self._alive.append(out)
+
+    def _meet(self, index: int) -> None:
+        """Find the buffers that a new one shares memory with."""
+        own = self.buffers[index]
+        first, last = span(own)
+        others = self._spans.setdefault(own.storage, [])
+        for low, high, other in others:
+            if low < last and first < high and may_share(self.buffers[other], own):
+                self._near.setdefault(other, []).append(index)
+                self._near.setdefault(index, []).append(other)
+        others.append((first, last, index))
+        if self_overlaps(own):
+            self._folded.add(index)
+
+    def _overwritten(self, index: int) -> bool:
+        """Was memory of this buffer written through another one?"""
+        return any(other in self._written for other in self._near.get(index, ()))
+
+    def _value(self, buffer: int) -> int:
+        self.values.append(buffer)
+        return len(self.values) - 1
+
+    def _read(self, t: torch.Tensor) -> int:
+        if not t.is_meta:
+            raise CaptureError(f"a tensor without a known origin is read\n{self.line}")
+        index = self.buffer_of(t)
+        if self.current[index] < 0:
+            # memory nobody wrote: torch.empty; its bits are whatever they are
+            self.current[index] = self._value(index)
+        return self.current[index]
+
+    def _write(self, buffer: int) -> int:
+        value = self._value(buffer)
+        self.wrote(buffer, value)
+        for other in self._near.get(buffer, ()):
+            self.current[other] = self._value(other)
+            self._seen[other] = (buffer, value)
+        return value
+
+    def wrote(self, buffer: int, value: int) -> None:
+        """Memory that no other buffer shares holds a new value."""
+        self.current[buffer] = value
+        self._written.add(buffer)
+        self._seen.pop(buffer, None)
+
+    def _look_through(self, index: int) -> None:
+        """A new view of another dtype holds the bits of what is there already."""
+        for other in self._near.get(index, ()):
+            if same_place(self.buffers[other], self.buffers[index]):
+                seen = self._seen.get(other, (other, self.current[other]))
+                if seen[1] >= 0:
+                    self._seen[index] = seen
+
+    def _collides(self, target: int, values: Sequence[int]) -> bool:
+        """Does a call write memory that it reads elsewhere, or one place twice?
+
+        What that gives depends on the order of eager's loop, or is an error.
+        """
+        near = self._near.get(target)
+        if near and any(self.values[v] in near for v in values):
+            return True
+        return target in self._folded
+
+
+def same_place(a: Buffer, b: Buffer) -> bool:
+    """Are two buffers the same elements of the same memory, as two dtypes?"""
+    return (
+        a.dtype != b.dtype
+        and {a.dtype, b.dtype} < set(DTYPE_NAMES.values()) - {"b8"}
+        and DTYPE_BYTES[a.dtype] == DTYPE_BYTES[b.dtype]
+        and (a.storage, a.offset, a.shape, a.stride)
+        == (b.storage, b.offset, b.shape, b.stride)
+    )
+
+
+#: Integers that a double, as which a lane keeps its numbers, does not hold.
+WIDE_INTEGERS = frozenset({torch.int64, torch.uint64})
+
+
+def as_lane_number(t: torch.Tensor) -> torch.Tensor:
+    """A tensor of one element as the number that it is: without dimensions.
+
+    So it belongs to a lane as a counter does, whatever shape the lane has.
+    """
+    if t.dim() == 0 or t.numel() != 1 or t.dtype in WIDE_INTEGERS or t.is_complex():
+        return t
+    return t.as_strided((), (), t.storage_offset())

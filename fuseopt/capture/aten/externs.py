@@ -1,0 +1,138 @@
+"""Calls that run as they are, and the tensors that a step brings along."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import CaptureError
+from ...ir.graph import Extern
+from ..scalars.device import NumberRef
+from ..scalars.host import Scalars
+from .constants import Constant, as_number
+from .dtypes import PARTS
+from .pointwise import Pointwise, is_complex
+from .schemas import ordered
+
+
+class Call(NamedTuple):
+    """An extern's call: the op and its arguments, tensors as TensorRef."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[int, ...]  # buffers of the tensors it returns, in order
+    fresh: frozenset[int]  # those of them whose memory the call itself makes
+
+
+class TensorRef(NamedTuple):
+    """Stands for the tensor of a buffer in a recorded call.
+
+    `conj`, `neg`: the call saw its memory conjugated, or negated, without a copy.
+    """
+
+    buffer: int
+    conj: bool = False
+    neg: bool = False
+    complex: bool = False  # the buffer is its real view
+
+
+class Externs(Pointwise):
+    """Nodes that compute, and those that keep a call: `calls[payload]`."""
+
+    def __init__(self, scalars: Scalars, vector_library: bool | None) -> None:
+        super().__init__(scalars, vector_library)
+        self.calls: list[Call] = []
+        self._constants: dict[int, torch.Tensor] = {}  # by id of the real tensor
+
+    def constant(self, t: torch.Tensor) -> torch.Tensor:
+        """The meta twin of a real tensor; a node gives it its contents."""
+        if id(t) in self._constants:
+            return self._constants[id(t)]
+        twin = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+        self._constants[id(t)] = twin
+        self._alive += [t, twin]
+        self._devices[twin.untyped_storage()._cdata] = str(t.device)
+        number = as_number(t)
+        if number is None or not self.emit("fill", (("value", number),), twin):
+            buffer = self.buffer_of(twin)
+            call = Call(Constant(t), (), {}, (buffer,), frozenset({buffer}))
+            written = (self._write(buffer),)
+            reason = "a tensor that the step brings along"
+            payload = len(self.calls)
+            self.calls.append(call)
+            self.nodes.append(
+                Extern("constant", (), written, payload, reason, self.line)
+            )
+        return twin
+
+    def _extern(self, func: Any, args: Any, kwargs: Any, out: Any, reason: str) -> Any:
+        """Keep a call as it is, with the values it reads and the buffers it writes."""
+        reads: list[int] = []
+        mutated: list[int] = []
+        schema = func._schema
+
+        def refer(x: Any, writes: bool) -> Any:
+            if isinstance(x, torch.Tensor):
+                reads.append(self._read(x))
+                index = self.buffer_of(x)
+                if writes:
+                    mutated.append(index)
+                whole = x.dtype in PARTS
+                return TensorRef(index, x.is_conj(), x.is_neg(), whole)
+            if isinstance(x, (list, tuple)):
+                return [refer(y, writes) for y in x]
+            if isinstance(x, (int, float)) and not isinstance(x, bool):
+                number = self._number(x)
+                if number is not None:
+                    reads.append(self._read(number.tensor))
+                    return NumberRef(self.buffer_of(number.tensor), number.is_float)
+                found = self.scalars.find(x)
+                return x if found is None else found
+            return x
+
+        infos = [a.alias_info for a in schema.arguments]
+        names = [a.name for a in schema.arguments]
+        writes = {
+            n: info is not None and info.is_write
+            for n, info in zip(names, infos, strict=True)
+        }
+        new_args = tuple(
+            refer(a, writes.get(names[i], False)) for i, a in enumerate(args)
+        )
+        new_kwargs = {k: refer(v, writes.get(k, False)) for k, v in kwargs.items()}
+        known = {self.buffers[self.values[v]].storage for v in reads}
+        results = tensors_in(out)
+        outputs = []
+        for t in results:
+            self._inherit(t, {"args": tensors_in(args)})
+            if t.is_conj() or t.is_neg():
+                raise CaptureError(f"{func} returns a conjugated view\n{self.line}")
+            outputs.append(self.buffer_of(t))
+            if is_complex(t) and outputs[-1] not in mutated:
+                self._complex_given.add(t.untyped_storage()._cdata)
+        fresh = [
+            b for b in dict.fromkeys(outputs) if self.buffers[b].storage not in known
+        ]
+        written = tuple(self._write(b) for b in dict.fromkeys([*mutated, *fresh]))
+        payload = len(self.calls)
+        self.calls.append(
+            Call(func, new_args, new_kwargs, tuple(outputs), frozenset(fresh))
+        )
+        name = str(func)
+        self.nodes.append(
+            Extern(
+                name, tuple(reads), written, payload, reason, self.line, ordered(func)
+            )
+        )
+        return out
+
+
+def tensors_in(x: Any) -> list[torch.Tensor]:
+    """The tensors of a value, in lists or not, in order."""
+    if isinstance(x, torch.Tensor):
+        return [x]
+    if isinstance(x, (list, tuple)):
+        return [t for y in x for t in tensors_in(y)]
+    return []

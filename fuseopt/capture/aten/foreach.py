@@ -1,0 +1,152 @@
+"""A call of lists -> what it becomes, position by position, without asking torch or the
+rules again for a position that is like an earlier one.
+
+Two positions of a call are alike if their operands agree in all that a rule looks at:
+dtype, having dimensions, being a number that the step computed. A shape rule sees the
+layout as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...ir.graph import Body, ScalarRef, SchedulerNode
+from .pointwise import Pointwise
+
+#: By name, an operand for each position; or one that all share, which is no tensor.
+Columns = Sequence[tuple[str, Sequence[Any]]]
+
+
+class _Rule(NamedTuple):
+    """What a position became: the arithmetic and its numbers."""
+
+    body: Body
+    scalars: tuple[ScalarRef, ...]
+
+
+class Positions:
+    """The positions of one call, of which some may have been recorded already."""
+
+    def __init__(self, recorder: Pointwise, columns: Columns) -> None:
+        self.recorder = recorder
+        self.columns = [values for _, values in columns]
+        self._rules: dict[tuple[Any, ...], _Rule] = {}
+        self._asked: tuple[tuple[Any, ...] | None, list[int]] = (None, [])
+
+    def again(self, i: int, out: torch.Tensor) -> bool:
+        """Record position i as one like it was; False if there is none yet."""
+        r = self.recorder
+        key, reads = self._describe(i, out)
+        self._asked = key, reads
+        rule = self._rules.get(key) if key is not None else None
+        if rule is None:
+            return False
+        got = tuple([r.current[b] for b in reads])
+        buffer = r.buffer_of(out)
+        if not r.untangled(buffer):
+            return False
+        r.values.append(buffer)
+        value = len(r.values) - 1
+        r.wrote(buffer, value)
+        r.nodes.append(
+            SchedulerNode(rule.body, got, rule.scalars, (value,), r.call, r.line)
+        )
+        return True
+
+    def learn(self, nodes: int) -> None:
+        """Position i, about which `again` was asked, was recorded by the rules; there
+        were so many nodes before.
+        """
+        key, reads = self._asked
+        if key is None or len(self.recorder.nodes) != nodes + 1:
+            return
+        node = self.recorder.nodes[-1]
+        if isinstance(node, SchedulerNode) and len(node.reads) == len(reads):
+            self._rules[key] = _Rule(node.body, node.scalars)
+
+    def _describe(
+        self, i: int, out: torch.Tensor
+    ) -> tuple[tuple[Any, ...] | None, list[int]]:
+        """What a rule looks at, or None where there is more to it; buffers read."""
+        r = self.recorder
+        if out.dim() and out.numel() == 1:
+            return None, []  # seen as a number, see `as_lane_number`
+        key: list[Any] = [out.dtype, out.dim() == 0, out.is_neg() or out.is_conj()]
+        reads: list[int] = []
+        devices: set[str] = set()
+        for values in self.columns:
+            x = values[i]
+            if isinstance(x, torch.Tensor):
+                dims = x.dim()
+                if (dims and x.numel() == 1) or x.is_neg() or x.is_conj():
+                    return None, []
+                b = r.known(x)
+                if b is None or r.current[b] < 0 or not r.untangled(b):
+                    return None, []
+                reads.append(b)
+                if dims:
+                    devices.add(r.buffers[b].device)
+                key.append((x.dtype, dims == 0))
+            elif (found := r.numbers.find(x)) is not None:
+                number, negated = found
+                if negated:
+                    return None, []  # one node more, which negates it
+                reads.append(r.buffer_of(number.tensor))
+                key.append((number.is_float,))
+            elif isinstance(x, float):
+                key.append((float, x, math.copysign(1.0, x)))
+            else:
+                key.append((type(x), x))
+        if len(devices) > 1:
+            return None, []  # refused, or a copy between devices
+        return tuple(key), reads
+
+
+def results(
+    func: Callable[..., Any],
+    names: Sequence[str],
+    bound: Mapping[str, Any],
+    positional: int,
+) -> list[torch.Tensor]:
+    """What an op of lists gives that makes new tensors: asked of torch once for each
+    layout of its operands. `bound`: the arguments, of which so many, by the order of
+    `names`, are positional.
+    """
+
+    def call(given: Mapping[str, Any]) -> list[torch.Tensor]:
+        first = names[:positional]
+        rest = {k: x for k, x in given.items() if k not in first}
+        return list(func(*(given[k] for k in first), **rest))
+
+    lists = [k for k, x in bound.items() if isinstance(x, (list, tuple))]
+    if any(isinstance(x, torch.Tensor) and x.dim() for x in bound.values()):
+        return call(bound)  # an entry for each position, too
+    kinds: dict[Any, int] = {}
+    firsts: list[int] = []
+    of: list[int] = []
+    for i, row in enumerate(zip(*(bound[k] for k in lists), strict=True)):
+        kind = tuple([_layout(x) for x in row])
+        at = kinds.get(kind)
+        if at is None:
+            at = kinds[kind] = len(firsts)
+            firsts.append(i)
+        of.append(at)
+    few = {k: [x[i] for i in firsts] if k in lists else x for k, x in bound.items()}
+    made = call(few)
+    found: list[torch.Tensor] = []
+    for i, at in enumerate(of):
+        t = made[at]
+        if i != firsts[at]:
+            t = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+        found.append(t)
+    return found
+
+
+def _layout(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return (x.dtype, x.shape, x.stride())
+    return type(x)

@@ -1,0 +1,296 @@
+"""Calls that are arithmetic, as SchedulerNodes with interned Bodies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...errors import CaptureError, UnsupportedInput
+from ...ir.graph import Body, Literal, Node, ScalarRef, SchedulerNode, Symbol
+from ...lowering.pointwise import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
+from ...lowering.pointwise import Tensor as TensorOperand
+from ..scalars.device import Computed, Numbers
+from ..scalars.device import body as body_of_numbers
+from ..scalars.host import Scalars, Sym
+from .buffers import Buffers, as_lane_number, same_place
+from .dtypes import DTYPE_NAMES, NAMED_DTYPES, PARTS, by_parts, real_dtype, result_type
+
+#: Arguments that scale a term and take no part in type promotion.
+UNPROMOTING = frozenset(
+    "alpha value weight mask nan posinf neginf threshold negative_slope beta".split()
+)
+#: Scalars reach a kernel as float64, which holds whole numbers up to here.
+EXACT = 2**53
+
+
+class Pointwise(Buffers):
+    """Buffers, and the nodes that compute what they hold.
+
+    `nodes` also holds what other rooms add: it is the step in eager's order.
+    """
+
+    def __init__(self, scalars: Scalars, vector_library: bool | None) -> None:
+        super().__init__()
+        self.scalars = scalars
+        self.vector_library = vector_library
+        self.nodes: list[Node] = []
+        #: numbers that stand literally in the FX node being run; None allows any
+        self.literals: frozenset[Any] | None = None
+        self.numbers = Numbers()
+        self._complex_given: set[int] = set()  # storages of externs' complex results
+        self._literals: dict[tuple[float, float], Literal] = {}
+        self._bits: dict[tuple[int, str], int] = {}  # (value, dtype) -> its bits
+        self.call = 0
+        self._bodies: dict[Any, Body | None] = {}
+        self._interned: dict[Any, Body] = {}
+
+    def emit(
+        self, name: str, operands: tuple[tuple[str, Any], ...], out: torch.Tensor
+    ) -> bool:
+        """Add the SchedulerNode of one pointwise result; False if no rule covers it."""
+        described: list[Operand | None] = []
+        reads: list[torch.Tensor] = []
+        scalars: list[ScalarRef] = []
+        promoting: list[Any] = []
+        made = real_dtype(out.dtype)
+        if made is not out.dtype or any(is_complex(x) for _, x in operands):
+            rule = self._by_parts(name, operands, out.dtype)
+            if rule is None:
+                return False
+            name = rule
+        vectors = self._has_vectors(out)
+        on_gpu = self._on_gpu(out)
+        if on_gpu and name == "div" and is_number(operands[0][1]):
+            name = "div_exact"  # of Python's numbers, wherever they lie
+        key: list[Any] = [name, made, out.dim() == 0, vectors, on_gpu]
+        for argument, x in operands:
+            if x is None:
+                described.append(None)
+                key.append(None)
+                continue
+            if isinstance(x, torch.Tensor):
+                dtype = real_dtype(x.dtype)
+                if dtype not in DTYPE_NAMES or x.is_neg() or x.is_conj():
+                    return False
+                if x.dim() and self.device_of(x) != self.device_of(out):
+                    if name == "copy":
+                        return False
+                    raise UnsupportedInput(
+                        f"{name} takes a tensor on the device {self.device_of(x)} and "
+                        f"gives one on {self.device_of(out)}"
+                    )
+                reads.append(as_lane_number(x))
+                alone = x.dim() == 0 and dtype is x.dtype
+                operand: Operand = TensorOperand(DTYPE_NAMES[dtype], alone)
+            else:
+                if isinstance(x, int) and abs(x) > EXACT:
+                    return False
+                number = self._number(x)
+                if number is not None:
+                    reads.append(number.tensor)
+                    operand = Number(None, number.is_float, stored=True)
+                else:
+                    ref, is_float = self._scalar(x)
+                    if argument == "exponent" and isinstance(ref, Symbol):
+                        # eager takes another formula for some: roots, squares, ...
+                        return False
+                    scalars.append(ref)
+                    value = ref.value if isinstance(ref, Literal) else None
+                    fixed = value in STRUCTURAL or name in STRUCTURAL_OPS
+                    operand = Number(value if fixed else None, is_float)
+            described.append(operand)
+            key.append((argument, operand))
+            if argument not in UNPROMOTING and not (
+                name == "where" and x is operands[0][1]
+            ):
+                promoting.append((argument, x))
+        if made not in DTYPE_NAMES or out.is_neg() or out.is_conj():
+            return False
+        cached = tuple(key)
+        if cached not in self._bodies:
+            common = made
+            if name not in ("copy", "fill"):
+                common = real_dtype(result_type([x for _, x in promoting]))
+                if not common.is_floating_point and made.is_floating_point:
+                    common = made  # true division and the like
+            found = (
+                lower(
+                    name,
+                    tuple(described),
+                    DTYPE_NAMES[common],
+                    DTYPE_NAMES[made],
+                    vectors,
+                    on_gpu,
+                )
+                if common in DTYPE_NAMES
+                else None
+            )
+            if found is not None:
+                # equal arithmetic is one object, whatever operands led to it
+                content = (found.name, found.reads, found.instrs, found.writes)
+                found = self._interned.setdefault(content, found)
+            self._bodies[cached] = found
+        body = self._bodies[cached]
+        if body is None:
+            return False
+        got = tuple([self._operand(t) for t in reads])
+        # one wide integer is no number, nor what it gives
+        place = out if any(x.dim() for x in reads) else as_lane_number(out)
+        buffer = self.buffer_of(place)
+        if self._collides(buffer, got):
+            return False
+        self.nodes.append(
+            SchedulerNode(
+                body, got, tuple(scalars), (self._write(buffer),), self.call, self.line
+            )
+        )
+        return True
+
+    def _has_vectors(self, out: torch.Tensor) -> bool:
+        """Does eager take functions for this result from the CPU's vector library?"""
+        if self.vector_library is not None:
+            return self.vector_library
+        return self.device_of(out) == "cpu"
+
+    def _on_gpu(self, out: torch.Tensor) -> bool:
+        """Is this a result of eager's kernels for GPUs? (ROCm's are named so, too.)"""
+        return self.vector_library is None and self.device_of(out).startswith("cuda")
+
+    def reduce(
+        self,
+        body: Body,
+        operands: Sequence[torch.Tensor],
+        dims: tuple[int, ...],
+        out: torch.Tensor,
+    ) -> None:
+        """Add the node that folds `operands` over `dims` into `out`."""
+        content = (body.name, body.reads, body.instrs, body.writes, body.reduction)
+        body = self._interned.setdefault(content, body)
+        reads = tuple([self._read(t) for t in operands])
+        write = self._write(self.buffer_of(as_lane_number(out)))
+        self.nodes.append(
+            SchedulerNode(body, reads, (), (write,), self.call, self.line, dims)
+        )
+
+    def _operand(self, t: torch.Tensor) -> int:
+        """The value that arithmetic reads for a tensor.
+
+        Memory last written as another dtype of the same size is read as that value's
+        bits, which need not pass through memory.
+        """
+        index, value = self.buffer_of(t), self._read(t)
+        if index not in self._seen:
+            return value
+        source, written = self._seen[index]
+        own, other = self.buffers[index], self.buffers[source]
+        if not same_place(own, other):
+            return value
+        key = (written, own.dtype)
+        if key not in self._bits:
+            known = (TensorOperand(other.dtype, other.shape == ()),)
+            body = lower("bitcast", known, own.dtype, own.dtype)
+            if body is None:
+                return value
+            body = self._interned.setdefault(
+                (body.name, body.reads, body.instrs, body.writes), body
+            )
+            made = torch.empty_strided(
+                own.shape, own.stride, dtype=NAMED_DTYPES[own.dtype], device="meta"
+            )
+            self._devices[made.untyped_storage()._cdata] = own.device
+            target = self._write(self.buffer_of(made))
+            node = SchedulerNode(body, (written,), (), (target,), self.call, self.line)
+            self.nodes.append(node)
+            self._bits[key] = target
+        return self._bits[key]
+
+    def _by_parts(self, name: str, operands: Any, out: torch.dtype) -> str | None:
+        """The rule for the parts of complex numbers, if their strides are known.
+
+        The shape rules of FFTs give other strides than the calls do, and the bits of
+        the next FFT depend on them: what an extern gave stays with the externs.
+        """
+        tensors = [x for _, x in operands if is_complex(x)]
+        given = {t.untyped_storage()._cdata for t in tensors} & self._complex_given
+        return None if given else by_parts(name, operands, out)
+
+    # ---------------------------------------------------------------- numbers
+
+    def item(self, t: torch.Tensor) -> Computed:
+        """`t.item()` for a tensor that the step computed, without a wait for it."""
+        made = self._cell(self.device_of(t))
+        source = t.reshape(()) if t.dim() else t
+        if not self.emit("copy", (("src", source),), made):
+            raise CaptureError(f"the step reads a {t.dtype} as a number\n{self.line}")
+        return Computed(made, t.is_floating_point())
+
+    def compute(self, op: str, operands: Sequence[Any], is_float: bool) -> Computed:
+        """One operation on numbers, of which one at least is a Computed."""
+        stored = tuple(isinstance(x, Computed) for x in operands)
+        found = self._bodies.get((op, stored))
+        if found is None:
+            found = self._bodies[op, stored] = body_of_numbers(op, stored)
+        tensors = [x.tensor for x in operands if isinstance(x, Computed)]
+        others = [x for x in operands if not isinstance(x, Computed)]
+        scalars = tuple(
+            Symbol(x.index) if isinstance(x, Sym) else self._literal(float(x))
+            for x in others
+        )
+        made = self._cell(self.device_of(tensors[0]))
+        got = tuple([self._read(t) for t in tensors])
+        written = (self._write(self.buffer_of(made)),)
+        self.nodes.append(
+            SchedulerNode(found, got, scalars, written, self.call, self.line)
+        )
+        return Computed(made, is_float)
+
+    def _cell(self, device: str) -> torch.Tensor:
+        """Memory for a number, on the device of what it comes from."""
+        made = torch.empty((), dtype=torch.float64, device="meta")
+        self._devices[made.untyped_storage()._cdata] = device
+        known = self.known(made)
+        if known is not None:  # recorded as it was made, on no device
+            self.buffers[known] = self.buffers[known]._replace(device=device)
+        return made
+
+    def _number(self, x: Any) -> Computed | None:
+        """The number that an argument of a call stands for."""
+        found = self.numbers.find(x)
+        if found is None:
+            return None
+        number, negated = found
+        return self.compute("neg", [number], number.is_float) if negated else number
+
+    def _scalar(self, x: Any) -> tuple[ScalarRef, bool]:
+        sym = self.scalars.find(x)
+        if sym is not None:
+            return Symbol(sym.index), sym.is_float
+        if isinstance(x, (bool, int, float)):
+            if self.literals is not None and not isinstance(x, bool):
+                if x not in self.literals and x not in (0, 1, -1):
+                    raise CaptureError(
+                        f"torch computed the number {x!r} from a symbolic scalar on "
+                        f"its way to ATen, so its origin is lost\n{self.line}"
+                    )
+            return self._literal(float(x)), isinstance(x, float)
+        raise CaptureError(f"{type(x).__name__} as a scalar operand\n{self.line}")
+
+    def _literal(self, value: float) -> Literal:
+        key = (value, math.copysign(1.0, value))
+        found = self._literals.get(key)
+        if found is None:
+            found = self._literals[key] = Literal(value)
+        return found
+
+
+def is_number(x: Any) -> bool:
+    """Is an operand a number, known or one that another stands for?"""
+    return isinstance(x, (int, float))
+
+
+def is_complex(x: Any) -> bool:
+    """Is this a complex tensor?"""
+    return isinstance(x, torch.Tensor) and x.dtype in PARTS

@@ -1,0 +1,337 @@
+"""Record ATen calls as SchedulerNodes while the step runs on meta tensors.
+
+`Recorder` is a TorchDispatchMode. A pointwise call, or every position of a foreach
+call, becomes a SchedulerNode with an interned Body; a view becomes another Buffer of
+the same storage; everything else becomes an Extern that keeps the call. Mutation
+becomes versions: each write makes a new value of its buffer. This module decides what a
+call becomes; `schemas` knows the ops, `buffers`, `pointwise` and `externs` hold what
+was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import CaptureError
+from ...lowering.pointwise import RULES
+from ..scalars.host import Scalars
+from . import outer_product, reductions
+from .constants import swap
+from .dtypes import DTYPE_NAMES
+from .externs import Externs, tensors_in
+from .foreach import Positions
+from .foreach import results as new_tensors
+from .pointwise import is_number
+from .schemas import (
+    CONSTANTS,
+    EMPTY,
+    FOREACH_REDUCTIONS,
+    LAYOUT,
+    META_FREE,
+    RENAMED,
+    SHAPED,
+    Op,
+    arithmetic,
+    column,
+    describe,
+    filled,
+    ordered,
+    position,
+    rule_of,
+)
+from .stacks import CHAINS, Stack, Stacks, pieces_of
+
+#: Arguments of whose absence rules know that it is a factor of 1.
+SCALES = frozenset({"alpha", "value"})
+
+
+class Recorder(Externs, TorchDispatchMode):
+    """Decides of each call what it becomes; see the module."""
+
+    def __init__(self, scalars: Scalars, vector_library: bool | None = True) -> None:
+        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        Externs.__init__(self, scalars, vector_library)
+        self.stacks = Stacks(self._read)
+        self._ops: dict[Any, Op] = {}
+        #: calls that were more than arithmetic, element by element
+        self.others = 0
+        self.items = 0  # numbers that were read from tensors
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        op = self._ops.get(func)
+        if op is None:
+            op = self._ops[func] = describe(func)
+        self.call += 1
+        bound = dict(zip(op.arguments, args, strict=False))
+        bound.update(kwargs)
+        self._wanted = ""
+        tensors = [t for x in bound.values() for t in tensors_in(x)]
+        if not all(t.is_meta for t in tensors):
+            self._check_constants(func, bound)
+            known = self.literals is None and not ordered(func)
+            self.others += 1
+            if known and not any(t.is_meta for t in tensors):
+                return func(*args, **kwargs)
+            args = swap(args, self.constant)
+            kwargs = {k: swap(v, self.constant) for k, v in kwargs.items()}
+            bound = {k: swap(v, self.constant) for k, v in bound.items()}
+        if "device" in op.arguments:
+            kwargs = self._on_meta(bound, kwargs)
+        if op.foreach:
+            return self._foreach(func, op, bound, args, kwargs)
+        return self._single(func, op, bound, args, kwargs)
+
+    def sizes(self) -> tuple[int, ...]:
+        """How much there is of what no calls but arithmetic add to."""
+        return (
+            len(self.calls),
+            self.items,
+            self.stacks.count,
+            len(self._constants),
+            len(self._bits),
+            len(self._near),
+            len(self._folded),
+            len(self._seen),
+            len(self._complex_given),
+        )
+
+    def alone(self, buffer: int) -> bool:
+        """Is a buffer the one way in which its memory is seen, and no stack?"""
+        own = self.buffers[buffer].storage
+        return super().alone(buffer) and not self.stacks.holds(own)
+
+    def _check_constants(self, func: Any, bound: dict[str, Any]) -> None:
+        """What is known at capture must not be changed by the step."""
+        for a in func._schema.arguments:
+            if a.alias_info is not None and a.alias_info.is_write:
+                if not all(t.is_meta for t in tensors_in(bound.get(a.name))):
+                    raise CaptureError(
+                        f"{func} changes a tensor that is not the step's\n{self.line}"
+                    )
+
+    def _on_meta(self, bound: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Keywords that let a call make its result on meta; keeps the device asked for.
+
+        A call without tensors would else make real memory, on the default device.
+        """
+        device = bound.get("device")
+        if device is None and any(tensors_in(x) for x in bound.values()):
+            return kwargs
+        if str(device) != "meta":
+            self._wanted = str(device or torch.get_default_device())
+        bound["device"] = torch.device("meta")
+        return {**kwargs, "device": bound["device"]}
+
+    # ---------------------------------------------------------------- one call
+
+    def _single(self, func: Any, op: Op, bound: Any, args: Any, kwargs: Any) -> Any:
+        target = bound["self"] if op.inplace else None
+        if target is not None and op.name in META_FREE:
+            out = target
+        else:
+            out = func(*args, **kwargs)
+        if not isinstance(out, torch.Tensor):
+            self.others += 1
+            made = tensors_in(out)
+            if not func._schema.is_mutable and out is not None:
+                if not made:
+                    return out  # metadata: a size, a dtype, a test of layout
+                if all(self._is_view(t, bound) for t in made):
+                    for t in made:
+                        self._inherit(t, bound)
+                        self._read(t)
+                    return out
+            return self._extern(func, args, kwargs, out, "no rule for this op")
+        self._inherit(out, bound)
+        shaped = op.name in EMPTY or op.name in SHAPED
+        if (shaped and out.dim()) or not (
+            shaped or op.name in RULES or op.name in RENAMED or op.name in CONSTANTS
+        ):
+            self.others += 1
+        if op.name in EMPTY:
+            return out
+        stack = pieces_of(op.name, bound)
+        if stack is not None and self._stack(stack, out):
+            return out
+        pieces = self.stacks.reduced(op.name, bound)
+        if pieces is not None and self._chain(CHAINS[op.name], pieces, out):
+            return out
+        if self._is_view(out, bound):
+            if not func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
+                self._read(out)
+                return out
+        reduction = reductions.recognise(op.name, bound)
+        if reduction is not None and reductions.record(self, reduction, out):
+            return out
+        if outer_product.record(self, op.name, bound, out):
+            return out
+        if op.name in CONSTANTS:
+            if self.emit("fill", (("value", CONSTANTS[op.name]),), out):
+                return out
+        elif op.name in RENAMED:
+            renamed, names = RENAMED[op.name]
+            operands = tuple((n, bound[n]) for n in names)
+            if self.emit(renamed, operands, out):
+                return out
+            return self._extern(func, args, kwargs, out, self._reason(operands, out))
+        elif (fill := filled(op, bound)) is not None:
+            if self.emit("masked_fill", fill, out):
+                return out
+            return self._extern(func, args, kwargs, out, self._reason(fill, out))
+        elif (name := rule_of(op, bound)) is not None:
+            operands = tuple(
+                (n, bound[n] if n in bound else self._default(n, default))
+                for n, t, default in zip(
+                    op.arguments, op.types, op.defaults, strict=True
+                )
+                if n not in LAYOUT and n != "out" and arithmetic(t)
+            )
+            if self.emit(name, operands, out):
+                return out
+            return self._extern(func, args, kwargs, out, self._reason(operands, out))
+        return self._extern(func, args, kwargs, out, "no rule for this op")
+
+    @staticmethod
+    def _is_view(out: torch.Tensor, bound: Any) -> bool:
+        storage = out.untyped_storage()._cdata
+        return any(
+            isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == storage
+            for v in bound.values()
+        )
+
+    def _stack(self, stack: Stack, out: torch.Tensor) -> bool:
+        """Copies into the parts of the result."""
+        if out.dtype not in DTYPE_NAMES or any(t.is_neg() for t in stack.pieces):
+            return False
+        for i, t in enumerate(stack.pieces):
+            self.emit("copy", (("src", t),), out.select(stack.dim, i))
+        self.stacks.add(stack, out)
+        return True
+
+    def _chain(self, name: str, tensors: list[torch.Tensor], out: torch.Tensor) -> bool:
+        """`name(name(t0, t1), t2) ...`"""
+        made = tensors[0]
+        for i, t in enumerate(tensors[1:], 2):
+            into = out if i == len(tensors) else torch.empty_like(out)
+            self._inherit(into, {"self": made})
+            if not self.emit(name, (("self", made), ("other", t)), into):
+                return False
+            made = into
+        return len(tensors) > 1
+
+    def _reason(self, operands: Iterable[tuple[str, Any]], out: torch.Tensor) -> str:
+        """Why a call that a rule covers runs as it is."""
+        reads = [self._read(x) for _, x in operands if isinstance(x, torch.Tensor)]
+        if self._collides(self.buffer_of(out), reads):
+            return "it writes memory that it reads elsewhere, or one place twice"
+        return "no rule for these types or numbers"
+
+    def scaled(
+        self,
+        name: str,
+        target: torch.Tensor,
+        factors: Sequence[torch.Tensor],
+        keyword: str,
+        scale: torch.Tensor,
+    ) -> None:
+        """Record `target.<name>_(*factors, <keyword>=scale)` for a 0-d tensor scale.
+
+        ATen's own signature takes a number there, read from the tensor by a sync.
+        """
+        factors = [swap(t, self.constant) for t in factors]
+        scale = swap(scale, self.constant)
+        names = ("other",) if len(factors) == 1 else ("tensor1", "tensor2")
+        operands = (
+            ("self", target),
+            *zip(names, factors, strict=True),
+            (keyword, scale),
+        )
+        if not self.emit(name, operands, target):
+            raise CaptureError(
+                f"no rule for {name} of {[t.dtype for t in factors]} to {target.dtype}"
+            )
+
+    # ---------------------------------------------------------------- a call of lists
+
+    def _default(self, name: str, value: Any) -> Any:
+        """What an argument is that a call left out; rules know what no scale means."""
+        if name in SCALES or not isinstance(value, (int, float)):
+            return None
+        if self.literals is not None:
+            self.literals |= {value}
+        return value
+
+    def _foreach(self, func: Any, op: Op, bound: Any, args: Any, kwargs: Any) -> Any:
+        name = op.name
+        lists = [v for v in bound.values() if isinstance(v, (list, tuple))]
+        own = bound.get("self")
+        n = len(own) if isinstance(own, (list, tuple)) else len(lists[0])
+        if name not in RULES:
+            self.others += 1
+        if name in FOREACH_REDUCTIONS:
+            reduced = self._foreach_reductions(func, name, bound, args, kwargs)
+            if reduced is not None:
+                return reduced
+        if name not in RULES and name != "zero":
+            out = func(*args, **kwargs)
+            return self._extern(func, args, kwargs, out, "no rule for this op")
+        if op.inplace:
+            out, results = None, list(bound["self"])
+        else:
+            results = new_tensors(func, op.arguments, bound, len(args))
+            out = results
+        if name == "copy":
+            columns = [("src", list(bound["src"]))]
+        elif name == "zero":
+            columns = [("value", [0.0] * n)]
+            name = "fill"
+        else:
+            columns = [(k, column(k, v, n)) for k, v in bound.items()]
+        if name == "mul" and op.inplace and is_number(columns[1][1][0]):
+            name = "mul_rounded"  # the one foreach op that rounds its number
+        if name == "div" and is_number(columns[1][1][0]):
+            own = columns[0][1][0]
+            if self._on_gpu(own) and not is_number(own):
+                # for one number eager's kernels for GPUs take the inverse
+                one = func._overloadname == "Scalar"
+                name = "div_listed" if one else "div_exact"
+        positions = Positions(self, columns)
+        for i in range(n):
+            result = results[i]
+            operands = tuple([(k, values[i]) for k, values in columns])
+            self._inherit(result, dict(operands))
+            if positions.again(i, result):
+                continue
+            nodes = len(self.nodes)
+            if not self.emit(name, operands, result):
+                alone = {k: position(k, v, i) for k, v in bound.items()}
+                given = tuple(alone[k] for k in op.arguments[: len(args)])
+                rest = {k: alone[k] for k in kwargs}
+                made = [] if op.inplace else [result]
+                self._extern(func, given, rest, made, self._reason(operands, result))
+            else:
+                positions.learn(nodes)
+        return out
+
+    def _foreach_reductions(
+        self, func: Any, name: str, bound: Any, args: Any, kwargs: Any
+    ) -> list[torch.Tensor] | None:
+        found = [
+            reductions.recognise(name, {**bound, "self": t}) for t in bound["self"]
+        ]
+        empty = any(t.numel() == 0 for t in bound["self"])
+        if empty or any(f is None for f in found):
+            return None
+        results = list(func(*args, **kwargs))
+        for out, f in zip(results, found, strict=True):
+            assert f is not None
+            self._inherit(out, {"self": f.operands[0]})
+            reductions.record(self, f, out)
+        return results

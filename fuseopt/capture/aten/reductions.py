@@ -1,0 +1,153 @@
+"""Record ATen's reductions: a node that folds, and what is done to its result.
+
+`recognise` says which reduction a call is, `record` adds its nodes. A reduction keeps
+its full precision in a temp; a root, a mean's quotient and the rounding to the result's
+dtype are pointwise nodes on that temp, which the scheduler runs in the same kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ...ir.graph import FLOATS
+from ...lowering.reductions import FOLDS, accumulator, lower_reduction
+from .buffers import as_lane_number
+from .dtypes import DTYPE_NAMES, NAMED_DTYPES
+
+if TYPE_CHECKING:
+    from .pointwise import Pointwise
+
+#: ATen names of reductions that need no further look at their arguments.
+PLAIN = {
+    "sum": "sum",
+    "mean": "mean",
+    "amax": "amax",
+    "amin": "amin",
+    "max": "amax",
+    "min": "amin",
+    "any": "any",
+    "all": "all",
+    "dot": "dot",
+}
+NORMS = {
+    0.0: "norm0",
+    1.0: "norm1",
+    2.0: "norm2",
+    math.inf: "norm_inf",
+    -math.inf: "norm_minus_inf",
+}
+
+
+class Reduction(NamedTuple):
+    """A reduction of `operands` over `dims`; `cast`: the dtype they are brought to."""
+
+    kind: str
+    operands: tuple[torch.Tensor, ...]
+    dims: tuple[int, ...]
+    cast: str
+
+
+def recognise(name: str, bound: Mapping[str, Any]) -> Reduction | None:
+    """The reduction that a call of ATen's `name` is; None if it is none we know."""
+    x = bound.get("self")
+    if not isinstance(x, torch.Tensor) or x.dtype not in DTYPE_NAMES:
+        return None
+    if name in ("linalg_vector_norm", "norm"):
+        order = bound.get("ord", bound.get("p", 2))
+        order = 2 if order is None else order
+        if isinstance(order, bool) or not isinstance(order, (int, float)):
+            return None
+        kind = NORMS.get(float(order), "")
+        if not kind or not x.dtype.is_floating_point:
+            return None
+    else:
+        kind = PLAIN.get(name, "")
+        if not kind:
+            return None
+    cast = ""
+    wanted = bound.get("dtype")
+    if wanted is not None and wanted != x.dtype:
+        if kind not in ("sum", "mean") or wanted not in DTYPE_NAMES:
+            return None
+        cast = DTYPE_NAMES[wanted]
+    if kind == "mean" and not cast and x.dtype in (torch.bfloat16, torch.float16):
+        cast = "f32"  # eager casts, adds and divides in float32
+    operands: tuple[torch.Tensor, ...] = (x,)
+    if kind == "dot":
+        y = bound.get("tensor")
+        if not isinstance(y, torch.Tensor) or y.dtype != x.dtype:
+            return None
+        if x.dtype not in (torch.float32, torch.float64):
+            return None
+        operands = (x, y)
+    if any(n in bound and bound[n] is not None for n in ("out", "other")):
+        return None
+    dims = bound.get("dim")
+    every = tuple(range(x.dim()))
+    if dims is None or (isinstance(dims, Sequence) and not dims):
+        dims = every
+    elif isinstance(dims, int):
+        if name in ("max", "min"):
+            return None  # these give indices too
+        dims = (dims,)
+    taken = sorted(d % x.dim() for d in dims) if every else ()
+    return Reduction(kind, operands, tuple(taken), cast)
+
+
+def record(recorder: Pointwise, found: Reduction, out: torch.Tensor) -> bool:
+    """Add the nodes of a reduction whose result is `out`; False if none can be."""
+    x = found.operands[0]
+    if found.kind in ("norm1", "norm2") and all(x.shape[d] == 1 for d in found.dims):
+        # of one number: eager takes its absolute value, which cannot overflow
+        found = found._replace(kind="norm_inf")
+    fold = FOLDS[found.kind]
+    if x.numel() == 0:
+        if fold.empty is None:
+            return False
+        return recorder.emit("fill", (("value", fold.empty),), out)
+    dtype = DTYPE_NAMES[x.dtype]
+    acc = accumulator(found.kind, found.cast or dtype)
+    if acc not in FLOATS and fold.after:
+        return False
+    if as_lane_number(x).dim() == 0:
+        return _one_number(recorder, found, out, acc)
+    # dimensions of size 1 are as good as gone
+    full = all(d in found.dims or n == 1 for d, n in enumerate(x.shape))
+    dims = tuple(range(x.dim())) if full else found.dims
+    body = lower_reduction(found.kind, dtype, full, found.cast)
+    direct = not fold.after and NAMED_DTYPES[acc] == out.dtype
+    result = out if direct else recorder.temp_like(out, NAMED_DTYPES[acc])
+    recorder.reduce(body, found.operands, dims, result)
+    if direct:
+        return True
+    if fold.after == "root":
+        return recorder.emit("root", (("self", result),), out)
+    if fold.after == "mean":
+        count = float(x.numel() // max(out.numel(), 1))
+        return recorder.emit("div", (("self", result), ("other", count)), out)
+    return recorder.emit("copy", (("src", result),), out)
+
+
+def _one_number(
+    recorder: Pointwise, found: Reduction, out: torch.Tensor, acc: str
+) -> bool:
+    """A reduction of one element is arithmetic."""
+    x = as_lane_number(found.operands[0])
+    before = FOLDS[found.kind].before
+    if before in ("true", "count"):
+        return recorder.emit("ne", (("self", x), ("other", 0)), out)
+    if before == "abs":
+        return recorder.emit("abs", (("self", x),), out)
+    if FOLDS[found.kind].fold in ("largest", "least"):
+        return recorder.emit("copy", (("src", x),), out)
+    wide = recorder.temp_like(out, NAMED_DTYPES[acc])
+    if before == "product":
+        recorder.emit("mul", (("self", x), ("other", found.operands[1])), wide)
+    else:
+        recorder.emit("copy", (("src", x),), wide)
+    # a sum begins at 0, so that the sum of -0.0 is 0.0
+    return recorder.emit("add", (("self", wide), ("other", 0)), out)

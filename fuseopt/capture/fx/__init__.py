@@ -1,0 +1,1 @@
+"""Dynamo's graph, read: its patterns, its loops, its inputs."""

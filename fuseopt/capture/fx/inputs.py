@@ -1,0 +1,115 @@
+"""What a step is given: its tensors, as twins without memory, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+from ...compat import wraps_others
+from ...errors import EagerOnly, UnsupportedInput
+
+
+def attribute(gm: GraphModule, target: str) -> Any:
+    """The value that a get_attr node stands for."""
+    value: Any = gm
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def static_tensors(gm: GraphModule) -> dict[str, torch.Tensor]:
+    """The graph's own tensors (parameters, state) by name, in a fixed order.
+
+    Dynamo registers them on the GraphModule itself and drops them from there when the
+    optimizer dies, so that nobody else may keep them alive.
+    """
+    return {**gm._buffers, **gm._parameters}  # type: ignore[dict-item]
+
+
+def check_tensor(name: str, t: torch.Tensor) -> None:
+    """Refuse what no kernel can address, before anything is written."""
+    if t.layout != torch.strided:
+        raise UnsupportedInput(
+            f"{name} is sparse (layout {t.layout}); fuseopt needs strided tensors. "
+            "Make the gradient dense (sparse=False), or leave this optimizer "
+            "uncompiled."
+        )
+    if t.is_quantized:
+        raise UnsupportedInput(f"{name} is quantized; dequantize it first")
+
+
+def check_memory(name: str, t: torch.Tensor) -> None:
+    """Refuse a tensor whose elements lie nowhere, before anything is written.
+
+    Raises EagerOnly for one that eager can use all the same: a subclass that stands for
+    other tensors. Raises UnsupportedInput as `check_freed` does.
+    """
+    if wraps_others(t) and not isinstance(t, FakeTensor):
+        raise EagerOnly(
+            f"{name} is a {type(t).__name__}, which stands for other tensors and has "
+            "no memory of its own"
+        )
+    check_freed(name, t)
+
+
+def check_freed(name: str, t: torch.Tensor) -> None:
+    """Raise UnsupportedInput where the memory of a tensor was taken away, or some of
+    it: eager's kernels would end the process.
+    """
+    if wraps_others(t) or t.device.type == "meta":
+        return
+    if t.layout != torch.strided or t.numel() == 0:
+        return
+    steps = zip(t.shape, t.stride(), strict=True)
+    last = t.storage_offset() + sum((n - 1) * s for n, s in steps)
+    if t.untyped_storage().nbytes() < (last + 1) * t.element_size():
+        raise UnsupportedInput(
+            f"{name} has {t.numel()} elements and no memory for them: its storage was "
+            "made smaller, as by untyped_storage().resize_(0). Give it memory before "
+            "the step"
+        )
+
+
+def check_contents(tensors: Iterable[Any]) -> None:
+    """Refuse tensors without contents: they can be planned for, and not stepped.
+
+    Raises EagerOnly for a fake one and for one on the device meta.
+    """
+    for t in tensors:
+        if isinstance(t, FakeTensor):
+            raise EagerOnly(f"a tensor of shape {tuple(t.shape)} is a FakeTensor")
+        if isinstance(t, torch.Tensor) and t.device.type == "meta":
+            raise EagerOnly(
+                f"a tensor of shape {tuple(t.shape)} is on the device meta, where "
+                "there is no memory"
+            )
+
+
+class MetaInputs:
+    """Meta twins of real tensors; those that share storage keep sharing it."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.Tensor] = {}
+        self._alive: list[Any] = []
+
+    def make(self, t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        key = storage._cdata
+        shape, stride, offset = t.shape, t.stride(), t.storage_offset()
+        if key not in self._storages:
+            self._alive.append(storage)
+            if offset == 0:
+                twin = torch.empty_strided(shape, stride, dtype=t.dtype, device="meta")
+                self._storages[key] = twin
+                return twin
+            size = storage.nbytes()
+            base = torch.empty(int(size), dtype=torch.uint8, device="meta")
+            self._storages[key] = base
+        base = self._storages[key]
+        twin = torch.empty(0, dtype=t.dtype, device="meta")
+        twin.set_(base.untyped_storage(), offset, tuple(shape), stride)
+        return twin

@@ -1,0 +1,389 @@
+"""Dynamo's FX graph, node by node: what each becomes under the Recorder.
+
+Tensors are on meta, known numbers are as they are, others are Syms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ...compat import HIGHER_ORDER, MAKE_TENSOR, shapes_of
+from ...errors import CaptureError, FuseoptError, UnsupportedInput, is_own
+from ..aten.constants import swap
+from ..aten.dtypes import PARTS
+from ..aten.recorder import Recorder
+from ..scalars.device import FLOAT, TRUTH, Computed, operation
+from ..scalars.host import Arg, Item, Scalars, Sym
+from .given_memory import Places, gives_memory, refuse_resizing
+from .inputs import MetaInputs, attribute, check_memory, check_tensor, static_tensors
+from .patterns import Lerp, Product, find_lerps, find_products
+from .reroll import Templates
+from .segments import Unlike, describe, segments, tokens
+
+#: Packages whose functions act on their arguments only.
+PURE = frozenset({"torch", "_operator", "operator", "math", "builtins", "numpy"})
+
+
+def source_line(node: Node) -> str:
+    """The source line a node came from: 'file.py:12: code'."""
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return ""
+    lines = trace.rstrip().rsplit("\n  File ", 1)[-1].strip().split("\n")
+    where = lines[0].replace('File "', "").replace('", line ', ":").strip('"')
+    code = lines[1].strip() if len(lines) > 1 else ""
+    return f"{where.split(', in ')[0]}: {code}"
+
+
+class Interpreter:
+    """Evaluates FX nodes: tensors on meta, known numbers as they are, others as Sym."""
+
+    def __init__(
+        self, gm: GraphModule, args: Sequence[Any], vector_library: bool | None
+    ) -> None:
+        self.gm = gm
+        self.args = args
+        self.scalars = Scalars()
+        self.recorder = Recorder(self.scalars, vector_library)
+        self.templates = Templates(self.recorder)
+        self.env: dict[Node, Any] = {}
+        self.nodes = list(gm.graph.nodes)
+        self.lerps, self.dropped = find_lerps(self.nodes)
+        self.products, unfused = find_products(self.nodes)
+        self.dropped |= unfused
+        self.metas = MetaInputs()
+        self.places = Places()
+        self.computes = False  # reads numbers from tensors that it computed
+        self.statics: list[str] = []
+        self.tensor_args: list[int] = []
+        self.complexes: list[int] = []
+        self.origin: dict[int, int] = {}  # id of an input's meta twin -> pool position
+        self.devices: dict[int, str] = {}
+        self.twins: list[tuple[int, int]] = []
+
+    def register_inputs(self) -> None:
+        refuse_resizing(self.nodes)
+        placeholders = [n for n in self.nodes if n.op == "placeholder"]
+        attributes = [n for n in self.nodes if n.op == "get_attr"]
+        twins = {}
+        for index, (name, value) in enumerate(static_tensors(self.gm).items()):
+            twins[name] = self._register(value, name, "static", index)
+            self.statics.append(name)
+        for node in attributes:
+            name = str(node.target)
+            self.env[node] = twins[name] if name in twins else attribute(self.gm, name)
+        for position, (node, value) in enumerate(
+            zip(placeholders, self.args, strict=True)
+        ):
+            if isinstance(value, torch.Tensor):
+                index = len(self.statics) + len(self.tensor_args)
+                name = str(node.target)
+                self.env[node] = self._register(value, name, "arg", index)
+                self.tensor_args.append(position)
+            elif isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+                is_float = isinstance(value, (float, torch.SymFloat))
+                self.env[node] = self.scalars.make(Arg(position), is_float)
+            else:
+                self.env[node] = value
+
+    def _register(self, t: torch.Tensor, name: str, kind: str, index: int) -> Any:
+        check_tensor(name, t)
+        check_memory(name, t)
+        if t.is_conj() or t.is_neg():
+            raise CaptureError(f"{name} is a conjugated or negated view")
+        twin = self.metas.make(t)
+        self.places.add(twin)
+        buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
+        # another's source where the same memory came in twice, as two tensor objects
+        first = self.origin[id(twin)] = self.recorder.buffers[buffer].source
+        if first != index:
+            self.twins.append((index, first))
+        self.devices[id(twin)] = t.device.type
+        if t.dtype in PARTS:
+            self.complexes.append(index)
+        return twin
+
+    # ---------------------------------------------------------------- nodes
+
+    def run(self) -> Any:
+        """Run every node; the value that the graph returns."""
+        nodes = [
+            n for n in self.nodes if n.op.startswith("call") and n not in self.dropped
+        ]
+        names = tokens(nodes)
+        grad_mode = torch.is_grad_enabled()
+        try:
+            with shapes_of(self.recorder.device_of), torch.no_grad():
+                done = 0
+                # a stretch that is added again runs nothing that moves a twin
+                moves = any(map(gives_memory, nodes))
+                for begin, end in () if moves else segments(nodes, names):
+                    self._run(nodes[done:begin])
+                    self._run_segment(nodes[begin:end], names[begin:end])
+                    done = end
+                self._run(nodes[done:])
+        finally:
+            torch.set_grad_enabled(grad_mode)
+        (result,) = (n for n in self.nodes if n.op == "output")
+        return self._map(result.args[0])
+
+    def _run(self, nodes: Sequence[Node]) -> None:
+        """Record nodes one by one."""
+        if not nodes:
+            return
+        with self.recorder:
+            for node in nodes:
+                self.recorder.line = source_line(node)
+                try:
+                    self.env[node] = self._node(node)
+                except FuseoptError:
+                    raise
+                except Exception as error:
+                    if is_own(error):
+                        raise
+                    # no shape rule on meta, a shape that depends on data, an argument
+                    # of a kind nobody expected: eager can still run it
+                    raise CaptureError(
+                        f"{node.target} cannot be recorded: "
+                        f"{type(error).__name__}: {error}\n{self.recorder.line}"
+                    ) from error
+
+    def _run_segment(self, nodes: Sequence[Node], names: Sequence[int]) -> None:
+        """Record nodes, or add what equal ones added before."""
+        form = came = None
+        if not any(n in self.lerps for n in nodes):
+            with contextlib.suppress(Unlike):
+                form = describe(nodes, names, self.dropped, self.products)
+        if form is not None:
+            came = self.templates.incoming([self.env[n] for n in form.outside])
+        if form is None or came is None:
+            self._run(nodes)
+            return
+        if not self.templates.replay(form, nodes, self.env, came):
+            mark = self.templates.mark()
+            self._run(nodes)
+            self.templates.learn(form, nodes, self.env, came, mark)
+
+    def _map(self, x: Any) -> Any:
+        if isinstance(x, Node):
+            return self.env[x]
+        if isinstance(x, (list, tuple)):
+            mapped = [self._map(y) for y in x]
+            return tuple(mapped) if isinstance(x, tuple) else mapped
+        if isinstance(x, dict):
+            return {k: self._map(v) for k, v in x.items()}
+        if isinstance(x, slice):
+            return slice(self._map(x.start), self._map(x.stop), self._map(x.step))
+        return x
+
+    def _node(self, node: Node) -> Any:
+        if node in self.lerps:
+            return self._lerp(self.lerps[node])
+        if node in self.products:
+            return self._product(self.products[node])
+        if node.op == "call_module":
+            raise CaptureError(f"the graph calls a module ({node.target})")
+        if node.op == "call_function" and not _is_known(node.target):
+            raise CaptureError(
+                f"the graph calls {node.target}, a function that Dynamo did not look "
+                "into (allow_in_graph): what it does to Python's state would happen "
+                f"once, when it is compiled\n{self.recorder.line}"
+            )
+        if isinstance(node.target, HIGHER_ORDER):
+            raise CaptureError(
+                f"the update depends on a higher-order op ({node.target})\n"
+                f"{self.recorder.line}"
+            )
+        if node.target is operator.getitem:
+            picked = self._map(node.args[0])
+            if isinstance(picked, (list, tuple)):
+                # one element of a list of all lanes: looking at the list would be N**2
+                return picked[self._map(node.args[1])]
+        args, kwargs = self._map(node.args), self._map(node.kwargs)
+        if node.op == "call_method" and node.target == "item":
+            return self._item(args[0])
+        known = self.scalars.exprs or self.computes
+        flat = _flatten((args, tuple(kwargs.values()))) if known else []
+        has_sym = any(isinstance(x, (Sym, Computed)) for x in flat)
+        if has_sym and not any(isinstance(x, torch.Tensor) for x in flat):
+            if node.target not in (*MAKE_TENSOR, torch.full, torch.scalar_tensor):
+                if any(isinstance(x, Computed) for x in flat):
+                    return self._compute(node, flat)
+                function = _function(node)
+                if function is None:
+                    raise CaptureError(f"method {node.target} of a number")
+                return self.scalars.apply(function, args, kwargs)
+        literals: frozenset[Any] | None = None
+        if has_sym:
+            literals = frozenset(x for x in flat if isinstance(x, (int, float)))
+            args, kwargs = self._stand_in(args), self._stand_in(kwargs)
+            self.recorder.literals = None
+            args = swap(args, self.recorder.constant)
+            kwargs = {k: swap(v, self.recorder.constant) for k, v in kwargs.items()}
+        self.recorder.literals = literals
+        if node.target in MAKE_TENSOR:
+            return self._constant(node, args, kwargs)
+        if node.op == "call_method":
+            if node.target in ("to", "cpu"):
+                args, kwargs = self._placed(str(node.target), args, kwargs)
+                return args[0].to(*args[1:], **kwargs)
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _placed(self, method: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Arguments for `to` in place of those of `to` or `cpu`: no copy is made where
+        eager makes none, since the device that a tensor is on already is meta here.
+        """
+        own = torch.device(self.recorder.device_of(args[0]))
+
+        def place(x: Any) -> Any:
+            if isinstance(x, (str, torch.device)):
+                asked = torch.device(x)
+                if asked.type == own.type and asked.index in (None, own.index):
+                    return torch.device("meta")
+            return x
+
+        if method == "cpu":
+            args = (args[0], "cpu")
+        return tuple(map(place, args)), {k: place(v) for k, v in kwargs.items()}
+
+    def _lerp(self, lerp: Lerp) -> None:
+        start, end, weight = (self._map(x) for x in (lerp.start, lerp.end, lerp.weight))
+        is_sym = isinstance(weight, (Sym, Computed))
+        self.recorder.literals = frozenset() if is_sym else None
+        for s, e in zip(start, end, strict=True):
+            if s.dtype != e.dtype:
+                # what tracing wrote in its place does not mind
+                raise UnsupportedInput(
+                    f"lerp expected dtype {s.dtype} for `end` but got {e.dtype}, as in "
+                    f"eager: give the gradient the dtype of its state\n"
+                    f"{self.recorder.line}"
+                )
+        if isinstance(weight, torch.Tensor):
+            for s, e in zip(start, end, strict=True):
+                s.lerp_(e, weight)
+            return
+        torch._foreach_lerp_(start, end, self._stand_in(weight))
+
+    def _product(self, product: Product) -> torch.Tensor:
+        """The method of a tensor that Dynamo took apart."""
+        target = self._map(product.target)
+        factors, scale = self._map(product.factors), self._map(product.scale)
+        if isinstance(scale, torch.Tensor):
+            name = product.name.removesuffix("_")
+            self.recorder.scaled(name, target, factors, product.keyword, scale)
+            return target  # type: ignore[no-any-return]
+        is_sym = isinstance(scale, (Sym, Computed))
+        self.recorder.literals = frozenset() if is_sym else None
+        keywords = {product.keyword: self._stand_in(scale)}
+        return getattr(target, product.name)(*factors, **keywords)  # type: ignore[no-any-return]
+
+    def _item(self, t: torch.Tensor) -> Sym | Computed | int | float | bool:
+        """A number on the host where it lies there already, else one that stays where
+        it is.
+        """
+        if not t.is_meta:
+            self.recorder.items += 1
+            return t.item()
+        position = self.origin.get(id(t), -1)
+        given = position >= len(self.statics) and self.devices.get(id(t)) == "cpu"
+        given &= self.recorder.buffers[self.recorder.buffer_of(t)].source == position
+        if given and self.recorder.unwritten(t):
+            self.recorder.items += 1
+            return self.scalars.make(Item(position), t.is_floating_point())
+        self.computes = True
+        self.recorder.literals = None
+        return self.recorder.item(t)
+
+    def _compute(self, node: Node, operands: Sequence[Any]) -> Computed:
+        """Python's arithmetic on numbers that the step computed."""
+        function = _function(node)
+        op = operation(function) if function is not None else None
+        if op is None or not all(
+            isinstance(x, (Computed, Sym, int, float)) for x in operands
+        ):
+            raise CaptureError(
+                f"{node.target} of a number that the step reads with .item() from a "
+                f"tensor it computed has no rule\n{self.recorder.line}"
+            )
+        floats = [
+            isinstance(x, float) or (not isinstance(x, int) and x.is_float)
+            for x in operands
+        ]
+        is_float = op != "trunc" and op not in TRUTH and (op in FLOAT or any(floats))
+        return self.recorder.compute(op, operands, is_float)
+
+    def _constant(self, node: Node, args: Any, kwargs: Any) -> torch.Tensor:
+        """`torch.tensor(number)` becomes memory that a fill writes.
+
+        A list of numbers becomes one fill for each, where one of them is symbolic or
+        where the step changes the tensor.
+        """
+        data = args[0]
+        if isinstance(data, (list, tuple)):
+            given = {k: v for k, v in kwargs.items() if k != "requires_grad"}
+            numbers = _flatten(data)
+            known = all(self.scalars.find(x) is None for x in numbers)
+            if known and not any(_changes(user) for user in node.users):
+                return torch.tensor(data, **given)
+            shape = torch.tensor(data, **given)
+            made = torch.empty(shape.shape, dtype=shape.dtype, device="meta")
+            for place, x in zip(made.view(-1).unbind(), numbers, strict=True):
+                place.fill_(x)
+            return made
+        if not isinstance(data, (int, float)):
+            raise CaptureError(
+                f"torch.tensor of a {type(data).__name__} inside the step"
+            )
+        dtype = kwargs.get("dtype")
+        if dtype is None:
+            is_float = isinstance(data, float)
+            dtype = torch.get_default_dtype() if is_float else torch.int64
+        made = torch.empty((), dtype=dtype, device="meta")
+        return made.fill_(data)
+
+    def _stand_in(self, x: Any) -> Any:
+        if isinstance(x, Sym):
+            return self.scalars.standin(x)
+        if isinstance(x, Computed):
+            return self.recorder.numbers.standin(x)
+        if isinstance(x, (list, tuple)):
+            return type(x)(self._stand_in(y) for y in x)
+        if isinstance(x, dict):
+            return {k: self._stand_in(v) for k, v in x.items()}
+        return x
+
+
+def _changes(node: Node) -> bool:
+    """Does a call change an argument in place, by its name?"""
+    name = getattr(node.target, "__name__", str(node.target))
+    written = name.endswith("_") and not name.endswith("__")
+    return written or (hasattr(operator, f"__{name}__") and name.startswith("i"))
+
+
+def _is_known(target: Any) -> bool:
+    """Is a function torch's or Python's own, so that it changes nothing but tensors?"""
+    home = getattr(target, "__module__", None) or type(target).__module__
+    return home.partition(".")[0] in PURE
+
+
+def _flatten(x: Any) -> list[Any]:
+    if isinstance(x, (list, tuple)):
+        return [z for y in x for z in _flatten(y)]
+    if isinstance(x, dict):
+        return [z for y in x.values() for z in _flatten(y)]
+    return [x]
+
+
+def _function(node: Node) -> Callable[..., Any] | None:
+    """What a node calls; of a method such as `__abs__`, the operator. None: no such."""
+    if callable(node.target):
+        return node.target
+    name = node.target
+    return getattr(operator, name, None) if name.startswith("__") else None

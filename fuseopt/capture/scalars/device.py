@@ -1,0 +1,145 @@
+"""Python numbers that a step reads from tensors it computed, as 0-d float64 tensors.
+
+`t.item()` of a tensor that the step computed would wait for the device. Python's
+arithmetic is that of float64, so such a number lives on as a 0-d float64 tensor, a
+`Computed`: `operation` names what a function of numbers does, `body` writes it down in
+the bits of Python, and `Numbers` hands torch stand-ins where a number enters a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ...ir.graph import Body, Instr
+
+#: Functions of numbers, by name, and the opcode that does it. Whole numbers are those
+#: of a float64 too, which are exact as far as a step counts.
+OPERATIONS = {
+    "add": "add",
+    "iadd": "add",
+    "sub": "sub",
+    "isub": "sub",
+    "mul": "mul",
+    "imul": "mul",
+    "truediv": "div",
+    "itruediv": "div",
+    "pow": "pow",
+    "ipow": "pow",
+    "neg": "neg",
+    "abs": "abs",
+    "max": "max",
+    "min": "min",
+    "sqrt": "sqrt",
+    "float": "float",
+    "int": "trunc",
+    "trunc": "trunc",
+    "lt": "lt",
+    "le": "le",
+    "gt": "gt",
+    "ge": "ge",
+    "eq": "eq",
+    "ne": "ne",
+    "ite": "choose",
+}
+#: Whose result is a float whatever the operands are.
+FLOAT = frozenset({"div", "sqrt", "float"})
+#: Whose result is true or false, here 1 or 0.
+TRUTH = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """A number; `tensor` is 0-d, float64, on meta. `is_float` is its Python type."""
+
+    tensor: torch.Tensor
+    is_float: bool
+
+
+class NumberRef(NamedTuple):
+    """Stands for a Computed in a recorded call: read from its buffer, by a wait."""
+
+    buffer: int
+    is_float: bool
+
+
+def operation(function: Callable[..., Any]) -> str | None:
+    """What a function of numbers does; None for one that is not known.
+
+    Dynamo writes `max`, `math.sqrt` and their kind as torch.sym_max, torch._sym_sqrt;
+    torch.sym_ite(condition, x, y) is x or y.
+    """
+    name = getattr(function, "__name__", "").lstrip("_").rstrip("_")
+    return OPERATIONS.get(name.removeprefix("sym_"))
+
+
+def body(op: str, stored: tuple[bool, ...]) -> Body:
+    """The arithmetic of one operation; `stored`: which operands are Computed."""
+    instrs: list[Instr] = []
+    reads = 0
+    for i, in_memory in enumerate(stored):
+        kind = "load" if in_memory else "scalar"
+        instrs.append(Instr(kind, (), "f64", reads if in_memory else i - reads))
+        reads += in_memory
+    operands = tuple(range(len(stored)))
+    if op in ("max", "min"):
+        # Python keeps the first unless the second is beyond it
+        order = operands if op == "max" else operands[::-1]
+        instrs.append(Instr("lt", order, "b8"))
+        instrs.append(Instr("where", (2, 1, 0), "f64"))
+    elif op in TRUTH:
+        swapped = {"gt": "lt", "ge": "le"}.get(op)
+        order = operands if swapped is None else operands[::-1]
+        instrs.append(Instr(swapped or op, order, "b8"))
+        instrs += [Instr("const", (), "f64", x) for x in (1.0, 0.0)]
+        instrs.append(Instr("where", (2, 3, 4), "f64"))
+    elif op == "choose":
+        instrs.append(Instr("const", (), "f64", 0.0))
+        instrs.append(Instr("ne", (0, 3), "b8"))
+        instrs.append(Instr("where", (4, 1, 2), "f64"))
+    elif op != "float":
+        instrs.append(Instr(op, operands, "f64"))
+    result = len(instrs) - 1
+    return Body(
+        f"number_{op}",
+        ("f64",) * reads,
+        len(stored) - reads,
+        tuple(instrs),
+        ((result, "f64"),),
+    )
+
+
+class Numbers:
+    """The computed numbers of a step, and those that stand for them in calls."""
+
+    def __init__(self) -> None:
+        self._standins: dict[float, Computed] = {}
+        self._known: dict[int, float] = {}
+
+    def standin(self, number: Computed) -> float | int:
+        """A number that stands for `number` in a call to torch.
+
+        It is far from 0 and 1 and from the stand-ins of scalars.
+        """
+        if id(number) not in self._known:
+            count = len(self._standins) + 1
+            value = 0.5671432904097838 + 1.0e-9 * count
+            value = value if number.is_float else 610_000_009 + 17 * count
+            self._standins[value] = number
+            self._known[id(number)] = value
+        return self._known[id(number)]
+
+    def find(self, value: Any) -> tuple[Computed, bool] | None:
+        """What a value stands for, and whether it is negated; None for another."""
+        if not self._standins or isinstance(value, bool):
+            return None
+        if not isinstance(value, (int, float)):
+            return None
+        if value in self._standins:
+            return self._standins[value], False
+        if -value in self._standins:
+            return self._standins[-value], True
+        return None

@@ -1,0 +1,1 @@
+"""Kernel -> C++ for the CPU."""

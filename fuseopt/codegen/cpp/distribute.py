@@ -1,0 +1,144 @@
+"""Split element code where it calls a library function over a block of elements.
+
+A function that only a library can give (eager's square root) works on arrays. Element
+code then runs in phases over blocks that stay in cache: loop, call, loop. Each
+instruction goes to the last phase that can hold it, so that few values cross a call;
+what does cross is loaded again if its memory is unchanged, or was given that very
+value, else kept in a small array. The elements of a block are neighbours, so that a
+library reads such memory itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir.graph import Variant
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What each phase runs, in instruction numbers.
+
+    `code[k]`: computed in phase k. `reads[k]`: made in an earlier phase and used in k;
+    those in `reloaded[k]` are loaded again from its slot, others come from an array.
+    `calls[k]`: library calls made before phase k; `direct`: slots that they read
+    themselves, by (call, argument). `stores[k]`: (instruction, slot); slots past the
+    last are the arrays of what the variant's reductions fold, in their order.
+    """
+
+    count: int
+    code: tuple[tuple[int, ...], ...]
+    reads: tuple[tuple[int, ...], ...]
+    reloaded: tuple[dict[int, int], ...]
+    calls: dict[int, tuple[int, ...]]
+    direct: dict[tuple[int, int], int]
+    stores: tuple[tuple[tuple[int, int], ...], ...]
+    spilled: frozenset[int]
+
+
+#: What is in memory as it is in registers.
+_EXACT = frozenset({"f32", "f64"})
+
+
+def phases(variant: Variant, library: frozenset[str]) -> Phases:
+    """The phases of a variant's element code; one if nothing calls the library."""
+    instrs, elements = variant.instrs, set(variant.code)
+    level: dict[int, int] = {}
+    for i in variant.code:
+        args = [level[a] for a in instrs[i].args if a in elements]
+        level[i] = max(args, default=0) + (instrs[i].op in library)
+    stores = [(x, s) for x, s in variant.stores if variant.slots[s].domain == "element"]
+    folded = [instrs[i].args[0] for i in variant.folds]
+    stores += [(x, len(variant.slots) + k) for k, x in enumerate(folded)]
+    count = max(level.values(), default=0) + 1
+    # a library call happens between level - 1, which must make its argument, and level
+    wanted: dict[int, int] = {}
+    for x, _ in stores:
+        if x in elements:
+            wanted[x] = min(wanted.get(x, count), level[x])
+    for i in reversed(variant.code):
+        is_call = instrs[i].op in library
+        if instrs[i].op == "tail":
+            # it is no code, and may be asked by what runs on results alone
+            wanted.setdefault(i, 0)
+        at = level[i] if is_call else wanted[i]
+        for a in instrs[i].args:
+            if a in elements:
+                need = at - 1 if is_call else at
+                wanted[a] = min(wanted.get(a, count), need)
+    phase = {
+        i: level[i] if instrs[i].op in library else wanted[i] for i in variant.code
+    }
+    loads = {
+        int(instrs[i].attr or 0): phase[i]
+        for i in variant.code
+        if instrs[i].op == "load"
+    }
+    store_phase = {s: max(phase.get(x, 0), loads.get(s, 0)) for x, s in stores}
+    code: list[list[int]] = [[] for _ in range(count)]
+    reads: list[dict[int, None]] = [{} for _ in range(count)]
+    reloaded: list[dict[int, int]] = [{} for _ in range(count)]
+    direct: dict[tuple[int, int], int] = {}
+    # slots that are given a value as it is
+    given = {
+        x: s
+        for x, s in stores
+        if s < len(variant.slots)
+        and variant.slots[s].dtype == instrs[x].dtype
+        and instrs[x].dtype in _EXACT
+    }
+
+    def memory(x: int, k: int) -> int | None:
+        """The slot whose memory has the value of instruction x before loop k."""
+        if instrs[x].op == "load":
+            slot = int(instrs[x].attr or 0)
+            if store_phase.get(slot, count) >= k:
+                return slot
+        slot = given.get(x, -1)
+        return slot if slot >= 0 and store_phase[slot] < k else None
+
+    calls: dict[int, list[int]] = {}
+    spilled: set[int] = set()
+
+    def use(x: int, k: int) -> None:
+        """Instruction x is needed in the loop of phase k."""
+        if x not in elements or instrs[x].op == "tail":
+            return
+        is_call = instrs[x].op in library
+        if phase[x] == k and not is_call:
+            return
+        reads[k][x] = None
+        slot = memory(x, k)
+        if slot is None:
+            spilled.add(x)
+        else:
+            reloaded[k][x] = slot
+
+    for i in variant.code:
+        if instrs[i].op in library:
+            calls.setdefault(phase[i], []).append(i)
+            spilled.add(i)
+            for a in instrs[i].args:
+                slot = memory(a, phase[i]) if a in elements else None
+                if slot is not None and instrs[a].dtype in _EXACT:
+                    direct[i, a] = slot
+                elif a in elements:
+                    spilled.add(a)
+            continue
+        code[phase[i]].append(i)
+        for a in instrs[i].args:
+            use(a, phase[i])
+    by_phase: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for x, s in stores:
+        by_phase[store_phase[s]].append((x, s))
+        use(x, store_phase[s])
+    return Phases(
+        count,
+        tuple(map(tuple, code)),
+        tuple(tuple(sorted(r)) for r in reads),
+        tuple(reloaded),
+        {k: tuple(v) for k, v in calls.items()},
+        direct,
+        tuple(map(tuple, by_phase)),
+        frozenset(spilled),
+    )

@@ -1,0 +1,149 @@
+"""Kernel -> C++: OpenMP over chunks, SIMD inside, one call per step.
+
+The text includes nothing but <math.h> and <stdint.h> (what kernels have in common is
+copied into it: headers.py), so that it compiles in a fraction of a second. It runs in
+two phases: lane code once per lane, then element code over equal chunks of all lanes
+laid end to end; what was folded is finished after them. Then come the variants that
+need what all of them made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...ir.graph import VECTOR, Kernel
+from ..optable import NARROW
+from ..target import Source, Target, layout
+from .headers import header
+from .reduce import ReduceWriter, in_one_thread, least_to_share
+from .variant import Function, has_elements, remembers
+
+
+def _main(kernel: Kernel) -> list[str]:
+    """The entry: all variants, then those that need what the others made."""
+    n = len(kernel.every)
+    lines = [
+        'extern "C" void fuseopt_step(const Table* tables, int64_t threads) {',
+        "  int64_t lanes = 0, elements = 0;",
+        f"  for (int v = 0; v < {n}; ++v) {{",
+        "    lanes += tables[v].lanes;",
+        "    elements += tables[v].start[tables[v].lanes];",
+        "  }",
+        "  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;",
+        *(
+            f"  Turns turns{v} = {{0, 0}}; Folds{v} folds{v};"
+            for v, variant in enumerate(kernel.every)
+            if variant.reduction == "full" and in_one_thread(variant)
+        ),
+        "  #pragma omp parallel num_threads(threads) if (threads > 1)",
+        "  {",
+        *_run(kernel, range(len(kernel.variants))),
+    ]
+    if kernel.finish:
+        lines.append("    #pragma omp barrier")
+        lines += _run(kernel, range(len(kernel.variants), n))
+    return [*lines, "  }", "}"]
+
+
+def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
+    """Variants that may run at once: lane phase, then all chunks, then what was folded.
+
+    `numbers`: their places among all variants.
+    """
+    variants = kernel.every
+    plain = [v for v in numbers if not variants[v].reduction]
+    folding = [v for v in numbers if variants[v].reduction]
+    lines = []
+    for v in numbers:
+        last = f", last{v}" if remembers(variants[v]) else ""
+        if last:
+            lines.append(f"    Lane{v} last{v} = {{}};")
+        lines += [
+            "    #pragma omp for schedule(static) nowait",
+            f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
+            f"      lane{v}(tables[{v}], lane{last});",
+        ]
+    lines.append("    #pragma omp barrier")
+    for v in folding:
+        full = variants[v].reduction == "full"
+        if full and in_one_thread(variants[v]):
+            least = least_to_share(variants[v])
+            lines += [
+                f"    fold_shared<Folds{v}, range{v}>(",
+                f"        tables[{v}], {least}, turns{v}, folds{v});",
+                "    #pragma omp for schedule(dynamic, 1) nowait",
+                f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
+                f"      fold_lane<fold{v}>(tables[{v}], lane, {least});",
+            ]
+            continue
+        lines += [
+            "    #pragma omp for schedule(dynamic, 1) nowait",
+            f"    for (int64_t k = 0; k < shares(tables[{v}]); ++k)",
+            f"      fold_{'part' if full else 'items'}<fold{v}>(tables[{v}], k);",
+        ]
+    if plain:
+        # a block: what is finished later has chunks of its own
+        lines += ["    {", f"    int64_t chunks[{len(plain) + 1}] = {{0}};"]
+        lines += [
+            f"    chunks[{k + 1}] = chunks[{k}] + chunks_of(tables[{v}]);"
+            for k, v in enumerate(plain)
+        ]
+        lines += [
+            "    #pragma omp for schedule(guided) nowait",
+            f"    for (int64_t c = 0; c < chunks[{len(plain)}]; ++c) {{",
+        ]
+        for k, v in enumerate(plain):
+            lines.append(
+                f"      {'if' if k == 0 else 'else if'} (c < chunks[{k + 1}]) "
+                f"run_chunk<span{v}>(tables[{v}], c - chunks[{k}]);"
+            )
+        lines += ["    }", "    }"]
+    to_finish = [v for v in folding if variants[v].reduction == "full"]
+    if to_finish:
+        lines.append("    #pragma omp barrier")
+    for v in to_finish:
+        lines += [
+            "    #pragma omp for schedule(static) nowait",
+            f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
+            f"      finish{v}(tables[{v}], lane);",
+        ]
+    return lines
+
+
+class CppTarget(Target):
+    """C++ for the CPU, compiled by the system's compiler."""
+
+    name = "cpp"
+    suffix = ".cpp"
+
+    @staticmethod
+    def _headers(kernel: Kernel) -> list[str]:
+        """The headers that stand before a kernel's own code."""
+        ops = {i.op for v in kernel.every for i in v.instrs}
+        needed = ["prelude"]
+        if ops & VECTOR.keys():
+            needed.append("functions")
+        if any(i.dtype in NARROW for v in kernel.every for i in v.instrs):
+            needed.append("halves")
+        if "bitcast" in ops:
+            needed.append("bits")
+        if any(has_elements(v) or v.reduction for v in kernel.every):
+            needed.append("walk")
+        if any(v.reduction for v in kernel.every):
+            needed += ["folds", "pieces", "rows", "folding"]
+        return needed
+
+    def render(self, kernel: Kernel) -> Source:
+        parts = [header(name) for name in self._headers(kernel)]
+        for number, variant in enumerate(kernel.every):
+            writer = Function(number, variant)
+            element = (
+                ReduceWriter(number, variant, writer).write()
+                if variant.reduction
+                else writer.element()
+            )
+            parts.append("\n".join([*writer.lane(), "", *element, ""]))
+        parts.append(header("driver"))
+        parts.append("\n".join([*_main(kernel), ""]))
+        text = "\n".join(parts)
+        return Source(self.name, text, "fuseopt_step", tuple(map(layout, kernel.every)))

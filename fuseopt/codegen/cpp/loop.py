@@ -1,0 +1,121 @@
+"""The C++ loop over the elements of one phase, see phases.
+
+Where most of what a loop reads and writes are 16-bit floats, it takes two neighbours at
+a time, as one word of 32 bits. The code of an element is then a function of its
+numbers, written once.
+"""
+
+from __future__ import annotations
+
+from ..optable import CPP_TYPES as REGISTER
+from ..optable import NARROW, cpp_load
+from .instructions import Instructions
+
+
+def place(slot: int) -> str:
+    """Where element i + j of a slot lies."""
+    return f"p{slot}[i + j]"
+
+
+class _Loop:
+    """What one phase reads and writes, by slot, and the lines between."""
+
+    def __init__(self, w: Instructions, k: int) -> None:
+        self.w, self.k = w, k
+        v, plan = w.v, w.phases
+        self.plan = plan
+        #: instruction -> slot
+        self.loads = dict(plan.reloaded[k])
+        for x in plan.code[k]:
+            if v.instrs[x].op == "load":
+                self.loads[x] = int(v.instrs[x].attr or 0)
+        self.code = [x for x in plan.code[k] if v.instrs[x].op not in ("load", "tail")]
+        self.arrays = [x for x in plan.reads[k] if x not in plan.reloaded[k]]
+        self.spilled = sorted(plan.spilled & {*self.code, *self.loads})
+        self.stores = plan.stores[k]
+
+    def dtype(self, slot: int) -> str:
+        slots = self.w.v.slots
+        return slots[slot].dtype if slot < len(slots) else ""
+
+    def is_pairs(self) -> bool:
+        """Are two neighbours taken at a time?"""
+        slots = [*self.loads.values(), *(s for _, s in self.stores)]
+        dtypes = [self.dtype(s) for s in slots]
+        narrow = sum(d in NARROW for d in dtypes)
+        others = len(dtypes) - narrow + len(self.arrays) + len(self.spilled)
+        return narrow > others or "f16" in dtypes
+
+    def body(self, paired: bool) -> list[str]:
+        """The code of element j; of a pair's, 16-bit floats are not read or written."""
+        w, instrs = self.w, self.w.v.instrs
+        lines = []
+        for x in sorted([*self.arrays, *self.loads, *self.code]):
+            kind = REGISTER[instrs[x].dtype]
+            if x in self.arrays:
+                lines.append(f"const {kind} x{x} = s{x}[j];")
+            elif x not in self.loads:
+                lines.append(w.compute(x, True))
+            elif not (paired and self.dtype(self.loads[x]) in NARROW):
+                loaded = cpp_load(instrs[x].dtype, place(self.loads[x]))
+                lines.append(f"const {kind} x{x} = {loaded};")
+        lines += [f"s{x}[j] = x{x};" for x in self.spilled]
+        for x, s in self.stores:
+            dtype = self.dtype(s)
+            if not dtype:
+                lines.append(f"y{s - w.n_slots}[i + j] = {w.name(x)};")
+            elif paired and dtype in NARROW:
+                lines.append(f"to{s} = {w.rounded(x, dtype, True)};")
+            else:
+                lines.append(w.store(s, place(s), x))
+        return lines
+
+    def single(self) -> list[str]:
+        return [
+            "#pragma GCC ivdep",
+            "for (int64_t j = 0; j < n; ++j) {",
+            *(f"  {x}" for x in self.body(False)),
+            "}",
+        ]
+
+    def pairs(self) -> list[str]:
+        reads = {x: s for x, s in self.loads.items() if self.dtype(s) in NARROW}
+        writes = [s for _, s in self.stores if self.dtype(s) in NARROW]
+        slots = dict.fromkeys([*reads.values(), *writes])
+        takes = [f"float x{x}" for x in reads] + [f"float& to{s}" for s in writes]
+
+        def element(j: str, read: str, end: str) -> str:
+            given = [
+                read.format(s=s, dtype=self.dtype(s), place=place(s))
+                for s in reads.values()
+            ]
+            given = [j, *given, *(f"{end}{s}" for s in writes)]
+            return f"each{self.k}({', '.join(given)});"
+
+        results = ", ".join(f"a{s}, b{s}" for s in writes)
+        return [
+            f"const auto each{self.k} = [&](int64_t j, {', '.join(takes)})",
+            "    __attribute__((always_inline)) {",
+            *(f"  {x}" for x in self.body(True)),
+            "};",
+            "#pragma GCC ivdep",
+            "for (int64_t j = 0; j < n - 1; j += 2) {",
+            *(f"  Pair* w{s} = (Pair*)&{place(s)};" for s in slots),
+            *([f"  float {results};"] if writes else []),
+            f"  {element('j', 'first_{dtype}(*w{s})', 'a')}",
+            f"  {element('j + 1', 'second_{dtype}(*w{s})', 'b')}",
+            *(f"  *w{s} = pair_{self.dtype(s)}(a{s}, b{s});" for s in writes),
+            "}",
+            "if (n & 1) {",
+            "  const int64_t j = n - 1;",
+            *([f"  float {', '.join(f'a{s}' for s in writes)};"] if writes else []),
+            "  " + element("j", "from_{dtype}({place})", "a"),
+            *(f"  {place(s)} = to_{self.dtype(s)}(a{s});" for s in writes),
+            "}",
+        ]
+
+
+def loop(w: Instructions, k: int) -> list[str]:
+    """The loop of phase k over a block of n neighbours from i."""
+    own = _Loop(w, k)
+    return own.pairs() if own.is_pairs() else own.single()

@@ -1,0 +1,198 @@
+"""A pointwise variant -> Triton: the functions that programs run.
+
+A program runs its lane's scalar code in registers, then some chunks of its elements on
+a main path of 16-byte accesses, one after another; what that path cannot take goes
+through the general one. Of lanes of few elements one program takes several, a row of
+threads for each.
+"""
+
+from __future__ import annotations
+
+from ...ir.graph import Variant
+from .quotients import Quotients, conditions, quotients
+from .text import indent, over_lines
+from .variant import ALIGNED, RECORD, Function
+
+#: The main path moves elements in groups of this many: 16 bytes of the narrowest type.
+GROUP = 16
+#: Lanes of a program that takes several, elements of each at a time, and elements that
+#: a lane may have to be one of them.
+ROWS, COLUMNS, SMALL = 8, 32, 128
+
+#: Above the lane stores of a program that takes whole lanes.
+WHOLE = """\
+# No other program reads what is stored here: each of these lanes is whole in this
+# one. Its own threads have read before the barrier.
+tl.debug_barrier()
+"""
+#: Above the loads of the next chunk.
+NEXT = """\
+# The next chunk's loads begin before this program goes on to it.
+"""
+
+
+def places(w: Function, start: str, count: str) -> list[str]:
+    """`count` elements from `start` on, whose first chunk begins the main path: where
+    that lies, and which of it the path takes.
+    """
+    lines = [
+        "",
+        f"start = {start}",
+        f"count = {count}",
+        "block = tl.arange(0, BLOCK)",
+        f"# main path: whole groups of {GROUP} elements, all pointers aligned",
+        f"grouped = tl.where(layout == {ALIGNED}, count // {GROUP} * {GROUP}, 0)",
+        f"mask = block < tl.multiple_of(grouped, {GROUP})",
+    ]
+    for s in w.element_slots:
+        lines.append(f"a{s} = tl.multiple_of(p{s}, 16) + start + block")
+    return lines
+
+
+class Chunks:
+    """Writes the functions of one variant without reductions."""
+
+    def __init__(self, number: int, variant: Variant, fast: bool = False) -> None:
+        self.n = number
+        self.v = variant
+        self.w = Function(number, variant, fast)
+        # "fast" divides fast anyway
+        self.quotients = Quotients() if fast else quotients(variant)
+
+    def functions(self, packs: bool) -> list[list[str]]:
+        """All functions; `packs`: also that of programs that take several lanes."""
+        made = []
+        if self.w.element_stores:
+            made += [self.w.element(), *self.main_element(), self.w.general()]
+        made.append(self.variant())
+        return [*made, self.packed()] if packs else made
+
+    # ---------------------------------------------------------------- chunks
+
+    @property
+    def inverses(self) -> dict[int, list[str]]:
+        """By divisor, the names of what `inverse` gives."""
+        parts = ("minus", "near", "under", "rest")
+        own = sorted({q.divisor for q in self.quotients.by_instr.values()})
+        return {i: [f"{self.w.name(i)}_{part}" for part in parts] for i in own}
+
+    def main_element(self) -> list[list[str]]:
+        """Element code of the main path, where it is another: with few divisions."""
+        instead = {}
+        for i, q in self.quotients.by_instr.items():
+            x, own = self.w.name(self.v.instrs[i].args[0]), self.inverses[q.divisor]
+            helper, own = ("narrow", own[2:]) if q.narrow else ("quotient", own)
+            instead[i] = f"{helper}({', '.join([x, *own])})"
+        if not instead:
+            return []
+        return [self.w.arithmetic(f"main{self.n}", self.main_arguments, instead)]
+
+    @property
+    def main_arguments(self) -> list[str]:
+        return [*self.w.arguments, *(x for own in self.inverses.values() for x in own)]
+
+    def variant(self) -> list[str]:
+        """Lane code, then some chunks on the main path, the rest on the general one."""
+        w = self.w
+        if not w.element_slots:
+            return w.shell([*w.ticket(), *["return 1"] * w.tells], [])
+        size = "span * BLOCK"
+        early = [
+            *places(
+                w,
+                f"ordinal.to(tl.int64) * ({size})",
+                f"tl.minimum(numel - start, {size}).to(tl.int32)",
+            ),
+            *w.element_loads({s: f"a{s}" for s in w.element_slots}),
+        ]
+        lines = []
+        if w.element_stores:
+            lines += ["", *self.checks(), *self.loop(), "if end < count:"]
+            rest = [x if x != "begin" else "end" for x in w.rest]
+            lines += indent(over_lines(f"general{self.n}(", [*rest, "REST"], ")"))
+        return w.shell([*lines, *w.ticket()], [], early)
+
+    def checks(self) -> list[str]:
+        """How far the main path goes: nowhere, where a divisor is not in its range."""
+        lines = [
+            f"{', '.join(own)} = inverse({self.w.name(i)})"
+            for i, own in self.inverses.items()
+        ]
+        known = conditions(self.quotients, self.w.name)
+        if not known:
+            return [*lines, "end = grouped"]
+        lines.append(f"safe = {known[0]}")
+        lines += [f"safe &= {x}" for x in known[1:]]
+        return [*lines, "end = tl.where(safe, grouped, 0)"]
+
+    def loop(self) -> list[str]:
+        """The main path: a chunk is computed and stored, then the next one loaded."""
+        w = self.w
+        name, args = f"element{self.n}", w.arguments
+        if self.quotients.by_instr:
+            name, args = f"main{self.n}", self.main_arguments
+        place = {s: f"a{s} + at" for s in w.element_slots}
+        left = f"tl.multiple_of(grouped - at, {GROUP})"
+        then = f"tl.multiple_of(grouped - at - BLOCK, {GROUP})"
+        further = {s: f"a{s} + (at + BLOCK)" for s in w.element_slots}
+        body = [
+            *w.call(name, args),
+            f"mask = block < {left}",
+            *w.element_writes(place),
+        ]
+        if w.loads:
+            body += [
+                *NEXT.splitlines(),
+                f"mask = block < {then}",
+                *w.element_loads(further),
+            ]
+        return ["for at in range(0, end, BLOCK):", *indent(body)]
+
+    # ---------------------------------------------------------------- several lanes
+
+    def packed(self) -> list[str]:
+        """Several small lanes: lane code for all at once, then a row of each."""
+        v, w = self.v, self.w
+        rows = [f"p{s}" for s in (*w.lane_slots, *w.element_slots)]
+        places = [
+            f"{p} = {w.address(int(p[1:])).replace('lane +', 'own +')}" for p in rows
+        ]
+        lines = [
+            f"each = tl.arange(0, {ROWS})",
+            "there = each < count",
+            "# a row without a lane repeats the first one, and stores nothing",
+            f"own = lane + tl.where(there, each, 0) * {RECORD + len(v.slots)}",
+            *(["scalars = rows + tl.load(own + 2)"] if v.scalars else []),
+            *places,
+            *w.lane_lines(),
+        ]
+        if w.lane_stores:
+            lines += ["", *WHOLE.splitlines()]
+            lines += [
+                w.store(i, s, f"p{s}", f"x{i}", ", mask=there")
+                for i, s in w.lane_stores
+            ]
+        if w.element_stores:
+            varies: set[int] = set()
+            for i in v.lane_code:
+                instr = v.instrs[i]
+                own = instr.op in ("load", "scalar")
+                if own or any(a in varies for a in instr.args):
+                    varies.add(i)
+            place = {s: f"a{s}" for s in w.element_slots}
+            lines += [
+                "",
+                *(f"x{i} = x{i}[:, None]" for i in w.handed if i in varies),
+                "numel = tl.where(there, tl.load(own + 1), 0)",
+                f"for at in range(0, longest, {COLUMNS}):",
+                *indent(
+                    [
+                        f"inside = at + tl.arange(0, {COLUMNS})[None, :]",
+                        "mask = inside < numel[:, None]",
+                        *(f"a{s} = p{s}[:, None] + inside" for s in w.element_slots),
+                        *w.apply(place),
+                    ]
+                ),
+            ]
+        head = f"def packed{self.n}(lane, count, longest, rows):"
+        return ["@triton.jit", head, *indent(lines)]

@@ -1,0 +1,301 @@
+"""A variant -> Triton: what all its functions are made of.
+
+Element code is a function of its own, `element<n>`. The general path takes lanes whose
+tensors differ in layout or are not aligned, and the last few elements of a lane. What
+lane code stores is written by the program that takes the lane's last ticket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...ir.graph import Variant, makes_numbers
+from .. import optable
+from ..optable import TRITON_TYPES as TYPES
+from .text import give_back, indent, over_lines, take
+
+#: Fields of a lane's record before its addresses, and what `layout` holds for lanes
+#: without geometry. The runtime's tables follow these.
+RECORD = 4
+FLAT, ALIGNED = -1, -2
+CHUNK_FIELDS = 4
+
+SIZES = ("BLOCK: tl.constexpr", "REST: tl.constexpr")
+
+#: After the loads of the main path.
+UNDER_WAY = """\
+# All loads are under way before the first is waited for. To save registers, the
+# assembler would begin some when others' numbers are used up; but nothing can be
+# computed without the lane's numbers, which are asked for behind this barrier.
+tl.debug_barrier()
+"""
+#: Above a lane's stores.
+TICKET = """\
+# Every program of the lane reads what is stored here. Each takes a ticket when it is
+# done, and the one that takes the last stores. All its threads' reads come before
+# the barrier, the barrier before the ticket, and the ticket, which releases and
+# acquires, before the last taker's stores: so each read happens before each store,
+# and none sees a new number.
+"""
+
+
+class Function:
+    """Writes the functions of one variant."""
+
+    def __init__(self, number: int, variant: Variant, fast: bool = False) -> None:
+        self.v = variant
+        self.fast = fast
+        self.number = number
+        slots = variant.slots
+        self.lane_slots = [s for s, x in enumerate(slots) if x.domain == "lane"]
+        self.element_slots = [s for s, x in enumerate(slots) if x.domain == "element"]
+        self.lane_stores = [x for x in variant.stores if slots[x[1]].domain == "lane"]
+        self.element_stores = [
+            x for x in variant.stores if slots[x[1]].domain == "element"
+        ]
+        self.loads = [i for i in variant.code if variant.instrs[i].op == "load"]
+        used = {a for i in variant.code for a in variant.instrs[i].args}
+        used.update(i for i, _ in self.element_stores)
+        used.update(variant.instrs[i].args[0] for i in variant.folds)
+        self.lane = frozenset(variant.lane_code)
+        #: what element code takes from lane code, and the constants it names
+        lane = used & set(variant.lane_code)
+        self.handed = sorted(i for i in lane if not self.is_const(i))
+        self.consts = sorted(i for i in used if self.is_const(i))
+
+    def is_const(self, i: int) -> bool:
+        return self.v.instrs[i].op in ("const", "tail")
+
+    def name(self, i: int) -> str:
+        return f"x{i}"
+
+    def assign(self, i: int) -> str:
+        """The line that computes instruction i, which is no load."""
+        instr = self.v.instrs[i]
+        if instr.op == "const":
+            value = optable.triton_literal(float(instr.attr or 0.0), instr.dtype)
+        elif instr.op == "tail":
+            # a GPU's loops leave nothing over
+            value = optable.triton_literal(0.0, "b8")
+        elif instr.op == "scalar":
+            value = optable.triton_cast(
+                f"tl.load(scalars + {instr.attr})", "f64", instr.dtype
+            )
+        else:
+            args = [self.name(a) for a in instr.args]
+            dtypes = [self.v.instrs[a].dtype for a in instr.args]
+            kept = self.unrounded(i)
+            value = (
+                self.name(kept)
+                if kept is not None
+                else optable.triton(instr, args, dtypes, self.fast)
+            )
+        return f"{self.name(i)} = {value}"
+
+    def unrounded(self, i: int) -> int | None:
+        """The f32 number that instruction i has back after it was rounded to a half.
+
+        "fast" goes on with it; what is stored is rounded all the same.
+        """
+        instrs = self.v.instrs
+        if not self.fast or instrs[i].op != "cast" or instrs[i].dtype != "f32":
+            return None
+        half = instrs[i].args[0]
+        if instrs[half].op != "cast" or instrs[half].dtype not in optable.NARROW:
+            return None
+        wide = instrs[half].args[0]
+        same_code = (wide in self.lane) == (i in self.lane)
+        return wide if instrs[wide].dtype == "f32" and same_code else None
+
+    def load(self, i: int, pointer: str, mask: str) -> str:
+        dtype = self.v.instrs[i].dtype
+        value = f"tl.load({pointer}{mask})"
+        return f"x{i} = {value} != 0" if dtype == "b8" else f"x{i} = {value}"
+
+    def store(self, i: int, s: int, pointer: str, value: str, mask: str) -> str:
+        source, dtype = self.v.instrs[i].dtype, self.v.slots[s].dtype
+        value = optable.triton_cast(value, source, dtype)
+        value = f"{value}.to(tl.uint8)" if dtype == "b8" else value
+        return f"tl.store({pointer}, {value}{mask})"
+
+    def address(self, s: int) -> str:
+        dtype = self.v.slots[s].dtype
+        kind = "tl.uint8" if dtype == "b8" else TYPES[dtype]
+        return f"tl.load(lane + {RECORD + s}).to(tl.pointer_type({kind}))"
+
+    # ---------------------------------------------------------------- functions
+
+    @property
+    def arguments(self) -> list[str]:
+        """What element code takes: what was loaded, lane code's numbers."""
+        return [self.name(i) for i in (*self.loads, *self.handed)]
+
+    def element(self) -> list[str]:
+        """Arithmetic of an element -> results to store, then what is folded."""
+        return self.arithmetic(f"element{self.number}", self.arguments, {})
+
+    def arithmetic(
+        self, name: str, args: list[str], instead: Mapping[int, str]
+    ) -> list[str]:
+        """A function of element code; `instead`: how some instructions are computed."""
+        code = [i for i in self.v.code if self.v.instrs[i].op != "load"]
+        body = [self.assign(i) for i in self.consts if i not in code]
+        for i in code:
+            own = instead.get(i)
+            body.append(self.assign(i) if own is None else f"{self.name(i)} = {own}")
+        made = [self.name(i) for i, _ in self.element_stores]
+        made += [self.name(self.v.instrs[i].args[0]) for i in self.v.folds]
+        return [
+            "@triton.jit",
+            *over_lines(f"def {name}(", args, "):"),
+            *indent([*body, f"return {', '.join(made)}"]),
+        ]
+
+    def call(self, name: str, args: list[str]) -> list[str]:
+        """Element code: results are y<slot>, what fold i takes is f<i>."""
+        made = [f"y{s}" for _, s in self.element_stores]
+        made += [f"f{i}" for i in self.v.folds]
+        return over_lines(f"{', '.join(made)} = {name}(", args, ")") if made else []
+
+    def element_loads(self, place: Mapping[int, str]) -> list[str]:
+        instrs = self.v.instrs
+        return [
+            self.load(i, place[int(instrs[i].attr or 0)], ", mask=mask")
+            for i in self.loads
+        ]
+
+    def element_writes(self, place: Mapping[int, str]) -> list[str]:
+        return [
+            self.store(i, s, place[s], f"y{s}", ", mask=mask")
+            for i, s in self.element_stores
+        ]
+
+    def apply(self, place: Mapping[int, str]) -> list[str]:
+        """Loads, element code, stores."""
+        return [
+            *self.element_loads(place),
+            *self.call(f"element{self.number}", self.arguments),
+            *self.element_writes(place),
+        ]
+
+    def ticket(self) -> list[str]:
+        """Store lane numbers when no program of the lane will read them any more."""
+        if not self.lane_stores:
+            return []
+        stores = [self.store(i, s, f"p{s}", f"x{i}", "") for i, s in self.lane_stores]
+        return [
+            "",
+            *TICKET.splitlines(),
+            "tl.debug_barrier()",
+            "last = programs == 1",
+            "if programs > 1:",
+            *indent(take("ticket", "programs")),
+            "if last:",
+            *indent([*stores, give_back("ticket")]),
+        ]
+
+    @property
+    def tells(self) -> bool:
+        """Does the variant's function say whether a lane is done?"""
+        return makes_numbers(self.v)
+
+    def shell(
+        self, body: list[str], results: list[int], early: Sequence[str] = ()
+    ) -> list[str]:
+        """A variant's function: addresses and lane code, then `body`.
+
+        `results`: slots of results. `early`: what is begun before lane code.
+        """
+        v = self.v
+        lines = [
+            "layout = tl.load(lane)",
+            "numel = tl.load(lane + 1)",
+        ]
+        if v.scalars:
+            lines.append("scalars = rows + tl.load(lane + 2)")
+        if self.lane_stores or v.reduction == "full":
+            lines.append("programs = tl.load(lane + 3)")
+        for s in (*self.lane_slots, *self.element_slots, *results):
+            lines.append(f"p{s} = {self.address(s)}")
+        numbers, code = self.lane_parts()
+        if early:
+            lines += [*early, *UNDER_WAY.splitlines()]
+        lines += [*numbers, "", *code, *body]
+        args = ["lane", "ordinal", "span", "rows", "geometry", "ticket", "partials"]
+        head = over_lines(f"def variant{self.number}(", [*args, *SIZES], "):")
+        return ["@triton.jit", *head, *indent(lines)]
+
+    def lane_lines(self) -> list[str]:
+        """Loads of a lane's numbers, then lane code."""
+        first, rest = self.lane_parts()
+        return [*first, "", *rest]
+
+    def lane_parts(self) -> tuple[list[str], list[str]]:
+        """Lane code: what it loads, and what it computes."""
+        v = self.v
+        loaded = [i for i in v.lane_code if v.instrs[i].op in ("load", "scalar")]
+        numbers = [
+            self.load(i, f"p{v.instrs[i].attr}", "")
+            if v.instrs[i].op == "load"
+            else self.assign(i)
+            for i in loaded
+        ]
+        lane = [i for i in v.lane_code if i not in set(loaded)]
+        # a constant that element code alone uses is named there
+        needed = {a for i in (*lane, *v.output_code) for a in v.instrs[i].args}
+        needed.update(i for i, s in v.stores if v.slots[s].domain != "element")
+        lane = [i for i in lane if i in needed or not self.is_const(i)]
+        return numbers, [self.assign(i) for i in lane]
+
+    def walk(self, slots: Sequence[int]) -> list[str]:
+        """One dimension of an odometer: offsets of element slots."""
+        return [
+            "size = tl.load(shape + dims - d)",
+            "index = rest % size",
+            "rest = rest // size",
+            *(
+                f"o{s} += index * tl.load(shape + {k + 2} * dims - d)"
+                for k, s in enumerate(slots)
+            ),
+        ]
+
+    def general(
+        self,
+        before: Sequence[str] = (),
+        each: Sequence[str] = (),
+        after: Sequence[str] = (),
+    ) -> list[str]:
+        """The general path: any strides, any alignment, and what groups leave over.
+
+        `before`, `each`, `after`: what is done around the loop, and after each turn.
+        """
+        slots = self.element_slots
+        loop = [
+            "inside = at + tl.arange(0, REST)",
+            "mask = inside < count",
+            "rest = start + inside",
+            *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
+            "for d in range(dims):",
+            *indent(self.walk(slots)),
+            *self.apply({s: f"p{s} + o{s}" for s in slots}),
+            *each,
+        ]
+        body = [
+            "# few elements at a time, so that it needs few registers",
+            "strided = layout >= 0",
+            "shape = geometry + tl.where(strided, layout, 0)",
+            "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
+            *before,
+            "for at in range(begin, count, REST):",
+            *indent(loop),
+            *after,
+        ]
+        head = over_lines(f"def general{self.number}(", [*self.rest, SIZES[1]], "):")
+        return ["@triton.jit", *head, *indent(body)]
+
+    @property
+    def rest(self) -> list[str]:
+        """What the general path takes."""
+        pointers = [f"p{s}" for s in self.element_slots]
+        numbers = [self.name(i) for i in self.handed]
+        return ["layout", "geometry", "start", "begin", "count", *pointers, *numbers]

@@ -1,0 +1,1 @@
+"""From Dynamo's graph to a step: partition, pipeline, reports, diagnostics."""

@@ -1,0 +1,142 @@
+"""What the user is told where Dynamo leaves a step, or a part of it, to eager."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import compat
+from ..capture.fx.inputs import check_freed, check_tensor
+from ..errors import UnsupportedInput
+from .report import Report
+from .session import COMPILED, session
+from .untraceable import untraceable
+
+
+def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UnsupportedInput for a step that Dynamo would run in eager, silently."""
+    reason = compat.never_compiled(optimizer)
+    if reason:
+        raise UnsupportedInput(reason)
+    for number, group in enumerate(optimizer.param_groups):
+        for position, p in enumerate(group["params"]):
+            name = f"parameter {position} of group {number}"
+            check_freed(name, p)
+            if p.grad is not None:
+                check_tensor(f"the gradient of {name}", p.grad)
+                check_freed(f"the gradient of {name}", p.grad)
+
+
+def shared_state(optimizer: torch.optim.Optimizer) -> str:
+    """Why Dynamo must not trace what holds this optimizer, of which the user is told;
+    "" if it may.
+
+    Of a dict that two optimizers hold Dynamo keeps two records, and what one of them
+    writes into it gets lost.
+    """
+    for name, held in vars(optimizer).items():
+        inside = held if isinstance(held, (list, tuple)) else [held]
+        for other in inside:
+            if isinstance(other, torch.optim.Optimizer) and _share(optimizer, other):
+                why = (
+                    f"{type(optimizer).__name__} shares its state with its {name!r}, a "
+                    f"{type(other).__name__}, and Dynamo loses what one of two such "
+                    "optimizers writes"
+                )
+                session.warn_once(
+                    f"fuseopt: {why}. {type(optimizer).__name__}.step runs in eager; "
+                    "the step of the other is compiled."
+                )
+                session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+                return why
+    return ""
+
+
+def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
+    """Why a step runs in eager, which the user is told; "" if Dynamo may trace it."""
+    why = untraceable(optimizer)
+    if not why:
+        return shared_state(optimizer)
+    session.warn_once(f"fuseopt: {type(optimizer).__name__}.step runs in eager: {why}.")
+    session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+    return why
+
+
+def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+    """Do two optimizers have state in common?"""
+    if one is other:
+        return False
+    known = {id(own) for own in one.state.values() if isinstance(own, dict)}
+    return one.state is other.state or any(
+        id(own) in known for own in other.state.values()
+    )
+
+
+def untraceable_gradient(optimizer: torch.optim.Optimizer) -> bool:
+    """Has a parameter a gradient that only eager can take, and is the user told?
+
+    A parameter whose `.data` changed its dtype keeps the gradient that it had; Dynamo
+    makes a twin of both, and gives the one to the other.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if odd_gradient(p):
+                why = (
+                    f"a parameter of {p.dtype} has a gradient of {p.grad.dtype}, which "
+                    "Dynamo cannot trace"
+                )
+                name = type(optimizer).__name__
+                session.warn_once(f"fuseopt: a step of {name} runs in eager: {why}.")
+                session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+                return True
+    return False
+
+
+def odd_gradient(p: torch.Tensor) -> bool:
+    """Has a gradient another dtype than its parameter lets it have?"""
+    if p.grad is None or p.grad.dtype == p.dtype:
+        return False
+    return getattr(p, "grad_dtype", p.dtype) not in (None, p.grad.dtype)
+
+
+def _apart(optimizer: torch.optim.Optimizer) -> bool:
+    """Was its step compiled by fuseopt.compile?"""
+    return optimizer in session.apart or hasattr(optimizer.step, COMPILED)
+
+
+def tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
+    """Warn that something runs in eager from now on: Dynamo itself only logs it."""
+    limit = "torch has compiled {} as often as it does one function, and runs in eager "
+    if optimizer is None:
+        what, why = function, "any call that these compilations do not fit."
+    elif _apart(optimizer):
+        what = f"the step of one {type(optimizer).__name__}"
+        why = "any call that these do not fit."
+    else:
+        what = f"{type(optimizer).__name__}.step"
+        why = (
+            "any optimizer that these compilations do not fit, this one included: all "
+            "of a class share one step. fuseopt.compile(optimizer) compiles each apart."
+        )
+    session.warn_once(
+        f"fuseopt: {limit.format(what)}{why} TORCH_LOGS=recompiles shows what differs."
+    )
+
+
+def tell_of_graph_break(
+    place: str, reason: str, optimizer: torch.optim.Optimizer
+) -> None:
+    """Warn that Dynamo cannot see a step as one graph."""
+    if _apart(optimizer):
+        then = "What comes before and after is compiled apart; a loop around it is not."
+    else:
+        then = (
+            "Dynamo then often leaves all of the step to eager; with "
+            "fuseopt.compile(optimizer), what comes before and after is compiled, "
+            "unless the line lies in a loop."
+        )
+    session.warn_once(
+        f"fuseopt: Dynamo ends its graph of {type(optimizer).__name__}.step at {place} "
+        f"({reason}). {then} A branch on a tensor's value can be written as "
+        "torch.where; TORCH_LOGS=graph_breaks has more.",
+        place,
+    )

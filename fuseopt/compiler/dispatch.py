@@ -1,0 +1,247 @@
+"""A graph of Dynamo's -> a step, or what runs instead of it.
+
+An update becomes a step; what is none runs elsewhere, and a Report says why. The first
+graph imports this, and with it all that compiles.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from .. import compat
+from ..capture.fx.eager import as_eager, replay
+from ..config import Config, resolve
+from ..errors import CannotBuild, CaptureError, EagerOnly, VerifyError
+from ..runtime.plan import Plan
+from ..runtime.step import CompiledStep
+from . import internal_errors, pipeline
+from .partition import Part, attribute, decide, join
+from .report import PartReport, Report
+from .session import session
+from .timing import Clock
+
+log = logging.getLogger("fuseopt")
+
+
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile Dynamo's graph of a step. Raises ConfigError, UnsupportedInput."""
+    config = resolve(mode, options)
+    args = list(example_inputs)
+    clock = Clock()
+    try:
+        decision = decide(gm, args, compat.traces_step())
+    except Exception as error:
+        why = _failed(error, gm, args, config)
+        return _fall_back(gm, args, config, why, True)
+    clock.lap("decide")
+    if decision.parts:
+        return _split(gm, args, config, decision.parts)
+    if decision.whole != "update":
+        eager = decision.whole == "eager"
+        return _fall_back(gm, args, config, decision.why, eager)
+    parts = [PartReport("all", "fuseopt", decision.why)] if decision.why else []
+    return _update(gm, args, config, parts, clock)
+
+
+def _update(
+    gm: GraphModule,
+    args: Sequence[Any],
+    config: Config,
+    parts: Sequence[PartReport],
+    clock: Clock | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph that is an update; eager runs it where that cannot be.
+
+    `clock` has the seconds of what came before, for the first plan.
+    """
+    clocks = [clock]
+    refused: set[str] = set()
+
+    def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
+        spent = clocks.pop() if clocks else None
+        made, report = pipeline.plan_graph(graph, now, config, clock=spent)
+        report.parts = list(parts)
+        session.reports.append(report)
+        assert made is not None
+        return made
+
+    def refuse(error: CaptureError) -> None:
+        _warn_of(error, config)
+        where = _elsewhere(config, str(error), eager=True)
+        text = f"A call runs in {where}: {error}"
+        if text not in refused:  # many calls may do so
+            refused.add(text)
+            session.reports.append(Report(fallback=text, parts=list(parts)))
+
+    def failed(error: Exception, now: Sequence[Any]) -> bool:
+        if isinstance(error, CannotBuild):
+            where = _elsewhere(config, str(error), eager=True)
+            _tell_of_eager(error)
+        elif internal_errors.is_mishap(error):
+            where = _failed(error, gm, now, config)
+        else:
+            return False
+        told = Report(fallback=f"It runs in eager: {where}", parts=list(parts))
+        session.reports.append(told)
+        return True
+
+    verify = _verified if config.verify else None
+    try:
+        return CompiledStep(gm, plan, args, verify, refuse, failed)
+    except CaptureError as error:
+        _warn_of(error, config)
+        return _fall_back(gm, args, config, str(error), True, parts)
+    except CannotBuild as error:
+        eager = _fall_back(gm, args, config, str(error), True, parts)
+        _tell_of_eager(error)
+        return eager
+    except Exception as error:
+        why = _failed(error, gm, args, config)
+        return _fall_back(gm, args, config, why, True, parts)
+
+
+def _failed(
+    error: Exception, gm: GraphModule, args: Sequence[Any], config: Config
+) -> str:
+    """Say what fuseopt did wrong, so that eager is to run a graph; or raise."""
+    if not internal_errors.is_mishap(error):
+        raise error
+    return internal_errors.tell(error, gm, args, config, "The step runs in eager.")
+
+
+def _warn_of(error: CaptureError, config: Config) -> None:
+    """Say once that a step runs in eager, where nobody would expect it."""
+    if isinstance(error, EagerOnly) and config.fallback != "error":
+        session.warn_once(f"fuseopt: a step runs in eager, since {error}")
+
+
+def _tell_of_eager(error: CannotBuild) -> None:
+    session.warn_once(f"fuseopt: steps run in eager: {error}", "no kernel can be built")
+
+
+def _split(
+    gm: GraphModule, args: Sequence[Any], config: Config, parts: Sequence[Part]
+) -> Callable[..., Any]:
+    """Run each part of a graph where it belongs, one after another."""
+    other = next(part for part in parts if part.side != "update")
+    where = _elsewhere(config, f"a part of the graph is no update: {other.why}")
+    told = part_reports(parts, where)
+    runs: list[Callable[..., Any]] = []
+    for part in parts:
+        values = values_of(gm, args, part)
+        if part.side != "update":
+            runs.append(_run_elsewhere(part.gm, values, where))
+        elif all(x.op in ("placeholder", "get_attr") for x in part.inputs):
+            runs.append(_update(part.gm, values, config, told))
+        else:
+            # sizes of what another part makes are known when it has run
+            make = functools.partial(_update, config=config, parts=told)
+            runs.append(_AtFirstCall(part.gm, make))
+    return join(gm, parts, runs)
+
+
+class _AtFirstCall:
+    """Compiles a graph for the arguments of its first call."""
+
+    def __init__(self, gm: GraphModule, make: Callable[..., Any]) -> None:
+        self.gm = gm
+        self.make = make
+        self.run: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.run is None:
+            self.run = self.make(self.gm, args)
+        return self.run(*args)
+
+
+def values_of(gm: GraphModule, args: Sequence[Any], part: Part) -> list[Any]:
+    """The arguments of a part, as far as they are known before the graph runs: what
+    another part makes is the tensor that tracing saw.
+    """
+    known = dict(zip(gm.graph.find_nodes(op="placeholder"), args, strict=True))
+    return [
+        attribute(gm, str(x.target))
+        if x.op == "get_attr"
+        else known.get(x, x.meta.get("example_value"))
+        for x in part.inputs
+    ]
+
+
+def part_reports(parts: Sequence[Part], elsewhere: str) -> list[PartReport]:
+    """What each part is, and where it runs."""
+    return [
+        PartReport(
+            part.side,
+            "fuseopt" if part.side == "update" else elsewhere,
+            f"{sum(n.op.startswith('call') for n in part.gm.graph.nodes)} calls; "
+            f"{part.why}",
+        )
+        for part in parts
+    ]
+
+
+def _fall_back(
+    gm: GraphModule,
+    args: Sequence[Any],
+    config: Config,
+    reason: str,
+    eager: bool,
+    parts: Sequence[PartReport] = (),
+) -> Callable[..., Any]:
+    """Run a graph that is no optimizer step elsewhere, and report it."""
+    where = _elsewhere(config, reason, eager)
+    told = Report(fallback=f"It runs in {where}: {reason}", parts=list(parts))
+    session.reports.append(told)
+    return _run_elsewhere(gm, args, where)
+
+
+def _elsewhere(config: Config, reason: str, eager: bool = False) -> str:
+    """Where to run what is no update. Raises CaptureError if nowhere."""
+    if config.fallback == "error":
+        raise CaptureError(f"{reason} (options={{'fallback': 'error'}} was given)")
+    where = "eager" if eager else config.fallback
+    log.info("a graph goes to %s: %s", where, reason)
+    return where
+
+
+def _run_elsewhere(
+    gm: GraphModule, args: Sequence[Any], where: str
+) -> Callable[..., Any]:
+    if where == "eager":
+        return as_eager(gm)
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, list(args))  # type: ignore[return-value]
+
+
+def _verified(gm: GraphModule, args: Sequence[Any], step: Callable[[], Any]) -> Any:
+    """Run a step and eager beside it on clones; raise at the first bit that differs."""
+    statics, given, expected = replay(gm, args)
+    result = step()
+    pairs = [(name, getattr(gm, name), want) for name, want in statics.items()]
+    pairs += [
+        (f"argument {i}", got, want)
+        for i, (got, want) in enumerate(zip(args, given, strict=True))
+    ]
+    if isinstance(result, (list, tuple)):
+        pairs += [
+            (f"result {i}", got, want)
+            for i, (got, want) in enumerate(zip(result, expected, strict=True))
+        ]
+    for name, got, want in pairs:
+        if isinstance(got, torch.Tensor):
+            where = compat.first_difference(got.detach(), want)
+            if where is not None:
+                raise VerifyError(f"{name}: {where}")
+    return result

@@ -1,0 +1,74 @@
+"""Write what became of a graph into a folder that a person can read.
+
+One numbered folder per compiled graph: `0_captured.txt` (the graph as recorded),
+`1_scheduled.txt` (what runs: kernels, blocks, where temps lie), `not_fused.txt` (every
+refusal with its reason), `kernel0.cpp` ... (generated source), `kernel0.layout.txt`
+(the launch layout), `report.txt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..codegen import Source
+from ..ir.graph import Graph, Schedule
+from ..ir.printer import show_graph, show_schedule
+from .report import Report
+
+#: The debug levels that add a file to the report.
+REFUSALS, PASSES, SOURCES = 2, 3, 4
+
+
+def new_folder(parent: str) -> Path:
+    """Make the next numbered folder `step0`, `step1`, ... below `parent`."""
+    root = Path(parent)
+    root.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while True:
+        folder = root / f"step{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def layout_text(source: Source) -> str:
+    """The launch layout as lines: slots, scalars and lane values of each variant."""
+    lines = [f"target {source.target}, entry {source.entry}"]
+    for number, v in enumerate(source.layout):
+        lines.append(
+            f"variant {number}: {v.scalars} scalars, {v.lane_values} lane values"
+        )
+        lines += [f"  slot {k}: {slot}" for k, slot in enumerate(v.slots)]
+    return "\n".join(lines) + "\n"
+
+
+def write(
+    folder: Path,
+    level: int,
+    report: Report,
+    graph: Graph,
+    plan: Schedule,
+    sources: Mapping[str, tuple[Source, str]],
+) -> None:
+    """Write the files of `level` and those below it.
+
+    `sources`: (source, file suffix) of each kernel by name.
+    """
+    if level >= PASSES:
+        (folder / "0_captured.txt").write_text(show_graph(graph))
+        (folder / "1_scheduled.txt").write_text(show_schedule(graph, plan))
+    if level >= REFUSALS:
+        lines = [
+            f"{r.producer} -> {r.consumer}: {r.code}: {r.detail}" for r in plan.refusals
+        ]
+        text = "\n".join(lines) or "everything that could fuse did"
+        (folder / "not_fused.txt").write_text(text + "\n")
+    if level >= SOURCES:
+        for name, (source, suffix) in sources.items():
+            (folder / f"{name}{suffix}").write_text(source.text)
+            (folder / f"{name}.layout.txt").write_text(layout_text(source))
+    (folder / "report.txt").write_text(f"{report}\n")

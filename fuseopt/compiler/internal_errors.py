@@ -1,0 +1,117 @@
+"""An error of fuseopt's own -> one warning, a folder that tells of it, and eager.
+
+Whatever goes wrong while a step is made ready is nobody's loss but time: nothing was
+written yet, and eager can do the step. What is needed to mend it is written down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..config import Config
+from ..errors import BuildError, FuseoptError, GraphError, InternalError
+from .dump import new_folder
+from .session import session
+
+#: What a step may run into whose memory is full; it may have more the next time.
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+#: Errors that a step says by itself, or that nobody can do anything about.
+PASSED = (FuseoptError, *OUT_OF_MEMORY)
+#: Among them, those that are a defect all the same.
+DEFECTS = (GraphError, BuildError)
+
+
+def is_mishap(error: BaseException) -> bool:
+    """Is an error that planning raised a defect, rather than word for the user?"""
+    if isinstance(error, DEFECTS):
+        return True
+    return isinstance(error, Exception) and not isinstance(error, PASSED)
+
+
+def tell(
+    error: Exception, gm: GraphModule, args: Sequence[Any], config: Config, then: str
+) -> str:
+    """Write down what happened and warn of it once; what was said.
+
+    `then`: what becomes of the step. Raises InternalError where the options want no
+    step to run elsewhere.
+    """
+    line = str(error).strip().partition("\n")[0]
+    what = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    about = f"mishap {what} {place}"
+    said = f"an internal error ({what})"
+    if about not in session.warned or config.fallback == "error":
+        folder = _written(error, gm, args, config)
+        said = f"{said}; {folder}"
+    if config.fallback == "error":
+        raise InternalError(
+            f"{said} (options={{'fallback': 'error'}} was given)"
+        ) from error
+    session.mishaps.append(what)
+    session.warn_once(
+        f"fuseopt: {said}. {then} Please report it to fuseopt, with that folder.", about
+    )
+    return said
+
+
+def _written(
+    error: Exception, gm: GraphModule, args: Sequence[Any], config: Config
+) -> str:
+    """Write a folder that tells of an error; where it is, in words."""
+    try:
+        folder = _folder(config)
+    except OSError as why:
+        return f"nothing could be written down ({why})"
+    texts: dict[str, Callable[[], str]] = {
+        "traceback.txt": lambda: "".join(traceback.format_exception(error)),
+        "graph.txt": lambda: f"{gm.graph}\n",
+        "code.py": lambda: str(gm.code),
+        "inputs.txt": lambda: "\n".join(_inputs(gm, args)) + "\n",
+        "versions.txt": lambda: _versions(config),
+    }
+    for name, text in texts.items():
+        # what cannot be told of one must not hide the others
+        with contextlib.suppress(Exception):
+            (folder / name).write_text(text(), encoding="utf-8")
+    return f"details in {folder}"
+
+
+def _folder(config: Config) -> Path:
+    """A folder of the user's choice, or a private temporary one."""
+    if config.dump_dir:
+        with contextlib.suppress(OSError):
+            return new_folder(config.dump_dir)
+    return Path(tempfile.mkdtemp(prefix="fuseopt_error_"))
+
+
+def _inputs(gm: GraphModule, args: Sequence[Any]) -> Iterator[str]:
+    """A line for each tensor or number of a call; no contents of tensors."""
+    named = [*gm._buffers.items(), *gm._parameters.items()]
+    named += [(f"argument {i}", x) for i, x in enumerate(args)]
+    for name, x in named:
+        if isinstance(x, torch.Tensor):
+            layout = (x.dtype, x.device, tuple(x.shape), x.layout)
+            yield f"{name}: {type(x).__name__} {layout}"
+        else:
+            yield f"{name}: {x!r}"
+
+
+def _versions(config: Config) -> str:
+    from .. import __version__
+
+    return (
+        f"fuseopt {__version__}\ntorch {torch.__version__}\n"
+        f"python {sys.version}\n{platform.platform()}\n{config}\n"
+    )

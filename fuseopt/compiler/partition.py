@@ -1,0 +1,493 @@
+"""Dynamo's graph -> what of it is an update, and what goes elsewhere.
+
+A graph is an update as far as it writes memory that existed before it. `decide` gives a
+graph whole to one place, or splits it in up to three parts that run one after another:
+
+    before   calls that come before the first write
+    update   the writes, all that they depend on, and whatever lies between
+    after    calls that come after the last write
+
+No call is moved across a write, so no part can see memory in another state than eager
+would. Into `before` and `after` go
+
+- calls that autograd records (a forward), and what those depend on;
+- calls on whose results no write depends, if a product of matrices, a convolution,
+  attention or a higher-order op is among them (a loss, a metric). Fewer would not pay
+  for a compilation.
+
+So nothing that an update computes leaves it: what goes to Inductor need not have
+eager's bits, and an update always has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..capture.fx.given_memory import gives_memory
+from ..compat import GRAD_SWITCH, HIGHER_ORDER
+
+Side = Literal["before", "update", "after"]
+
+#: Functions of `operator` that change their first argument.
+INPLACE_OPERATORS = frozenset(
+    "iadd isub imul itruediv ifloordiv ipow imod iand ior ixor setitem".split()
+)
+#: Calls that make a part worth a compilation of its own.
+COMPUTE = frozenset(
+    (
+        "matmul mm bmm mv addmm addmv addbmm baddbmm chain_matmul einsum tensordot "
+        "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
+        "conv_transpose3d convolution scaled_dot_product_attention "
+        "multi_head_attention_forward"
+    ).split()
+)
+#: Parts of the names of calls that draw random numbers.
+RANDOM = (
+    "rand dropout bernoulli multinomial normal uniform exponential cauchy geometric "
+    "poisson gumbel rrelu"
+).split()
+#: Calls that go backward through what the graph recorded.
+BACKWARD = frozenset({"grad", "backward"})
+DETACHING = frozenset({"detach", "_get_data_attr"})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a graph as a graph of its own.
+
+    Its placeholders take the values of the nodes `inputs` of the whole graph; it
+    returns those of the nodes `outputs`, as a tuple.
+    """
+
+    side: Side
+    why: str
+    gm: GraphModule
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`parts` in the order in which they run; empty where the graph stays whole.
+
+    `whole`: "update", "fallback" (what the options say) or "eager", and `why`.
+    """
+
+    whole: Literal["update", "fallback", "eager"]
+    why: str
+    parts: tuple[Part, ...] = ()
+
+
+# ---------------------------------------------------------------- calls
+
+
+def _name(node: Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _nodes(x: Any) -> list[Node]:
+    if isinstance(x, Node):
+        return [x]
+    if isinstance(x, (list, tuple)):
+        return [n for y in x for n in _nodes(y)]
+    return []
+
+
+class _Target(NamedTuple):
+    """What is known of a function or method by itself.
+
+    `writes`: the arguments (position, name) that its schema says it changes, or None
+    where it has no schema; `inplace`: its name says that it changes the first.
+    """
+
+    writes: tuple[tuple[int, str], ...] | None
+    inplace: bool
+    nests: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _known(target: Any) -> _Target:
+    name = str(getattr(target, "__name__", target))
+    nests = name.endswith("_increment_nesting")
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        writes = tuple(
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        return _Target(writes, False, nests)
+    inplace = name in INPLACE_OPERATORS or (name.endswith("_") and name[-2:] != "__")
+    return _Target(None, inplace and target is not GRAD_SWITCH, nests)
+
+
+def written(node: Node) -> list[Node]:
+    """The arguments of a call that it changes in place."""
+    if not node.op.startswith("call"):
+        return []
+    target, args, kwargs = _known(node.target), node.args, node.kwargs
+    found = _nodes(kwargs["out"]) if "out" in kwargs else []
+    if target.writes is not None:
+        for position, name in target.writes:
+            inside = position < len(args)
+            found += _nodes(args[position] if inside else kwargs.get(name))
+    elif target.inplace or kwargs.get("inplace") is True or gives_memory(node):
+        found += _nodes(args[0] if args else kwargs.get("self"))
+    return found
+
+
+def _is_detached(node: Node) -> bool:
+    """Is a node a tensor's `.data`, or changed from it, which has no record of it?"""
+    while node.op.startswith("call"):
+        if _name(node) in DETACHING:
+            return True
+        sources = _nodes(node.args[0] if node.args else None)
+        if len(sources) != 1:
+            return False
+        node = sources[0]
+    return False
+
+
+def _values(node: Node) -> list[torch.Tensor] | None:
+    """What tracing saw a node make; None where it did not say."""
+    made = node.meta.get("example_value", node.meta.get("val"))
+    if made is None and node.op != "output":
+        return None
+    results = made if isinstance(made, (list, tuple)) else (made,)
+    return [t for t in results if isinstance(t, torch.Tensor)]
+
+
+def _storages(node: Node) -> frozenset[int]:
+    try:
+        return frozenset(t.untyped_storage()._cdata for t in _values(node) or ())
+    except NotImplementedError:  # sparse, or a wrapper of functorch
+        return frozenset()
+
+
+def _is_compute(node: Node) -> bool:
+    heavy = isinstance(node.target, HIGHER_ORDER) or node.op == "call_module"
+    return heavy or _name(node).partition(".")[0] in COMPUTE
+
+
+def _is_random(node: Node) -> bool:
+    return any(word in _name(node) for word in RANDOM)
+
+
+class _Facts:
+    """What a graph does: grad mode, records and writes of each call."""
+
+    def __init__(self, gm: GraphModule, args: Sequence[Any]) -> None:
+        self._storages: dict[Node, frozenset[int]] = {}
+        self.nodes: list[Node] = list(gm.graph.nodes)
+        self.place = {n: i for i, n in enumerate(self.nodes)}
+        # a parameter that is no leaf, as a differentiable step takes, is a buffer here
+        held = [*gm.parameters(), *gm.buffers()]
+        tensors = [*held, *(a for a in args if isinstance(a, torch.Tensor))]
+        grads = any(t.requires_grad for t in tensors)
+        inputs: set[int] = set()
+        self.targets: dict[Node, list[Node]] = {}  # what a call writes
+        self.tensors = any(t.dim() for t in tensors)
+        self.parameters: set[int] = set()  # storages of inputs that require gradients
+        for n in self.nodes:
+            if n.op in ("placeholder", "get_attr"):
+                inputs |= self.storages(n)
+                if any(t.requires_grad for t in _values(n) or ()):
+                    self.parameters |= self.storages(n)
+        self.recording: dict[Node, bool] = {}
+        self.recorded: set[Node] = set()
+        self.calls: list[Node] = []
+        self.writes: list[Node] = []  # calls that write memory of before the graph
+        self.local: set[int] = set()  # storages made and changed by the graph itself
+        self.entry = mode = torch.is_grad_enabled()
+        for n in self.nodes:
+            if n.target is GRAD_SWITCH:
+                mode = bool(n.args[0])
+                continue
+            self.recording[n] = mode
+            if not n.op.startswith("call"):
+                continue
+            self.calls.append(n)
+            if grads and mode and self._leaves_record(n):
+                self.recorded.add(n)
+            self.targets[n] = written(n)
+            for t in self.targets[n]:
+                own = self.storages(t)
+                if not own or own & inputs:
+                    self.writes.append(n)
+                    break
+                self.local |= own
+        self.leaves = mode
+        self._forget_unused_records()
+
+    def storages(self, node: Node) -> frozenset[int]:
+        """The memory of what a node makes; nothing where that is not known."""
+        known = self._storages.get(node)
+        if known is None:
+            known = self._storages[node] = _storages(node)
+        return known
+
+    def _forget_unused_records(self) -> None:
+        """A record counts only where somebody can call backward through it."""
+        if not self.recorded:
+            return
+        used = [
+            n
+            for n in self.recorded
+            if (n in self.writes and not all(map(_is_detached, self.targets[n])))
+            or _name(n) in BACKWARD
+        ]
+        used += [n for n in _nodes(list(self.nodes[-1].args)) if n in self.recorded]
+        self.recorded &= self.reach(used)
+
+    @staticmethod
+    def _leaves_record(node: Node) -> bool:
+        """Does a call that runs while gradients are recorded leave a record?
+
+        A number that a step hands back as a tensor, or arithmetic on `.data`, does not.
+        """
+        values = _values(node)
+        return values is None or any(t.requires_grad for t in values)
+
+    def reach(self, seeds: Iterable[Node]) -> set[Node]:
+        """The seeds and all calls that they depend on, through memory too."""
+        found = set(seeds)
+        touched: set[int] = set()
+        for n in reversed(self.calls):
+            own = {s for t in self.targets[n] for s in self.storages(t)}
+            changed = own & self.local
+            if n in found or changed & touched:
+                found.add(n)
+                found.update(x for x in n.all_input_nodes if x.op.startswith("call"))
+                for x in (n, *n.all_input_nodes):
+                    touched |= self.storages(x)
+        return found
+
+
+# ---------------------------------------------------------------- the rule
+
+
+def _sides(facts: _Facts) -> dict[Node, Side]:
+    """The side of every call, before it is known whether that can be; none if all are
+    the update's.
+    """
+    place, writes = facts.place, facts.writes
+    first, last = place[writes[0]], place[writes[-1]]
+    early = [n for n in facts.calls if place[n] < first]
+    late = [n for n in facts.calls if place[n] > last]
+
+    def pays(calls: Iterable[Node]) -> bool:
+        return any(n in facts.recorded or _is_compute(n) for n in calls)
+
+    before: set[Node] = set()
+    if pays(early):
+        update = facts.reach(writes)
+        before = facts.reach([n for n in early if n in facts.recorded]) & set(early)
+        for n in early:
+            inputs = [x for x in n.all_input_nodes if x.op.startswith("call")]
+            if n not in update and all(x in before for x in inputs):
+                before.add(n)
+        if not pays(before):
+            before = set()
+    after = set(late) if pays(late) else set()
+    if not before and not after:
+        return {}
+    return {
+        n: "before" if n in before else "after" if n in after else "update"
+        for n in facts.calls
+    }
+
+
+def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
+    """Why parts of these sides would not do what the whole does; "" if they would."""
+    if facts.entry != facts.leaves:
+        return "it leaves the recording of gradients switched"
+    if any(sides[n] == "update" for n in facts.recorded):
+        return "autograd records calls between its writes"
+    if len({s for n, s in sides.items() if _is_random(n)}) > 1:
+        return "its parts draw random numbers in turn"
+    holders: dict[int, Side] = {}
+    for n, side in sides.items():
+        for x in (n, *n.all_input_nodes):
+            for s in facts.storages(x) & facts.local:
+                if holders.setdefault(s, side) != side:
+                    return "one part changes what another one made"
+    depth = 0
+    scope: Side = "update"
+    for n, side in sides.items():
+        name = _name(n)
+        if depth and side != scope:
+            return "a context (autocast) covers more than one part"
+        if "_enter_" in name:
+            depth, scope = depth + 1, side
+        elif "_exit_" in name:
+            depth -= 1
+    return ""
+
+
+def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decision:
+    """Say where a graph goes. `args` are the arguments of the call being compiled.
+
+    `in_step`: it is a piece of an optimizer's step, so that the update depends on it.
+    """
+    facts = _Facts(gm, args)
+    if not facts.writes:
+        heavy = any(map(_is_compute, facts.calls))
+        if facts.local and not facts.recorded and not heavy:
+            return Decision("update", "")  # a step that makes its state
+        if in_step and not facts.recorded and facts.tensors:
+            return Decision("update", "")
+        made = "autograd records this graph" if facts.recorded else ""
+        what = "the graph changes no tensor that existed before it"
+        why = f"{made or what}, so it is no optimizer step"
+        if not facts.recorded and not facts.tensors:
+            # a schedule's numbers: eager's bits, and nothing that compiling could gain
+            return Decision("eager", f"{why}, and computes only numbers")
+        return Decision("fallback", why)
+    if any(_known(n.target).nests for n in facts.calls):
+        # levels that are entered and left: no part of them can run alone
+        why = "the step is written with a transform (torch.func.grad, torch.vmap)"
+        return Decision("eager", why)
+    if any(n in facts.recorded for n in facts.writes):
+        why = "autograd records what this graph writes, so it must run as it is"
+        return Decision("eager", why)
+    kind: Literal["eager", "fallback"] = "eager"
+    if facts.recorded:
+        silent = [n for n in facts.writes if not facts.recording[n]]
+        targets = (x for n in facts.writes for x in facts.targets[n])
+        own = {s for x in targets for s in facts.storages(x)}
+        kind = "eager" if own & facts.parameters else "fallback"
+        if not silent and kind == "fallback":
+            # a forward that counts its batches
+            why = "autograd records this graph, so it is no optimizer step"
+            return Decision("fallback", why)
+    if any(map(gives_memory, facts.calls)):
+        # what tracing saw of a tensor is where it lies at the end, in all of the graph
+        if facts.recorded:
+            why = "autograd records a part of this graph, which gives tensors memory"
+            return Decision("eager", why)
+        return Decision("update", "")
+    sides = _sides(facts)
+    if set(sides.values()) <= {"update"}:
+        return Decision("update", "")
+    obstacle = _obstacle(facts, sides)
+    if not obstacle:
+        return Decision("update", "", _parts(gm, facts, sides))
+    if not facts.recorded:
+        return Decision("update", f"not split, since {obstacle}")
+    why = (
+        f"autograd records a part of this graph, and it is not split, since {obstacle}"
+    )
+    return Decision(kind, why)
+
+
+# ---------------------------------------------------------------- cutting
+
+
+WHY: dict[str, str] = {
+    "recorded": "autograd records it",
+    "results": "nothing that the step writes depends on it",
+    "update": "it changes tensors in place",
+}
+
+
+def _parts(gm: GraphModule, facts: _Facts, sides: dict[Node, Side]) -> tuple[Part, ...]:
+    parts = []
+    result = _nodes(list(facts.nodes[-1].args))
+    for side in ("before", "update", "after"):
+        own = [n for n in facts.calls if sides[n] == side]
+        if not own:
+            continue
+        inside = set(own)
+        outputs = [
+            n
+            for n in own
+            if n in result or any(u not in inside for u in n.users if u.op != "output")
+        ]
+        inputs = [
+            x
+            for x in facts.nodes
+            if x not in inside
+            and not _is_constant(gm, x)
+            and any(u in inside for u in x.users)
+        ]
+        recorded = any(n in facts.recorded for n in own)
+        why = WHY[
+            "update" if side == "update" else "recorded" if recorded else "results"
+        ]
+        sub = _cut(gm, facts, own, inputs, outputs)
+        parts.append(Part(side, why, sub, tuple(inputs), tuple(outputs)))
+    return tuple(parts)
+
+
+def _is_constant(gm: GraphModule, node: Node) -> bool:
+    """A module or graph that a call refers to; tensors are handed over instead."""
+    return node.op == "get_attr" and not isinstance(
+        attribute(gm, str(node.target)), torch.Tensor
+    )
+
+
+def attribute(gm: GraphModule, target: str) -> Any:
+    """The value of a get_attr node."""
+    value: Any = gm
+    for step in target.split("."):
+        value = getattr(value, step)
+    return value
+
+
+def _cut(
+    gm: GraphModule,
+    facts: _Facts,
+    calls: list[Node],
+    inputs: list[Node],
+    outputs: list[Node],
+) -> GraphModule:
+    """A graph of some calls, with the grad mode that each had."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for x in inputs:
+        copies[x] = graph.placeholder(x.name)
+        copies[x].meta = dict(x.meta)
+    mode = facts.entry
+
+    def take(n: Node) -> Node:
+        if n not in copies:
+            copies[n] = graph.node_copy(n, take)
+        return copies[n]
+
+    for n in calls:
+        if facts.recording[n] != mode:
+            mode = facts.recording[n]
+            graph.call_function(GRAD_SWITCH, (mode,))
+        take(n)
+    if mode != facts.entry:
+        graph.call_function(GRAD_SWITCH, (facts.entry,))
+    graph.output(tuple(copies[n] for n in outputs))
+    return GraphModule(gm, graph)
+
+
+def join(
+    gm: GraphModule, parts: Sequence[Part], runs: Sequence[Callable[..., Any]]
+) -> Callable[..., Any]:
+    """One function of the whole graph's arguments that runs the parts in turn."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    attributes = [
+        n for n in gm.graph.nodes if n.op == "get_attr" and not _is_constant(gm, n)
+    ]
+    result = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+
+    def run(*args: Any) -> Any:
+        values = dict(zip(placeholders, args, strict=True))
+        for n in attributes:
+            values[n] = attribute(gm, str(n.target))
+        for part, call in zip(parts, runs, strict=True):
+            made = call(*[values[x] for x in part.inputs])
+            values.update(zip(part.outputs, made, strict=True))
+        return torch.fx.node.map_arg(result, values.__getitem__)
+
+    return run

@@ -1,0 +1,184 @@
+"""Reports: what was fused, what was not and why, what it costs.
+
+`Report` describes one graph. fuseopt.reports() lists those of this process, and
+fuseopt.explain(opt.step) makes one without running the step.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field, replace
+
+from ..ir.graph import DTYPE_BYTES, Kernel, Refusal, Run, Schedule, Variant
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One generated kernel.
+
+    `lanes`: parameters it updates (a counter that nothing else reads is none).
+    `bytes_per_element`: read and written per element, of its widest variant's slots.
+    `path`: where its source was dumped, if it was.
+    """
+
+    name: str
+    target: str
+    source: str
+    lanes: int
+    variants: int
+    elements: int
+    bytes: int
+    bytes_per_element: float
+    path: str | None = None
+
+    def at(self, path: str) -> KernelReport:
+        """The same, with the file of its source."""
+        return replace(self, path=path)
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """Where a part of a graph runs: `what` is "before" or "after" the update, the
+    "update" itself or "all"; `where` is "fuseopt", "inductor" or "eager".
+    """
+
+    what: str
+    where: str
+    why: str
+
+
+@dataclass
+class Report:
+    """What became of one graph that Dynamo handed over.
+
+    launches: kernel launches per step. externs: ATen calls that run as they are, with
+    the reason. not_fused: (producer, consumer, code, detail). build_seconds: compiling
+    the kernels. backend_seconds: everything between Dynamo's call and the ready step,
+    the build included. builds: compiler runs (0 where the cache had the kernel).
+    seconds: those of each pass, in order; they sum to backend_seconds.
+    fallback: "" or what runs the graph instead, and why.
+    parts: where each part of a graph went that was split, in the order in which they
+    run; empty where the graph is one update.
+    traced: how many of the lanes Dynamo traced, or why it traced them all; empty where
+    nobody asked.
+    cudagraph: "captured", what it waits for, or "off: " and why.
+    blocks: runs of kernels of the CPU that go block by block, by the kernels' names,
+    and how many blocks each has. A block is some lanes of each kernel: all kernels of a
+    run work on it before the next one begins. `launches` counts a kernel once.
+    """
+
+    launches: int = 0
+    kernels: list[KernelReport] = field(default_factory=list)
+    externs: list[tuple[str, str]] = field(default_factory=list)
+    not_fused: list[Refusal] = field(default_factory=list)
+    build_seconds: float = 0.0
+    backend_seconds: float = 0.0
+    builds: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    fallback: str = ""
+    parts: list[PartReport] = field(default_factory=list)
+    dump_dir: str | None = None
+    traced: str = ""
+    cudagraph: str = ""
+    blocks: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> int:
+        return sum(k.lanes for k in self.kernels)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes one step reads and writes."""
+        return sum(k.bytes for k in self.kernels)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        out = io.StringIO()
+        Console(file=out, width=88, highlight=False, no_color=True).print(self)
+        return out.getvalue().rstrip()
+
+    def __rich__(self) -> object:
+        from rich.table import Table
+
+        told = [f"{p.what}: {p.where} ({p.why})" for p in self.parts]
+        if self.fallback:
+            return "\n".join([f"fuseopt: not compiled. {self.fallback}", *told])
+        title = (
+            f"fuseopt: {self.launches} launch{'' if self.launches == 1 else 'es'} "
+            f"a step, {self.lanes} lanes, {self.bytes / 1e6:.2f} MB moved; backend "
+            f"{self.backend_seconds:.2f} s, of it build {self.build_seconds:.2f} s"
+        )
+        laps = ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items())
+        table = Table(
+            title=title,
+            title_justify="left",
+            caption=f"seconds: {laps}" if laps else None,
+            caption_justify="left",
+            expand=False,
+        )
+        for name in ("kernel", "target", "lanes", "variants", "elements", "B/element"):
+            table.add_column(name, justify="left" if name == "kernel" else "right")
+        for k in self.kernels:
+            table.add_row(
+                k.path or k.name,
+                k.target,
+                str(k.lanes),
+                str(k.variants),
+                f"{k.elements:,}",
+                f"{k.bytes_per_element:g}",
+            )
+        if self.cudagraph:
+            told.append(f"graph of the launches: {self.cudagraph}")
+        for names, n in self.blocks.items():
+            told.append(f"{n} block{'s' * (n > 1)} of lanes, each through {names}")
+        for text in told:
+            table.add_row(text, "", "", "", "", "")
+        if self.traced:
+            table.add_row(f"traced: {self.traced}", "", "", "", "", "")
+        for name, reason in self.externs:
+            table.add_row(f"extern {name}: {reason}", "aten", "", "", "", "")
+        for r in self.not_fused:
+            text = f"not fused: {r.producer} -> {r.consumer}: {r.code} ({r.detail})"
+            table.add_row(text, "", "", "", "", "")
+        return table
+
+
+def _bytes_per_element(v: Variant) -> int:
+    return sum(
+        DTYPE_BYTES[s.dtype] * (s.read + s.write)
+        for s in v.slots
+        if s.domain == "element"
+    )
+
+
+def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
+    """Count what one kernel moves."""
+    elements = moved = 0
+    for v in kernel.every:
+        width = _bytes_per_element(v)
+        for shape in v.shapes:
+            n = 1
+            for size in shape:
+                n *= size
+            elements += n
+            moved += n * width
+    return KernelReport(
+        kernel.name,
+        target,
+        source,
+        sum(v.lanes for v in kernel.variants if _bytes_per_element(v)) or kernel.lanes,
+        len(kernel.every),
+        elements,
+        moved,
+        round(moved / elements, 3) if elements else 0.0,
+    )
+
+
+def fill(report: Report, schedule: Schedule) -> None:
+    """Put a schedule's externs, blocks and refusals into a report."""
+    report.externs = [(extern.name, extern.reason) for extern in schedule.externs]
+    report.blocks = {
+        s.name: len(s.blocks) for s in schedule.steps if isinstance(s, Run)
+    }
+    report.not_fused = list(schedule.refusals)

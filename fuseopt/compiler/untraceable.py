@@ -1,0 +1,69 @@
+"""What of an optimizer Dynamo traces otherwise than Python runs it, without a guard.
+
+Such a step runs in eager: its bits are eager's, and the user is told why.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .code_paths import every_code
+
+#: Numbers whose arithmetic is Python's own.
+NUMBERS = (int, float, bool, complex)
+#: What a step may read of a tensor, and Dynamo takes for a constant without a guard.
+UNGUARDED = frozenset({"_version"})
+
+
+def untraceable(optimizer: Optimizer) -> str:
+    """Why a step is not what Dynamo would make of it; "" if nothing of that is seen."""
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if isinstance(value, NUMBERS) and type(value) not in NUMBERS:
+                return (
+                    f"the group's {key!r} is a {type(value).__name__}, a number with "
+                    "arithmetic of its own"
+                )
+        for kind in {type(p) for p in group["params"]}:
+            if _has_functions(kind):
+                return f"a parameter is a {kind.__name__}, which changes what calls do"
+    for name in sorted(UNGUARDED & set(_names(optimizer))):
+        return f"its step reads {name!r} of tensors, which Dynamo does not follow"
+    return ""
+
+
+def _has_functions(kind: type[torch.Tensor]) -> bool:
+    """Has a class of tensors a `__torch_function__` of its own, and no other tensors
+    for which it stands?
+    """
+    own = getattr(kind, "__torch_function__", None)
+    plain: Any = (
+        torch.Tensor.__torch_function__,
+        torch.nn.Parameter.__torch_function__,
+        torch._C._disabled_torch_function_impl,
+    )
+    found = getattr(own, "__func__", own)
+    if any(found is getattr(x, "__func__", x) for x in plain):
+        return False
+    dispatch: Any = kind.__torch_dispatch__
+    plain_dispatch: Any = torch.Tensor.__torch_dispatch__
+    return bool(dispatch is plain_dispatch)
+
+
+def _names(optimizer: Optimizer) -> Iterator[str]:
+    """All names in the methods of an optimizer's own classes."""
+    kinds = type(optimizer).__mro__
+    for kind in kinds[: kinds.index(Optimizer)]:
+        if kind.__module__.startswith("torch."):
+            continue
+        for value in vars(kind).values():
+            function = inspect.unwrap(getattr(value, "__func__", value))
+            if isinstance(function, types.FunctionType):
+                for code in every_code(function.__code__):
+                    yield from code.co_names

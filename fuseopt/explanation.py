@@ -1,0 +1,108 @@
+"""`fuseopt.explain`: plan a step without running it or changing any tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from . import compat
+from .backend import attach
+from .compiler.dispatch import part_reports, values_of
+from .compiler.partition import decide
+from .compiler.pipeline import plan_graph
+from .compiler.report import Report
+from .compiler.session import COMPILED
+from .compiler.timing import Clock
+from .config import resolve
+from .errors import NotAnOptimizer, UnsupportedInput
+from .isolate.compile import unfuse
+
+
+def explain(
+    step: Callable[..., Any] | torch.optim.Optimizer,
+    *args: Any,
+    options: Mapping[str, Any] | None = None,
+) -> Report:
+    """Plan a step without running it or changing any tensor.
+
+    `step`: an optimizer or its `step`, or a function of `args`. Parameters without any
+    gradient are taken to have one. Returns the Report of the first graph;
+    `build_seconds` is 0. Raises UnsupportedInput where Dynamo would never call a
+    backend.
+    """
+    attach()
+    config = resolve(None, options)
+    given: Any = step.step if isinstance(step, torch.optim.Optimizer) else step
+    if not callable(given):
+        raise NotAnOptimizer(
+            "fuseopt.explain takes an optimizer, its step or another function, not "
+            f"{type(step).__name__!r}"
+        )
+    function: Callable[..., Any] = given
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.optim.Optimizer):
+        twin = _twin(owner)
+        if hasattr(function, COMPILED):
+            unfuse(twin)
+        reason = compat.never_compiled(twin)
+        if reason:
+            raise UnsupportedInput(reason)
+        function = getattr(twin, function.__name__)
+    found: list[Report] = []
+
+    class Planned(Exception):
+        """Leaves the traced function before anything of it runs."""
+
+    def planner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
+        clock = Clock()
+        decision = decide(gm, inputs)
+        clock.lap("decide")
+        update = [part for part in decision.parts if part.side == "update"]
+        if decision.whole != "update":
+            found.append(Report(fallback=decision.why))
+        elif update:
+            values = values_of(gm, inputs, update[0])
+            report = plan_graph(update[0].gm, values, config, run=False)[1]
+            report.parts = part_reports(decision.parts, config.fallback)
+            found.append(report)
+        else:
+            report = plan_graph(gm, list(inputs), config, run=False, clock=clock)[1]
+            found.append(report)
+
+        def leave(*_: Any) -> Any:
+            raise Planned
+
+        return leave
+
+    with contextlib.suppress(Planned), compat.scalar_outputs():
+        torch.compile(function, backend=planner)(*args)
+    if not found:
+        raise UnsupportedInput(
+            "Dynamo made no graph of this function; run it with "
+            "TORCH_LOGS=graph_breaks to see why"
+        )
+    return found[0]
+
+
+def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A copy of an optimizer over memory of its own, with uninitialised contents."""
+    memo: dict[int, Any] = {}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in params:
+        twin = torch.nn.Parameter(torch.empty_like(p), requires_grad=p.requires_grad)
+        memo[id(p)] = twin
+    no_grad = all(p.grad is None for p in params)
+    for p in params:
+        source = p if no_grad else p.grad
+        if source is not None:
+            memo[id(p)].grad = torch.empty_like(source, requires_grad=False)
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                memo[id(value)] = torch.empty_like(value)
+    return copy.deepcopy(optimizer, memo)

@@ -1,0 +1,328 @@
+"""Graph -> nothing, or a GraphError that names the node and what is broken.
+
+Held are the invariants of the IR: SSA over versions of memory, well-formed bodies,
+consistent buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import GraphError
+from .alias import overlaps
+from .graph import (
+    ARITHMETIC,
+    ARITY,
+    BY_ROWS,
+    DTYPE_BYTES,
+    FLOATS,
+    FUNCTIONS,
+    REDUCTIONS,
+    VECTOR,
+    Body,
+    Extern,
+    Graph,
+    Instr,
+    Node,
+    SchedulerNode,
+    kept,
+)
+
+KINDS = ("static", "arg", "temp", "view")
+COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan"})
+TAILS = tuple(kind + rows for kind in (1, 2, 4, 8) for rows in (0, BY_ROWS))
+LOGIC = frozenset({"and", "or", "xor", "not", "shl", "shr"})
+#: What only floats have.
+FLOAT_OPS = frozenset((*FUNCTIONS, *VECTOR, "sqrt", "vsqrt"))
+
+
+def check_graph(graph: Graph) -> None:
+    """Raise GraphError at the first invariant of the Graph that does not hold."""
+    _check_buffers(graph)
+    _check_values(graph)
+    bodies: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        if isinstance(node, SchedulerNode):
+            if id(node.body) not in bodies:
+                bodies.add(id(node.body))
+                _check_body(name_of(i, node), node.body)
+            _check_operands(graph, i, node)
+    _check_versions(graph)
+
+
+# ---------------------------------------------------------------- words
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise GraphError with the message, unless something holds."""
+    if not holds:
+        raise GraphError(message)
+
+
+def name_of(i: int, node: Node) -> str:
+    """A node in messages: its position, what it calls, where the step has it."""
+    name = node.name if isinstance(node, Extern) else node.body.name
+    return f"node {i} ({name}{', ' + node.line if node.line else ''})"
+
+
+def _at(graph: Graph, v: int) -> str:
+    return f"value {v} of {graph.buffers[graph.values[v]].name}"
+
+
+# ---------------------------------------------------------------- graph
+
+
+def _check_buffers(graph: Graph) -> None:
+    sources: dict[int, str] = {}
+    devices: dict[int, tuple[str, str]] = {}
+    bases = {b.storage for b in graph.buffers if b.kind in ("static", "arg")}
+    for b in graph.buffers:
+        require(b.dtype in DTYPE_BYTES, f"buffer {b.name}: unknown dtype {b.dtype!r}")
+        require(b.kind in KINDS, f"buffer {b.name}: unknown kind {b.kind!r}")
+        require(
+            len(b.shape) == len(b.stride),
+            f"buffer {b.name}: shape {list(b.shape)} but stride {list(b.stride)}",
+        )
+        require(
+            all(n >= 0 for n in b.shape) and b.offset >= 0,
+            f"buffer {b.name}: shape {list(b.shape)}, offset {b.offset}",
+        )
+        other, device = devices.setdefault(b.storage, (b.name, b.device))
+        require(
+            device == b.device,
+            f"buffer {b.name}: on {b.device}, but {other} of its storage on {device}",
+        )
+        if b.kind in ("static", "arg"):
+            other = sources.setdefault(b.source, b.name)
+            require(
+                other == b.name,
+                f"buffer {b.name}: source {b.source} is that of {other} too",
+            )
+        require(
+            b.kind != "view" or b.storage in bases,
+            f"buffer {b.name}: a view of a storage that no input has",
+        )
+
+
+def _check_values(graph: Graph) -> None:
+    """Tables have the right lengths, and what they index exists."""
+    count = len(graph.buffers)
+    for table, name in ((graph.initial, "initial"), (graph.final, "final")):
+        require(len(table) == count, f"{name} has {len(table)} entries, not {count}")
+        for b, v in enumerate(table):
+            owner = graph.buffers[b].name
+            require(
+                -1 <= v < len(graph.values), f"{name} of buffer {owner}: no value {v}"
+            )
+            require(
+                v < 0 or graph.values[v] == b,
+                f"{name} of buffer {owner}: value {v} is another buffer's",
+            )
+    for v, b in enumerate(graph.values):
+        require(0 <= b < count, f"value {v}: no buffer {b}")
+    for b in graph.outputs:
+        require(0 <= b < count, f"outputs: no buffer {b}")
+    for i, buffer in enumerate(graph.buffers):
+        require(
+            (graph.initial[i] < 0) == (buffer.kind == "temp"),
+            f"buffer {buffer.name}: {buffer.kind} with initial value "
+            f"{graph.initial[i]}; temps have none, all others one",
+        )
+
+
+def _check_body(where: str, body: Body) -> None:
+    for dtype in body.reads:
+        require(dtype in ARITHMETIC, f"{where}: reads unknown dtype {dtype!r}")
+    require(bool(body.writes), f"{where}: the body writes nothing")
+    check_instrs(where, body.instrs, body.reads, body.n_scalars)
+    folds = [x for x, i in enumerate(body.instrs) if i.op in REDUCTIONS]
+    last = [len(body.instrs) - 1]
+    require(
+        folds == (last if body.reduction else []),
+        f"{where}: a reduction is the last instruction of its body, and only there",
+    )
+    require(
+        body.reduction in ("", "full", "dims"), f"{where}: reduces {body.reduction!r}"
+    )
+    for x, dtype in body.writes:
+        require(0 <= x < len(body.instrs), f"{where}: writes missing %{x}")
+        made = body.instrs[x].dtype
+        require(made == dtype, f"{where}: writes %{x}, which is {made}, as {dtype}")
+
+
+def check_instrs(
+    where: str, instrs: Sequence[Instr], loads: Sequence[str], scalars: int
+) -> None:
+    """Arity, order, attributes and dtypes of SSA instructions."""
+    for x, instr in enumerate(instrs):
+        here = f"{where}: %{x} = {instr.op}"
+        require(instr.op in ARITY, f"{here}: unknown opcode")
+        require(instr.dtype in ARITHMETIC, f"{here}: unknown dtype {instr.dtype!r}")
+        wanted = ARITY[instr.op]
+        require(
+            len(instr.args) == wanted,
+            f"{here}: {len(instr.args)} arguments, not {wanted}",
+        )
+        for a in instr.args:
+            require(0 <= a < x, f"{here}: argument %{a} does not come before it")
+        if instr.op == "load":
+            _index(here, instr, len(loads))
+            stored = loads[int(instr.attr or 0)]
+            require(stored == instr.dtype, f"{here}: {instr.dtype} from {stored}")
+        elif instr.op == "scalar":
+            _index(here, instr, scalars)
+        elif instr.op == "const":
+            require(isinstance(instr.attr, (int, float)), f"{here}: no number")
+        elif instr.op == "tail":
+            require(instr.attr in (None, 0, *TAILS), f"{here}: attribute {instr.attr}")
+        elif instr.op in REDUCTIONS:
+            require(instr.attr in (0, 1, 2), f"{here}: attribute {instr.attr}")
+        else:
+            require(instr.attr is None, f"{here}: has attribute {instr.attr}")
+        _check_dtypes(here, instr, [instrs[a].dtype for a in instr.args])
+
+
+def _index(here: str, instr: Instr, count: int) -> None:
+    require(
+        isinstance(instr.attr, int) and 0 <= instr.attr < count,
+        f"{here}: index {instr.attr} of {count}",
+    )
+
+
+def _check_dtypes(here: str, instr: Instr, args: list[str]) -> None:
+    said = f"{here}: {instr.dtype} of {', '.join(args)}"
+    if instr.op in ("load", "scalar", "const", "cast"):
+        return
+    if instr.op == "tail":
+        require(instr.dtype == "b8", said)
+    elif instr.op in COMPARISONS:
+        require(instr.dtype == "b8" and len(set(args)) == 1, said)
+    elif instr.op == "where":
+        require(args == ["b8", instr.dtype, instr.dtype], said)
+    elif instr.op == "bitcast":
+        require(DTYPE_BYTES[args[0]] == DTYPE_BYTES[instr.dtype], said)
+    else:
+        require(set(args) == {instr.dtype}, said)
+        require(
+            instr.dtype not in ("bf16", "f16"),
+            f"{said}: 16-bit floats are stored, never computed in",
+        )
+        require(instr.op not in FLOAT_OPS or instr.dtype in FLOATS, said)
+        require(
+            instr.op not in LOGIC or instr.dtype not in FLOATS,
+            f"{said}: logic on floats",
+        )
+
+
+def _check_operands(graph: Graph, i: int, node: SchedulerNode) -> None:
+    body, values, buffers = node.body, graph.values, graph.buffers
+
+    def broken(what: str) -> GraphError:
+        return GraphError(f"{name_of(i, node)}: {what}")
+
+    for got, wanted, what in (
+        (len(node.reads), len(body.reads), "values read"),
+        (len(node.scalars), body.n_scalars, "scalars"),
+        (len(node.writes), len(body.writes), "values written"),
+    ):
+        if got != wanted:
+            raise broken(f"{got} {what}, its body has {wanted}")
+    for v in (*node.reads, *node.writes):
+        if not 0 <= v < len(values):
+            raise broken(f"no value {v}")
+    first = buffers[values[node.writes[0]]]
+    shape, device = first.shape, first.device
+    if body.reduction:
+        operand = buffers[values[node.reads[0]]].shape
+        left = kept(operand, node.dims)
+        bare = tuple([n for n in shape if n != 1])
+        if bare != tuple([n for n in left if n != 1]):
+            raise broken(f"{list(operand)} without {list(node.dims)} is {list(left)}")
+        if body.reduction == "full" and len(node.dims) != len(operand):
+            raise broken("a full reduction leaves a dimension")
+    elif node.dims:
+        raise broken("dimensions to reduce, but a pointwise body")
+    for v, (_, dtype) in zip(node.writes, body.writes, strict=True):
+        b = buffers[values[v]]
+        if b.dtype != dtype:
+            raise broken(f"writes {dtype} to {b.name}, which is {b.dtype}")
+        if b.shape != shape or b.device != device:
+            raise broken("results of several shapes or devices")
+    for v, dtype in zip(node.reads, body.reads, strict=True):
+        b = buffers[values[v]]
+        if b.dtype != dtype:
+            raise broken(f"reads {dtype} from {b.name}, a {b.dtype}")
+        space = operand if body.reduction else shape
+        if b.shape != space and not broadcasts(b.shape, space):
+            raise broken(
+                f"{b.name} of shape {list(b.shape)} does not fit {list(space)}"
+            )
+        if b.device != device and b.shape != ():
+            raise broken(f"{b.name} is on {b.device}, the result on {device}")
+
+
+def broadcasts(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:
+    """May a tensor of this shape be read over an index space?"""
+    if len(shape) > len(space):
+        return False
+    ending = space[len(space) - len(shape) :]
+    return all(a in (1, b) for a, b in zip(shape, ending, strict=True))
+
+
+def _check_versions(graph: Graph) -> None:
+    """SSA over memory: each read sees the version that its buffer holds then.
+
+    A write through an overlapping buffer makes a version stale; what is read afterwards
+    is a value that no node made. So is memory of a temp that nobody wrote.
+    """
+    near = overlaps(graph.buffers)
+    producer: dict[int, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for v in (*node.reads, *node.writes):
+            if not 0 <= v < len(graph.values):
+                raise GraphError(f"{name_of(i, node)}: no value {v}")
+        for v in node.writes:
+            if v in producer:
+                raise GraphError(
+                    f"{name_of(i, node)}: {_at(graph, v)} is written twice"
+                )
+            if v == graph.initial[graph.values[v]]:
+                where = f"{name_of(i, node)}: writes {_at(graph, v)}"
+                raise GraphError(f"{where}, which is there on entry")
+            producer[v] = i
+    held = list(graph.initial)  # -1: unknown, any value that nobody makes
+    given = set(held) - {-1}
+
+    def see(v: int, who: str) -> None:
+        b = graph.values[v]
+        if held[b] == v:
+            return
+        if held[b] >= 0:
+            wanted = _at(graph, held[b])
+            raise GraphError(f"{who}: sees {_at(graph, v)} where memory has {wanted}")
+        require(
+            v not in producer, f"{who}: sees {_at(graph, v)}, which is made elsewhere"
+        )
+        require(
+            v not in given,
+            f"{who}: sees {_at(graph, v)}, which an overlapping write has changed",
+        )
+        held[b] = v
+
+    for i, node in enumerate(graph.nodes):
+        for v in node.reads:
+            if held[graph.values[v]] != v:
+                see(v, name_of(i, node))
+        for v in node.writes:
+            b = graph.values[v]
+            held[b] = v
+            for other in near.get(b, ()):
+                held[other] = -1
+    for b, v in enumerate(graph.final):
+        buffer = graph.buffers[b]
+        if v >= 0:
+            see(v, f"final of {buffer.name}")
+        elif buffer.kind != "temp":
+            require(
+                held[b] == graph.initial[b], f"final of {buffer.name}: a write is lost"
+            )

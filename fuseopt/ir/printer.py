@@ -1,0 +1,270 @@
+"""Graph or Schedule -> text that a person reads, for dumps and golden files.
+
+The text is the same on every run. Lists are cut after a few lanes, with a count of the
+rest, so that a step of 1,000 parameters reads like one of three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from .graph import (
+    Body,
+    Buffer,
+    Extern,
+    Graph,
+    Instr,
+    Kernel,
+    Literal,
+    Node,
+    Run,
+    ScalarRef,
+    Schedule,
+    SchedulerNode,
+    Variant,
+)
+
+#: Lanes of one list, or buffers of one kind, that are written out.
+FIRST = 3
+
+
+def show_graph(graph: Graph, first: int = FIRST) -> str:
+    """A Graph as text: buffers by kind, each body once, then the nodes by call."""
+    names = _value_names(graph)
+    lines = [
+        f"graph: {len(graph.nodes)} nodes, {len(graph.buffers)} buffers, "
+        f"{len(graph.values)} values",
+        *_buffers(graph, first),
+        *_bodies(graph),
+    ]
+    bodies = _body_names(graph)
+
+    def call(node: Node) -> tuple[object, ...]:
+        if isinstance(node, Extern):
+            return ("extern", node.payload)
+        return ("call", node.call)
+
+    for _, group in groupby(graph.nodes, call):
+        lines += _call(list(group), names, bodies, first)
+    left = [names[v] for v in graph.final if v >= 0]
+    lines.append(f"final: {_few(left, first)}")
+    if graph.outputs:
+        lines.append(
+            f"outputs: {', '.join(graph.buffers[b].name for b in graph.outputs)}"
+        )
+    return "\n".join([*lines, ""])
+
+
+def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
+    """A Schedule as text: kernels with their fused bodies, runs with their blocks,
+    externs, where temps lie, refusals.
+    """
+    names = _value_names(graph)
+    kernels, externs = len(schedule.kernels), len(schedule.externs)
+    lines = [f"schedule: {kernels} kernels, {externs} externs"]
+    freed = schedule.memory.freed or ((),) * len(schedule.steps)
+    members = {b.storage: b.name for b in reversed(graph.buffers)}
+    for step, own in zip(schedule.steps, freed, strict=True):
+        if isinstance(step, Extern):
+            lines += ["", *_extern(step, names, first)]
+            if own:
+                lines.append(f"  gives back {_few([members[s] for s in own], first)}")
+        elif isinstance(step, Run):
+            lines += ["", *_run(step, first)]
+            for kernel in step.kernels:
+                lines += _kernel(graph, kernel, first)
+        else:
+            lines += _kernel(graph, step, first)
+    if schedule.temps:
+        temps = [_buffer(graph.buffers[b]) for b in schedule.temps]
+        lines += ["", f"temps in memory: {_few(temps, first)}"]
+        lines += _places(graph, schedule, first)
+    if schedule.refusals:
+        lines += ["", "not fused:"]
+    for r in schedule.refusals:
+        detail = f" ({r.detail})" if r.detail else ""
+        lines.append(f"  {r.producer} -> {r.consumer}: {r.code}{detail}")
+    return "\n".join([*lines, ""])
+
+
+# ---------------------------------------------------------------- words
+
+
+def _few(items: Sequence[str], first: int) -> str:
+    """The first items, and how many more there are."""
+    shown = ", ".join(items[:first])
+    return shown if len(items) <= first else f"{shown}, … {len(items) - first} more"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def _dense(b: Buffer) -> bool:
+    expected = 1
+    for n, s in zip(reversed(b.shape), reversed(b.stride), strict=True):
+        if n != 1 and s != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _buffer(b: Buffer) -> str:
+    text = f"{b.name} {b.dtype}{_shape(b.shape)}"
+    if not _dense(b):
+        text += f" stride {_shape(b.stride)}"
+    if b.offset:
+        text += f" offset {b.offset}"
+    return text if b.device == "cpu" else f"{text} on {b.device}"
+
+
+def _scalar(ref: ScalarRef) -> str:
+    return repr(ref.value) if isinstance(ref, Literal) else f"sym{ref.expr}"
+
+
+def _value_names(graph: Graph) -> list[str]:
+    """`name@k` is version k of a buffer, in program order."""
+    versions: dict[int, int] = {}
+    names = []
+    for b in graph.values:
+        k = versions[b] = versions.get(b, -1) + 1
+        names.append(f"{graph.buffers[b].name}@{k}")
+    return names
+
+
+def _instr(x: int, instr: Instr, loads: str) -> str:
+    args = ", ".join(f"%{a}" for a in instr.args)
+    if instr.op == "load":
+        args = f"{loads}{instr.attr}"
+    elif instr.op == "scalar":
+        args = f"k{instr.attr}"
+    elif instr.op == "const":
+        args = repr(instr.attr)
+    return f"%{x} = {instr.op} {args}".rstrip() + f" : {instr.dtype}"
+
+
+# ---------------------------------------------------------------- graph
+
+
+def _buffers(graph: Graph, first: int) -> Iterable[str]:
+    for kind in ("static", "arg", "view", "temp"):
+        own = [b for b in graph.buffers if b.kind == kind]
+        if own:
+            yield f"{kind}: {len(own)}"
+            yield from (f"  {_buffer(b)}" for b in own[:first])
+            if len(own) > first:
+                yield f"  … {len(own) - first} more"
+
+
+def _body_names(graph: Graph) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for node in graph.nodes:
+        if isinstance(node, SchedulerNode) and id(node.body) not in names:
+            names[id(node.body)] = f"{node.body.name}.{len(names)}"
+    return names
+
+
+def _bodies(graph: Graph) -> Iterable[str]:
+    names = _body_names(graph)
+    shown: set[int] = set()
+    for node in graph.nodes:
+        if isinstance(node, SchedulerNode) and id(node.body) not in shown:
+            shown.add(id(node.body))
+            yield f"body {names[id(node.body)]}: {_signature(node.body)}"
+            for x, instr in enumerate(node.body.instrs):
+                yield f"  {_instr(x, instr, 'r')}"
+            for k, (x, _) in enumerate(node.body.writes):
+                yield f"  w{k} <- %{x}"
+
+
+def _signature(body: Body) -> str:
+    taken = [*body.reads, *(["scalar"] * body.n_scalars)]
+    return f"({', '.join(taken)}) -> {', '.join(d for _, d in body.writes)}"
+
+
+def _call(
+    group: list[Node], names: list[str], bodies: dict[int, str], first: int
+) -> Iterable[str]:
+    head = group[0]
+    if isinstance(head, Extern):
+        yield from _extern(head, names, first)
+        return
+    lanes = f"{len(group)} lanes" if len(group) > 1 else "1 lane"
+    yield f"call {head.call}: {lanes}{'  # ' + head.line if head.line else ''}"
+    for node in group[:first]:
+        assert isinstance(node, SchedulerNode)
+        args = [*(names[v] for v in node.reads), *map(_scalar, node.scalars)]
+        made = ", ".join(names[v] for v in node.writes)
+        over = f" over {_shape(node.dims)}" if node.dims else ""
+        yield f"  {made} = {bodies[id(node.body)]}({', '.join(args)}){over}"
+    if len(group) > first:
+        yield f"  … {len(group) - first} more"
+
+
+def _extern(node: Extern, names: list[str], first: int) -> Iterable[str]:
+    yield f"extern {node.name}: {node.reason}{'  # ' + node.line if node.line else ''}"
+    yield f"  reads {_few([names[v] for v in node.reads], first) or 'nothing'}"
+    yield f"  writes {_few([names[v] for v in node.writes], first) or 'nothing'}"
+
+
+# ---------------------------------------------------------------- schedule
+
+
+def _kernel(graph: Graph, kernel: Kernel, first: int) -> Iterable[str]:
+    yield ""
+    yield f"{kernel.name}: {kernel.lanes} lanes, {len(kernel.every)} variants"
+    for number, variant in enumerate(kernel.every):
+        if number == len(kernel.variants):
+            yield "  when all these are done:"
+        yield from (f"  {x}" for x in _variant(graph, number, variant, first))
+
+
+def _run(run: Run, first: int) -> Iterable[str]:
+    """Its blocks: of each, how many lanes it has of each kernel."""
+    yield f"{run.name}: block by block, {len(run.blocks)} in all"
+    lanes = [", ".join(str(len(own)) for own in block) for block in run.blocks]
+    yield f"  lanes of each kernel: {_few([f'({x})' for x in lanes], first)}"
+
+
+def _places(graph: Graph, schedule: Schedule, first: int) -> Iterable[str]:
+    """Where temps lie: in the arena, in what externs return, or allocated."""
+    plan = schedule.memory
+    own = [(graph.buffers[b], graph.buffers[b].storage) for b in schedule.temps]
+    placed = [f"{b.name} at {plan.offsets[s]}" for b, s in own if s in plan.offsets]
+    known = plan.returned | plan.offsets.keys()
+    left = [b.name for b, s in own if s not in known]
+    if placed:
+        yield f"  arena of {plan.size} bytes: {_few(placed, first)}"
+    for title, names in (
+        ("returned by externs", [b.name for b, s in own if s in plan.returned]),
+        ("allocated at each call", left),
+    ):
+        if names:
+            yield f"  {title}: {_few(names, first)}"
+
+
+def _variant(graph: Graph, number: int, v: Variant, first: int) -> Iterable[str]:
+    yield f"variant {number}: {v.lanes} lanes of {', '.join(v.nodes) or 'no name'}"
+    yield f"  shapes: {_few([_shape(s) for s in v.shapes], first)}"
+    for s, (slot, column) in enumerate(zip(v.slots, v.columns, strict=True)):
+        how = "/".join(
+            word for word, on in (("read", slot.read), ("write", slot.write)) if on
+        )
+        lanes = _few([graph.buffers[b].name for b in column], first)
+        yield f"  slot s{s}: {slot.dtype} per {slot.domain}, {how}: {lanes}"
+    for k, refs in enumerate(v.scalars):
+        distinct = list(dict.fromkeys(map(_scalar, refs)))
+        yield f"  scalar k{k}: {_few(distinct, first)}"
+    stored: dict[str, list[str]] = {"lane": [], "element": [], "output": []}
+    for x, s in v.stores:
+        stored[v.slots[s].domain].append(f"    s{s} <- %{x}")
+    if v.reduction:
+        dims = _few([_shape(d) for d in v.reduced], first)
+        yield f"  reduces {v.reduction}: {dims}"
+    codes = (("lane", v.lane_code), ("element", v.code), ("output", v.output_code))
+    for title, code in codes:
+        if code or stored[title]:
+            yield f"  once per {title}:"
+            yield from (f"    {_instr(x, v.instrs[x], 's')}" for x in code)
+            yield from stored[title]

@@ -1,0 +1,1 @@
+"""One optimizer, its step compiled apart from all others: `fuseopt.compile`."""

@@ -1,0 +1,102 @@
+"""Collects the instructions of one body: what the rules of ops write with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import pack, unpack
+
+from ..ir.graph import FLOATS, Instr
+
+
+def single(value: float) -> float:
+    """The float32 nearest to a number."""
+    return float(unpack("f", pack("f", value))[0])
+
+
+class Builder:
+    """Collects the instructions of one body, reusing those that are equal.
+
+    `on_gpu`: the bits of eager's kernels for GPUs are wanted.
+    `single`: the operands are numbers without dimensions, which no vector holds.
+    """
+
+    def __init__(
+        self,
+        common: str,
+        compute: str,
+        vector_library: bool,
+        single: bool = False,
+        on_gpu: bool = False,
+    ) -> None:
+        self.on_gpu = on_gpu
+        self.single = single
+        self.common = common
+        self.compute = compute
+        self.vector_library = vector_library
+        self.instrs: list[Instr] = []
+        self.known: dict[Instr, int] = {}
+        self.numbers: dict[int, float | None] = {}
+        #: operands that are one number for all elements, written or without dimensions
+        self.shared: set[int] = set()
+
+    def unrounded(self, number: int) -> int:
+        """A number that stands in the call, or in memory, as the float64 that it is."""
+        instr = self.instrs[number]
+        if instr.op == "cast":
+            return self.unrounded(instr.args[0])
+        return self.emit(instr._replace(dtype="f64"))
+
+    def emit(self, instr: Instr) -> int:
+        if instr not in self.known:
+            self.known[instr] = len(self.instrs)
+            self.instrs.append(instr)
+        return self.known[instr]
+
+    def op(self, op: str, *args: int, dtype: str | None = None) -> int:
+        return self.emit(Instr(op, args, dtype or self.compute))
+
+    def const(self, value: float, dtype: str | None = None) -> int:
+        return self.emit(Instr("const", (), dtype or self.compute, value))
+
+    def zero(self) -> int:
+        """The number 0, as an operand that stood in the call."""
+        x = self.const(0.0)
+        self.numbers[x] = 0.0
+        return x
+
+    def cast(self, x: int, dtype: str) -> int:
+        return x if self.instrs[x].dtype == dtype else self.op("cast", x, dtype=dtype)
+
+    def is_number(self, x: int, value: float) -> bool:
+        """Was operand x written in the graph as exactly this number?"""
+        return self.numbers.get(x) == value
+
+    def rounded(self, x: int) -> int:
+        """x as a tensor of the common dtype would hold it."""
+        return self.cast(self.cast(x, self.common), self.compute)
+
+    def tail(self, tail: int, body: int, size: int | None = None) -> int:
+        """`tail` where eager's vectorized loop has ended, `body` inside it.
+
+        `size`: bytes of an element, where the loop takes two vectors of the processor
+        at a time; None where it takes 32 elements.
+        """
+        if tail == body or self.single:
+            return tail
+        return self.op("where", self.emit(Instr("tail", (), "b8", size)), tail, body)
+
+    def narrow(self) -> bool:
+        """Is this computed in float32 and stored in 16 bits?"""
+        return self.common != self.compute
+
+    def is_int(self) -> bool:
+        return self.compute not in FLOATS
+
+    def both(self, *masks: int) -> int:
+        return self.op("and", *masks, dtype="b8")
+
+    def compare(self, op: str, x: int, y: int) -> int:
+        return self.op(op, x, y, dtype="b8")
+
+
+Rule = Callable[..., int | None]

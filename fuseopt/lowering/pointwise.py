@@ -1,0 +1,232 @@
+"""ATen name -> Body: the arithmetic of every pointwise operation, in one table.
+
+`lower` takes the name of an op, its operands and the dtypes torch's promotion gave, and
+returns the `Body` that gives the bits of eager, on a CPU or on a GPU; None if no rule
+covers it. A rule receives its operands already in the type eager computes in (bf16 and
+f16 compute in f32) and returns the unrounded result; the store rounds it, as eager does
+after every call.
+
+docs/ops.md shows the table, docs/numerics.md what is not exact.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..ir.graph import FLOATS, VENDOR, Body, Instr
+from . import arithmetic, division, functions, select
+from .builder import Builder, Rule
+
+
+class Tensor(NamedTuple):
+    """An operand in memory: its storage dtype, and whether it has no dimension."""
+
+    dtype: str
+    zero_dim: bool = False
+
+
+class Number(NamedTuple):
+    """A scalar operand. `value` is None unless the value is part of the structure."""
+
+    value: float | None
+    is_float: bool = True
+    stored: bool = False  # lies in memory, as a 0-d float64
+
+
+Operand = Tensor | Number
+
+#: Scalars whose value decides the form of a body, for any op; others only for `pow`.
+STRUCTURAL = (0, 1)
+STRUCTURAL_OPS = frozenset({"pow"})
+#: Operands (op, position) that choose, and take no part in the arithmetic.
+MASKS = frozenset({("where", 0), ("masked_fill", 1)})
+
+
+def opmath(dtype: str) -> str:
+    """The dtype in which eager computes on tensors of `dtype`."""
+    return "f32" if dtype in ("bf16", "f16") else dtype
+
+
+#: Ops that take their operand as it is stored.
+UNCHANGED = frozenset({"copy", "fill", "bitcast"})
+#: Ops whose bf16 and f16 kernels round a number to the tensor's type before they use
+#: it; the others keep it in float32.
+ROUND_NUMBERS = frozenset(
+    (
+        "add sub rsub mul_rounded pow clamp clamp_min clamp_max maximum minimum "
+        "hardtanh lt le gt ge eq ne copysign heaviside xlogy fmod remainder "
+        "masked_fill nan_to_num atan2 hypot"
+    ).split()
+)
+#: Those of them whose kernels for GPUs keep it in float32 as well.
+WIDE_ON_GPU = frozenset(
+    (
+        "add sub rsub mul_rounded clamp clamp_min clamp_max maximum minimum hardtanh "
+        "lt le gt ge eq ne"
+    ).split()
+)
+#: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
+WIDE_ZERO_DIM = frozenset(
+    {("mul", 1), ("div", 1), ("lerp", 2), ("addcmul", 3), ("addcdiv", 3)}
+    | {("floor_divide", 1), ("div_floor", 1), ("div_trunc", 1)}
+)
+
+RULES: dict[str, Rule] = {
+    "add": arithmetic.add,
+    "sub": arithmetic.sub,
+    "rsub": arithmetic.rsub,
+    "mul": arithmetic.mul,
+    # in-place aten._foreach_mul_ by a number, which eager rounds to the tensor's type
+    "mul_rounded": arithmetic.mul,
+    # of the parts of complex numbers
+    "add_parts": arithmetic.add_parts,
+    "sub_parts": arithmetic.sub_parts,
+    "div": arithmetic.div,
+    # aten._foreach_div by a number and by a list of numbers, where that is a GPU's
+    "div_listed": arithmetic.div_listed,
+    "div_exact": select.plain("div"),
+    "neg": select.plain("neg"),
+    "abs": select.plain("abs"),
+    "sqrt": arithmetic.sqrt,
+    "root": select.plain("sqrt"),  # the end of a norm, which no vector library takes
+    "rsqrt": arithmetic.rsqrt,
+    "reciprocal": arithmetic.reciprocal,
+    "square": lambda b, x: b.op("mul", x, x),
+    "addcmul": arithmetic.addcmul,
+    "addcdiv": arithmetic.addcdiv,
+    "lerp": arithmetic.lerp,
+    "fma": select.plain("fma"),
+    "pow": arithmetic.pow,
+    "maximum": arithmetic.clamp,
+    "minimum": arithmetic.clamp_max,
+    "clamp": arithmetic.clamp,
+    "clamp_min": arithmetic.clamp,
+    "clamp_max": arithmetic.clamp_max,
+    "relu": lambda b, x: arithmetic.clamp(b, x, b.zero()),
+    "sign": arithmetic.sign,
+    "sigmoid": functions.sigmoid,
+    "floor": select.whole("floor"),
+    "ceil": select.whole("ceil"),
+    "trunc": select.whole("trunc"),
+    "round": select.whole("round"),
+    "lt": select.comparison("lt"),
+    "le": select.comparison("le"),
+    "gt": select.comparison("lt", swap=True),
+    "ge": select.comparison("le", swap=True),
+    "eq": select.comparison("eq"),
+    "ne": select.comparison("ne"),
+    "logical_and": select.logical("and"),
+    "logical_or": select.logical("or"),
+    "logical_xor": select.logical("xor"),
+    "logical_not": select.logical("not"),
+    "isnan": lambda b, x: b.compare("ne", x, x),
+    "where": select.where,
+    "copy": select.identity,
+    "fill": select.identity,
+    "isinf": select.is_infinite,
+    "hardtanh": arithmetic.clamp,
+    "masked_fill": select.masked_fill,
+    "threshold": select.threshold,
+    "leaky_relu": select.leaky_relu,
+    "softplus": functions.softplus,
+    "silu": functions.silu,
+    "heaviside": select.heaviside,
+    "nan_to_num": select.nan_to_num,
+    "xlogy": functions.xlogy,
+    "sgn": arithmetic.sign,
+    "signbit": select.sign_bit,
+    "copysign": select.copysign,
+    "frac": division.frac,
+    "fmod": division.fmod,
+    "remainder": division.remainder,
+    "floor_divide": division.div_floor,
+    # aten.div with a rounding_mode
+    "div_floor": division.div_floor,
+    "div_trunc": division.div_trunc,
+    "bitwise_and": select.bitwise("and"),
+    "bitwise_or": select.bitwise("or"),
+    "bitwise_xor": select.bitwise("xor"),
+    "bitwise_not": select.bitwise("not"),
+    "bitwise_left_shift": select.shift("shl"),
+    "bitwise_right_shift": select.shift("shr"),
+    "__lshift__": select.shift("shl"),
+    "__rshift__": select.shift("shr"),
+    # a tensor seen as another type of the same size
+    "bitcast": lambda b, x: b.op("bitcast", x, dtype=b.common),
+    **{op: functions.library(op) for op in VENDOR},
+    "erf": functions.erf,
+    **{op: functions.mapped(op) for op in functions.MAPPED},
+    **{op: functions.loop(op) for op in functions.LOOPS},
+    **{op: select.plain(op) for op in ("asinh", "acosh")},
+    "nextafter": select.nextafter,
+}
+#: Ops without a meaning on integers, which eager makes floats of first.
+FLOAT_ONLY = frozenset(
+    (*VENDOR, *functions.MAPPED, *functions.LOOPS, "asinh", "acosh", "nextafter")
+) | frozenset("sqrt rsqrt reciprocal sigmoid silu softplus copysign xlogy".split())
+
+
+def lower(
+    op: str,
+    operands: tuple[Operand | None, ...],
+    common: str,
+    out: str,
+    vector_library: bool = True,
+    on_gpu: bool = False,
+) -> Body | None:
+    """The body of `op`, or None where no rule covers it.
+
+    `operands`: tensors and numbers in the order of the op's arguments, None for one
+    left out. `common`: the dtype torch's promotion gives the operands. `out`: storage
+    dtype of the result. `vector_library`: give the bits of eager on a CPU, which takes
+    some functions from a vector library; else those of IEEE arithmetic. `on_gpu`: give
+    the bits of eager's kernels for GPUs.
+    """
+    rule = RULES.get(op)
+    if rule is None:
+        return None
+    compute = opmath(common)
+    if op in FLOAT_ONLY and compute not in FLOATS:
+        return None
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    single = bool(tensors) and all(x.zero_dim for x in tensors)
+    b = Builder(common, compute, vector_library and not on_gpu, single, on_gpu)
+    args: list[int | None] = []
+    reads: list[str] = []
+    n_scalars = 0
+    for position, operand in enumerate(operands):
+        if operand is None:
+            args.append(None)
+            continue
+        if isinstance(operand, Tensor):
+            x = b.emit(Instr("load", (), operand.dtype, len(reads)))
+            reads.append(operand.dtype)
+            if op in UNCHANGED or (op, position) in MASKS:
+                args.append(x)
+            else:
+                # eager casts to the common type, then widens to compute; the first
+                # rounds only where a 0-d tensor is wider than what it meets
+                wide = operand.zero_dim and (op, position) in WIDE_ZERO_DIM
+                x = b.cast(x if wide else b.cast(x, common), compute)
+                args.append(x)
+                if operand.zero_dim:
+                    b.shared.add(x)
+            continue
+        if operand.stored and (op, position) == ("pow", 1):
+            return None  # eager goes other ways for some exponents
+        if operand.stored:
+            x = b.cast(b.emit(Instr("load", (), "f64", len(reads))), compute)
+            reads.append("f64")
+        else:
+            x = b.emit(Instr("scalar", (), compute, n_scalars))
+            n_scalars += 1
+        if op in ROUND_NUMBERS and not (b.on_gpu and op in WIDE_ON_GPU):
+            x = b.rounded(x)
+        b.numbers[x] = operand.value
+        b.shared.add(x)
+        args.append(x)
+    made = rule(b, *args)
+    if made is None:
+        return None
+    result = b.cast(made, out)
+    return Body(op, tuple(reads), n_scalars, tuple(b.instrs), ((result, out),))

@@ -1,0 +1,1 @@
+"""How a C++ kernel is built, and the table that it reads."""

@@ -1,0 +1,361 @@
+"""The table of a C++ kernel: where every lane's tensors, numbers and elements are.
+
+A `KernelTable` is made from a Kernel and the layouts of the tensors of a call. The pool
+of addresses is shared by all kernels of a step; a table only holds positions in it, so
+that a moved tensor changes one entry of the pool and nothing here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ...codegen.target import lane_values
+from ...ir.graph import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
+from ..tables.host_numbers import Cells
+from ..tables.reduction_layout import longest_run, result_strides, rows
+from ..tables.upload import Arena
+
+
+class TensorLayout(NamedTuple):
+    """Shape and strides (in elements) of one tensor of the call.
+
+    `on_host`: its dtype, if it lies in the CPU's memory.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    on_host: str = ""
+
+
+class KernelTable(Protocol):
+    """One kernel bound to the tensors of a call: what a target's runtime provides.
+
+    The pool of addresses is shared by all kernels of a step and read at each launch.
+    `symbolic` says that some scalar is computed at each call. `place`: the device whose
+    memory the table is in, None for the host's own.
+    """
+
+    symbolic: bool
+
+    @property
+    def place(self) -> torch.device | None:
+        """See above."""
+
+    def fill_rows(self, numbers: Sequence[float]) -> None:
+        """Write the scalars; `numbers` are the values of the step's symbols."""
+
+    def launch(self, threads: int) -> None:
+        """Run the kernel once."""
+
+
+class HostTable(KernelTable, Protocol):
+    """A table in the CPU's memory."""
+
+    def launches(self, threads: int) -> list[Callable[[], object]]:
+        """Calls of C that run the kernel once."""
+
+
+class DeviceTable(KernelTable, Protocol):
+    """A table on a device; what changes of it lies in an arena."""
+
+    arena: Arena | None
+    cells: Cells
+
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """What no launch changes, and what launches leave as they found it."""
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """Words of an arena that it needs: for lanes, for rows."""
+
+    def settle(self, arena: Arena, lanes: int, rows: int) -> None:
+        """Take its words of an arena, from `lanes` and from `rows` on."""
+
+    def refresh(self) -> None:
+        """Write the addresses that changed since the last refresh to the arena."""
+
+    def fetch(self) -> None:
+        """Write the numbers of the CPU that it reads to the arena, as they are now."""
+
+    def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
+        """Make a copy of the arena's words fit for the memory it will be read from."""
+
+    def starter(self, words: torch.Tensor) -> Callable[[], None]:
+        """What starts the kernel once, over the words of an arena or a copy of them."""
+
+    def run(self, start: Callable[[], None] | None = None) -> None:
+        """Start the kernel with the tables as they are on the device."""
+
+
+#: (kernel, pool, pool position of a buffer, layouts of buffers) -> table
+TableFactory = Callable[
+    [Kernel, "array[int]", Mapping[int, int], Mapping[int, TensorLayout]], KernelTable
+]
+
+
+class TableStruct(ctypes.Structure):
+    """Mirrors `struct Table` of the generated source."""
+
+    _fields_ = [
+        ("pool", ctypes.c_void_p),
+        ("position", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("row", ctypes.c_void_p),
+        ("start", ctypes.c_void_p),
+        ("geometry", ctypes.c_void_p),
+        ("strided", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("lanes", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+        ("library", ctypes.c_void_p),
+        ("partials", ctypes.c_void_p),
+    ]
+
+
+def dense(layout: TensorLayout) -> bool:
+    """Do the elements fill one block of memory, in some order of dimensions?"""
+    dims = sorted(
+        (st, n) for n, st in zip(layout.shape, layout.stride, strict=True) if n != 1
+    )
+    expected = 1
+    for stride, size in dims:
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _expanded(layout: TensorLayout, space: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor seen in a larger index space: 0 where it repeats."""
+    missing = len(space) - len(layout.shape)
+    strides = [0] * missing
+    for own, wanted, stride in zip(
+        layout.shape, space[missing:], layout.stride, strict=True
+    ):
+        strides.append(stride if own == wanted and wanted != 1 else 0)
+    return tuple(strides)
+
+
+def geometry(
+    space: tuple[int, ...], layouts: Sequence[TensorLayout]
+) -> tuple[int, ...] | None:
+    """None if one flat index serves all tensors of a lane, else its sizes and strides.
+
+    The dimensions are ordered by the first tensor's strides and joined where every
+    tensor allows it, so that the inner loop is long.
+    """
+    if not layouts or 0 in space:
+        return None
+    first = layouts[0]
+    if first.shape == space and dense(first):
+        own = tuple(s for n, s in zip(space, first.stride, strict=True) if n != 1)
+        for other in layouts[1:]:
+            if other.shape != space:
+                break
+            if other.stride != first.stride and own != tuple(
+                s for n, s in zip(space, other.stride, strict=True) if n != 1
+            ):
+                break
+        else:
+            return None
+    strides = [_expanded(x, space) for x in layouts]
+    dims = [d for d in range(len(space)) if space[d] != 1]
+    dims.sort(key=lambda d: tuple(-s[d] for s in strides))
+    sizes: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for d in dims:
+        if sizes and all(
+            step[-1] == s[d] * space[d] for step, s in zip(steps, strides, strict=True)
+        ):
+            sizes[-1] *= space[d]
+            for step, s in zip(steps, strides, strict=True):
+                step[-1] = s[d]
+            continue
+        sizes.append(space[d])
+        for step, s in zip(steps, strides, strict=True):
+            step.append(s[d])
+    if not sizes:
+        sizes = [1]
+        steps = [[0] for _ in strides]
+    return (len(sizes), *sizes, *(x for step in steps for x in step))
+
+
+class VariantTable:
+    """The arrays of one variant, kept alive while a struct points to them."""
+
+    def __init__(
+        self,
+        variant: Variant,
+        position: Mapping[int, int],
+        layouts: Mapping[int, TensorLayout],
+        fold_geometry: Callable[..., list[int]] = rows,
+    ) -> None:
+        columns, lanes = variant.columns, variant.lanes
+        self.fold_geometry = fold_geometry
+        self.position = array(
+            "i", [position[b] for lane in zip(*columns, strict=True) for b in lane]
+        )
+        refs: dict[tuple[ScalarRef, ...], int] = {}
+        rows = zip(*variant.scalars, strict=True) if variant.scalars else ((),) * lanes
+        self.row = array("i", [refs.setdefault(r, len(refs)) for r in rows])
+        self.rows = array("d", [0.0] * max(1, len(refs) * len(variant.scalars)))
+        #: place in rows, number of the symbol
+        self.symbols: list[tuple[int, int]] = []
+        for k, ref in enumerate(ref for row in refs for ref in row):
+            if isinstance(ref, Symbol):
+                self.symbols.append((k, ref.expr))
+            else:
+                self.rows[k] = ref.value
+        elements = [
+            s for s, slot in enumerate(variant.slots) if slot.domain == "element"
+        ]
+        # the written tensors lead, so that their order of memory is followed
+        leading = sorted(elements, key=lambda s: not variant.slots[s].write)
+        self.start = array("q", [0])
+        self.strided = array("q")
+        self.geometry = array("q")
+        total = 0
+        for lane, space in enumerate(variant.shapes):
+            count = 1
+            for n in space:
+                count *= n
+            total += count if elements or variant.reduction else 0
+            self.start.append(total)
+            own = [layouts[columns[s][lane]] for s in leading]
+            if variant.reduction:
+                # eager folds in the order of memory of what it reduces
+                own.insert(0, layouts[variant.operands[lane]])
+            found = geometry(space, own) if elements else None
+            if variant.reduction == "dims":
+                self.strided.append(len(self.geometry))
+                folded = self._rows(variant, lane, layouts, elements)
+                self.geometry.extend(folded)
+                continue
+            if found is None:
+                self.strided.append(-1)
+                continue
+            self.strided.append(len(self.geometry))
+            dims = found[0]
+            head, strides = found[: 1 + dims], found[1 + dims :]
+            if variant.reduction:
+                strides = strides[dims:]
+            by_slot = {
+                s: strides[k * dims : (k + 1) * dims] for k, s in enumerate(leading)
+            }
+            self.geometry.extend(head)
+            for s in elements:
+                self.geometry.extend(by_slot[s])
+            if variant.reduction:
+                self.geometry.extend(longest_run(layouts[variant.operands[lane]][:2]))
+        self.values = array("d", [0.0] * max(1, lanes * len(lane_values(variant))))
+        self.elements = total
+
+    def _rows(
+        self,
+        variant: Variant,
+        lane: int,
+        layouts: Mapping[int, TensorLayout],
+        elements: list[int],
+    ) -> list[int]:
+        space, dims = variant.shapes[lane], variant.reduced[lane]
+        fold = variant.instrs[variant.folds[0]]
+        results = []
+        for s, slot in enumerate(variant.slots):
+            if slot.domain == "output":
+                shape, stride = layouts[variant.columns[s][lane]][:2]
+                results.append(result_strides(shape, stride, space, dims))
+        return self.fold_geometry(
+            space,
+            dims,
+            _expanded(layouts[variant.operands[lane]], space),
+            [_expanded(layouts[variant.columns[s][lane]], space) for s in elements],
+            results,
+            DTYPE_BYTES[fold.dtype],
+            int(fold.attr or 0),
+            dense(layouts[variant.operands[lane]]),
+        )
+
+    def fill_rows(self, numbers: Sequence[float]) -> None:
+        """Write what changes in the scalar rows: the values of the step's symbols."""
+        for k, expr in self.symbols:
+            self.rows[k] = numbers[expr]
+
+    @property
+    def symbolic(self) -> bool:
+        return bool(self.symbols)
+
+
+def _address(a: array[int] | array[float]) -> int:
+    return a.buffer_info()[0] if len(a) else 0
+
+
+class CppTable:
+    """All variants' tables of one C++ kernel, as the structs that a launch passes.
+
+    `entry(structs, threads)` is the compiled function; `library` the address of the
+    struct of vector functions.
+    """
+
+    place: torch.device | None = None
+
+    def __init__(
+        self,
+        entry: Callable[[Any, int], None],
+        library: int,
+        kernel: Kernel,
+        pool: array[int],
+        position: Mapping[int, int],
+        layouts: Mapping[int, TensorLayout],
+    ) -> None:
+        self.entry = entry
+        self.threads = 0
+        self.tables = [VariantTable(v, position, layouts) for v in kernel.every]
+        self.symbolic = any(t.symbolic for t in self.tables)
+        #: reductions of each variant, whose parts wait in memory
+        self.folds = [len(v.folds) for v in kernel.every]
+        self.partials: list[array[int]] = []
+        self.structs = (TableStruct * len(self.tables))()
+        for struct, t in zip(self.structs, self.tables, strict=True):
+            struct.pool = _address(pool)
+            struct.position = _address(t.position)
+            struct.rows = _address(t.rows)
+            struct.row = _address(t.row)
+            struct.start = _address(t.start)
+            struct.geometry = _address(t.geometry)
+            struct.strided = _address(t.strided)
+            struct.values = _address(t.values)
+            struct.lanes = len(t.row)
+            struct.library = library
+
+    def fill_rows(self, numbers: Sequence[float]) -> None:
+        for t in self.tables:
+            t.fill_rows(numbers)
+
+    def prepare(self, threads: int) -> None:
+        """Be ready for a launch with so many threads."""
+        if threads == self.threads:
+            return
+        self.threads = threads
+        self.partials = []
+        for struct, folds in zip(self.structs, self.folds, strict=True):
+            struct.threads = threads
+            if folds:
+                memory = array("Q", bytes(8 * struct.lanes * threads * folds))
+                self.partials.append(memory)
+                struct.partials = _address(memory)
+
+    def launch(self, threads: int) -> None:
+        self.prepare(threads)
+        self.entry(self.structs, threads)
+
+    def launches(self, threads: int) -> list[Callable[[], object]]:
+        """The same as calls of C alone, until the number of threads is another."""
+        self.prepare(threads)
+        return [functools.partial(self.entry, self.structs, threads)]

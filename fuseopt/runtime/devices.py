@@ -1,0 +1,38 @@
+"""What is asked of a device: its torch module, its memory, its streams."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+
+def module_of(device: torch.device) -> Any:
+    """The torch module of a device's type: `torch.cuda` for "cuda"."""
+    return torch.get_device_module(device.type)
+
+
+def is_remote(device: torch.device) -> bool:
+    """Does it have memory and streams of its own?"""
+    return device.type != "cpu"
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Make a device current, if it is not."""
+    if not is_remote(device) or device.index is None:
+        return contextlib.nullcontext()
+    module = module_of(device)
+    if module.current_device() == device.index:
+        return contextlib.nullcontext()
+    manager: contextlib.AbstractContextManager[Any] = module.device(device)
+    return manager
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Is a graph being captured on the current stream of a device?"""
+    if not is_remote(device):
+        return False
+    with on(device):
+        asked = getattr(module_of(device), "is_current_stream_capturing", None)
+        return bool(asked is not None and asked())

@@ -1,0 +1,1 @@
+"""Did the tensors of a call, or the lanes of an optimizer, change?"""

@@ -1,0 +1,312 @@
+"""The C++ of a call's helper: what compares tensors, and what it is handed.
+
+`fuseopt_probe` looks at the tensors of a call (`probe` says why), `fuseopt_watch` at
+the lanes of an optimizer (`watch`). Both are one library, built once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from ...codegen import Source
+from . import watch
+
+PROBE = Source(
+    "cpp",
+    """\
+// Compares addresses and metadata of a call's tensors with what is known of them.
+#include <stdint.h>
+extern "C" {
+int PyDict_Next(void* dict, intptr_t* at, void** key, void** value);
+intptr_t PyTuple_Size(void* tuple);
+void* PyTuple_GetItem(void* tuple, intptr_t i);
+void* PyList_GetItem(void* list, intptr_t i);
+}
+
+struct Functions {
+  int64_t handle;  // where in a Python tensor its at::Tensor lies
+  // of an at::Tensor, through torch's C shim; not 0: it cannot be asked
+  int32_t (*data)(void*, void**);
+  int32_t (*dims)(void*, int64_t*);
+  int32_t (*dtype)(void*, int32_t*);
+  int32_t (*device)(void*, int32_t*);
+  int32_t (*index)(void*, int32_t*);
+  int32_t (*sizes)(void*, int64_t**);
+  int32_t (*strides)(void*, int64_t**);
+  void (*bump)(void*);  // version counter of an at::Tensor; may throw, or be null
+  int64_t storage;      // where in a TensorImpl its storage lies
+  int64_t first, words; // and what it is of that; no words: not known
+  int64_t kind;         // the word of those that has dtype and device, and gaps
+  int64_t inlined;      // most dims that are kept there
+  int64_t memory;       // where in a storage its memory and its owner lie
+};
+struct Known {
+  int64_t n;
+  uint64_t* addresses;
+  uint64_t* now;
+  const int64_t* metadata;  // of each: dtype, device, index, dims, sizes, strides
+  const int64_t* begins;    // of each: where in those its own are
+  uint64_t* seen;           // fields of each when it was last found unchanged
+  char** tensors;           // the at::Tensor of each in the last call
+  int64_t* moved;           // those whose addresses alone the last call found changed
+  // what tensors may do unasked; no `loose`: nothing
+  const uint8_t* loose;     // of each: 1 if it may move to memory that nobody writes
+  const uint64_t* reach;    // of each: bytes from its first element to behind its last
+  int64_t spans;            // memory that is written: sorted, from starts to ends
+  const uint64_t *starts, *ends;
+  uint64_t* pool;           // of each its address, then those of the views
+  int64_t n_views;
+  const int64_t* views;     // place in the pool, that of what is viewed, distance
+};
+
+static const int64_t OWNER = 3;  // words: the memory, what owns it, what frees it
+static const int64_t WIDE = 8;   // words compared at a time
+static const int64_t DIMS = 3;   // where in a tensor's metadata its dims are
+typedef uint64_t Words __attribute__((vector_size(64), aligned(8), may_alias));
+// Tensors that are compared at once; where one differs, each is asked.
+static const int64_t BLOCK = 8;
+// Blocks ahead that are fetched: Python's object, the tensor, its storage.
+static const int64_t FAR = 3 * BLOCK, NEAR = 2 * BLOCK, NEXT = BLOCK;
+
+// Bits that differ from those seen: of a tensor's memory and of what owns it.
+static inline uint64_t memory_but_seen(const Functions* f, const char* impl,
+                                       const uint64_t* seen) {
+  const char* storage = *(char**)(impl + f->storage);
+  if (!storage) return 1;
+  const uint64_t* owner = (const uint64_t*)(storage + f->memory);
+  uint64_t other = 0;
+  for (int64_t i = 0; i < OWNER; ++i) other |= owner[i] ^ seen[i];
+  return other;
+}
+// The same of its own fields.
+static inline Words fields_but_seen(const Functions* f, const char* impl,
+                                    const uint64_t* seen) {
+  const uint64_t* own = (const uint64_t*)(impl + f->first);
+  seen += OWNER;
+  // words of which the last eight may overlap those before
+  Words differ = {0};
+  for (int64_t i = 0; i < f->words; i += WIDE) {
+    const int64_t at = i + WIDE <= f->words ? i : f->words - WIDE;
+    differ |= *(const Words*)(own + at) ^ *(const Words*)(seen + at);
+  }
+  return differ;
+}
+static inline bool none(Words differ) {
+  uint64_t other = 0;
+  for (int64_t i = 0; i < WIDE; ++i) other |= differ[i];
+  return other == 0;
+}
+static void see(const Functions* f, const char* impl, uint64_t* seen) {
+  if (!f->words) return;
+  const char* storage = *(char**)(impl + f->storage);
+  const uint64_t* own = (const uint64_t*)(impl + f->first);
+  // what more dims are is kept elsewhere
+  if (!storage || own[0] > (uint64_t)f->inlined) return;
+  const uint64_t* owner = (const uint64_t*)(storage + f->memory);
+  for (int64_t i = 0; i < OWNER; ++i) seen[i] = owner[i];
+  for (int64_t i = 0; i < f->words; ++i) seen[OWNER + i] = own[i];
+}
+// Is a tensor whose fields are not all those that were seen still of the same kind?
+// Another tensor's fields have other bits in their gaps.
+static bool same_kind(const Functions* f, void* tensor, const int64_t* metadata,
+                      const uint64_t* seen) {
+  int32_t dtype = 0, device = 0, index = 0;
+  if (f->dtype(tensor, &dtype) | f->device(tensor, &device) |
+      f->index(tensor, &index))
+    return false;
+  if (dtype != metadata[0] || device != metadata[1] || index != metadata[2])
+    return false;
+  const uint64_t* own = (const uint64_t*)(*(char**)tensor + f->first);
+  const uint64_t last = f->words ? seen[OWNER + f->words - 1] : ~0ull;
+  if (last != ~0ull) {
+    if (own[f->words - 1] != last) return false;  // keys
+    bool same = true;
+    for (int64_t i = 0; i < f->words; ++i)
+      same &= i == f->kind || own[i] == seen[OWNER + i];
+    if (same) return true;
+  }
+  int64_t dims = 0, *sizes = 0, *strides = 0;
+  if (f->dims(tensor, &dims) | f->sizes(tensor, &sizes) |
+      f->strides(tensor, &strides))
+    return false;
+  const int64_t* known = metadata + DIMS + 1;
+  if (dims != metadata[DIMS]) return false;
+  for (int64_t d = 0; d < dims; ++d)
+    if (known[d] != sizes[d] || known[dims + d] != strides[d]) return false;
+  return true;
+}
+// May a tensor move to where it now is? Not if the step writes there.
+static bool may_move(const Known* k, int64_t i) {
+  if (!k->loose[i]) return false;
+  const uint64_t low = k->now[i], high = low + k->reach[i];
+  if (low == high) return true;
+  int64_t after = 0, end = k->spans;  // the first that starts behind `low`
+  while (after < end) {
+    const int64_t middle = (after + end) / 2;
+    if (k->starts[middle] > low) end = middle;
+    else after = middle + 1;
+  }
+  if (after > 0 && k->ends[after - 1] > low) return false;
+  return after == k->spans || k->starts[after] >= high;
+}
+// Follow tensors that moved, where all of them may.
+static bool follow(const Functions* f, const Known* k, int64_t moved) {
+  if (!k->loose) return false;
+  for (int64_t m = 0; m < moved; ++m)
+    if (!may_move(k, k->moved[m])) return false;
+  for (int64_t m = 0; m < moved; ++m) {
+    const int64_t i = k->moved[m];
+    k->pool[i] = k->addresses[i] = k->now[i];
+    see(f, *(char**)k->tensors[i], k->seen + i * (f->words + OWNER));
+  }
+  for (const int64_t* v = k->views; v < k->views + 3 * k->n_views; v += 3)
+    k->pool[v[0]] = k->pool[v[1]] + v[2];
+  return true;
+}
+
+// Has a tensor elements, but no memory for them? A wrapper has none of its own; a view
+// of memory that was taken away has an address all the same.
+static bool nowhere(const Functions* f, const char* impl, const void* address,
+                    const int64_t* metadata) {
+  const char* storage = f->words ? *(char**)(impl + f->storage) : 0;
+  if (address && (!storage || *(const uint64_t*)(storage + f->memory))) return false;
+  for (int64_t d = 0; d < metadata[DIMS]; ++d)
+    if (metadata[DIMS + 1 + d] == 0) return false;
+  return true;
+}
+
+// Is one tensor what it was? 0 if it is, 1 if it has moved, 2 if it is another, 4 if it
+// cannot be asked.
+static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
+  uint64_t* seen = k->seen + i * (f->words + OWNER);
+  char* tensor = k->tensors[i];
+  const char* impl = *(char**)tensor;
+  const bool alike = f->words && none(fields_but_seen(f, impl, seen));
+  k->now[i] = k->addresses[i];
+  if (alike && !memory_but_seen(f, impl, seen)) return 0;
+  seen[0] = ~0ull;  // no address is that: not known until it is found the same
+  if (!alike && !same_kind(f, tensor, k->metadata + k->begins[i], seen)) return 2;
+  void* address = 0;
+  if (f->data(tensor, &address)) return 4;
+  if (nowhere(f, impl, address, k->metadata + k->begins[i])) return 4;
+  k->now[i] = (uint64_t)address;
+  if (k->now[i] != k->addresses[i]) return 1;
+  see(f, impl, seen);
+  return 0;
+}
+static int64_t compare(const Functions* f, const Known* k) {
+  const int64_t each = f->words + OWNER;
+  int64_t moved = 0;
+  for (int64_t b = 0; b < k->n; b += BLOCK) {
+    const int64_t end = b + BLOCK < k->n ? b + BLOCK : k->n;
+    if (f->words) {
+      if (end + FAR < k->n)
+        for (int64_t i = b; i < end; ++i) {
+          __builtin_prefetch(k->tensors[i + FAR]);
+          const char* impl = *(char**)k->tensors[i + NEAR];
+          __builtin_prefetch(impl + f->storage);
+          __builtin_prefetch(impl + f->first + 8 * f->words - 8);
+          impl = *(char**)k->tensors[i + NEXT];
+          __builtin_prefetch(*(char**)(impl + f->storage) + f->memory);
+        }
+      Words differ = {0};
+      uint64_t other = 0;
+      for (int64_t i = b; i < end; ++i) {
+        const char* impl = *(char**)k->tensors[i];
+        const uint64_t* seen = k->seen + i * each;
+        differ |= fields_but_seen(f, impl, seen);
+        other |= memory_but_seen(f, impl, seen);
+      }
+      if (none(differ) && !other) {
+        for (int64_t i = b; i < end; ++i) k->now[i] = k->addresses[i];
+        continue;
+      }
+    }
+    for (int64_t i = b; i < end; ++i) {
+      const int64_t found = compare_one(f, k, i);
+      if (found == 1) k->moved[moved++] = i;
+      else if (found) return found == 2 ? 2 | (moved != 0) : found;
+    }
+  }
+  return moved && !follow(f, k, moved);
+}
+
+// 1 if an address differs, plus 2 if something else does; 4 if one cannot be asked.
+// 0 as well where tensors have moved that may.
+extern "C" int64_t fuseopt_probe(const Functions* f, const Known* k, void* buffers,
+                                 void* parameters, void* args) {
+  int64_t count = 0;
+  void *dicts[2] = {buffers, parameters}, *key, *value;
+  for (int d = 0; d < 2; ++d)
+    for (intptr_t at = 0; PyDict_Next(dicts[d], &at, &key, &value);)
+      if (count++ < k->n) k->tensors[count - 1] = (char*)value + f->handle;
+  const int64_t given = PyTuple_Size(args);
+  if (count + given != k->n) return 4;
+  for (int64_t i = 0; i < given; ++i)
+    k->tensors[count + i] = (char*)PyTuple_GetItem(args, i) + f->handle;
+  return compare(f, k);
+}
+
+// The same of the tensors of the last call, but for `n` whose places among those and in
+// a list are given.
+extern "C" int64_t fuseopt_probe_again(const Functions* f, const Known* k, void* list,
+                                       const int64_t* places, int64_t n) {
+  for (const int64_t* p = places; p < places + 2 * n; p += 2)
+    k->tensors[p[0]] = (char*)PyList_GetItem(list, p[1]) + f->handle;
+  return compare(f, k);
+}
+
+// Take the tensors of the last call, all of which it compared, as known.
+extern "C" void fuseopt_accept(const Functions* f, const Known* k) {
+  for (int64_t i = 0; i < k->n; ++i) {
+    k->addresses[i] = k->now[i];
+    see(f, *(char**)k->tensors[i], k->seen + i * (f->words + OWNER));
+  }
+}
+
+// Bump the version counters of some tensors of the last call; 1 if one has none.
+extern "C" int64_t fuseopt_bump(const Functions* f, const Known* k,
+                                const int64_t* which, int64_t n) {
+  try {
+    for (int64_t i = 0; i < n; ++i) f->bump(k->tensors[which[i]]);
+  } catch (...) {
+    return 1;
+  }
+  return 0;
+}
+
+// Launches one after another: those of a block, then those of the next.
+extern "C" void fuseopt_blocks(int64_t n, void (*const* entries)(const void*, int64_t),
+                               const void* const* tables, int64_t threads) {
+  for (int64_t i = 0; i < n; ++i) entries[i](tables[i], threads);
+}
+
+"""
+    + watch.TEXT,
+    "fuseopt_probe",
+    (),
+    throws=True,
+)
+
+
+class Known(ctypes.Structure):
+    """Mirrors `struct Known`."""
+
+    _fields_ = [
+        ("n", ctypes.c_int64),
+        ("addresses", ctypes.c_void_p),
+        ("now", ctypes.c_void_p),
+        ("metadata", ctypes.c_void_p),
+        ("begins", ctypes.c_void_p),
+        ("seen", ctypes.c_void_p),
+        ("tensors", ctypes.c_void_p),
+        ("moved", ctypes.c_void_p),
+        ("loose", ctypes.c_void_p),
+        ("reach", ctypes.c_void_p),
+        ("spans", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
+        ("ends", ctypes.c_void_p),
+        ("pool", ctypes.c_void_p),
+        ("n_views", ctypes.c_int64),
+        ("views", ctypes.c_void_p),
+    ]

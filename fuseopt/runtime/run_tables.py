@@ -1,0 +1,149 @@
+"""Runs of kernels at a call: the memory of their temps, and their launch.
+
+Which lanes make a block, and where temps lie in the arena, is the scheduler's to say;
+how large a block may be, the cache of this machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ..ir.graph import Buffer, MemoryPlan, Run
+from .cpp.table import CppTable, TableFactory, TensorLayout
+
+#: Where Linux says how large a cache is, and what is taken where it does not.
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+UNKNOWN = 1 << 20
+#: The last cache is others' as well: the share of it that a block may take.
+SHARE = 4
+#: An arena that is larger is given back after each call.
+KEPT = 64 << 20
+
+
+def cache_bytes(folder: Path = CACHES) -> int:
+    """The bytes of the largest cache, or a careful guess."""
+    sizes = [UNKNOWN]
+    for file in folder.glob("index*/size"):
+        try:
+            text = file.read_text().strip()
+            unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+            sizes.append(int(text.rstrip("KM")) * unit)
+        except (OSError, ValueError):
+            continue
+    return max(sizes)
+
+
+#: Bytes that the lanes of a block touch together.
+BLOCK = cache_bytes() // SHARE
+
+
+class TempArena:
+    """The memory of those temps that have a place in a plan's arena.
+
+    `position`: where in the pool of addresses each buffer has its own.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        plan: MemoryPlan,
+        position: Mapping[int, int],
+    ) -> None:
+        self.size = plan.size
+        self.places = [
+            (position[b], plan.offsets[x.storage] + x.first_byte)
+            for b, x in enumerate(buffers)
+            if x.storage in plan.offsets
+        ]
+        self.arena: torch.Tensor | None = None
+
+    def take(self, pool: array[int]) -> torch.Tensor | None:
+        """The memory of a call, whose addresses are in the pool then; to be held until
+        the call has ended.
+        """
+        if not self.places or self.arena is not None:
+            return self.arena
+        made = torch.empty(self.size, dtype=torch.uint8)
+        base = made.data_ptr()
+        for position, at in self.places:
+            pool[position] = base + at
+        if self.size <= KEPT:
+            self.arena = made
+        return made
+
+
+class RunTable:
+    """The tables of a run: of each block, those of each kernel."""
+
+    place: torch.device | None = None
+
+    def __init__(
+        self,
+        run: Run,
+        factories: Mapping[str, TableFactory],
+        pool: array[int],
+        position: Mapping[int, int],
+        layouts: Mapping[int, TensorLayout],
+        helper: ctypes.PyDLL | None,
+    ) -> None:
+        self.tables: list[CppTable] = []
+        for block in run.blocks:
+            for k, kernel in enumerate(run.kernels):
+                own = run.part(block, k)
+                if own.lanes:
+                    table = factories[kernel.name](own, pool, position, layouts)
+                    self.tables.append(cast(CppTable, table))
+        self.changing = [t for t in self.tables if t.symbolic]
+        self.symbolic = bool(self.changing)
+        self.threads = 0
+        n = len(self.tables)
+        self.entries = (ctypes.c_void_p * n)(
+            *(
+                ctypes.cast(cast(Any, t.entry), ctypes.c_void_p).value
+                for t in self.tables
+            )
+        )
+        self.structs = (ctypes.c_void_p * n)(
+            *(ctypes.addressof(t.structs) for t in self.tables)
+        )
+        self.start: Any = None
+        if helper is not None:
+            # others may use Python meanwhile
+            self.start = ctypes.CDLL(helper._name, handle=helper._handle).fuseopt_blocks
+            self.start.argtypes = [
+                *(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+            ]
+            self.start.restype = None
+
+    def fill_rows(self, numbers: Sequence[float]) -> None:
+        """Write the scalars; `numbers` are the values of the step's symbols."""
+        for t in self.changing:
+            t.fill_rows(numbers)
+
+    def launches(self, threads: int) -> list[Callable[[], object]]:
+        """The same as calls of C alone, until the number of threads is another."""
+        calls = [call for t in self.tables for call in t.launches(threads)]
+        if self.start is None:
+            return calls
+        self.threads = threads
+        every = len(self.tables), self.entries, self.structs, threads
+        return [functools.partial(self.start, *every)]
+
+    def launch(self, threads: int) -> None:
+        """Run all kernels over a block, then over the next one."""
+        if threads != self.threads:
+            self.threads = threads
+            for t in self.tables:
+                t.prepare(threads)
+        if self.start is None:
+            for t in self.tables:
+                t.launch(threads)
+            return
+        self.start(len(self.tables), self.entries, self.structs, threads)

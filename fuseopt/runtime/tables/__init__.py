@@ -1,0 +1,1 @@
+"""What the tables of both targets have in common: uploads, numbers, geometry."""

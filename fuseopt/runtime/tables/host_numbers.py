@@ -1,0 +1,105 @@
+"""Numbers in the CPU's memory that a kernel on a device reads.
+
+Eager takes a tensor of the CPU without dimensions (a step counter, a learning rate)
+beside tensors of any device. A kernel cannot read that memory: each such number has a
+*cell*, a word behind the kernel's rows, and comes to the device with the addresses and
+scalars that changed, in the same asynchronous copy. What the step computes on the CPU
+for a device alone is written into its cell at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...errors import CaptureError
+from ...ir.graph import DTYPE_BYTES, Buffer, Kernel
+
+WORD = 8
+CPU = "cpu"
+
+
+def place_of(buffers: Sequence[Buffer], kernel: Kernel) -> str:
+    """The device that a kernel runs on, which may read numbers of the CPU.
+
+    Raises CaptureError if its tensors are on several.
+    """
+    named: dict[str, str] = {}
+    numbers: dict[str, str] = {}
+    for v in kernel.every:
+        for slot, column in zip(v.slots, v.columns, strict=True):
+            number = slot.domain == "lane" and not slot.write
+            for b in column:
+                x = buffers[b]
+                own = numbers if number and x.device == CPU else named
+                own.setdefault(x.device, x.name)
+    if len(named) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in named.items())
+        raise CaptureError(f"one update uses tensors of several devices: {places}")
+    return next(iter(named or numbers))
+
+
+class Cells:
+    """The cells of one kernel: `of[b]` is that of buffer b, counted from 0.
+
+    `on_host`: the dtypes of buffers in the CPU's memory.
+    """
+
+    def __init__(self, kernel: Kernel, on_host: Mapping[int, str]) -> None:
+        self.on_host = on_host
+        self.of: dict[int, int] = {}
+        for v in kernel.every:
+            for column in v.columns:
+                for b in column:
+                    if b in on_host:
+                        self.of.setdefault(b, len(self.of))
+        #: (position in the pool, cell, bytes) of numbers that lie elsewhere
+        self.fetched: list[tuple[int, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def column(self, columns: Sequence[Sequence[int]], lanes: int) -> torch.Tensor:
+        """The cell of each lane's slots, -1 where there is none: [lanes, slots]."""
+        flat = [[self.of.get(b, -1) for b in column] for column in columns]
+        return torch.tensor(flat, dtype=torch.int64).view(len(columns), lanes).t()
+
+    def settle(
+        self,
+        words: torch.Tensor,
+        pool: array[int],
+        position: Mapping[int, int],
+    ) -> None:
+        """Take words of host memory, one for each cell."""
+        self.words, self.pool = words, pool
+        self.seen = words.clone()
+        self.fetched = [
+            (position[b], cell, DTYPE_BYTES[self.on_host[b]])
+            for b, cell in self.of.items()
+        ]
+
+    def give_homes(self, buffers: Sequence[int]) -> dict[int, torch.Tensor]:
+        """The memory of cells, for buffers whose numbers may be written there at once:
+        uint8[8] by buffer.
+        """
+        homes = {
+            b: self.words[self.of[b] : self.of[b] + 1].view(torch.uint8)
+            for b in buffers
+            if b in self.of
+        }
+        own = {self.of[b] for b in homes}
+        self.fetched = [x for x in self.fetched if x[1] not in own]
+        return homes
+
+    def fetch(self) -> bool:
+        """Read the numbers as they are now; has one changed?"""
+        start = self.words.data_ptr()
+        for position, cell, size in self.fetched:
+            ctypes.memmove(start + WORD * cell, self.pool[position], size)
+        if torch.equal(self.words, self.seen):
+            return False
+        self.seen.copy_(self.words)
+        return True

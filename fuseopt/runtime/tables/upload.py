@@ -1,0 +1,176 @@
+"""The words that kernels' tables change between launches, of all tables of a step.
+
+Addresses and hyperparameters of every kernel on a device lie in one *arena*: words in
+host memory and their copy on the device. Tables write the host's words and say which;
+`push` brings the changed range over in one asynchronous copy, so that a step whose
+gradients moved while its learning rate changed costs one small copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ...errors import LaunchError
+from ..devices import is_remote, module_of
+
+#: Regions begin at multiples of so many words: a line of a cache.
+LINE = 16
+#: So many copies may wait on a device before the host waits for the oldest.
+STAGES = 16
+#: So many steps may be captured by the user before the next call outside of a capture:
+#: at first, and twice as many each time that was too few.
+SPARES = 4
+
+
+def rounded(words: int) -> int:
+    """Words, up to the end of a line."""
+    return -(-words // LINE) * LINE
+
+
+class Arena:
+    """So many int64 words on the host and on a device; on a CPU they are one.
+
+    A copy reads pinned memory that is not written again before the copy is done: each
+    takes a *stage* of its own from a ring, with an event that says when it is free.
+    """
+
+    def __init__(self, words: int, device: torch.device, wanted: int = SPARES) -> None:
+        self.at = device
+        self.remote = is_remote(device)
+        self.host = torch.zeros(words, dtype=torch.int64)
+        self.device = (
+            torch.empty(words, dtype=torch.int64, device=device)
+            if self.remote
+            else self.host
+        )
+        self.low, self.high = 0, words
+        self._ring: deque[tuple[torch.Tensor, Any]] = deque()
+        # a capture may not make pinned memory
+        self.wanted = wanted if self.remote else 0
+        self._spares = [self._pinned() for _ in range(self.wanted)]
+        #: streams that may read the device's words, the first of which they are of
+        self._streams: list[Any] = []
+
+    def _pinned(self) -> torch.Tensor:
+        return torch.empty(len(self.host), dtype=torch.int64, pin_memory=True)
+
+    def changed(self, low: int, high: int) -> None:
+        """Words low to high of the host differ from the device's."""
+        if self.low == self.high:
+            self.low, self.high = low, high
+        elif low < high:
+            self.low, self.high = min(self.low, low), max(self.high, high)
+
+    def push(self) -> None:
+        """Bring what changed to the device, in the order of the current stream, which
+        captures nothing.
+        """
+        while len(self._spares) < self.wanted:
+            self._spares.append(self._pinned())
+        low, high = self.low, self.high
+        if low == high:
+            return
+        if self.remote:
+            stage, done = self._stage()
+            stage[low:high] = self.host[low:high]
+            self.device[low:high].copy_(stage[low:high], non_blocking=True)
+            done.record(module_of(self.at).current_stream(self.at))
+            self._ring.append((stage, done))
+        self.low = self.high = 0
+
+    def follow(self, tables: Sequence[Settles]) -> None:
+        """The current stream reads these words and the tables' own: memory that is
+        given back is not used again before the stream has come by.
+        """
+        stream = module_of(self.at).current_stream(self.at)
+        if stream in self._streams:
+            return
+        if self._streams:
+            for t in (self.device, *(x for own in tables for x in own.constants)):
+                t.record_stream(stream)
+        self._streams.append(stream)
+
+    def _stage(self) -> tuple[torch.Tensor, Any]:
+        """Pinned memory that no copy reads any more."""
+        if self._ring:
+            stage, done = self._ring[0]
+            free = done.query()
+            if free or len(self._ring) == STAGES:
+                self._ring.popleft()
+                if not free:
+                    done.synchronize()
+                return stage, done
+        return self._pinned(), module_of(self.at).Event()
+
+    def frozen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The words as they are now, for a capture under way on the current stream.
+
+        Returns the device's words and the pinned memory that they come from: the copy
+        between them is part of the capture, and each replay repeats it. Both must live
+        as long as the graph. Raises LaunchError where no such memory is left.
+        """
+        if not self._spares:
+            self.wanted *= 2
+            raise LaunchError(
+                f"a graph is being captured on {self.at}, and the step was captured so "
+                "often that no pinned memory is left for it, which a capture may not "
+                "ask for: run the step once outside of a capture, which makes more"
+            )
+        stage = self._spares.pop()
+        stage.copy_(self.host)
+        words = torch.empty_like(self.device)
+        words.copy_(stage, non_blocking=True)
+        return words, stage
+
+
+class Settles(Protocol):
+    """A table with words in an arena: so many for lanes, so many for rows. And with
+    memory of its own, `constants`.
+    """
+
+    @property
+    def place(self) -> torch.device | None:
+        """Its device."""
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """See above."""
+
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """See above."""
+
+    def settle(self, arena: Arena, lanes: int, rows: int) -> None:
+        """Take its words, from `lanes` and from `rows` on."""
+
+
+def settle_together(
+    tables: Iterable[Settles], before: Sequence[Arena] = ()
+) -> list[Arena]:
+    """Give tables an arena, one for each device.
+
+    `before`: those that these replace, which know how much captures ask for.
+
+    All rows stand behind all lanes: when only numbers changed, only rows are sent.
+    """
+    wanted = {arena.at: arena.wanted for arena in before}
+    by_place: dict[torch.device, list[Settles]] = {}
+    for table in tables:
+        if table.place is not None:
+            by_place.setdefault(table.place, []).append(table)
+    arenas = []
+    for place, own in by_place.items():
+        lanes = sum(rounded(t.words[0]) for t in own)
+        words = lanes + sum(rounded(t.words[1]) for t in own)
+        arena = Arena(words, place, wanted.get(place, SPARES))
+        at, rows_at = 0, lanes
+        for table in own:
+            table.settle(arena, at, rows_at)
+            at += rounded(table.words[0])
+            rows_at += rounded(table.words[1])
+        arenas.append(arena)
+    return arenas

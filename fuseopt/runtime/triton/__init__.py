@@ -1,0 +1,1 @@
+"""How a Triton kernel is built and launched, and the tables that it reads."""

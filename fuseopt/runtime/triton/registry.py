@@ -1,0 +1,63 @@
+"""A type of device -> how it is driven: its graphs, its kernels.
+
+Nothing else in the runtime knows a type of device by name. A new one is an entry of
+`DEVICES`; NVIDIA and ROCm are both "cuda" to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ...errors import ConfigError
+from . import launcher
+from .build import TritonModule
+
+
+class Program(Protocol):
+    """A kernel, built for one device."""
+
+    def bind(self, programs: int, tables: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """What starts it once, on the stream that is current then: so many programs
+        over these tables.
+        """
+
+
+@dataclass(frozen=True)
+class DeviceType:
+    """How the devices of a type are driven.
+
+    `program(module, device)` builds a kernel. `graph`: the name of the graph class in
+    the type's torch module (`torch.cuda` for "cuda"), "" if it has none. `capture`:
+    what its `capture_begin` takes beside `pool`. `interpreted`: do kernels run in
+    Triton's interpreter? None as TRITON_INTERPRET says.
+    """
+
+    program: Callable[[TritonModule, torch.device], Program]
+    graph: str = ""
+    capture: Mapping[str, Any] = field(default_factory=dict)
+    interpreted: bool | None = None
+
+
+#: How the types of devices are driven.
+DEVICES: dict[str, DeviceType] = {
+    "cpu": DeviceType(launcher.Interpreted),
+    # other threads may do what a capture in this one may not
+    "cuda": DeviceType(
+        launcher.Compiled, "CUDAGraph", {"capture_error_mode": "thread_local"}
+    ),
+    "xpu": DeviceType(launcher.Compiled, "XPUGraph"),
+}
+
+
+def type_of(device: torch.device) -> DeviceType:
+    """The entry of a device. Raises ConfigError if there is none."""
+    found = DEVICES.get(device.type)
+    if found is None:
+        raise ConfigError(
+            f"no kernels can be started on {device}; known: {', '.join(DEVICES)}"
+        )
+    return found

@@ -1,0 +1,332 @@
+"""The tables that a Triton kernel reads, and its launch.
+
+A `TritonTable` binds a module to the tensors of a call and launches it. On CPU tensors
+the kernel runs in the interpreter, through the same tables that a GPU reads.
+"""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...codegen.target import Source
+from ...codegen.triton.chunks import ROWS, SMALL
+from ...codegen.triton.kernel import functions, packs
+from ...codegen.triton.reduce import OUTS
+from ...codegen.triton.variant import ALIGNED, CHUNK_FIELDS, FLAT, RECORD
+from ...errors import LaunchError
+from ...ir.graph import Kernel, Variant, makes_numbers
+from ..cpp.table import TableFactory, TensorLayout, VariantTable
+from ..devices import is_remote
+from ..tables.host_numbers import WORD, Cells
+from ..tables.reduction_layout import tiles
+from ..tables.upload import Arena, settle_together
+from .build import TritonBuilder, TritonModule
+from .registry import Program, type_of
+
+#: Chunks of a program at most, and programs that there are before one takes more than
+#: one chunk: several times what a GPU runs at once, so that the last ones to run do not
+#: leave most of it idle. Chosen by counting, not yet measured on a GPU.
+SPAN, PROGRAMS = 16, 4096
+
+
+def _chunks(variant: Variant, table: VariantTable, block: int) -> torch.Tensor:
+    """By lane, how many chunks it has, of elements or of results."""
+    if variant.reduction == "dims":
+        results = torch.tensor([table.geometry[k + 1] for k in table.strided])
+        return (results + OUTS - 1) // OUTS
+    start = torch.tensor(table.start, dtype=torch.int64)
+    return (start[1:] - start[:-1] + block - 1) // block
+
+
+def _chunk_table(counts: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
+    """Record and ordinal of each chunk, for lanes of so many chunks."""
+    total = int(counts.sum())
+    lane = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    first = torch.cumsum(counts, 0) - counts
+    ordinal = torch.arange(total) - first[lane]
+    return torch.stack((records[lane], ordinal, lane), 1)
+
+
+def _packed_table(
+    number: int, records: torch.Tensor, numel: torch.Tensor
+) -> torch.Tensor:
+    """Chunks of ROWS lanes each, for the records of small ones, in order of size."""
+    firsts = records[::ROWS]
+    chunks = torch.zeros((len(firsts), CHUNK_FIELDS), dtype=torch.int64)
+    chunks[:, 0] = -1 - number
+    chunks[:, 1] = firsts
+    chunks[:, 2] = (len(records) - torch.arange(len(firsts)) * ROWS).clamp(max=ROWS)
+    ends = torch.arange(len(firsts)) * ROWS + chunks[:, 2] - 1
+    chunks[:, 3] = numel[ends]
+    return chunks
+
+
+class TritonTable:
+    """All variants' tables of one Triton kernel, as the tensors that a launch passes.
+
+    Addresses and scalars lie in an arena, which the tables of a step share. `refresh`
+    writes moved addresses there; `run` starts the kernel and does nothing else, so that
+    a graph may hold it; `launch` is both, and brings the arena to the device between.
+    """
+
+    def __init__(
+        self,
+        module: TritonModule,
+        program: Program,
+        device: torch.device,
+        kernel: Kernel,
+        pool: array[int],
+        position: Mapping[int, int],
+        layouts: Mapping[int, TensorLayout],
+    ) -> None:
+        self.module = module
+        self.program = program
+        self.place = device
+        self.name = kernel.name
+        self.pool = pool
+        self.tables = [VariantTable(v, position, layouts, tiles) for v in kernel.every]
+        self.symbolic = any(t.symbolic for t in self.tables)
+        block = module.sizes["BLOCK"]
+        self.position = position
+        host = {b: x.on_host for b, x in layouts.items() if x.on_host}
+        self.cells = Cells(kernel, host if is_remote(device) else {})
+        # what a lane's chunks fold to lies where the word after its addresses says
+        widths = [RECORD + len(v.slots) + (v.reduction == "full") for v in kernel.every]
+        words = sum(w * v.lanes for w, v in zip(widths, kernel.every, strict=True))
+        lanes = torch.zeros(max(1, words), dtype=torch.int64)
+        geometry = [0]
+        rows = [0]
+        chunks: list[torch.Tensor] = []
+        #: by variant: where its records are, how many, how wide; positions in the
+        #: pool, element slots, geometry
+        self.views: list[tuple[Any, ...]] = []
+        every = [
+            _chunks(v, t, block) for v, t in zip(kernel.every, self.tables, strict=True)
+        ]
+        total = sum(
+            int(c.sum())
+            for c, v in zip(every, kernel.every, strict=True)
+            if not v.reduction
+        )
+        self.span = min(SPAN, max(1, total // PROGRAMS))
+        base = partials = waited = 0
+        tickets = 1  # the first is that of lanes that are done
+        for number, width, variant, table, counts in zip(
+            functions(kernel), widths, kernel.every, self.tables, every, strict=True
+        ):
+            n, slots = variant.lanes, variant.slots
+            records = lanes[base : base + n * width].view(n, width)
+            start = torch.tensor(table.start, dtype=torch.int64)
+            numel = start[1:] - start[:-1]
+            writes = any(s.domain == "lane" and s.write for s in slots)
+            if variant.reduction == "dims":
+                numel = torch.tensor([table.geometry[k + 1] for k in table.strided])
+            if not variant.reduction:
+                counts = (counts + self.span - 1) // self.span
+            # a lane without elements still has numbers to store
+            counts = counts.clamp(min=1) if writes else counts
+            row = torch.tensor(table.row, dtype=torch.int64)
+            strided = torch.tensor(table.strided, dtype=torch.int64)
+            place_in_pool = torch.tensor(table.position, dtype=torch.int64)
+            place_in_pool = place_in_pool.view(n, len(slots))
+            cells = self.cells.column(variant.columns, n)
+            small = torch.zeros(n, dtype=torch.bool)
+            if packs(kernel, variant):
+                small = (strided < 0) & (numel <= min(SMALL, block)) & (counts > 0)
+            if int(small.sum()) < 2:
+                small[:] = False
+            else:
+                # those come first, by size, so that neighbours share a program
+                order = torch.where(small, numel, 2**62).argsort(stable=True)
+                numel, counts, row, strided, place_in_pool, cells, small = (
+                    x[order]
+                    for x in (numel, counts, row, strided, place_in_pool, cells, small)
+                )
+            if len(chunks) < len(kernel.variants) and makes_numbers(variant):
+                waited += int((counts > 0).sum())
+            if variant.reduction == "full":
+                folds = len(variant.folds)
+                ends = partials + torch.cumsum(counts * folds, 0)
+                records[:, -1] = ends - counts * folds
+                partials = int(ends[-1])
+            records[:, 1] = numel
+            records[:, 2] = row * len(variant.scalars) + rows[-1]
+            records[:, 3] = counts
+            self.views.append(
+                (
+                    base,
+                    n,
+                    width,
+                    place_in_pool,
+                    torch.tensor([s.domain == "element" for s in slots]),
+                    torch.where(strided >= 0, strided + len(geometry) - 1, -1),
+                    cells,
+                )
+            )
+            several = int(small.sum())
+            places = base + torch.arange(n) * width
+            found = _chunk_table(counts[several:], places[several:])
+            found[:, 2] += tickets + several
+            first = torch.full((len(found), 1), number)
+            alone = torch.cat((first, found), 1)
+            together = _packed_table(number, places[:several], numel)
+            chunks.append(torch.cat((together, alone)))
+            geometry[-1:] = [*table.geometry, 0]
+            rows.append(rows[-1] + len(table.rows))
+            base += n * width
+            tickets += n
+        self.row_starts = rows
+        table_of_chunks = torch.cat(chunks)
+        #: programs of the grid; those after them wait until all lanes are done
+        self.programs = sum(map(len, chunks[: len(kernel.variants)]))
+        head = [self.programs, len(table_of_chunks) - self.programs, waited, self.span]
+        table_of_chunks = torch.cat((torch.tensor([head]), table_of_chunks))
+        assert table_of_chunks.shape[1] == CHUNK_FIELDS
+        assert int(table_of_chunks.max()) < 2**31  # 64 bits are only in addresses
+        #: records of lanes; once settled, those of the arena
+        self.lanes = lanes
+        #: words of an arena that it needs: for lanes, for rows and cells
+        self.words = (len(lanes), max(1, rows[-1] + len(self.cells)))
+        self.arena: Arena | None = None
+        #: what no launch changes, and what launches leave as they found it
+        self.constants = tuple(
+            x.to(device)
+            for x in (
+                table_of_chunks.to(torch.int32),
+                torch.tensor(geometry, dtype=torch.int64),
+                torch.zeros(tickets, dtype=torch.int32),
+                torch.zeros(max(1, partials), dtype=torch.int64),
+            )
+        )
+        self.known: array[int] | None = None
+
+    # ---------------------------------------------------------------- its arena
+
+    def settle(self, arena: Arena, lanes: int, rows: int) -> None:
+        """Take words of an arena, from `lanes` and from `rows` on."""
+        self.arena = arena
+        self.lanes_at, self.rows_at = lanes, rows
+        own = arena.host[lanes : lanes + len(self.lanes)]
+        self.lanes = own.copy_(self.lanes)
+        self._views = [
+            (arena.host[lanes + base : lanes + base + n * width].view(n, width), *rest)
+            for base, n, width, *rest in self.views
+        ]
+        self.rows = arena.host[rows : rows + self.words[1]].view(torch.float64)
+        self.cells_at = rows + self.row_starts[-1]
+        cells = arena.host[self.cells_at : self.cells_at + len(self.cells)]
+        self.cells.settle(cells, self.pool, self.position)
+        self._start = self.starter(arena.device)
+
+    def starter(self, words: torch.Tensor) -> Callable[[], None]:
+        """What starts the kernel once, over the words of an arena or a copy of them."""
+        chunks, *others = self.constants
+        lanes = words[self.lanes_at : self.lanes_at + self.words[0]]
+        rows = words[self.rows_at : self.rows_at + self.words[1]].view(torch.float64)
+        if not self.programs:
+            return lambda: None
+        return self.program.bind(self.programs, (chunks, lanes, rows, *others))
+
+    def fill_rows(self, numbers: Sequence[float]) -> None:
+        """Write the scalars; `numbers` are the values of the step's symbols."""
+        arena = self._settled()
+        for k, table in enumerate(self.tables):
+            table.fill_rows(numbers)
+            low, high = self.row_starts[k : k + 2]
+            self.rows[low:high] = torch.frombuffer(table.rows, dtype=torch.float64)
+        arena.changed(self.rows_at, self.rows_at + self.row_starts[-1])
+
+    def _settled(self) -> Arena:
+        if self.arena is None:
+            settle_together([self])
+        assert self.arena is not None
+        return self.arena
+
+    # ---------------------------------------------------------------- launches
+
+    def fetch(self) -> None:
+        """Write the numbers of the CPU that changed, as they are now."""
+        arena = self._settled()
+        if len(self.cells) and self.cells.fetch():
+            arena.changed(self.cells_at, self.cells_at + len(self.cells))
+
+    def refresh(self) -> None:
+        """Write the addresses that changed since the last refresh."""
+        arena = self._settled()
+        if self.known == self.pool:
+            return
+        # addresses lie below 2**63
+        pool = torch.frombuffer(self.pool, dtype=torch.int64)
+        base = self.lanes_at
+        first_cell = arena.device.data_ptr() + WORD * self.cells_at
+        for records, position, elements, strided, cell in self._views:
+            addresses = pool[position]
+            if len(self.cells):
+                addresses = torch.where(cell < 0, addresses, first_cell + WORD * cell)
+            aligned = ((addresses & 15 == 0) | ~elements).all(1)
+            flat = torch.where(aligned, ALIGNED, FLAT)
+            new = records.clone()
+            new[:, RECORD : RECORD + addresses.shape[1]] = addresses
+            new[:, 0] = torch.where(strided >= 0, strided, flat)
+            moved = (new != records).flatten().nonzero()
+            if len(moved):
+                records.copy_(new)
+                arena.changed(base + int(moved[0]), base + int(moved[-1]) + 1)
+            base += records.numel()
+        self.known = self.pool[:]
+
+    def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
+        """Make a copy of the arena's words, in host memory, fit for `device`, the
+        memory from which a kernel will read it: cells lie there too.
+        """
+        arena = self._settled()
+        base = self.lanes_at
+        moved = device.data_ptr() - arena.device.data_ptr()
+        for records, position, _, _, cell in self._views:
+            own = words[base : base + records.numel()].view(records.shape)
+            own[:, RECORD : RECORD + position.shape[1]] += moved * (cell >= 0)
+            base += records.numel()
+
+    def run(self, start: Callable[[], None] | None = None) -> None:
+        """Start the kernel with the tables as they are on the device.
+
+        `start`: what `starter` gave for other words. Raises LaunchError.
+        """
+        try:
+            (start or self._start)()
+        except Exception as error:
+            raise LaunchError(
+                f"{self.name} failed on {self.place} ({self.module.path}): {error}"
+            ) from error
+
+    def launch(self, threads: int = 0) -> None:
+        """Run the kernel once; `threads` has no meaning here."""
+        self.fetch()
+        self.refresh()
+        self._settled().push()
+        self.run()
+
+
+def triton_factory(
+    source: Source,
+    cache_dir: str | None,
+    device: torch.device | str = "cpu",
+    builder: TritonBuilder | None = None,
+    interpret: bool | None = None,
+) -> TableFactory:
+    """What makes the tables of a kernel whose tensors are on `device`.
+
+    The kernel is compiled here. Raises BuildError, and ConfigError where nothing starts
+    kernels on the device.
+    """
+    place = torch.device(device)
+    kind = type_of(place)
+    wanted = kind.interpreted if interpret is None else interpret
+    module = (builder or TritonBuilder()).load(source, cache_dir, wanted)
+    program = kind.program(module, place)
+    return functools.partial(TritonTable, module, program, place)

@@ -1,0 +1,97 @@
+"""Dependencies between nodes.
+
+Edges are read-after-write, write-after-read and write-after-write on one buffer, or on
+buffers that overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..ir.alias import overlaps
+from ..ir.graph import Extern, Graph, Refusal, SchedulerNode
+
+#: What runs here is done when the next launch starts, on whichever device.
+CPU = "cpu"
+
+
+class Edge(NamedTuple):
+    """`consumer` must not run before `producer`; both are positions in Graph.nodes."""
+
+    producer: int
+    consumer: int
+    buffer: int
+    kind: str
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Stages:
+    """`stage[i]` of each node; kernel s runs before the externs of stage s.
+
+    `fused` are the edges whose two ends may share a kernel. `late`: pointwise nodes
+    that run on the results of their lane's reductions.
+    """
+
+    stage: tuple[int, ...]
+    fused: tuple[Edge, ...]
+    refusals: tuple[Refusal, ...]
+    late: frozenset[int] = frozenset()
+
+
+def edges(graph: Graph) -> Iterator[Edge]:
+    """All dependencies, by consumer in program order."""
+    near = overlaps(graph.buffers)
+    producer: dict[int, int] = {}
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    values = graph.values
+    last_ordered = -1
+    for i, node in enumerate(graph.nodes):
+        if isinstance(node, Extern) and node.ordered:
+            if last_ordered >= 0:
+                yield Edge(last_ordered, i, -1, "order")
+            last_ordered = i
+        for v in node.reads:
+            b = values[v]
+            made = producer.get(v)
+            if made is not None:
+                yield Edge(made, i, b, "raw")
+            elif b in writer and v != graph.initial[b]:
+                yield Edge(writer[b], i, b, "raw", exact=False)
+            for other in near.get(b, ()):
+                if other in writer:
+                    yield Edge(writer[other], i, b, "raw", exact=False)
+        for v in node.writes:
+            b = values[v]
+            for r in readers.get(b, ()):
+                if r != i:
+                    yield Edge(r, i, b, "war")
+            if b in writer and not readers.get(b):
+                yield Edge(writer[b], i, b, "waw")
+            for other in near.get(b, ()):
+                for r in readers.get(other, ()):
+                    if r != i:
+                        yield Edge(r, i, b, "war", exact=False)
+                if other in writer and writer[other] != i:
+                    yield Edge(writer[other], i, b, "waw", exact=False)
+        for v in node.reads:
+            readers.setdefault(values[v], []).append(i)
+        for v in node.writes:
+            b = values[v]
+            producer[v] = i
+            writer[b] = i
+            readers[b] = []
+
+
+def space(graph: Graph, node: SchedulerNode) -> tuple[int, ...]:
+    """The index space of a node: the shape of its result, or of what it reduces."""
+    v = node.reads[0] if node.body.reduction else node.writes[0]
+    return graph.buffers[graph.values[v]].shape
+
+
+def device(graph: Graph, node: SchedulerNode) -> str:
+    """Where a node runs: the device of its result."""
+    return graph.buffers[graph.values[node.writes[0]]].device

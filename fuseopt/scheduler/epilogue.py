@@ -1,0 +1,152 @@
+"""A Schedule -> the same with fewer launches: what many lanes' numbers are
+brought to (a total norm, the largest of all, a flag) runs in the launch that makes
+those numbers, when all lanes are done.
+
+A variant moves from a kernel to the end of the one before it on its device if it works
+on few numbers, and if all that it shares with that kernel is touched there by lanes
+that make numbers: of those alone a launch knows when they are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ..ir.alias import overlaps
+from ..ir.graph import Extern, Graph, Kernel, Run, Schedule, Variant, makes_numbers
+from .kernels import needed_temps
+from .passes import Machine, kernel_device
+
+#: Lanes that a variant may have that runs when others are done, in one program.
+FEW = 8
+
+Steps = list[Kernel | Extern]
+
+
+class _Touched:
+    """The buffers that something reads and writes."""
+
+    def __init__(self, reads: Iterable[int], writes: Iterable[int]) -> None:
+        self.reads = frozenset(reads)
+        self.writes = frozenset(writes)
+
+    @classmethod
+    def by(cls, variants: Iterable[Variant]) -> _Touched:
+        reads: set[int] = set()
+        writes: set[int] = set()
+        for v in variants:
+            for slot, column in zip(v.slots, v.columns, strict=True):
+                reads.update(column if slot.read else ())
+                writes.update(column if slot.write else ())
+        return cls(reads, writes)
+
+    def meets(self, other: _Touched, near: dict[int, list[int]]) -> bool:
+        """Does either write memory that the other touches?"""
+        return self._spoils(other, near) or other._spoils(self, near)
+
+    def _spoils(self, other: _Touched, near: dict[int, list[int]]) -> bool:
+        touched = other.reads | other.writes
+        return any(
+            b in touched or any(x in touched for x in near.get(b, ()))
+            for b in self.writes
+        )
+
+
+def finish_early(graph: Graph, schedule: Schedule, _: Machine) -> Schedule:
+    """Move what finishes a kernel's numbers into it; kernels left empty are gone."""
+    steps: Steps = []
+    for s in schedule.steps:
+        assert not isinstance(s, Run), "runs are made of kernels that are finished"
+        steps.append(s)
+    if not any(_makes_numbers(s) for s in steps):
+        return schedule
+    near = overlaps(graph.buffers)
+    done: Steps = []
+    anything = False
+    for step in steps:
+        if isinstance(step, Extern):
+            done.append(step)
+            continue
+        before = _kernel_before(graph, done, step)
+        moved: list[Variant] = []
+        if before is not None:
+            kernel, between = done[before], _between(graph, done[before + 1 :])
+            assert isinstance(kernel, Kernel)
+            moved = [v for v in step.variants if _may(graph, v, kernel, between, near)]
+            done[before] = replace(kernel, finish=(*kernel.finish, *moved))
+            anything |= bool(moved)
+        gone = set(map(id, moved))
+        left = tuple([v for v in step.variants if id(v) not in gone])
+        if left:
+            done.append(replace(step, variants=left) if moved else step)
+    if not anything:
+        return schedule
+    names = (f"kernel{k}" for k in range(len(done)))
+    done = [replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in done]
+    return replace(schedule, steps=tuple(done), temps=needed_temps(graph, done))
+
+
+def _makes_numbers(step: Kernel | Extern) -> bool:
+    return isinstance(step, Kernel) and any(
+        v.reduction == "full" for v in step.variants
+    )
+
+
+def _kernel_before(
+    graph: Graph, done: Sequence[Kernel | Extern], k: Kernel
+) -> int | None:
+    """The last kernel on the device of `k`, if it makes numbers."""
+    own = kernel_device(graph, k)
+    for at in reversed(range(len(done))):
+        step = done[at]
+        if isinstance(step, Kernel) and kernel_device(graph, step) == own:
+            return at if _makes_numbers(step) else None
+    return None
+
+
+def _between(graph: Graph, steps: Sequence[Kernel | Extern]) -> _Touched:
+    def reads(step: Kernel | Extern) -> Iterator[int]:
+        if isinstance(step, Extern):
+            yield from (graph.values[v] for v in step.reads)
+        else:
+            yield from _Touched.by(step.every).reads
+
+    def writes(step: Kernel | Extern) -> Iterator[int]:
+        if isinstance(step, Extern):
+            yield from (graph.values[v] for v in step.writes)
+        else:
+            yield from _Touched.by(step.every).writes
+
+    return _Touched(
+        (b for s in steps for b in reads(s)), (b for s in steps for b in writes(s))
+    )
+
+
+def _may(
+    graph: Graph,
+    v: Variant,
+    kernel: Kernel,
+    between: _Touched,
+    near: dict[int, list[int]],
+) -> bool:
+    """May variant `v` run at the end of `kernel`, before what stands between?"""
+    if v.lanes > FEW or v.reduction == "dims":
+        return False
+    own = _Touched.by([v])
+    counted = [x for x in kernel.variants if makes_numbers(x)]
+    numbers = frozenset(
+        b for b in _Touched.by(counted).writes if graph.buffers[b].numel == 1
+    )
+    for s, slot in enumerate(v.slots):
+        if slot.domain != "element":
+            continue
+        for b in v.columns[s]:
+            if slot.read and not numbers.intersection(near.get(b, ())):
+                return False  # its elements are no numbers of those lanes
+            if slot.write and graph.buffers[b].numel > len(numbers):
+                return False
+    if not own.meets(_Touched.by(counted), near):
+        return False  # it waits for something else
+    rest = [x for x in kernel.variants if not makes_numbers(x)]
+    others = _Touched.by([*rest, *kernel.finish])
+    return not own.meets(others, near) and not own.meets(between, near)

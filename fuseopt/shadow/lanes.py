@@ -1,0 +1,339 @@
+"""The lanes of an optimizer: its parameters, each with its gradient and its state.
+
+`Lanes(optimizer)` says which of them are alike in all that a step can see of them but
+the contents of tensors. `Lanes.look()` asks, before a call, whether that still holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..compiler.diagnostics import odd_gradient
+from ..errors import FuseoptError
+from ..runtime.guards.watch import Watch
+
+#: What a number of a lane's state may be; equal numbers of other types are others.
+NUMBERS = (int, float, bool, str, type(None))
+PARAM, GRAD = "param", "grad"
+#: (what it is, key of the state)
+Role = tuple[str, str]
+KINDS = (torch.Tensor, torch.nn.Parameter)
+_GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
+
+
+class Unlike(FuseoptError):
+    """Why an optimizer's lanes cannot be led by a few of them."""
+
+
+def _exactly(x: Any) -> tuple[type, str]:
+    """A key that tells numbers apart that Python takes for equal."""
+    return type(x), repr(x)
+
+
+def shape_beside(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
+    """A tensor's shape and strides; beside a parameter that has the same, "like" it."""
+    if p is not None and t.shape == p.shape and t.stride() == p.stride():
+        return "like", t.dim()
+    return t.shape, t.stride()
+
+
+def free_shape(p: torch.Tensor) -> torch.Tensor | None:
+    """A parameter that elementwise steps treat as those of other sizes, else None."""
+    return p if p.dim() and p.numel() > 1 and p.is_contiguous() else None
+
+
+def _layout(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
+    if type(t) not in KINDS:
+        raise Unlike(f"a tensor of the step is a {type(t).__name__}")
+    if t.layout != torch.strided or t.is_complex() or t.is_quantized:
+        raise Unlike(f"a tensor of the step is {t.layout}, {t.dtype}")
+    if t.is_conj() or t.is_neg():
+        raise Unlike("a tensor of the step is a conjugated or negated view")
+    shape = shape_beside(t, p)
+    return type(t), *shape, t.dtype, t.device, t.requires_grad, t.is_leaf
+
+
+def lane_key(
+    group: int, p: torch.Tensor, state: dict[str, Any] | None, loose: bool = False
+) -> Any:
+    """Equal for lanes that a step cannot tell apart. Raises Unlike.
+
+    `loose`: but for the sizes of parameters and of what has the same sizes.
+    """
+    grad = p.grad
+    if odd_gradient(p):
+        raise Unlike("a gradient has another dtype than its parameter")
+    near = free_shape(p) if loose else None
+    known = []
+    for name, value in (state or {}).items():
+        if not isinstance(name, str):
+            raise Unlike(f"the state has the key {name!r}")
+        if isinstance(value, torch.Tensor):
+            known.append((name, *_layout(value, near)))
+        elif type(value) in NUMBERS:
+            known.append((name, *_exactly(value)))
+        else:
+            raise Unlike(f"the state {name!r} is a {type(value).__name__}")
+    return (
+        group,
+        _layout(p, near),
+        grad is not None and _layout(grad, near),
+        state is None,
+        tuple(known),
+    )
+
+
+@dataclass(eq=False)
+class Kind:
+    """Lanes that are alike: a representative and the others, by lane number."""
+
+    lead: int
+    others: list[int]
+    keys: tuple[str, ...]
+    tensors: tuple[str, ...]  # keys of the state that are tensors
+    numbers: dict[str, Any]
+    has_grad: bool
+    has_state: bool
+
+
+class Found:
+    """The tensors of lanes that are led, as `look` found them; ordered as `places`.
+
+    `watch`: by whom all but `grads` are known to be the objects that they were, if by
+    anyone; `late`: of each gradient, where it lies among the tensors and in `grads`.
+    """
+
+    def __init__(
+        self,
+        tensors: list[Any],
+        watch: Watch | None = None,
+        grads: Sequence[Any] = (),
+        late: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._tensors = tensors
+        self.watch = watch
+        self.grads = grads
+        self.late = late
+
+    def tensors(self) -> list[Any]:
+        """All of them."""
+        if not self.late:
+            return self._tensors
+        found = self._tensors.copy()
+        for place, k in self.late:
+            found[place] = self.grads[k]
+        return found
+
+
+class Lanes:
+    """All lanes of an optimizer, and what is known of them. See the module.
+
+    `params[i]` is the parameter of lane i, `groups[i]` the number of its group,
+    `states[i]` its state, None while it has none. `loose`: lanes of other sizes are
+    alike as well; `reshaped` are the leads of such.
+    """
+
+    def __init__(self, optimizer: Optimizer, loose: bool = False) -> None:
+        self.loose = loose
+        self.lists = [list(group["params"]) for group in optimizer.param_groups]
+        self.params: list[torch.Tensor] = [p for own in self.lists for p in own]
+        self.groups = [g for g, own in enumerate(self.lists) for _ in own]
+        get = optimizer.state.get
+        self.states: list[dict[str, Any] | None] = [get(p) for p in self.params]
+        if len(optimizer.state) > sum(s is not None for s in self.states):
+            raise Unlike("the optimizer has state of something besides its parameters")
+        if any(s is not None and type(s) is not dict for s in self.states):
+            raise Unlike("the state of a parameter is no dict")
+        found: dict[Any, list[int]] = {}
+        for i, (g, p, s) in enumerate(
+            zip(self.groups, self.params, self.states, strict=True)
+        ):
+            found.setdefault(lane_key(g, p, s, loose), []).append(i)
+        self.kinds = [self._kind(own) for own in found.values()]
+        if len(self.kinds) == 1 and len(self.params) > 1:
+            # two of them, so that what belongs to all is seen to be of both
+            first = self.kinds[0]
+            second = self._kind([first.others.pop()])
+            self.kinds.append(second)
+        self.kinds.sort(key=lambda kind: kind.lead)
+        self.leads = [kind.lead for kind in self.kinds]
+        self.reshaped = [
+            kind.lead
+            for kind in self.kinds
+            if len({self.params[i].shape for i in (kind.lead, *kind.others)}) > 1
+        ]
+        lead = set(self.leads)
+        self.rest = [i for i in range(len(self.params)) if i not in lead]
+        self._rest_params = [self.params[i] for i in self.rest]
+        self._known_grads = [p.grad is None for p in self._rest_params]
+        self._flags = [p.requires_grad for p in self._rest_params]
+        self._rest_states = [self.states[i] for i in self.rest]
+        place = {i: k for k, i in enumerate(self.rest)}
+        self._members: list[tuple[Kind, list[int]]] = []
+        for kind in self.kinds:
+            own = [place[i] for i in kind.others]
+            self._members.append((kind, own))
+        self._holders = list(optimizer.state)
+        self._held = list(optimizer.state.values())
+        self._watch: Watch | None = None
+        self._steady = True  # but for gradients, as far as is known
+        self._found: list[Any] = []  # what the watch knows, but for gradients
+        self._late: list[tuple[int, int]] = []
+        seen: set[int] = set()
+        for t in self.tensors(range(len(self.params))).values():
+            if id(t) in seen:
+                raise Unlike("lanes have a tensor in common")
+            seen.add(id(t))
+
+    def _kind(self, own: list[int]) -> Kind:
+        state = self.states[own[0]]
+        known = state or {}
+        tensors = tuple(k for k, v in known.items() if isinstance(v, torch.Tensor))
+        return Kind(
+            own[0],
+            own[1:],
+            tuple(known),
+            tensors,
+            {k: v for k, v in known.items() if k not in tensors},
+            self.params[own[0]].grad is not None,
+            state is not None,
+        )
+
+    def tensors(self, lanes: Sequence[int]) -> dict[tuple[int, Role], torch.Tensor]:
+        """The tensors of some lanes, by lane and role."""
+        found: dict[tuple[int, Role], torch.Tensor] = {}
+        for i in lanes:
+            p = self.params[i]
+            found[i, (PARAM, "")] = p
+            if p.grad is not None:
+                found[i, (GRAD, "")] = p.grad
+            for key, value in (self.states[i] or {}).items():
+                if isinstance(value, torch.Tensor):
+                    found[i, ("state", key)] = value
+        return found
+
+    def forget(self) -> None:
+        """Let the next look ask all anew."""
+        self._watch = None
+
+    def look(
+        self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None
+    ) -> Found | None:
+        """The tensors of the lanes that are not led, if all is as it was, else None.
+
+        Says nothing of their metadata. `helper`: as in Watch.
+        """
+        lists = [group["params"] for group in optimizer.param_groups]
+        if self._watch is not None:
+            grads = self._watch.look(lists, optimizer.state)
+            if grads is not None:
+                return Found(self._found, self._watch, grads, self._late)
+        for known, now in zip(self.lists, lists, strict=True):
+            if len(now) != len(known) or not all(map(is_, now, known)):
+                return None
+        # no key is looked up: a tensor's hash is a call of Python
+        held = optimizer.state
+        if len(held) != len(self._held) or not (
+            all(map(is_, held, self._holders))
+            and all(map(is_, held.values(), self._held))
+        ):
+            return None
+        if self._watch is not None:
+            # a step that gives lanes other objects each time would be watched anew
+            # at each call
+            self._watch, self._steady = None, False
+        found = self._look_closely(self._rest_params, self._rest_states)
+        if found is None:
+            return None
+        if helper is not None and self._steady:
+            self._watch_from_now(helper, found, optimizer.state)
+        return Found(found)
+
+    def _watch_from_now(
+        self, helper: ctypes.PyDLL, found: list[Any], state: dict[Any, Any]
+    ) -> None:
+        """Let the helper look from now on, where no numbers are to be compared."""
+        if any(kind.numbers for kind in self.kinds):
+            return
+        order = [k for _, own in self._members for k in own]
+        params = [self._rest_params[k] for k in order]
+        states = [self._rest_states[k] for k in order]
+        self._watch = Watch(helper, params, states, KINDS, self.lists, state)
+        self._found = found.copy()
+        self._late = []
+        place = lane = 0
+        for kind, own in self._members:
+            n = len(own)
+            if kind.has_grad:
+                first = place + n
+                self._late += zip(
+                    range(first, first + n), range(lane, lane + n), strict=True
+                )
+                # of gradients none is kept alive
+                self._found[first : first + n] = [None] * n
+            place += n * (1 + kind.has_grad + len(kind.tensors) * kind.has_state)
+            lane += n
+
+    def _look_closely(
+        self, params: list[torch.Tensor], states: list[Any]
+    ) -> list[Any] | None:
+        """What `look` does, but for the lists of parameters and of states."""
+        grads = list(map(_GRAD, params))
+        if [g is None for g in grads] != self._known_grads:
+            return None
+        if list(map(_FLAG, params)) != self._flags:
+            return None
+        found: list[Any] = []
+        for kind, own in self._members:
+            if not own:
+                continue
+            found.extend([params[k] for k in own])
+            if kind.has_grad:
+                found.extend([grads[k] for k in own])
+            if not kind.has_state:
+                continue
+            mine: list[dict[str, Any]] = [states[k] for k in own]
+            if set(map(len, mine)) != {len(kind.keys)}:
+                return None
+            if not kind.keys:
+                continue
+            try:
+                for key in kind.tensors:
+                    found.extend(map(itemgetter(key), mine))
+                numbers = [list(map(itemgetter(k), mine)) for k in kind.numbers]
+            except KeyError:
+                return None
+            lead = self.states[kind.lead]
+            assert lead is not None
+            for key, values in zip(kind.numbers, numbers, strict=True):
+                value = lead[key]
+                if all(map(is_, values, repeat(value))):
+                    continue
+                if set(map(_exactly, values)) != {_exactly(value)}:
+                    return None
+        if not set(map(type, found)) <= set(KINDS):
+            return None
+        return found
+
+    def lists_of(self) -> list[list[int]]:
+        """The parameters of each group, by identity."""
+        return [list(map(id, own)) for own in self.lists]
+
+    def places(self) -> list[tuple[int, Role]]:
+        """Lane and role of each tensor that `look` returns."""
+        found: list[tuple[int, Role]] = []
+        for kind in self.kinds:
+            found.extend((i, (PARAM, "")) for i in kind.others)
+            if kind.has_grad:
+                found.extend((i, (GRAD, "")) for i in kind.others)
+            for key in kind.tensors:
+                found.extend((i, ("state", key)) for i in kind.others)
+        return found
