@@ -73,14 +73,18 @@ def _install(source: Any, *kinds: Any) -> None:
             guards.install_guard(source.make_guard(kind))
 
 
+def _name(source: Any) -> str:
+    """The expression that gives what is at a source."""
+    return str(source.name() if callable(source.name) else source.name)
+
+
 def _found(tx: Any, source: Any) -> Any:
     """What is at a source; None if it cannot be said."""
     if source is None:
         return None
-    name = source.name() if callable(source.name) else source.name
     scope = {"L": tx.output.local_scope, "G": tx.output.global_scope}
     try:
-        return eval(name, scope)
+        return eval(_name(source), scope)
     except Exception:
         return None
 
@@ -151,9 +155,8 @@ def _guard_contents() -> None:
             if type(value) in tables:
                 self.tx.output.guard_on_key_order.add(self.source)
                 _install(self.source, GuardBuilder.DICT_KEYS_MATCH)
-                if type(value) is collections.OrderedDict:
-                    # its order is its own, of which the dict below knows nothing
-                    _install(self.source, GuardBuilder.MAPPING_KEYS_CHECK)
+                if type(value) is collections.OrderedDict and len(value) > 1:
+                    _guard_order(self.source, value)
             elif isinstance(value, torch.Tensor):
                 _note_kind(made, value)
         return made
@@ -167,6 +170,26 @@ def _guard_contents() -> None:
 
     _around(VariableBuilder, "__call__", build)
     _around(UserDefinedObjectVariable, "get_dict_vt", attributes)
+
+
+def _guard_order(source: Any, value: Any) -> None:
+    """Guard the order of an OrderedDict, which the dict within it does not have."""
+    keys = list(value)
+    if not all(isinstance(key, (str, int)) for key in keys):
+        _refuse("an OrderedDict", "Dynamo does not guard in what order it has its keys.")
+
+    def ordered(builder: Any, guard: Any) -> None:
+        name = _name(source)
+        found = compile(name, name, "eval")
+        around = builder.scope["G"]
+
+        def same(local: Any) -> bool:
+            return list(eval(found, {"L": local, "G": around})) == keys
+
+        root = builder.guard_manager.root
+        root.add_lambda_guard(same, [f"list({name}) == {keys}"], guard.user_stack)
+
+    _install(source, ordered)
 
 
 # ---------------------------------------------------------------- which object it is
