@@ -38,6 +38,7 @@ def trace_guarded() -> None:
         _guard_metadata,
         _keep_kinds,
         _refuse_texts,
+        _refuse_addresses,
         _refuse_caches,
     ):
         with contextlib.suppress(ImportError, AttributeError):
@@ -71,6 +72,27 @@ def _install(source: Any, *kinds: Any) -> None:
     for kind in kinds:
         with contextlib.suppress(NotImplementedError):
             guards.install_guard(source.make_guard(kind))
+
+
+#: What a class may define without that its values are compared or computed otherwise.
+HARMLESS = frozenset(
+    [
+        *("__new__", "__init__", "__doc__", "__str__", "__repr__", "__format__"),
+        *("__reduce__", "__reduce_ex__", "__getnewargs__", "__dir__", "__sizeof__"),
+    ]
+)
+VALUES = (bool, int, float, complex, str, bytes)
+
+
+def acts_otherwise(value: Any) -> bool:
+    """Is it a number or a text with operators of its own?"""
+    kind = type(value)
+    if kind in VALUES or not isinstance(value, VALUES):
+        return False
+    base = next(x for x in kind.__mro__ if x in VALUES)
+    operators = vars(base).keys() - HARMLESS
+    derived = (x for x in kind.__mro__[: kind.__mro__.index(base)])
+    return any(operators & vars(x).keys() for x in derived)
 
 
 def _name(source: Any) -> str:
@@ -150,6 +172,12 @@ def _guard_contents() -> None:
             if first is not None and first != self.source:
                 _install(first, GuardBuilder.ID_MATCH)
                 _install(self.source, GuardBuilder.ID_MATCH)
+        if asked and acts_otherwise(value):
+            kind = type(value).__name__
+            _refuse(
+                "a value with operators of its own",
+                f"Dynamo takes a {kind} for what it is derived from.",
+            )
         made = original(self, value)
         if asked:
             if type(value) in tables:
@@ -315,6 +343,20 @@ def _refuse_texts() -> None:
         return original(self, *args)
 
     _around(InstructionTranslatorBase, "_format_value", text)
+
+
+def _refuse_addresses() -> None:
+    """Where a tensor lies, and how often it was written, is no constant."""
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    def asked(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if traces_own():
+            _refuse("an address", "Dynamo takes it for a constant that nothing guards.")
+        return original(self, *args, **kwargs)
+
+    for name in ("method_data_ptr", "method_const_data_ptr", "method_attr__version"):
+        if hasattr(TensorVariable, name):
+            _around(TensorVariable, name, asked)
 
 
 def _refuse_caches() -> None:
