@@ -14,11 +14,12 @@ DEMO_FLAGS ?=
 GPU_FLAGS ?=
 REPLAY_FLAGS ?=
 
-.PHONY: help demo test test-all fuzz replay gpu bench bench-gpu lint format clean
+.PHONY: help demo test test-share test-all fuzz replay gpu bench bench-gpu lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
 	@echo "make test      the tests"
+	@echo "make test-share  of the slow tests a tenth, another one for each commit"
 	@echo "make test-all  the tests, the slow ones too"
 	@echo "make fuzz      2,000 random programs and optimizers, other ones each time"
 	@echo "make replay    does what the tests compile differ from the last commit?"
@@ -34,16 +35,21 @@ demo: $(VENV)/stamp-demo
 test: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests -m "not slow and not gpu" $(TEST_FLAGS)
 
+# Of the slow tests a tenth, which the commit names.
+test-share: $(VENV)/stamp-test
+	$(BIN)/python -m pytest tests -m "slow and not gpu" -p tests.tools.share \
+		--share 10 $(TEST_FLAGS)
+
 test-all: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests -m "not gpu" $(TEST_FLAGS)
 
 # The same ones again: make fuzz FUZZ_FLAGS="--hypothesis-seed=<as it printed>".
 fuzz: $(VENV)/stamp-test
-	$(BIN)/python -m pytest tests/test_fuzz.py tests/test_fuzz_optimizers.py \
+	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py tests/numerics/test_fuzz_optimizers.py \
 		-m "not slow" --hypothesis-profile=fuzz \
 		--hypothesis-show-statistics -n auto --timeout 3600 $(FUZZ_FLAGS)
 
-# A part of the tests: make replay REPLAY_FLAGS="--tests tests/test_stages.py".
+# A part of the tests: make replay REPLAY_FLAGS="--tests tests/scheduler/test_stages.py".
 replay: $(VENV)/stamp-test
 	$(BIN)/python -m tests.tools.replay $(REPLAY_FLAGS)
 

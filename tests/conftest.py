@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-#: `make fuzz`: see tests/test_fuzz.py
+#: `make fuzz`: see tests/numerics/test_fuzz_programs.py
 settings.register_profile("fuzz", print_blob=True)
 
 #: every graph that a test compiles is checked after each pass

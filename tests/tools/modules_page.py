@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests import ROOT
+
 PACKAGE = ROOT / "fuseopt"
 HOUSE = ROOT / "docs" / "house.md"
 PAGE = ROOT / "docs" / "modules.md"
@@ -55,17 +56,17 @@ def room(module: str, house: list[str]) -> str | None:
     return next((name for name in found if name in house), None)
 
 
-def imported_modules() -> dict[str, set[str]]:
+def imported_modules() -> dict[str, list[str]]:
     """For each module which others of the package it imports; the front door is none.
 
     `from .ir.graph import Graph` imports `ir.graph`; `from .codegen import Target`,
     which names no module of `codegen`, imports the package.
     """
     modules = {".".join(names(path)): path for path in FILES}
-    graph: dict[str, set[str]] = {}
+    graph: dict[str, list[str]] = {}
     for module, path in modules.items():
         found = {_home(name, modules) for name in imports(path)}
-        graph[module] = found - {module, "fuseopt", ""}
+        graph[module] = sorted(found - {module, "fuseopt", ""})
     del graph["fuseopt"]
     return graph
 

@@ -32,7 +32,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests import ROOT
+
 #: Where `make replay` keeps its recordings, by commit.
 FOLDER = ROOT / ".replay"
 #: What `make replay` runs: all that CI runs, with the same random programs each time.

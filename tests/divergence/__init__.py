@@ -1,4 +1,0 @@
-"""Optimizers that treat lanes apart, or seem to: what `tests/test_divergence.py` runs.
-
-Without asserts, which pytest rewrites: what an optimizer runs must be its source.
-"""
