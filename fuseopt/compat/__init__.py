@@ -18,6 +18,7 @@ from .dynamo import (
     on_graph_break,
     on_recompile_limit,
     on_trace,
+    refusal_of,
     scalar_outputs,
     trace_power,
     traces_step,
@@ -29,7 +30,7 @@ from .fields import (
     requires_grad_function,
     tensor_functions,
 )
-from .guards import trace_guarded
+from .guards import acts_otherwise, trace_guarded
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
@@ -73,6 +74,7 @@ __all__ = [
     "LibraryStruct",
     "TensorFunctions",
     "Traced",
+    "acts_otherwise",
     "as_if_compiling",
     "before_process_groups_end",
     "bound_op",
@@ -93,6 +95,7 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "refusal_of",
     "refusals_pass",
     "requires_grad_function",
     "scalar_outputs",

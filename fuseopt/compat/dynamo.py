@@ -12,7 +12,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -105,12 +105,14 @@ def on_trace(
             _leave_to_eager(reason)
         within = _stepping()
         if seen or within:
-            _tracing.own = any(map(_is_own, [*seen, *within]))
+            _tracing.owners = [*seen, *within]
+            _tracing.own = any(map(_is_own, _tracing.owners))
             for patch in (scalar_outputs(), collector_paused(), Apart(seen)):
                 patch.__enter__()
                 _tracing.patches.append(patch)
 
     def ended(_: Any) -> None:
+        _tracing.owners = []
         while _tracing.patches:
             _tracing.patches.pop().__exit__(None, None, None)
 
@@ -141,7 +143,7 @@ def _leave_to_eager(reason: str) -> None:
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         torch_exc: Any = importlib.import_module("torch._dynamo.exc")
         torch_exc.unimplemented(
-            gb_type="optimizers that share state",
+            gb_type="a step that runs in eager",
             context="",
             explanation=reason,
             hints=[],
@@ -154,6 +156,7 @@ class _Tracing(threading.local):
     def __init__(self) -> None:
         self.patches: list[Any] = []
         self.own = False
+        self.owners: list[torch.optim.Optimizer] = []
 
 
 _tracing = _Tracing()
@@ -167,6 +170,30 @@ def traces_step() -> bool:
 def traces_own() -> bool:
     """Is it the step of an optimizer that is not torch's own?"""
     return _tracing.own and traces_step()
+
+
+#: Why Dynamo may not trace the steps of optimizers, which showed while it did.
+_refused: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def refusal_of(optimizer: torch.optim.Optimizer) -> str:
+    """Why Dynamo may not trace a step, as its trace has shown; "" if it may."""
+    return _refused.get(optimizer, "")
+
+
+def refuse(tx: Any, why: str) -> NoReturn:
+    """End the trace of a step here, of which Dynamo would make something else.
+
+    From now on the step runs in eager. Raises what ends a graph.
+    """
+    now = getattr(tx.output, "current_tx", tx)
+    reason = f"{why} ({now.f_code.co_filename}:{now.lineno})"
+    for owner in _tracing.owners:
+        _refused.setdefault(owner, reason)
+    _leave_to_eager(reason)
+    raise AssertionError("a graph went on that was ended")
 
 
 def _is_own(optimizer: torch.optim.Optimizer) -> bool:
@@ -261,7 +288,7 @@ def on_graph_break(
                 code = inspect.unwrap(type(owners[0]).step).__code__
                 own = (code.co_filename, code.co_name) == (line.filename, line.name)
                 line = line if own else None
-            if owners and line:
+            if owners and line and not refusal_of(owners[0]):
                 place = f"{line.filename}:{line.lineno}: {line.line}"
                 tell(place, kind or type(found[0]).__name__, owners[0])
         return log(self, *args, **kwargs)

@@ -4,7 +4,7 @@ Of a step's own code Dynamo takes more for settled than its guards ask for: that
 is absent, in what order a dict has its keys, which object something is, which function
 a class holds. Each hook here notes such a fact where the trace takes it, as a guard of
 Dynamo's own that its compiled guards ask at each call; a fact that no guard can hold
-ends the graph, so that eager runs that line. torch.optim's own code asks for none of
+ends the trace, and the step runs in eager. torch.optim's own code asks for none of
 these, and its traces are left alone.
 
 Checked with torch 2.13, and by name with 2.11. Where what a hook relies on is missing,
@@ -18,11 +18,11 @@ import functools
 import importlib
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from .dynamo import traces_own, traces_step
+from .dynamo import refuse, traces_own, traces_step
 from .plain import OPTIM
 
 Hook = Callable[..., Any]
@@ -111,13 +111,6 @@ def _found(tx: Any, source: Any) -> Any:
         return None
 
 
-def _refuse(what: str, why: str) -> NoReturn:
-    """End Dynamo's graph here."""
-    torch_exc: Any = importlib.import_module("torch._dynamo.exc")
-    torch_exc.unimplemented(gb_type=what, context="", explanation=why, hints=[])
-    raise AssertionError("a graph went on that was ended")
-
-
 def _all_kinds(base: type) -> Iterator[type]:
     yield base
     for kind in base.__subclasses__():
@@ -174,17 +167,14 @@ def _guard_contents() -> None:
                 _install(self.source, GuardBuilder.ID_MATCH)
         if asked and acts_otherwise(value):
             kind = type(value).__name__
-            _refuse(
-                "a value with operators of its own",
-                f"Dynamo takes a {kind} for what it is derived from.",
-            )
+            refuse(self.tx, f"it uses a {kind}, which has operators of its own")
         made = original(self, value)
         if asked:
             if type(value) in tables:
                 self.tx.output.guard_on_key_order.add(self.source)
                 _install(self.source, GuardBuilder.DICT_KEYS_MATCH)
                 if type(value) is collections.OrderedDict and len(value) > 1:
-                    _guard_order(self.source, value)
+                    _guard_order(self.tx, self.source, value)
             elif isinstance(value, torch.Tensor):
                 _note_kind(made, value)
         return made
@@ -200,11 +190,11 @@ def _guard_contents() -> None:
     _around(UserDefinedObjectVariable, "get_dict_vt", attributes)
 
 
-def _guard_order(source: Any, value: Any) -> None:
+def _guard_order(tx: Any, source: Any, value: Any) -> None:
     """Guard the order of an OrderedDict, which the dict within it does not have."""
     keys = list(value)
     if not all(isinstance(key, (str, int)) for key in keys):
-        _refuse("an OrderedDict", "Dynamo does not guard in what order it has its keys.")
+        refuse(tx, "it looks into an OrderedDict with keys of many kinds")
 
     def ordered(builder: Any, guard: Any) -> None:
         name = _name(source)
@@ -339,7 +329,7 @@ def _refuse_texts() -> None:
 
     def text(original: Hook, self: Any, *args: Any) -> Any:
         if _asks(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
-            _refuse("text of a number", "Dynamo keeps the text of a number as it is.")
+            refuse(self, "it makes text of a number that changes")
         return original(self, *args)
 
     _around(InstructionTranslatorBase, "_format_value", text)
@@ -349,10 +339,11 @@ def _refuse_addresses() -> None:
     """Where a tensor lies, and how often it was written, is no constant."""
     from torch._dynamo.variables.tensor import TensorVariable
 
-    def asked(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def asked(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if traces_own():
-            _refuse("an address", "Dynamo takes it for a constant that nothing guards.")
-        return original(self, *args, **kwargs)
+            what = original.__name__.removeprefix("method_").removeprefix("attr_")
+            refuse(tx, f"it reads {what!r} of a tensor")
+        return original(self, tx, *args, **kwargs)
 
     for name in ("method_data_ptr", "method_const_data_ptr", "method_attr__version"):
         if hasattr(TensorVariable, name):
@@ -365,7 +356,7 @@ def _refuse_caches() -> None:
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if _asks(tx) and isinstance(self.wrapper_obj, functools._lru_cache_wrapper):
-            _refuse("a cache", "Dynamo calls a cached function, whatever its cache has.")
+            refuse(tx, "it calls a function that has a cache")
         return original(self, tx, args, kwargs)
 
     _around(WrapperUserFunctionVariable, "call_function", call)

@@ -53,17 +53,22 @@ def shared_state(optimizer: torch.optim.Optimizer) -> str:
 
 def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
     """Why a step runs in eager, which the user is told; "" if Dynamo may trace it."""
-    why = untraceable(optimizer) or _odd_gradient_of(optimizer)
+    why = compat.refusal_of(optimizer) or untraceable(optimizer)
+    why = why or _odd_gradient_of(optimizer)
     if not why:
         return shared_state(optimizer)
-    _tell_of_step(optimizer, why)
+    tell_of_step(optimizer, why)
     return why
 
 
-def _tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
+def tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
+    """Say that a step runs in eager: once of each optimizer for the same reason."""
+    if session.eager.get(optimizer) == why:
+        return
+    session.eager[optimizer] = why
+    session.reports.append(Report(fallback=f"It runs in eager: {why}"))
     name = type(optimizer).__name__
     session.warn_once(f"fuseopt: {name}.step runs in eager: {why}.")
-    session.reports.append(Report(fallback=f"It runs in eager: {why}"))
 
 
 def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
@@ -80,7 +85,7 @@ def untraceable_gradient(optimizer: torch.optim.Optimizer) -> bool:
     """Has a parameter a gradient that only eager can take, and is the user told?"""
     why = _odd_gradient_of(optimizer)
     if why:
-        _tell_of_step(optimizer, why)
+        tell_of_step(optimizer, why)
     return bool(why)
 
 
