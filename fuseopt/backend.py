@@ -96,6 +96,7 @@ def attach() -> None:
         compat.spare_inductor()
         compat.on_recompile_limit(BACKEND, _tell_of_limit)
         compat.on_graph_break(BACKEND, _tell_of_graph_break)
+        compat.on_failure(BACKEND, _tell_of_failure)
 
 
 def refuse_module() -> NoReturn:
@@ -136,3 +137,11 @@ def _tell_of_graph_break(
     from .compiler.diagnostics import tell_of_graph_break
 
     tell_of_graph_break(place, reason, optimizer)
+
+
+def _tell_of_failure(
+    function: str, reason: str, optimizer: torch.optim.Optimizer | None
+) -> None:
+    from .compiler.diagnostics import tell_of_failure
+
+    tell_of_failure(function, reason, optimizer)

@@ -330,6 +330,43 @@ def on_recompile_limit(
     converter.exceeds_recompile_limit = exceeds
 
 
+def on_failure(
+    backend: Callable[..., Any],
+    tell: Callable[[str, str, torch.optim.Optimizer | None], None],
+) -> None:
+    """Where Dynamo itself fails while it traces code for `backend`, that code runs in
+    eager, and `tell(function, reason, optimizer)` is called.
+
+    As Dynamo does where it ends a graph. Errors of backends are none of these. Relies
+    on the class that traces a function, and on the class of Dynamo's own errors; where
+    they are others, such an error reaches the caller of the step.
+    """
+    try:
+        from torch._dynamo.convert_frame import ConvertFrameAssert
+        from torch._dynamo.exc import InternalTorchDynamoError
+    except ImportError:
+        return
+    convert = ConvertFrameAssert.__call__
+
+    @functools.wraps(convert)
+    def converted(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return convert(self, frame, *args, **kwargs)
+        except InternalTorchDynamoError as error:
+            within = error.__cause__
+            if not leads_to(self, backend) or isinstance(within, Warning):
+                raise
+            code = frame.f_code
+            place = f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+            reason = str(error).strip().partition("\n")[0]
+            owners = _optimizers(frame)
+            tell(place, reason, owners[0] if owners else None)
+        _leave_to_eager(reason)
+        raise AssertionError("a graph went on that was ended")
+
+    ConvertFrameAssert.__call__ = converted  # type: ignore[method-assign]
+
+
 def _power(x: float, y: float) -> float:
     """`math.pow`, in what Dynamo can keep symbolic."""
     power: float = float(x) ** float(y)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +36,7 @@ def trace_guarded() -> None:
         _guard_contents,
         _guard_identity,
         _guard_methods,
+        _trace_groups,
         _guard_metadata,
         _keep_kinds,
         _refuse_texts,
@@ -176,7 +178,7 @@ def _guard_contents() -> None:
                 if type(value) is collections.OrderedDict and len(value) > 1:
                     _guard_order(self.tx, self.source, value)
             elif isinstance(value, torch.Tensor):
-                _note_kind(made, value)
+                _note_tensor(made, value)
         return made
 
     def attributes(original: Hook, self: Any, tx: Any) -> Any:
@@ -204,8 +206,12 @@ def _guard_order(tx: Any, source: Any, value: Any) -> None:
         def same(local: Any) -> bool:
             return list(eval(found, {"L": local, "G": around})) == keys
 
-        root = builder.guard_manager.root
-        root.add_lambda_guard(same, [f"list({name}) == {keys}"], guard.user_stack)
+        add = builder.guard_manager.root.add_lambda_guard
+        parts = [f"list({name}) == {keys}"]
+        try:
+            add(same, parts, guard.user_stack)
+        except TypeError:  # as before torch 2.13
+            add(same, parts)
 
     _install(source, ordered)
 
@@ -273,31 +279,87 @@ def _guard_methods() -> None:
     _around(UserDefinedObjectVariable, "get_source_by_walking_mro", walk)
 
 
+def _trace_groups() -> None:
+    """`_init_group` of a class that is not torch's is traced like any method.
+
+    Dynamo calls it for real, and guards nothing that it reads.
+    """
+    from torch._dynamo.variables.optimizer import OptimizerVariable
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+    def call(
+        original: Hook, self: Any, tx: Any, name: str, args: Any, kwargs: Any
+    ) -> Any:
+        if name == "_init_group" and traces_own():
+            function = inspect.unwrap(getattr(type(self.value), name, None) or call)
+            code = getattr(function, "__code__", None)
+            if code is None or not code.co_filename.startswith(OPTIM):
+                plain = UserDefinedObjectVariable.call_method
+                return plain(self, tx, name, args, kwargs)
+        return original(self, tx, name, args, kwargs)
+
+    _around(OptimizerVariable, "call_method", call)
+
+
 # ---------------------------------------------------------------- what tensors are
 
 
+#: What is asked of a tensor and answered by Python, as methods of Dynamo's variables.
+METADATA = (
+    *("attr_ndim", "attr_dtype", "attr_device", "attr_layout", "attr_is_cuda"),
+    *("attr_shape", "attr_is_quantized", "attr_is_sparse", "attr_is_nested", "size"),
+    *("stride", "numel", "dim", "is_floating_point", "is_complex", "is_contiguous"),
+    *("type", "get_device", "element_size", "__len__", "__iter__"),
+)
+
+
 def _guard_metadata() -> None:
-    """A tensor of which a step asks whether it wants a gradient is asked each time."""
+    """A tensor that Dynamo knows by its identity alone is as it was when asked."""
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.tensor import TensorVariable
 
-    def asked(original: Hook, self: Any, tx: Any) -> Any:
+    def asked(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if traces_own():
+            _guard_inputs(self.proxy.node, GuardBuilder.TENSOR_MATCH)
+        return original(self, *args, **kwargs)
+
+    def wants_gradient(original: Hook, self: Any, tx: Any) -> Any:
         if _asks(tx) and self.source is not None:
             source = AttrSource(self.source, "requires_grad")
             _install(source, GuardBuilder.CONSTANT_MATCH)
         return original(self, tx)
 
-    _around(TensorVariable, "method_attr_requires_grad", asked)
+    _around(TensorVariable, "method_attr_requires_grad", wants_gradient)
+    for name in METADATA:
+        if hasattr(TensorVariable, f"method_{name}"):
+            _around(TensorVariable, f"method_{name}", asked)
+
+
+SOURCE, GUARDED = "fuseopt_source", "fuseopt_guarded"
+
+
+def _guard_inputs(node: Any, kind: Any) -> None:
+    """Guard the parameters and the state that a tensor is computed from."""
+    left = [node]
+    while left:
+        now = left.pop()
+        if not now.meta.get(GUARDED):
+            now.meta[GUARDED] = True
+            _install(now.meta.get(SOURCE), kind)
+            left += now.all_input_nodes
 
 
 KIND = "fuseopt_kind"
 
 
-def _note_kind(made: Any, value: torch.Tensor) -> None:
-    """Note the class of a tensor that Dynamo takes for one of another class."""
+def _note_tensor(made: Any, value: torch.Tensor) -> None:
+    """Note what Dynamo does not of a tensor that stands in its graph as it is."""
     proxy = getattr(made, "proxy", None)
-    if proxy is not None and made.python_type() is not type(value):
+    if proxy is None or proxy.node.op != "get_attr":
+        return
+    proxy.node.meta.setdefault(SOURCE, made.source)
+    if made.python_type() is not type(value):
         proxy.node.meta[KIND] = type(value)
 
 

@@ -151,3 +151,13 @@ def tell_of_graph_break(
         "torch.where; TORCH_LOGS=graph_breaks has more.",
         place,
     )
+
+
+def tell_of_failure(
+    function: str, reason: str, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Warn that Dynamo itself fails on code, which runs in eager."""
+    what = function if optimizer is None else f"{type(optimizer).__name__}: {function}"
+    why = f"Dynamo fails on it: {reason}"
+    session.reports.append(Report(fallback=f"{what} runs in eager: {why}"))
+    session.warn_once(f"fuseopt: {what} runs in eager: {why}")
