@@ -13,11 +13,17 @@ that hook is left out, and Dynamo guards what it guards by itself.
 
 from __future__ import annotations
 
+import abc
+import collections
 import contextlib
+import enum
 import functools
 import importlib
 import inspect
 import operator
+import os
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +39,9 @@ def trace_guarded() -> None:
     """Put the hooks in place; they act where a step is traced for our backend."""
     for install in (
         _guard_misses,
+        _guard_builtins,
+        _guard_classes,
+        _refuse_symbols,
         _guard_contents,
         _guard_identity,
         _guard_methods,
@@ -113,6 +122,24 @@ def _found(tx: Any, source: Any) -> Any:
         return None
 
 
+def _ask(tx: Any, what: str, holds: Callable[[], bool]) -> None:
+    """Guard that `holds()` at each call; of one graph, once under a name."""
+    asked = vars(tx.output).setdefault("fuseopt_asked", set())
+    if what in asked:
+        return
+    asked.add(what)
+    source = importlib.import_module("torch._dynamo.source").GlobalStateSource()
+
+    def create(builder: Any, guard: Any) -> None:
+        add = builder.guard_manager.root.add_lambda_guard
+        try:
+            add(lambda _: holds(), [what], guard.user_stack)
+        except TypeError:  # as before torch 2.13
+            add(lambda _: holds(), [what])
+
+    _install(source, create)
+
+
 def _all_kinds(base: type) -> Iterator[type]:
     yield base
     for kind in base.__subclasses__():
@@ -137,9 +164,31 @@ def _guard_misses() -> None:
                 _install(self.source, kind)
             raise
 
+    def ask(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        found = original(self, tx, name)
+        if _asks(tx) and self.source is not None:
+            _install(self.source, functools.partial(GuardBuilder.HASATTR, attr=name))
+        return found
+
     for kind in set(_all_kinds(VariableTracker)):
         if "var_getattr" in vars(kind):
             _around(kind, "var_getattr", look)
+        if "call_obj_hasattr" in vars(kind):
+            _around(kind, "call_obj_hasattr", ask)
+
+
+def _guard_builtins() -> None:
+    """A name that Python's own functions have is none of the module."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    def load(original: Hook, self: Any, name: Any) -> Any:
+        if _asks(self):
+            around = self.f_globals
+            what = f"{name!r} is no name of {around.get('__name__')!r}"
+            _ask(self, what, lambda: name not in around)
+        return original(self, name)
+
+    _around(InstructionTranslatorBase, "load_builtin_from_argval", load)
 
 
 # ---------------------------------------------------------------- what containers hold
@@ -150,8 +199,6 @@ def _guard_contents() -> None:
 
     So has the dict of an object's attributes that is looked into as such.
     """
-    import collections
-
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.builder import VariableBuilder
@@ -170,8 +217,17 @@ def _guard_contents() -> None:
         if asked and acts_otherwise(value):
             kind = type(value).__name__
             refuse(self.tx, f"it uses a {kind}, which has operators of its own")
+        if asked and (value is os.environ or value is os.getenv):
+            refuse(self.tx, "it reads variables of the environment")
+        if asked and type(getattr(value, "__self__", None)).__module__.startswith(
+            "numpy.random"
+        ):
+            refuse(self.tx, "it draws random numbers of numpy's")
+        if asked and type(value) is collections.deque and value.maxlen is not None:
+            refuse(self.tx, "it uses a deque that has a greatest length")
         made = original(self, value)
         if asked:
+            _note_class(self.tx, value)
             if type(value) in tables:
                 self.tx.output.guard_on_key_order.add(self.source)
                 _install(self.source, GuardBuilder.DICT_KEYS_MATCH)
@@ -216,6 +272,83 @@ def _guard_order(tx: Any, source: Any, value: Any) -> None:
     _install(source, ordered)
 
 
+class Classes:
+    """What classes hold, by identity: do they hold it still?
+
+    Nothing of it is kept alive. Numbers and texts may change, for Dynamo guards these.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[int, weakref.ref[type]] = {}
+        self._held: dict[int, tuple[int, list[str], list[int], list[int]]] = {}
+        self._gone: list[Any] = []
+        self._weak: list[Any] = []
+
+    def note(self, kind: type) -> None:
+        for one in kind.__mro__:
+            if id(one) not in self._kinds and not _steady(one):
+                self._kinds[id(one)] = weakref.ref(one)
+                self._held[id(one)] = self._look(one)
+                for value in vars(one).values():
+                    with contextlib.suppress(TypeError):
+                        self._weak.append(weakref.ref(value, self._gone.append))
+
+    @staticmethod
+    def _look(kind: type) -> tuple[int, list[str], list[int], list[int]]:
+        own = vars(kind)
+        values = [
+            id(type(x) if isinstance(x, (*VALUES, type(None))) else x)
+            for x in own.values()
+        ]
+        codes = [id(getattr(_bare(x), "__code__", None)) for x in own.values()]
+        return id(kind.__mro__), [*own], values, codes
+
+    def same(self) -> bool:
+        if self._gone:
+            return False
+        for number, kind in self._kinds.items():
+            found = kind()
+            if found is None or self._look(found) != self._held[number]:
+                return False
+        return True
+
+
+def _bare(x: Any) -> Any:
+    """The function in a property, a class method, a static method."""
+    return getattr(x, "fget", None) or getattr(x, "__func__", x)
+
+
+def _steady(kind: type) -> bool:
+    """Is it a class of Python's own, of torch's, or of numpy's?"""
+    top = kind.__module__.partition(".")[0]
+    return top in sys.stdlib_module_names or top in ("torch", "numpy", "builtins")
+
+
+def _note_class(tx: Any, value: Any) -> None:
+    """Guard what the class of an object holds, and a class itself."""
+    kind = value if isinstance(value, type) else type(value)
+    if _steady(kind):
+        return
+    classes = vars(tx.output).get("fuseopt_classes")
+    if classes is None:
+        classes = Classes()
+        tx.output.fuseopt_classes = classes
+        _ask(tx, "classes hold what they held", classes.same)
+    classes.note(kind)
+
+
+def _guard_classes() -> None:
+    """An object that a step makes is of a class that holds what it held."""
+    from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+
+    def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if _asks(tx):
+            _note_class(tx, self.value)
+        return original(self, tx, args, kwargs)
+
+    _around(UserDefinedClassVariable, "call_function", call)
+
+
 # ---------------------------------------------------------------- which object it is
 
 
@@ -232,12 +365,45 @@ def _guard_identity() -> None:
             if not any(isinstance(x, ConstantVariable) for x in sides):
                 for x in sides:
                     _install(x.source, GuardBuilder.ID_MATCH)
+        if self.fn in (isinstance, issubclass) and len(args) == 2 and _asks(tx):
+            _guard_instances(tx, args[1])
         return original(self, tx, args, kwargs)
 
     _around(BuiltinVariable, "call_function", call)
     # the table of operators has the method as it was
     for name in ("is", "is not"):
         compare_op_handlers[name] = compare_op_handlers[name].__self__.call_function
+
+
+#: Classes of classes that answer for themselves, but the same at each time.
+STEADY = (type, enum.EnumMeta, torch._C._TensorMeta)
+
+
+def _guard_instances(tx: Any, kinds: Any) -> None:
+    """Who is an instance of a class, or a subclass, remains so."""
+    try:
+        given = kinds.as_python_constant()
+    except NotImplementedError:
+        return
+    left = [given]
+    while left:
+        kind = left.pop()
+        if isinstance(kind, tuple):
+            left += kind
+            continue
+        asked = getattr(type(kind), "__instancecheck__", type.__instancecheck__)
+        if asked is abc.ABCMeta.__instancecheck__:
+            # whoever registers with any of them changes this
+            token = abc.get_cache_token()
+            _ask(tx, f"no class registers: {token}", lambda: _token() == token)
+        elif isinstance(kind, type) and not any(
+            asked is x.__instancecheck__ for x in (*STEADY, type(torch.nn.Parameter))
+        ):
+            refuse(tx, f"it asks {kind.__name__} who is an instance")
+
+
+def _token() -> object:
+    return abc.get_cache_token()
 
 
 # ---------------------------------------------------------------- what is called
@@ -317,6 +483,7 @@ def _guard_metadata() -> None:
     """A tensor that Dynamo knows by its identity alone is as it was when asked."""
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.constant import ConstantVariable
     from torch._dynamo.variables.tensor import TensorVariable
 
     def asked(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -330,6 +497,26 @@ def _guard_metadata() -> None:
             _install(source, GuardBuilder.CONSTANT_MATCH)
         return original(self, tx)
 
+    def attribute(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        found = original(self, tx, name)
+        known = f"attr_{name}" in METADATA or name in ("grad", "requires_grad")
+        if traces_own() and not known and isinstance(found, ConstantVariable):
+            source = self.source and AttrSource(self.source, name)
+            value = found.as_python_constant()
+            if source is None or _found(tx, source) is not value:
+                refuse(tx, f"it reads {name!r} of a tensor")
+            _install(source, GuardBuilder.CONSTANT_MATCH)
+        return found
+
+    def method(original: Hook, self: Any, tx: Any, name: str, *args: Any) -> Any:
+        found = original(self, tx, name, *args)
+        if traces_own() and name not in METADATA and isinstance(found, ConstantVariable):
+            if found.as_python_constant() is not None:
+                refuse(tx, f"it calls {name!r} of a tensor")
+        return found
+
+    _around(TensorVariable, "var_getattr", attribute)
+    _around(TensorVariable, "call_method", method)
     _around(TensorVariable, "method_attr_requires_grad", wants_gradient)
     for name in METADATA:
         if hasattr(TensorVariable, f"method_{name}"):
@@ -395,6 +582,23 @@ def _refuse_texts() -> None:
         return original(self, *args)
 
     _around(InstructionTranslatorBase, "_format_value", text)
+
+
+def _refuse_symbols() -> None:
+    """A number that moves is not looked for in a list: Dynamo would not find it."""
+    from torch._dynamo.variables.lists import BaseListVariable
+    from torch._dynamo.variables.tensor import SymNodeVariable
+
+    def contains(original: Hook, self: Any, tx: Any, item: Any) -> Any:
+        if _asks(tx):
+            both = [item, *self.items]
+            if any(isinstance(x.realize(), SymNodeVariable) for x in both):
+                refuse(tx, "it looks for a number that changes, or among such numbers")
+        return original(self, tx, item)
+
+    for kind in set(_all_kinds(BaseListVariable)):
+        if "sq_contains" in vars(kind):
+            _around(kind, "sq_contains", contains)
 
 
 def _refuse_addresses() -> None:
