@@ -88,16 +88,16 @@ def attach() -> None:
 
         compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
         compat.leave_no_patches(BACKEND)
-        compat.guard_identities()
-        compat.guard_absences(BACKEND)
         compat.trace_plainly(BACKEND)
         compat.trace_branches(BACKEND)
+        compat.trace_guarded()
         compat.keep_attributes(BACKEND)
         compat.trace_power(BACKEND)
         compat.trace_rewrites(BACKEND)
         compat.spare_inductor()
         compat.on_recompile_limit(BACKEND, _tell_of_limit)
         compat.on_graph_break(BACKEND, _tell_of_graph_break)
+        compat.on_failure(BACKEND, _tell_of_failure)
 
 
 def refuse_module() -> NoReturn:
@@ -138,3 +138,11 @@ def _tell_of_graph_break(
     from .compiler.diagnostics import tell_of_graph_break
 
     tell_of_graph_break(place, reason, optimizer)
+
+
+def _tell_of_failure(
+    function: str, reason: str, optimizer: torch.optim.Optimizer | None
+) -> None:
+    from .compiler.diagnostics import tell_of_failure
+
+    tell_of_failure(function, reason, optimizer)

@@ -17,9 +17,11 @@ from .dynamo import (
     leave_no_patches,
     never_compiled,
     number_sources,
+    on_failure,
     on_graph_break,
     on_recompile_limit,
     on_trace,
+    refusal_of,
     trace_power,
     traces_step,
 )
@@ -30,7 +32,7 @@ from .fields import (
     requires_grad_function,
     tensor_functions,
 )
-from .guards import guard_absences, guard_identities
+from .guards import acts_otherwise, trace_guarded
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
@@ -76,6 +78,7 @@ __all__ = [
     "Schema",
     "TensorFunctions",
     "Traced",
+    "acts_otherwise",
     "as_if_compiling",
     "before_process_groups_end",
     "bound_op",
@@ -88,8 +91,6 @@ __all__ = [
     "first_difference",
     "forget",
     "gradient_getter",
-    "guard_absences",
-    "guard_identities",
     "initialize",
     "keep_attributes",
     "leave_no_patches",
@@ -98,9 +99,11 @@ __all__ = [
     "negated_view",
     "never_compiled",
     "number_sources",
+    "on_failure",
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "refusal_of",
     "refusals_pass",
     "requires_grad_function",
     "scalar_outputs",
@@ -111,6 +114,7 @@ __all__ = [
     "tensor_functions",
     "tidy",
     "trace_branches",
+    "trace_guarded",
     "trace_plainly",
     "trace_power",
     "trace_rewrites",

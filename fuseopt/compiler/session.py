@@ -34,6 +34,8 @@ class Session:
         self.mishaps: list[str] = []  # errors of fuseopt's own
         #: what stands for optimizers whose steps are compiled apart from all others
         self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: why steps run in eager, as was told
+        self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     @functools.cached_property
     def triton_builder(self) -> Any:
@@ -76,6 +78,7 @@ class Session:
         self.reports.clear()
         self.retired.clear()
         self.warned.clear()
+        self.eager.clear()
         self.mishaps.clear()
 
     def warn_once(self, message: str, about: str = "") -> None:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..backend import BACKEND, attach
-from ..compiler.diagnostics import untraceable_gradient
+from ..compiler.diagnostics import tell_of_step, untraceable_gradient
 from ..compiler.report import Report
 from ..compiler.session import COMPILED, session
 from ..config import resolve
@@ -254,6 +254,9 @@ class Isolated:
         done = False
         try:
             compiled = self.compiled.get(places)
+            if self.whole.refused:
+                tell_of_step(optimizer, self.whole.refused)
+                return self.function(*args, **kwargs)
             if compiled is None and untraceable_gradient(optimizer):
                 return self.function(*args, **kwargs)
             if compiled is None:

@@ -20,7 +20,7 @@ import pytest
 from tests.beside import WAYS, Run, Silent, beside, dynamo
 
 HOME = Path(__file__).parent / "traps"
-MODULES = ("attributes", "calls", "lists", "memory", "numbers", "tables")
+MODULES = ("around", "attributes", "calls", "lists", "memory", "numbers", "tables")
 
 
 def traps() -> Iterator[str]:
