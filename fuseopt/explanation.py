@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule
 
 from . import compat
-from .backend import attach
 from .compiler.dispatch import part_reports, values_of
+from .compiler.entry import attach
 from .compiler.partition import decide
 from .compiler.pipeline import plan_graph
 from .compiler.report import Report

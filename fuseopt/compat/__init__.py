@@ -9,6 +9,7 @@ from .accelerators import (
     end_generator_capture,
 )
 from .attributes import keep_attributes
+from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .dynamo import (
     disabled,
@@ -67,6 +68,7 @@ __all__ = [
     "MAKE_TENSOR",
     "PROFILED",
     "SORTS_BY_DIMS",
+    "Asked",
     "Codes",
     "Fakes",
     "LibraryStruct",
@@ -89,6 +91,7 @@ __all__ = [
     "negated_view",
     "never_compiled",
     "number_sources",
+    "on_bound_step",
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
