@@ -75,8 +75,8 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
     made = _isolated(optimizer, current, Wanted(options))
     if made is None:
         raise UnsupportedInput(
-            f"the step of {type(optimizer).__name__} is a {type(current).__name__}, not "
-            "a Python function, so Dynamo cannot trace it"
+            f"the step of {type(optimizer).__name__} is a {type(current).__name__}, "
+            "not a Python function, so Dynamo cannot trace it"
         )
     function, bound = made
     optimizer.step = Step(optimizer, function) if bound else function  # type: ignore
@@ -104,7 +104,9 @@ def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
         return None
     function, bound = made
     compiled: Any = HeldStep(optimizer, function) if bound else function
-    compiled._torchdynamo_orig_callable = step  # what torch.compile of this begins with
+    # torch.compile for another backend begins with the step as it was
+    compiled._torchdynamo_orig_callable = step
+    compiled._torchdynamo_wrapper_id = id(compiled)
     return compiled
 
 
