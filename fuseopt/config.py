@@ -101,6 +101,14 @@ def _checked(name: str, value: Any, said: str = "") -> Any:
     return value
 
 
+def of_mode(mode: str | None) -> dict[str, Any]:
+    """The options that a mode of torch.compile stands for. Raises ConfigError."""
+    if mode is not None and mode not in MODES:
+        raise ConfigError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
+    graphs = None if mode is None else MODES[mode]
+    return {} if graphs is None else {"cudagraphs": graphs}
+
+
 def resolve(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -108,8 +116,7 @@ def resolve(
 ) -> Config:
     """The Config of one `torch.compile` call. Raises ConfigError."""
     env = os.environ if environ is None else environ
-    if mode is not None and mode not in MODES:
-        raise ConfigError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
+    by_mode = of_mode(mode)
     config = Config()
     for name, variable in (
         ("cache_dir", "FUSEOPT_CACHE_DIR"),
@@ -131,7 +138,6 @@ def resolve(
                 known = ", ".join(meanings)
                 raise ConfigError(f"{variable}={said!r}: expected one of {known}")
             config = replace(config, **{name: meanings[said.lower()]})
-    if mode is not None and MODES[mode] is not None:
-        config = replace(config, cudagraphs=bool(MODES[mode]))
+    config = replace(config, **by_mode)
     given = {k: _checked(k, v) for k, v in (options or {}).items()}
     return replace(config, **given)

@@ -9,6 +9,7 @@ from .accelerators import (
     end_generator_capture,
 )
 from .attributes import keep_attributes
+from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
 from .dynamo import (
@@ -72,6 +73,7 @@ __all__ = [
     "MAKE_TENSOR",
     "PROFILED",
     "SORTS_BY_DIMS",
+    "Asked",
     "Codes",
     "Fakes",
     "LibraryStruct",
@@ -99,6 +101,7 @@ __all__ = [
     "negated_view",
     "never_compiled",
     "number_sources",
+    "on_bound_step",
     "on_failure",
     "on_graph_break",
     "on_recompile_limit",
