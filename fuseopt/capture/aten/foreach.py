@@ -88,9 +88,10 @@ class Positions:
                 if b is None or r.current[b] < 0 or not r.untangled(b):
                     return None, []
                 reads.append(b)
+                device = r.buffers[b].device
                 if dims:
-                    devices.add(r.buffers[b].device)
-                key.append((x.dtype, dims == 0))
+                    devices.add(device)
+                key.append((x.dtype, dims == 0, "" if dims else device))
             elif (found := r.numbers.find(x)) is not None:
                 number, negated = found
                 if negated:

@@ -267,7 +267,8 @@ class Interpreter:
                 )
         if isinstance(weight, torch.Tensor):
             for s, e in zip(start, end, strict=True):
-                s.lerp_(e, weight)
+                if not self.recorder.lerp_listed(s, e, weight):
+                    s.lerp_(e, weight)
             return
         torch._foreach_lerp_(start, end, self._stand_in(weight))
 
