@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
+import torch
 from torch.fx import GraphModule
 
 from ..capture import Captured, capture
@@ -254,7 +255,19 @@ def target_of(config: Config, device: str) -> Target:
         return CppTarget()
     from ..codegen.triton.kernel import TritonTarget
 
-    return TritonTarget(fast=config.numerics == "fast")
+    cuda = version_of_cuda() if device.split(":")[0] == "cuda" else None
+    return TritonTarget(fast=config.numerics == "fast", cuda=cuda)
+
+
+def version_of_cuda() -> tuple[int, int] | None:
+    """The CUDA that torch was built with, whose functions eager's kernels call; None
+    where it was built with another.
+    """
+    found = torch.version.cuda
+    if not found:
+        return None
+    major, minor = (*found.split("."), "0")[:2]
+    return int(major), int(minor)
 
 
 def _load(source: Source, config: Config, built: list[str]) -> ctypes.CDLL:

@@ -89,9 +89,10 @@ class Positions:
                 if b is None or r.current[b] < 0 or not r.untangled(b):
                     return None, []
                 reads.append(b)
+                device = r.buffers[b].device
                 if dims:
-                    devices.add(r.buffers[b].device)
-                key.append((x.dtype, dims == 0))
+                    devices.add(device)
+                key.append((x.dtype, dims == 0, "" if dims else device))
             elif (stands := r.standins.find(x)) and isinstance(
                 number := stands[0], Computed
             ):

@@ -86,7 +86,8 @@ class Pointwise(Buffers):
                     )
                 reads.append(as_lane_number(x))
                 alone = x.dim() == 0 and dtype is x.dtype
-                operand: Operand = TensorOperand(DTYPE_NAMES[dtype], alone)
+                on_host = on_gpu and alone and self.on_host(x)
+                operand: Operand = TensorOperand(DTYPE_NAMES[dtype], alone, on_host)
             else:
                 if isinstance(x, int) and abs(x) > EXACT:
                     return False
@@ -160,6 +161,11 @@ class Pointwise(Buffers):
     def _on_gpu(self, out: torch.Tensor) -> bool:
         """Is this a result of eager's kernels for GPUs? (ROCm's are named so, too.)"""
         return self.vector_library is None and self.device_of(out).startswith("cuda")
+
+    def on_host(self, x: Any) -> bool:
+        """Is this a tensor without dimensions in the CPU's memory?"""
+        is_alone = isinstance(x, torch.Tensor) and x.dim() == 0
+        return is_alone and self.device_of(x) == "cpu"
 
     def reduce(
         self,

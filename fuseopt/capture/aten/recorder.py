@@ -213,6 +213,18 @@ class Recorder(Externs, TorchDispatchMode):
                 f"no rule for {name} of {[t.dtype for t in factors]} to {target.dtype}"
             )
 
+    def lerp_listed(
+        self, start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor
+    ) -> bool:
+        """Record `start.lerp_(end, weight)` of a call of lists, which takes a number:
+        on a GPU eager reads it, as wide as the tensor has it. False if this is none.
+        """
+        if weight.dim() or not self._on_gpu(start):
+            return False
+        start, end, weight = (swap(t, self.constant) for t in (start, end, weight))
+        operands = (("self", start), ("end", end), ("weight", weight))
+        return self.emit("lerp_listed", operands, start)
+
     # ---------------------------------------------------------------- a call of lists
 
     def _default(self, name: str, value: Any) -> Any:
@@ -253,11 +265,10 @@ class Recorder(Externs, TorchDispatchMode):
             columns = [(k, column(k, v, n)) for k, v in bound.items()]
         if name == "mul" and op.inplace and is_number(columns[1][1][0]):
             name = "mul_rounded"  # the one foreach op that rounds its number
-        if name == "div" and is_number(columns[1][1][0]):
-            own = columns[0][1][0]
-            if self._on_gpu(own) and not is_number(own):
+        if name == "div" and not is_number(own := columns[0][1][0]):
+            by, one = columns[1][1][0], func._overloadname in ("Scalar", "Tensor")
+            if self._on_gpu(own) and (is_number(by) or (one and self.on_host(by))):
                 # for one number eager's kernels for GPUs take the inverse
-                one = func._overloadname == "Scalar"
                 name = "div_listed" if one else "div_exact"
         positions = Positions(self, columns)
         for i in range(n):

@@ -224,7 +224,8 @@ class Interpreter:
             self._check_lerp(*args[:2])
             if isinstance(args[2], torch.Tensor):
                 for s, e in zip(*args[:2], strict=True):
-                    s.lerp_(e, args[2])
+                    if not self.recorder.lerp_listed(s, e, args[2]):
+                        s.lerp_(e, args[2])
                 return None
         known = self.scalars.exprs or self.computes
         flat = _flatten((args, tuple(kwargs.values()))) if known else []
