@@ -36,7 +36,7 @@ from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..runtime.commit import Pending
 from ..shadow.lanes import Found, Lanes, Unlike
 from ..shadow.optimizer import Shadow, Write
-from ..shadow.state_guard import Noticed
+from ..shadow.state_guard import StateGuard
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
 from .source import Call
@@ -66,7 +66,7 @@ class Representatives:
         self.options = dict(options)
         config = resolve(None, options)
         self.why = "verify was asked for" if config.verify else ""
-        self.noticed = Noticed()
+        self.noticed = StateGuard()
         self.pending = Pending()
         self.task = Task(function, config, self.noticed, self.pending, told)
         self.proof: Proof | None = None
@@ -207,7 +207,8 @@ class Representatives:
             if found is None:
                 raise Unlike("its lanes are not what they seem")
         call.found = found
-        self.noticed.look(optimizer)
+        if not found.rest_same:
+            self.noticed.look(optimizer)
         assert self.lanes is not None
         if self.compiled is None:
             self.few = [[] for _ in self.lanes.lists]
@@ -238,7 +239,8 @@ class Representatives:
                 return None
             if (lanes.params[kind.lead].grad is not None) != kind.has_grad:
                 return None
-        return lanes.look(optimizer, self.steps[-1].helper if self.steps else None)
+        helper = self.steps[-1].helper if self.steps else None
+        return lanes.look(optimizer, self.noticed.struct, helper)
 
     def _survey(self, optimizer: Optimizer) -> None:
         self.surveys += 1

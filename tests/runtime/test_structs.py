@@ -23,6 +23,7 @@ STRUCTS: dict[str, tuple[str, Any]] = {
     "Table": (header("prelude"), TableStruct),
     "Functions": (library.TEXT, library.Functions),
     "Known": (library.TEXT, library.Known),
+    "Held": (library.TEXT, library.Held),
     "Lanes": (library.TEXT, library.Lanes),
 }
 

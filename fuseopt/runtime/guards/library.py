@@ -30,6 +30,12 @@ class Known(ctypes.Structure):
     _fields_ = fields(TEXT, "Known")
 
 
+class Held(ctypes.Structure):
+    """What is known of the contents of dicts and lists."""
+
+    _fields_ = fields(TEXT, "Held")
+
+
 class Lanes(ctypes.Structure):
     """What is known of the lanes of an optimizer."""
 
