@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from . import compat
 from .compiler.dispatch import part_reports, values_of
-from .compiler.entry import attach
+from .compiler.entry import BACKEND, attach
 from .compiler.partition import decide
 from .compiler.pipeline import explain_graph
 from .compiler.report import Report
@@ -58,7 +58,7 @@ def explain(
 
     def planner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
         clock = Clock()
-        decision = decide(gm, inputs)
+        decision = decide(gm, inputs, compat.traces_step())
         clock.lap("decide")
         update = [part for part in decision.parts if part.side == "update"]
         if decision.whole != "update":
@@ -76,6 +76,8 @@ def explain(
 
         return leave
 
+    # so that Dynamo traces as it does for the backend
+    planner._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
     with contextlib.suppress(Planned), compat.scalar_outputs():
         torch.compile(function, backend=planner)(*args)
     if not found:

@@ -14,12 +14,10 @@ leading lanes. What the step left there is written to all lanes when it is launc
 from __future__ import annotations
 
 import collections
-import functools
 import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -36,13 +34,14 @@ from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..runtime.commit import Pending
-from ..shadow.lanes import GRAD, PARAM, Found, Kind, Lanes, Unlike
+from ..shadow.lanes import Found, Lanes, Unlike
 from ..shadow.optimizer import Shadow, Write
-from ..shadow.state_guard import Noticed
+from ..shadow.state_guard import StateGuard
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
 from .source import Call
 from .step import PATIENCE, LedStep, Stale, Task
+from .writes import Writes
 
 log = logging.getLogger("fuseopt")
 
@@ -67,7 +66,7 @@ class Representatives:
         self.options = dict(options)
         config = resolve(None, options)
         self.why = "verify was asked for" if config.verify else ""
-        self.noticed = Noticed()
+        self.noticed = StateGuard()
         self.pending = Pending()
         self.task = Task(function, config, self.noticed, self.pending, told)
         self.proof: Proof | None = None
@@ -208,7 +207,8 @@ class Representatives:
             if found is None:
                 raise Unlike("its lanes are not what they seem")
         call.found = found
-        self.noticed.look(optimizer)
+        if not found.rest_same:
+            self.noticed.look(optimizer)
         assert self.lanes is not None
         if self.compiled is None:
             self.few = [[] for _ in self.lanes.lists]
@@ -239,7 +239,8 @@ class Representatives:
                 return None
             if (lanes.params[kind.lead].grad is not None) != kind.has_grad:
                 return None
-        return lanes.look(optimizer, self.steps[-1].helper if self.steps else None)
+        helper = self.steps[-1].helper if self.steps else None
+        return lanes.look(optimizer, self.noticed.struct, helper)
 
     def _survey(self, optimizer: Optimizer) -> None:
         self.surveys += 1
@@ -369,95 +370,10 @@ class Representatives:
         lanes, shadow = self.lanes, self.shadow
         assert lanes is not None
         assert shadow is not None
-        if not shadow.is_intact():
-            raise Unlike("the step replaces the optimizer's state or parameters")
         made: dict[int, list[torch.Tensor]] = {}
         for step in self.steps:
             made.update(step.take())
-        writes = [*shadow.writes(roots=False)]
-        copied: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-        seen = shadow.itself.state
-        fresh = self._fresh
-        for kind in lanes.kinds:
-            p = lanes.params[kind.lead]
-            now, old = seen.get(p), lanes.states[kind.lead] or {}
-            if now is None:
-                if kind.has_state:
-                    raise Unlike("the step drops the state of a parameter")
-                continue
-            # else the lead's own is among what the shadow writes
-            own = [kind.lead] if p not in self._few else []
-            if kind.has_state and tuple(now) == tuple(old):
-                changed = [k for k, v in now.items() if v is not old[k]]
-                if not changed:
-                    continue
-                if all(k in kind.numbers for k in changed):
-                    news = {k: now[k] for k in changed}
-                    states = [lanes.states[i] for i in (*own, *kind.others)]
-                    each = map(dict.update, states, repeat(news))  # type: ignore
-                    writes.append(functools.partial(collections.deque, each, 0))
-                    continue
-            contents = {i: dict(now) for i in own}
-            contents |= self._given_to(kind, now, old, made, copied)
-            for i, content in contents.items():
-                state = lanes.states[i]
-                if state is None:
-                    fresh[lanes.params[i]] = content
-                    continue
-                if tuple(content)[: len(state)] != tuple(state):
-                    writes.append(functools.partial(state.clear))
-                writes.append(functools.partial(dict.update, state, content))
-        if copied[0]:
-            writes.insert(0, functools.partial(torch._foreach_copy_, *copied))
-        if fresh:
-            # in the order in which a whole step makes it
-            ordered = {p: fresh[p] for p in lanes.params if p in fresh}
-            writes.append(functools.partial(dict.update, optimizer.state, ordered))
-        return writes
-
-    def _given_to(
-        self,
-        kind: Kind,
-        now: Mapping[str, Any],
-        old: Mapping[str, Any],
-        made: Mapping[int, list[torch.Tensor]],
-        copied: tuple[list[torch.Tensor], list[torch.Tensor]],
-    ) -> dict[int, dict[str, Any]]:
-        """By lane, the state that led lanes have after the step; `now`: their lead's,
-        `old`: what it was. `copied` is given tensors of theirs, and what they are to
-        hold when the step is launched.
-        """
-        lanes = self.lanes
-        assert lanes is not None
-        p = lanes.params[kind.lead]
-        places: dict[int, Any] = {id(p): (PARAM, "")}
-        if p.grad is not None:
-            places[id(p.grad)] = GRAD, ""
-        places.update(
-            (id(v), ("state", k)) for k, v in old.items() if isinstance(v, torch.Tensor)
-        )
-        found = {}
-        for m, i in enumerate(kind.others):
-            q = lanes.params[i]
-            given: dict[str, Any] = {}
-            for key, value in now.items():
-                place = places.get(id(value))
-                if not isinstance(value, torch.Tensor):
-                    given[key] = value
-                elif id(value) in made:
-                    given[key] = made[id(value)][m]
-                elif place is None:
-                    # made of nothing that lanes have: for all the same, and filled
-                    # by the launch, which is still to come
-                    given[key] = torch.empty_like(value)
-                    copied[0].append(given[key])
-                    copied[1].append(value)
-                elif place[0] == "state":
-                    given[key] = lanes.states[i][place[1]]  # type: ignore[index]
-                else:
-                    given[key] = q if place[0] == PARAM else q.grad
-            found[i] = given
-        return found
+        return Writes(lanes, shadow, self._few, self._fresh, made).to(optimizer.state)
 
 
 def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -32,7 +32,7 @@ from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shadow.double import own_attributes
 from ..shadow.lanes import GRAD, Lanes, Unlike
-from ..shadow.state_guard import Noticed, Place
+from ..shadow.state_guard import Place, StateGuard
 from ..uniformity import Proof
 from .extend import COMMON, Extended, extend
 from .rehearsal import rehearse_all
@@ -56,7 +56,7 @@ class Task:
 
     function: Callable[..., Any]
     config: Config
-    noticed: Noticed
+    noticed: StateGuard
     pending: Pending
     told: list[Report]
 

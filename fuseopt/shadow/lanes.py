@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from ..compiler.diagnostics import odd_gradient
 from ..errors import FuseoptError
 from ..runtime.guards.lanes import LaneGuard
+from ..runtime.guards.library import Held
 from ..runtime.guards.tensors import TensorGuard
 
 #: What a number of a lane's state may be; equal numbers of other types are others.
@@ -111,7 +112,8 @@ class Found:
     `guard`: that by which all but the gradients are known to be the objects that they
     were, None if they were looked at from Python. `grads`: the gradients; `late`: of
     each, where it is among the tensors and in `grads`. `compared`: the guard of the
-    step whose tensors were compared as well, until it is asked.
+    step whose tensors were compared as well, until it is asked. `rest_same`: is all
+    else that the optimizer holds known to be what it was?
     """
 
     def __init__(
@@ -125,7 +127,10 @@ class Found:
         self.guard = guard
         self.grads = grads
         self.late = late
-        self.compared: TensorGuard | None = guard.tensors if guard else None
+        self.compared: TensorGuard | None = None
+        self.rest_same = False
+        if guard is not None:
+            self.compared, self.rest_same = guard.tensors, guard.rest_same
 
     def tensors(self) -> list[Any]:
         """All of them."""
@@ -229,15 +234,18 @@ class Lanes:
         self._guard = None
 
     def look(
-        self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None
+        self,
+        optimizer: Optimizer,
+        rest: Held,
+        helper: ctypes.PyDLL | None = None,
     ) -> Found | None:
         """The tensors of the lanes that are not led, if all is as it was, else None.
 
-        Says nothing of their metadata. `helper`: as in LaneGuard.
+        Says nothing of their metadata. `helper`, `rest`: as in LaneGuard.
         """
         lists = [group["params"] for group in optimizer.param_groups]
         if self._guard is not None:
-            grads = self._guard.look(lists, optimizer.state)
+            grads = self._guard.look(vars(optimizer), lists, optimizer.state)
             if grads is not None:
                 return Found(self._found, self._guard, grads, self._late)
         for known, now in zip(self.lists, lists, strict=True):
@@ -258,11 +266,15 @@ class Lanes:
         if found is None:
             return None
         if helper is not None and self._steady:
-            self._guard_from_now(helper, found, optimizer.state)
+            self._guard_from_now(helper, found, optimizer.state, rest)
         return Found(found)
 
     def _guard_from_now(
-        self, helper: ctypes.PyDLL, found: list[Any], state: dict[Any, Any]
+        self,
+        helper: ctypes.PyDLL,
+        found: list[Any],
+        state: dict[Any, Any],
+        rest: Held,
     ) -> None:
         """Let the helper look from now on, where no numbers are to be compared."""
         if any(kind.numbers for kind in self.kinds):
@@ -270,7 +282,8 @@ class Lanes:
         order = [k for _, own in self._members for k in own]
         params = [self._rest_params[k] for k in order]
         states = [self._rest_states[k] for k in order]
-        self._guard = LaneGuard(helper, params, states, KINDS, self.lists, state)
+        given = params, states, KINDS, self.lists, state, rest
+        self._guard = LaneGuard(helper, *given)
         self._found = found.copy()
         self._late = []
         place = lane = 0

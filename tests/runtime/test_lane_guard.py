@@ -17,6 +17,7 @@ import fuseopt
 from fuseopt import compat
 from fuseopt.compat import fields
 from fuseopt.runtime.cpp.build import Builder
+from fuseopt.runtime.guards import library
 from fuseopt.runtime.guards.lanes import LaneGuard, Meeting
 from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.guards.sharing import Moves
@@ -43,10 +44,11 @@ class Held:
         self.params = [p for own in self.lists for p in own]
         states = [self.state.get(p) for p in self.params]
         lists = [list(own) for own in self.lists]
-        self.watch = LaneGuard(helper, self.params, states, KINDS, lists, self.state)
+        given = self.params, states, KINDS, lists, self.state
+        self.watch = LaneGuard(helper, *given, library.Held())
 
     def look(self) -> list[Tensor] | None:
-        return self.watch.look(self.lists, self.state)
+        return self.watch.look({}, self.lists, self.state)
 
 
 @pytest.fixture(scope="module")

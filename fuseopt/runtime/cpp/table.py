@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ...codegen.cpp.headers import header
+from ...codegen.cpp.structs import fields
 from ...codegen.target import lane_values
 from ...ir.geometry import is_block
 from ...ir.graph import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
@@ -102,22 +104,9 @@ TableFactory = Callable[
 
 
 class TableStruct(ctypes.Structure):
-    """Mirrors `struct Table` of the generated source."""
+    """What a launch passes to a kernel, for one variant."""
 
-    _fields_ = [
-        ("pool", ctypes.c_void_p),
-        ("position", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("row", ctypes.c_void_p),
-        ("start", ctypes.c_void_p),
-        ("geometry", ctypes.c_void_p),
-        ("strided", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("lanes", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
-        ("library", ctypes.c_void_p),
-        ("partials", ctypes.c_void_p),
-    ]
+    _fields_ = fields(header("prelude"), "Table")
 
 
 def _expanded(layout: TensorLayout, space: tuple[int, ...]) -> tuple[int, ...]:

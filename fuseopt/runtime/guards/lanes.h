@@ -7,6 +7,14 @@ void Py_DecRef(void* object);
 void PyErr_Clear(void);
 }
 
+// Dicts and lists, the first of which is given at each look.
+struct Held {
+  int64_t n;  // 0: nothing is known
+  void* const* containers;
+  const int64_t* sizes;  // entries of a dict; of a list -1 - items
+  void* const* items;    // of a dict its keys, then its values; of a list its items
+};
+
 struct Lanes {
   int64_t n;
   void* const* params;    // of each lane
@@ -36,13 +44,35 @@ struct Lanes {
   const int64_t* gradients;
   int64_t ranges;
   const int64_t* held_in;  // from, to, from, to ...
+  const Held* rest;        // what the optimizer holds besides its lanes, or null
 };
 
 static const int64_t SOON = 8;  // lanes ahead that are fetched
 
+static bool holds_the_same(const Held* h, void* first) {
+  void *key, *value, *const *item = h->items;
+  for (int64_t c = 0; c < h->n; ++c) {
+    void* container = c ? h->containers[c] : first;
+    const int64_t size = h->sizes[c];
+    if (size < 0) {
+      if (PyList_Size(container) != -1 - size) return false;
+      for (int64_t i = 0; i < -1 - size; ++i)
+        if (PyList_GetItem(container, i) != *item++) return false;
+      continue;
+    }
+    if (PyDict_Size(container) != size) return false;
+    for (intptr_t at = 0; PyDict_Next(container, &at, &key, &value); ++item)
+      if (key != item[0] || value != item[size]) return false;
+    item += size;
+  }
+  return h->n > 0;
+}
+
 // 0 if the groups have the parameters they had, all lanes hold what they held, and
 // their gradients are in `grads`; else 1. Tensors are compared as soon as they are met.
-extern "C" int64_t fuseopt_lanes(const Lanes* k, void* lists, void* state,
+// 2 instead of 0 if `own`, the optimizer's attributes, or the rest of what it holds is
+// not what is known of it.
+extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* state,
                                  void* grads) {
   void *key, *value, *const *member = k->members;
   for (int64_t l = 0; l < k->lists; ++l) {
@@ -94,13 +124,13 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* lists, void* state,
       if ((now == k->yes) != (k->flags[i] == 1)) return 1;
     }
     if (k->counts[i] < 0) continue;
-    void* own = k->states[i];
-    if (PyDict_Size(own) != k->counts[i]) return 1;
-    for (intptr_t at = 0; PyDict_Next(own, &at, &key, &value); held += 2)
+    void* entries = k->states[i];
+    if (PyDict_Size(entries) != k->counts[i]) return 1;
+    for (intptr_t at = 0; PyDict_Next(entries, &at, &key, &value); held += 2)
       if (key != held[0] || value != held[1]) return 1;
   }
   if (k->known)
     for (const int64_t* r = k->held_in; r < k->held_in + 2 * k->ranges; r += 2)
       compare(k->functions, k->known, r[0], r[1]);
-  return 0;
+  return k->rest && holds_the_same(k->rest, own) ? 0 : 2;
 }

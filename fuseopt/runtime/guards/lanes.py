@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ... import compat
-from .library import Lanes
+from .library import Held, Lanes
 from .tensors import TensorGuard, address
 
 #: Dicts whose entries the helper may go through.
@@ -46,7 +46,8 @@ class LaneGuard:
     library, built. `kinds`: the two types that a parameter or a gradient may have.
     `look(lists, state)` returns the lanes' gradients, or None if anything but those is
     another object than it was. `tensors`: the guard of a step, whose tensors the look
-    compares as it meets them.
+    compares as it meets them. `rest`: what else the optimizer holds; `rest_same`: did
+    the look find that?
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class LaneGuard:
         kinds: tuple[type, type],
         lists: Sequence[Sequence[Any]],
         state: dict[Any, Any],
+        rest: Held,
     ) -> None:
         # kept, so that no other object can come to lie where one of these lay
         objects = [
@@ -102,9 +104,11 @@ class LaneGuard:
         self._none = [None] * self._n
         self._where = ctypes.addressof(struct)
         self.tensors: TensorGuard | None = None
+        self.rest_same = False
+        self._rest, struct.rest = rest, ctypes.addressof(rest)
         call = helper.fuseopt_lanes
         call.restype = ctypes.c_int64
-        call.argtypes = [ctypes.c_void_p, *(ctypes.py_object,) * 3]
+        call.argtypes = [ctypes.c_void_p, *(ctypes.py_object,) * 4]
         self._call: Callable[..., int] = call
 
     def compare_with(self, tensors: TensorGuard, meeting: Meeting) -> None:
@@ -120,14 +124,18 @@ class LaneGuard:
         struct.functions, struct.known = tensors.structs
         self.tensors, self._meeting = tensors, meeting
 
-    def look(self, lists: list[Any], state: Any) -> list[Any] | None:
-        """The gradients of all lanes, or None; see the class."""
+    def look(
+        self, attributes: dict[str, Any], lists: list[Any], state: Any
+    ) -> list[Any] | None:
+        """The gradients of all lanes, or None; see the class. `attributes`: the
+        optimizer's.
+        """
         if type(state) not in DICTS or len(lists) != self._struct.lists:
             return None
         for own in lists:
             if type(own) is not list:
                 return None
         grads = self._none.copy()
-        if self._call(self._where, lists, state, grads):
-            return None
-        return grads
+        found = self._call(self._where, attributes, lists, state, grads)
+        self.rest_same = found == 0
+        return None if found == 1 else grads

@@ -6,13 +6,37 @@ lanes.h what an optimizer holds (see lanes.py); launches.h starts several kernel
 
 from __future__ import annotations
 
-from ...codegen import Source
-from .structs import header, structure
+import ctypes
+from pathlib import Path
 
+from ...codegen import Source
+from ...codegen.cpp.structs import fields
+
+FOLDER = Path(__file__).parent
 HEADERS = ("tensors", "lanes", "launches")
-HELPER = Source(
-    "cpp", "\n".join(map(header, HEADERS)), "fuseopt_tensors", (), throws=True
-)
-Functions = structure(header("tensors"), "Functions")
-Known = structure(header("tensors"), "Known")
-Lanes = structure(header("lanes"), "Lanes")
+TEXT = "\n".join((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS)
+HELPER = Source("cpp", TEXT, "fuseopt_tensors", (), throws=True)
+
+
+class Functions(ctypes.Structure):
+    """How to ask a tensor."""
+
+    _fields_ = fields(TEXT, "Functions")
+
+
+class Known(ctypes.Structure):
+    """What is known of the tensors of a call."""
+
+    _fields_ = fields(TEXT, "Known")
+
+
+class Held(ctypes.Structure):
+    """What is known of the contents of dicts and lists."""
+
+    _fields_ = fields(TEXT, "Held")
+
+
+class Lanes(ctypes.Structure):
+    """What is known of the lanes of an optimizer."""
+
+    _fields_ = fields(TEXT, "Lanes")

@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import re
-from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent
 
+def fields(text: str, name: str) -> list[tuple[str, Any]]:
+    """The `_fields_` of the struct of this name in a C++ text, as ctypes wants them.
 
-@functools.cache
-def header(name: str) -> str:
-    """The text of one of the C++ files here: `header("lanes")` is lanes.h."""
-    return (FOLDER / f"{name}.h").read_text(encoding="utf-8")
-
-
-def structure(text: str, name: str) -> type[ctypes.Structure]:
-    """The struct of this name in a C++ text, as Python fills it.
-
-    Its fields are int64_t, pointers, and arrays of those. Raises ValueError for others.
+    They are int64_t, pointers, and arrays of those. Raises ValueError for others.
     """
     body = re.search(rf"struct {name} {{(.*?)\n}};", text, re.DOTALL)
     if body is None:
         raise ValueError(f"no struct {name}")
-    fields: list[tuple[str, type]] = []
+    found: list[tuple[str, Any]] = []
     for line in re.sub(r"//[^\n]*", "", body.group(1)).split(";")[:-1]:
-        fields += _fields(" ".join(line.split()))
-    return type(name, (ctypes.Structure,), {"_fields_": fields, "__doc__": name})
+        found += _declared(" ".join(line.split()))
+    return found
 
 
-def _fields(line: str) -> list[tuple[str, type]]:
+def _declared(line: str) -> list[tuple[str, Any]]:
     """The fields that one declaration declares."""
     function = re.match(r"[\w ]+\*?\s*\(\*(\w+)\)\(.*\)$", line)
     if function:
         return [(function.group(1), ctypes.c_void_p)]
-    fields: list[tuple[str, type]] = []
+    fields: list[tuple[str, Any]] = []
     kind = ""
     for text in line.split(","):
         found = re.match(r"(.*?)(\w+)(?:\[(\d+)\])?$", text.strip())
