@@ -101,7 +101,7 @@ def describe(nodes: Sequence[Node], tokens: Sequence[int]) -> Form:
     write = _Writer(place, outside).write
     key: list[Any] = []
     leaving: list[int] = []
-
+    inside = place.keys()
     for k, (n, token) in enumerate(zip(nodes, tokens, strict=True)):
         key.append(token)
         args, kwargs = n.args, n.kwargs
@@ -114,7 +114,7 @@ def describe(nodes: Sequence[Node], tokens: Sequence[int]) -> Form:
                 key.append(at)
         if kwargs:
             write(key, kwargs)
-        if any(user not in place for user in n.users):
+        if not n.users.keys() <= inside:
             leaving.append(k)
     return Form((*key, None, *leaving), tuple(outside), tuple(leaving))
 
