@@ -611,7 +611,7 @@ def steps(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
 def test_10000_steps_leave_nothing(way: str) -> None:
     memory, count = alone("steps", way, 3000, 10_000)
     assert count < 10
-    assert memory < 1
+    assert memory < 2.5  # Python takes memory by the MB; a tensor a step would be 5
 
 
 def variables(opt: Optimizer, params: list[Any], closure: Any) -> int:
