@@ -326,6 +326,7 @@ def test_signals_at_random_moments(build: Any, way: str) -> None:
 @DROPPED
 @pytest.mark.slow
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
+@pytest.mark.timeout(1200)
 def test_5000_signals_at_random_moments(build: Any, way: str) -> None:
     assert interrupted(build, 1250)["cut"] == 1250
 
@@ -566,6 +567,7 @@ def test_dropped_optimizers_leave_nothing(way: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("way", ["led", "whole", "few"])
 def test_300_dropped_optimizers_leave_nothing(way: str) -> None:
     memory, count = alone(way, 20, 280)
@@ -611,7 +613,7 @@ def steps(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
 def test_10000_steps_leave_nothing(way: str) -> None:
     memory, count = alone("steps", way, 3000, 10_000)
     assert count < 10
-    assert memory < 1
+    assert memory < 2.5  # Python takes memory by the MB; a tensor a step would be 5
 
 
 def variables(opt: Optimizer, params: list[Any], closure: Any) -> int:
