@@ -67,9 +67,11 @@ WIDE_ON_GPU = frozenset(
 )
 #: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
 WIDE_ZERO_DIM = frozenset(
-    {("mul", 1), ("div", 1), ("lerp", 2), ("addcmul", 3), ("addcdiv", 3)}
+    {("mul", 1), ("div", 1), ("lerp_listed", 2), ("addcmul", 3), ("addcdiv", 3)}
     | {("floor_divide", 1), ("div_floor", 1), ("div_trunc", 1)}
 )
+#: The same in eager's kernels for GPUs alone.
+WIDE_ZERO_DIM_ON_GPU = frozenset({("lerp", 2)})
 
 RULES: dict[str, Rule] = {
     "add": arithmetic.add,
@@ -95,6 +97,8 @@ RULES: dict[str, Rule] = {
     "addcmul": arithmetic.addcmul,
     "addcdiv": arithmetic.addcdiv,
     "lerp": arithmetic.lerp,
+    # aten._foreach_lerp_, whose weight is a number, also where it is a 0-d tensor's
+    "lerp_listed": arithmetic.lerp,
     "fma": select.plain("fma"),
     "pow": arithmetic.pow,
     "maximum": arithmetic.clamp,
@@ -206,7 +210,10 @@ def lower(
             else:
                 # eager casts to the common type, then widens to compute; the first
                 # rounds only where a 0-d tensor is wider than what it meets
-                wide = operand.zero_dim and (op, position) in WIDE_ZERO_DIM
+                wide = operand.zero_dim and (
+                    (op, position) in WIDE_ZERO_DIM
+                    or (b.on_gpu and (op, position) in WIDE_ZERO_DIM_ON_GPU)
+                )
                 x = b.cast(x if wide else b.cast(x, common), compute)
                 args.append(x)
                 if operand.zero_dim:

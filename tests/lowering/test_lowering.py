@@ -16,7 +16,7 @@ WHOLE = {op for op in RULES if op.startswith(("bitwise", "__"))}
 COMPARE = {"lt", "le", "gt", "ge", "eq", "ne"}
 #: How many tensors an op takes where it is neither one nor two.
 THREE = {"addcmul", "addcdiv", "lerp", "fma", "where", "masked_fill", "threshold"}
-THREE |= {"softplus"}
+THREE |= {"softplus", "lerp_listed"}
 TWO = COMPARE | {"add", "sub", "rsub", "mul", "mul_rounded", "div", "pow", "maximum"}
 TWO |= {"div_listed", "div_exact"}
 TWO |= WHOLE - {"bitwise_not"}

@@ -267,7 +267,7 @@ class Interpreter:
                 )
         if isinstance(weight, torch.Tensor):
             for s, e in zip(start, end, strict=True):
-                s.lerp_(e, weight)
+                self.recorder.scaled("lerp_listed", s, (e,), "weight", weight)
             return
         torch._foreach_lerp_(start, end, self._stand_in(weight))
 
