@@ -16,13 +16,6 @@ def wide(z: Tensor) -> Tensor:
     return z.flatten()[3].double() * 0.1
 
 
-def lerp_list(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """What the foreach form makes of a copy."""
-    made = x.clone()
-    torch._foreach_lerp_([made], [y], weight)
-    return made
-
-
 OPS: dict[str, Op] = {
     "add": lambda x, y, z: torch.add(x, y, alpha=0.3),
     "add a number": lambda x, y, z: x + 0.3,
@@ -136,7 +129,6 @@ OPS: dict[str, Op] = {
     "lerp by a tensor": lambda x, y, z: torch.lerp(x, y, z),
     "lerp by one": lambda x, y, z: torch.lerp(x, y, z.flatten()[3]),
     "lerp by one of another type": lambda x, y, z: torch.lerp(x, y, wide(z)),
-    "lerp of lists by one of another type": lambda x, y, z: lerp_list(x, y, wide(z)),
     "atan2 by one": lambda x, y, z: x.atan2(z.flatten()[3]),
     "maximum by one": lambda x, y, z: x.maximum(z.flatten()[3]),
     "div_trunc": lambda x, y, z: torch.div(x, y, rounding_mode="trunc"),
