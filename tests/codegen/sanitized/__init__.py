@@ -25,9 +25,9 @@ from unittest import mock
 from fuseopt.compat import LibraryStruct
 from fuseopt.compiler import pipeline
 from fuseopt.ir.graph import DTYPE_BYTES, Kernel
+from fuseopt.runtime import run_tables
 from fuseopt.runtime.cpp.table import CppTable, TensorLayout
 from fuseopt.runtime.cpp.toolchain import COMMON_FLAGS, EXACT_FLAGS, find_compiler
-from fuseopt.runtime.plan import Plan
 
 HERE = Path(__file__).parent
 #: Numbers of threads with which every launch is recorded.
@@ -162,13 +162,10 @@ def record() -> Iterator[list[Launch]]:
 
         return make
 
-    def plain(*args: Any) -> Plan:
-        """No blocks: their launches are not those of kernels."""
-        return Plan(*args[:5])
-
     with (
         mock.patch.object(pipeline, "_cpp_factory", factory),
-        mock.patch.object(pipeline, "Plan", plain),
+        # no blocks: their launches are not those of kernels
+        mock.patch.object(run_tables, "BLOCK", 0),
     ):
         yield found
 
