@@ -50,6 +50,7 @@ def trace_guarded() -> None:
         _guard_metadata,
         _keep_kinds,
         _refuse_texts,
+        _refuse_random,
         _refuse_addresses,
         _refuse_caches,
     ):
@@ -220,10 +221,6 @@ def _guard_contents() -> None:
             refuse(self.tx, f"it uses a {kind}, which has operators of its own")
         if asked and (value is os.environ or value is os.getenv):
             refuse(self.tx, "it reads variables of the environment")
-        if asked and type(getattr(value, "__self__", None)).__module__.startswith(
-            "numpy.random"
-        ):
-            refuse(self.tx, "it draws random numbers of numpy's")
         if asked and type(value) is collections.deque and value.maxlen is not None:
             refuse(self.tx, "it uses a deque that has a greatest length")
         made = original(self, value)
@@ -620,6 +617,20 @@ def _refuse_symbols() -> None:
     for kind in set(_all_kinds(BaseListVariable)):
         if "sq_contains" in vars(kind):
             _around(kind, "sq_contains", contains)
+
+
+def _refuse_random() -> None:
+    """What numpy draws is not what Dynamo draws in its place."""
+    from torch._dynamo.variables.misc import NumpyVariable
+
+    def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        owner = type(getattr(self.value, "__self__", None))
+        homes = owner.__module__, getattr(self.value, "__module__", None) or ""
+        if _asks(tx) and any(home.startswith("numpy.random") for home in homes):
+            refuse(tx, "it draws random numbers of numpy's")
+        return original(self, tx, args, kwargs)
+
+    _around(NumpyVariable, "call_function", call)
 
 
 def _refuse_addresses() -> None:

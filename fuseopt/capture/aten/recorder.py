@@ -217,9 +217,9 @@ class Recorder(Externs, TorchDispatchMode):
         self, start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor
     ) -> bool:
         """Record `start.lerp_(end, weight)` of a call of lists, which takes a number:
-        on a GPU eager reads it, as wide as the tensor has it. False if this is none.
+        eager reads it, as wide as the tensor has it. False if this is none.
         """
-        if weight.dim() or not self._on_gpu(start):
+        if weight.dim():
             return False
         start, end, weight = (swap(t, self.constant) for t in (start, end, weight))
         operands = (("self", start), ("end", end), ("weight", weight))
