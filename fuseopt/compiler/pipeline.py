@@ -214,12 +214,22 @@ def _replays(
     required = config.cudagraphs == "require"
     if not required and all(device.split(":")[0] == "cpu" for device in devices):
         return None
+    if config.cudagraphs == "auto" and not _has_many_launches(captured, plan):
+        report.cudagraph = "off: a replay takes as long as the one launch it stands for"
+        return None
     from ..runtime.cudagraphs import Replays
 
     def tell(state: str) -> None:
         report.cudagraph = state
 
     return Replays(session.graphs, captured, plan, required, tell)
+
+
+def _has_many_launches(captured: Captured, plan: Schedule) -> bool:
+    """Does a step start more than one thing on a device: kernels, ATen calls?"""
+    places = [place_of(captured.graph.buffers, kernel) for kernel in plan.kernels]
+    launches = [place for place in places if place.split(":")[0] != CPU]
+    return bool(plan.externs) or len(set(launches)) < len(launches)
 
 
 def _probe(config: Config, built: list[str]) -> ctypes.PyDLL | None:
