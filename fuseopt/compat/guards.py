@@ -411,7 +411,7 @@ def _guard_instances(tx: Any, kinds: Any) -> None:
         if asked is abc.ABCMeta.__instancecheck__:
             # whoever registers with any of them changes this
             token = abc.get_cache_token()
-            _ask(tx, f"no class registers: {token}", lambda: _token() == token)
+            _ask(tx, f"no class registers: {token}", lambda t=token: _token() == t)
         elif isinstance(kind, type) and not any(
             asked is x.__instancecheck__ for x in (*STEADY, type(torch.nn.Parameter))
         ):

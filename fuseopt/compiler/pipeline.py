@@ -300,6 +300,9 @@ def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
     required = config.cudagraphs == "require"
     if not required and all(x.split(":")[0] == CPU for x in lowered.places.values()):
         return Direct()
+    if config.cudagraphs == "auto" and not _has_many_launches(lowered):
+        report.cudagraph = "off: a replay takes as long as the one launch it stands for"
+        return Direct()
     from ..runtime.cudagraphs import Replays
 
     def tell(state: str) -> None:
@@ -307,6 +310,12 @@ def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
 
     captured, plan = lowered.captured, lowered.schedule
     return Replays(session.graphs, captured, plan, required, tell)
+
+
+def _has_many_launches(lowered: Lowered) -> bool:
+    """Does a step start more than one thing on a device: kernels, ATen calls?"""
+    launches = [x for x in lowered.places.values() if x.split(":")[0] != CPU]
+    return bool(lowered.schedule.externs) or len(set(launches)) < len(launches)
 
 
 def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:
