@@ -7,12 +7,12 @@ rest, so that a step of 1,000 parameters reads like one of three.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from .graph import (
     Body,
     Buffer,
     Extern,
+    ForeachSchedulerNode,
     Graph,
     Instr,
     Kernel,
@@ -21,7 +21,6 @@ from .graph import (
     Run,
     ScalarRef,
     Schedule,
-    SchedulerNode,
     Variant,
 )
 
@@ -30,7 +29,7 @@ FIRST = 3
 
 
 def show_graph(graph: Graph, first: int = FIRST) -> str:
-    """A Graph as text: buffers by kind, each body once, then the nodes by call."""
+    """A Graph as text: buffers by kind, each body once, then the nodes, row by row."""
     names = _value_names(graph)
     lines = [
         f"graph: {len(graph.nodes)} nodes, {len(graph.buffers)} buffers, "
@@ -40,13 +39,8 @@ def show_graph(graph: Graph, first: int = FIRST) -> str:
     ]
     bodies = _body_names(graph)
 
-    def call(node: Node) -> tuple[object, ...]:
-        if isinstance(node, Extern):
-            return ("extern", node.payload)
-        return ("call", node.call)
-
-    for _, group in groupby(graph.nodes, call):
-        lines += _call(list(group), names, bodies, first)
+    for node in graph.nodes:
+        lines += _call(node, names, bodies, first)
     left = [names[v] for v in graph.final if v >= 0]
     lines.append(f"final: {_few(left, first)}")
     if graph.outputs:
@@ -84,7 +78,8 @@ def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
         lines += ["", "not fused:"]
     for r in schedule.refusals:
         detail = f" ({r.detail})" if r.detail else ""
-        lines.append(f"  {r.producer} -> {r.consumer}: {r.code}{detail}")
+        at = f" at list index {r.list_index}" if r.list_index >= 0 else ""
+        lines.append(f"  {r.producer} -> {r.consumer}: {r.code}{detail}{at}")
     return "\n".join([*lines, ""])
 
 
@@ -160,7 +155,7 @@ def _buffers(graph: Graph, first: int) -> Iterable[str]:
 def _body_names(graph: Graph) -> dict[int, str]:
     names: dict[int, str] = {}
     for node in graph.nodes:
-        if isinstance(node, SchedulerNode) and id(node.body) not in names:
+        if isinstance(node, ForeachSchedulerNode) and id(node.body) not in names:
             names[id(node.body)] = f"{node.body.name}.{len(names)}"
     return names
 
@@ -169,7 +164,7 @@ def _bodies(graph: Graph) -> Iterable[str]:
     names = _body_names(graph)
     shown: set[int] = set()
     for node in graph.nodes:
-        if isinstance(node, SchedulerNode) and id(node.body) not in shown:
+        if isinstance(node, ForeachSchedulerNode) and id(node.body) not in shown:
             shown.add(id(node.body))
             yield f"body {names[id(node.body)]}: {_signature(node.body)}"
             for x, instr in enumerate(node.body.instrs):
@@ -184,22 +179,21 @@ def _signature(body: Body) -> str:
 
 
 def _call(
-    group: list[Node], names: list[str], bodies: dict[int, str], first: int
+    node: Node, names: list[str], bodies: dict[int, str], first: int
 ) -> Iterable[str]:
-    head = group[0]
-    if isinstance(head, Extern):
-        yield from _extern(head, names, first)
+    if isinstance(node, Extern):
+        yield from _extern(node, names, first)
         return
-    lanes = f"{len(group)} lanes" if len(group) > 1 else "1 lane"
-    yield f"call {head.call}: {lanes}{'  # ' + head.line if head.line else ''}"
-    for node in group[:first]:
-        assert isinstance(node, SchedulerNode)
-        args = [*(names[v] for v in node.reads), *map(_scalar, node.scalars)]
-        made = ", ".join(names[v] for v in node.writes)
-        over = f" over {_shape(node.dims)}" if node.dims else ""
-        yield f"  {made} = {bodies[id(node.body)]}({', '.join(args)}){over}"
-    if len(group) > first:
-        yield f"  … {len(group) - first} more"
+    lanes = f"{node.rows} lanes" if node.rows > 1 else "1 lane"
+    yield f"call {node.call}: {lanes}{'  # ' + node.line if node.line else ''}"
+    for k in range(min(first, node.rows)):
+        row = node.row(k)
+        args = [*(names[v] for v in row.reads), *map(_scalar, row.scalars)]
+        made = ", ".join(names[v] for v in row.writes)
+        over = f" over {_shape(row.dims)}" if row.dims else ""
+        yield f"  {made} = {bodies[id(row.body)]}({', '.join(args)}){over}"
+    if node.rows > first:
+        yield f"  … {node.rows - first} more"
 
 
 def _extern(node: Extern, names: list[str], first: int) -> Iterable[str]:

@@ -19,7 +19,7 @@ import torch
 from ..capture.trace import Captured, read_at_once
 from ..compat.gc_pause import collector_paused
 from ..errors import AliasError, UnsupportedInput
-from ..ir.graph import DTYPE_BYTES, Extern, Kernel, Run, Schedule
+from ..ir.graph import DTYPE_BYTES, Extern, Kernel, Run, Schedule, written_by
 from .cpp.table import DeviceTable, HostTable, KernelTable, TableFactory, TensorLayout
 from .extern_calls import prepare
 from .guards.probe import Moves, Probe
@@ -115,7 +115,7 @@ class Plan:
             if isinstance(step, Extern)
         }
         storages = {
-            buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes
+            buffers[graph.values[v]].storage for n in graph.nodes for v in written_by(n)
         }
         self.written = frozenset(
             b for b, buffer in enumerate(buffers) if buffer.storage in storages
