@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 from ..errors import CaptureError
+from ..ir.columns import columns
 from ..ir.expressions import Evaluator, evaluator
 from ..ir.graph import Buffer, Graph
 from .aten.constants import swap
@@ -112,10 +113,11 @@ def capture(
     for b in outputs:
         if recorder.buffers[b].kind == "temp":
             final[b] = recorder.current[b]
+    buffers = _numbered(recorder.buffers)
     graph = Graph(
-        _numbered(recorder.buffers),
+        buffers,
         tuple(recorder.values),
-        tuple(recorder.nodes),
+        columns(recorder.nodes, recorder.values, buffers),
         tuple(recorder.initial),
         tuple(final),
         tuple(dict.fromkeys(outputs)),

@@ -144,7 +144,8 @@ def _ask(tx: Any, what: str, holds: Callable[[], bool]) -> None:
 
 def _all_kinds(base: type) -> Iterator[type]:
     yield base
-    for kind in base.__subclasses__():
+    derived: list[type] = base.__subclasses__()
+    for kind in derived:
         yield from _all_kinds(kind)
 
 
@@ -411,15 +412,16 @@ def _guard_instances(tx: Any, kinds: Any) -> None:
         if asked is abc.ABCMeta.__instancecheck__:
             # whoever registers with any of them changes this
             token = abc.get_cache_token()
-            _ask(tx, f"no class registers: {token}", lambda t=token: _token() == t)
+            same = functools.partial(_is_token, token)
+            _ask(tx, f"no class registers: {token}", same)
         elif isinstance(kind, type) and not any(
             asked is x.__instancecheck__ for x in (*STEADY, type(torch.nn.Parameter))
         ):
             refuse(tx, f"it asks {kind.__name__} who is an instance")
 
 
-def _token() -> object:
-    return abc.get_cache_token()
+def _is_token(known: object) -> bool:
+    return abc.get_cache_token() == known
 
 
 # ---------------------------------------------------------------- what is called

@@ -1,6 +1,6 @@
 """The meaning of the IR in plain torch: Graph or Schedule, tensors in; tensors changed.
 
-`run_graph` executes a Graph node by node, `run_schedule` a Schedule kernel by kernel
+`run_graph` executes a Graph row by row, `run_schedule` a Schedule kernel by kernel
 and lane by lane, both on real CPU tensors and in place, as the step does. Both evaluate
 an instruction by the same few lines, whose result depends on the values of its
 arguments and on nothing else (not on how many there are, nor on where they lie), so
@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import chain
 
 import torch
 
@@ -37,6 +38,7 @@ from .graph import (
     Symbol,
     Variant,
     kept,
+    rows_of,
 )
 from .opcodes import TORCH_NAMES
 
@@ -53,13 +55,13 @@ def run_graph(
     *,
     tail: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Run a Graph as captured, node by node; return its outputs.
+    """Run a Graph as captured, row by row; return its outputs.
 
     `tensors[b.source]` is the memory of each static or arg buffer b and is written in
     place. `scalars[i]` is the value of Symbol i. `externs` runs an ATen call.
     """
     memory = Memory(graph, tensors)
-    for node in graph.nodes:
+    for node in chain.from_iterable(map(rows_of, graph.nodes)):
         if isinstance(node, Extern):
             _run_extern(node, memory, externs)
             continue

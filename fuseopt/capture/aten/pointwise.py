@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, UnsupportedInput
-from ...ir.graph import Body, Literal, Node, ScalarRef, SchedulerNode, Symbol
+from ...ir.graph import Body, Literal, Row, ScalarRef, SchedulerNode, Symbol
 from ...lowering.pointwise import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ...lowering.pointwise import Tensor as TensorOperand
 from ..scalars.device import Computed
@@ -38,7 +38,7 @@ class Pointwise(Buffers):
         super().__init__()
         self.scalars = scalars
         self.vector_library = vector_library
-        self.nodes: list[Node] = []
+        self.nodes: list[Row] = []
         #: numbers that stand literally in the FX node being run; None allows any
         self.literals: frozenset[Any] | None = None
         self.standins = StandIns()

@@ -1,4 +1,4 @@
-"""What lies around a step: clocks, random numbers, modes, modules, texts, descriptors."""
+"""What lies around a step: clocks, random numbers, modes, modules, descriptors."""
 
 from __future__ import annotations
 
@@ -721,7 +721,7 @@ class Dataclass(Trap):
         self.fixed = dataclasses.replace(self.fixed, rate=float(turn))
 
 
-class Kind(abc.ABC):
+class Kind(abc.ABC):  # noqa: B024
     """Its subclasses are whoever is registered."""
 
 
