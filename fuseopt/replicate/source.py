@@ -21,11 +21,11 @@ class Call:
     `quiet`: was nothing compiled or rehearsed so far?
     """
 
-    def __init__(self, optimizer: Any, found: Found) -> None:
+    def __init__(self, optimizer: Any, found: Found, quiet: bool = True) -> None:
         self.optimizer = optimizer
         self.found = found
         self.entered = False
-        self.quiet = True
+        self.quiet = quiet
 
 
 class Finds(Protocol):
