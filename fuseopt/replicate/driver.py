@@ -79,7 +79,7 @@ class Representatives:
         self.loose = True
         self.surveys = 0
         #: the last call, or the one that is under way
-        self.call = Call(None, NOTHING)
+        self.call = Call(None, NOTHING, quiet=False)
         self.steps: list[LedStep] = []
         self.shadow: Shadow | None = None
         # the state of the leading ones, for these lanes

@@ -9,7 +9,6 @@ Two lanes with equal records are treated alike.
 from __future__ import annotations
 
 import collections
-import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -376,10 +375,7 @@ def rehearse(
     calls = _Calls(double, paths)
     before = torch.get_rng_state()
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(compat.as_if_compiling())
-            stack.enter_context(calls)
-            stack.enter_context(paths)
+        with compat.as_if_compiling(), calls, paths:
             result = function(double.optimizer)
     except Unlike:
         raise

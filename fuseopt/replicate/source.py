@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..runtime.guards.lanes import LaneGuard, Meeting
 from ..runtime.guards.tensors import TensorGuard, address
-from ..runtime.source import GraphTensors, Places
+from ..runtime.source import GraphTensors
 from ..shadow.lanes import Found
 
 
@@ -21,11 +21,11 @@ class Call:
     `quiet`: was nothing compiled or rehearsed so far?
     """
 
-    def __init__(self, optimizer: Any, found: Found) -> None:
+    def __init__(self, optimizer: Any, found: Found, quiet: bool = True) -> None:
         self.optimizer = optimizer
         self.found = found
         self.entered = False
-        self.quiet = True
+        self.quiet = quiet
 
 
 class Finds(Protocol):
@@ -62,9 +62,10 @@ class LaneTensors:
         if found.compared is guard and self._met is not None:
             found.compared = None
             leading = self.leading(args)
-            return guard.look_at_others(leading, *self._others), leading
-        given = self.places(args)
-        seen = guard.look(*given)
+            seen = guard.look_at_others(leading, *self._others)
+            return seen, (leading, found.grads)
+        given = self._all(args)
+        seen = guard.look({}, {}, given)
         if found.guard is not None:
             if self._met is None or self._met[0] is not found.guard:
                 n = len(self.leading(args))
@@ -89,13 +90,12 @@ class LaneTensors:
                 held.extend((i, i + 1))
         return Meeting(of_lane, held, others)
 
-    def places(self, args: Sequence[Any]) -> Places:
-        """The tensors of all lanes."""
-        return {}, {}, self._pick(self.leading(args) + self.owner.call.found.tensors())
+    def _all(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return self._pick(self.leading(args) + self.owner.call.found.tensors())
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """See TensorSource."""
-        return list(self.places(args)[2])
+        return list(self._all(args))
 
     def tensor(self, args: Sequence[Any], i: int) -> Any:
         """See TensorSource."""

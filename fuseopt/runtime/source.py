@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch.fx import GraphModule
 
 from .guards.tensors import TensorGuard
-
-#: Where the tensors of a call are: the values of two dicts, then those of a tuple.
-Places = tuple[Mapping[str, Any], Mapping[str, Any], tuple[Any, ...]]
 
 
 class TensorSource(Protocol):
@@ -42,15 +39,11 @@ class GraphTensors:
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """See TensorSource."""
-        given = self.places(args)
-        return guard.look(*given), given
-
-    def places(self, args: Sequence[Any]) -> Places:
-        """Where a guard finds them."""
         given = args
         if len(self.positions) != len(args):
             given = [args[i] for i in self.positions]
-        return self.gm._buffers, self.gm._parameters, tuple(given)
+        kept = tuple(given)
+        return guard.look(self.gm._buffers, self.gm._parameters, kept), kept
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """See TensorSource."""

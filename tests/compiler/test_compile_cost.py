@@ -185,7 +185,7 @@ def test_no_garbage_is_collected_while_a_step_is_compiled(
                 "trace_frame",
                 "rehearse_all",
                 "plan_graph",
-                "bind",
+                "_table",
             ):
                 collected.append(frame.f_code.co_name)
             frame = frame.f_back
