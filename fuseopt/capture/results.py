@@ -51,14 +51,14 @@ Leaf = Returned | Alias | Itself | Known | Sym | NumberRef
 
 def rebuild(result: Any, value: Callable[[Leaf], Any]) -> Any:
     """The tree with the value of each leaf in its place."""
-    if isinstance(result, (Returned, Alias, Itself, Known, Sym, NumberRef)):
+    if isinstance(result, Leaf):
         return value(result)
     return type(result)([rebuild(x, value) for x in result])
 
 
 def leaves(result: Any) -> Iterator[Leaf]:
     """All leaves, in order."""
-    if isinstance(result, (Returned, Alias, Itself, Known, Sym, NumberRef)):
+    if isinstance(result, Leaf):
         yield result
     else:
         for x in result:

@@ -73,6 +73,7 @@ class OpInfo(NamedTuple):
     """
 
     schema: Schema
+    arguments: tuple[str, ...]
     name: str
     inplace: bool
     foreach: bool
@@ -82,10 +83,6 @@ class OpInfo(NamedTuple):
     shaped: bool
     pointwise: bool
     meta_free: bool
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        return self.schema.arguments
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,6 +106,7 @@ def op_info(func: Any) -> OpInfo:
                 operands.append((argument, default))
     return OpInfo(
         schema,
+        schema.arguments,
         name,
         inplace,
         base.startswith("_foreach_"),

@@ -21,7 +21,7 @@ from ...codegen.target import lane_values
 from ...ir.geometry import is_block
 from ...ir.graph import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
 from ..tables.host_numbers import Cells
-from ..tables.reduction_layout import longest_run, result_strides, rows
+from ..tables.reduction_layout import Folding, longest_run, result_strides, rows
 from ..tables.upload import Arena
 
 
@@ -172,10 +172,10 @@ class VariantTable:
         variant: Variant,
         position: Mapping[int, int],
         layouts: Mapping[int, TensorLayout],
-        fold_geometry: Callable[..., list[int]] = rows,
+        encode: Callable[[Folding], list[int]] = rows,
     ) -> None:
         columns, lanes = variant.columns, variant.lanes
-        self.fold_geometry = fold_geometry
+        self.encode = encode
         self.position = array(
             "i", [position[b] for lane in zip(*columns, strict=True) for b in lane]
         )
@@ -248,7 +248,7 @@ class VariantTable:
             if slot.domain == "output":
                 shape, stride = layouts[variant.columns[s][lane]][:2]
                 results.append(result_strides(shape, stride, space, dims))
-        return self.fold_geometry(
+        folding = Folding(
             space,
             dims,
             _expanded(layouts[variant.operands[lane]], space),
@@ -258,6 +258,7 @@ class VariantTable:
             int(fold.attr or 0),
             is_block(*layouts[variant.operands[lane]][:2]),
         )
+        return self.encode(folding)
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write what changes in the scalar rows: the values of the step's symbols."""
