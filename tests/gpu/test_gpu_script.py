@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.gpu import __main__ as script
 from bench.gpu import correctness, race, schedule, tools, worker
@@ -82,17 +83,16 @@ def test_awkward_parameters_come_by_name(name):
 
 def test_parameters_are_dense_unless_they_are_to_be_awkward():
     """Eager's fast kernels for lists take dense tensors alone."""
-    from torch._prims_common import is_non_overlapping_and_dense
-
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense
     for tiny in (True, False):
         place = Place("cpu", tiny=tiny)
         params = race.parameters(place)
-        assert all(map(is_non_overlapping_and_dense, params))
+        assert all(map(is_dense, params))
         race.set_grads(place, (params,), 1)
         for p in params:
             assert p.grad.stride() == p.stride() or p.numel() < 2
         awkward = race.parameters(place, awkward=True)
-        assert sum(not is_non_overlapping_and_dense(p) for p in awkward) == 2
+        assert sum(not is_dense(p) for p in awkward) == 2
 
 
 def test_a_capture_that_failed_fails_its_case(monkeypatch, sim):
