@@ -22,6 +22,7 @@ from fuseopt.config import CHOICES, Config, resolve
 from tests import ROOT
 
 README = ROOT / "README.md"
+USAGE = ROOT / "docs" / "usage.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -55,7 +56,7 @@ def test_the_code_runs_and_compiles() -> None:
 
 
 def test_the_options_are_those_of_config() -> None:
-    rows = table(README, "Options")
+    rows = table(USAGE, "Options")
     assert [quoted(row[0]) for row in rows] == [[f.name] for f in fields(Config)]
     for field, row in zip(fields(Config), rows, strict=True):
         values = [eval(value) for value in quoted(row[1])]
@@ -75,7 +76,7 @@ def test_the_variables_are_read() -> None:
         "check": "True",
         "cudagraphs": "require",
     }
-    found = {quoted(r[0])[0]: quoted(r[3]) for r in table(README, "Options") if r[3]}
+    found = {quoted(r[0])[0]: quoted(r[3]) for r in table(USAGE, "Options") if r[3]}
     assert found.keys() == values.keys()
     environ = {names[0]: values[option] for option, names in found.items()}
     config = resolve(None, None, environ)
@@ -85,7 +86,7 @@ def test_the_variables_are_read() -> None:
 def test_the_dumped_files_and_their_levels() -> None:
     levels = {
         name: int(row[1])
-        for row in table(README, "Looking inside")
+        for row in table(USAGE, "Looking inside")
         for name in quoted(row[0])
     }
     assert levels == {
