@@ -51,7 +51,7 @@ class Backend:
 
     def reset(self) -> None:
         """Called by torch._dynamo.reset(): forget reports, release graphs."""
-        if f"{__package__}.session" in sys.modules:
+        if f"{__package__}.compiler.session" in sys.modules:
             from .compiler.session import session
 
             session.reset()

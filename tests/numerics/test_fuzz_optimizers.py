@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from tests.beside import WAYS, Loud, Run, Silent, beside, dynamo
 from tests.numerics.fuzz_optimizers import Drawn, alone, random_optimizer
-from tests.numerics.fuzz_pieces import ALL, EVENTS, OF_DYNAMO
+from tests.numerics.fuzz_pieces import ALL, EVENTS
 
 Way = Callable[[Any], Callable[[], Any]]
 #: `make fuzz` runs 2,000, in so many tests that several processes share them.
@@ -119,11 +119,7 @@ def smallest(drawn: Drawn, way: Any, folder: Path, error: Exception) -> Any:
 
 
 def judge(drawn: Drawn, folder: Path) -> list[str]:
-    """What became of a step, each way; raises with the smallest that fails.
-
-    "of dynamo": it differs, and so it does with any backend, for a piece that is known
-    for it.
-    """
+    """What became of a step, each way; raises with the smallest that fails."""
     told = []
     for way in WAYS:
         try:
@@ -131,11 +127,6 @@ def judge(drawn: Drawn, folder: Path) -> list[str]:
         except Exception as error:
             small, last = smallest(drawn, way, folder, error)
             also = failure(small, dynamo, folder)
-            names = {name for name, _ in small.pieces} or {"none"}
-            known = names <= OF_DYNAMO.keys() and "(led)" not in str(last)
-            if known and kind(also) == kind(last):
-                told.append("of dynamo")
-                continue
             whose = "Dynamo alone is right" if also is None else f"Dynamo alone: {also}"
             pieces = ", ".join(name for name, _ in drawn.pieces)
             raise AssertionError(
@@ -221,17 +212,6 @@ ALONE = dict(each_alone())
 @pytest.mark.parametrize("name", ALONE)
 def test_each_piece_alone(name: str, tmp_path: Path) -> None:
     judge(ALONE[name], tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OF_DYNAMO)
-def test_what_is_dynamos(name: str, tmp_path: Path) -> None:
-    """It differs with any backend; what no longer does leaves the list."""
-    found = [
-        failure(alone([name], event), dynamo, tmp_path)
-        for event in ALL[name].get("event", [""])
-    ]
-    assert any(isinstance(error, Silent) for error in found)
 
 
 def main(seeds: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What lies around a step: clocks, random numbers, modes, modules, texts, descriptors."""
+"""What lies around a step: clocks, random numbers, modes, modules, texts."""
 
 from __future__ import annotations
 
@@ -456,7 +456,7 @@ class OfAModule(Trap):
 class NameErrors(OfAModule):
     def scale(self, i, p, group):
         try:
-            return LATER  # noqa: F821
+            return LATER
         except NameError:
             return 1.0
 
@@ -665,7 +665,7 @@ class Bisected(Trap):
 
 class ItemGetter(Trap):
     def ready(self, ps):
-        self.table = {n: 1.0 for n in range(16)}
+        self.table = dict.fromkeys(range(16), 1.0)
 
     def scale(self, i, p, group):
         return operator.itemgetter(i)(self.table)
@@ -721,7 +721,7 @@ class Dataclass(Trap):
         self.fixed = dataclasses.replace(self.fixed, rate=float(turn))
 
 
-class Kind(abc.ABC):
+class Kind(abc.ABC):  # noqa: B024
     """Its subclasses are whoever is registered."""
 
 
