@@ -33,7 +33,8 @@ from .fields import (
     requires_grad_function,
     tensor_functions,
 )
-from .guards import acts_otherwise, trace_guarded
+from .guards import trace_guarded
+from .hazards import acts_otherwise
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly

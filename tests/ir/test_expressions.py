@@ -104,8 +104,9 @@ def test_formulas_and_evaluation_have_the_bits_of_python(
     for i, value in enumerate(want):
         found = eval(texts[i], {}, names)
         # a formula says that a number is none, and not which one
-        same = bits(found) == bits(value) or found != found and value != value
-        assert same and type(found) is type(value), texts[i]
+        same = bits(found) == bits(value) or (found != found and value != value)
+        assert same, texts[i]
+        assert type(found) is type(value), texts[i]
 
 
 def test_a_formula_reads_as_a_person_writes_it() -> None:

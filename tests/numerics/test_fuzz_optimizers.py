@@ -23,7 +23,7 @@ import pytest
 
 from tests.beside import WAYS, Loud, Run, Silent, beside, dynamo
 from tests.numerics.fuzz_optimizers import Drawn, alone, random_optimizer
-from tests.numerics.fuzz_pieces import ALL, EVENTS, OF_DYNAMO
+from tests.numerics.fuzz_pieces import ALL, EVENTS
 
 Way = Callable[[Any], Callable[[], Any]]
 #: What a failure may cost to be made small.
@@ -114,10 +114,7 @@ def smallest(drawn: Drawn, way: Any, folder: Path, error: Exception) -> Any:
 
 
 def judge(drawn: Drawn, folder: Path) -> list[str]:
-    """What became of a step, each way; raises with the smallest that fails.
-
-    "of dynamo": Dynamo raises, with any backend, for a piece that is known for it.
-    """
+    """What became of a step, each way; raises with the smallest that fails."""
     told = []
     for way in WAYS:
         try:
@@ -185,17 +182,6 @@ ALONE = dict(each_alone())
 @pytest.mark.parametrize("name", ALONE)
 def test_each_piece_alone(name: str, tmp_path: Path) -> None:
     judge(ALONE[name], tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OF_DYNAMO)
-def test_what_is_dynamos(name: str, tmp_path: Path) -> None:
-    """It differs with other backends; what no longer does leaves the list."""
-    found = [
-        failure(alone([name], event), dynamo, tmp_path)
-        for event in ALL[name].get("event", [""])
-    ]
-    assert any(isinstance(error, Silent) for error in found)
 
 
 def main(seeds: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What lies around a step: clocks, random numbers, modes, modules, descriptors."""
+"""What lies around a step: clocks, random numbers, modes, modules, texts."""
 
 from __future__ import annotations
 
