@@ -26,20 +26,25 @@ from .graph import (
 from .sets import UnionFind
 
 
+#: A node on its way: with its rows, or with one that has no columns yet.
+Part = Row | ForeachSchedulerNode
+
+
 def columns(
     recorded: Iterable[Row], values: Sequence[int], buffers: Sequence[Buffer]
 ) -> tuple[Node, ...]:
     """Recorded nodes, in program order -> the nodes of a Graph that does the same."""
     near = overlaps(buffers)
-    nodes: list[Node] = []
+    parts: list[Part] = []
     for _, call in groupby(recorded, _call):
         first, *others = call
-        if isinstance(first, Extern):
-            nodes.append(first)
-        else:
+        if others and isinstance(first, SchedulerNode):
             rows = [first, *(n for n in others if isinstance(n, SchedulerNode))]
-            nodes += _of_call(rows, values, near)
-    return tuple(_of_loops(nodes, values, buffers))
+            parts += _of_call(rows, values, near)
+        else:
+            parts.append(first)
+    parts = _of_loops(parts, values, buffers)
+    return tuple([stacked([n]) if isinstance(n, SchedulerNode) else n for n in parts])
 
 
 def _call(node: Row) -> tuple[bool, int]:
@@ -70,9 +75,9 @@ def _of_call(
     rows: Sequence[SchedulerNode], values: Sequence[int], near: dict[int, list[int]]
 ) -> list[ForeachSchedulerNode]:
     """The nodes of one call: one, unless its positions differ or meet in memory."""
-    if len(rows) == 1 or all(n.body is rows[0].body for n in rows):
+    if all(n.body is rows[0].body for n in rows):
         node = stacked(rows)
-        if len(rows) == 1 or _independent(node, values, near):
+        if _independent(node, values, near):
             return [node]
     return [stacked(own) for own in _in_order(rows, values, near)]
 
@@ -130,54 +135,51 @@ def _in_order(
 
 
 def _of_loops(
-    nodes: Sequence[Node], values: Sequence[int], buffers: Sequence[Buffer]
-) -> list[Node]:
+    parts: list[Part], values: Sequence[int], buffers: Sequence[Buffer]
+) -> list[Part]:
     """The same nodes, those of alike rounds of a loop as rows of one."""
-    bodies = Counter(
-        id(n.body) for n in nodes if isinstance(n, ForeachSchedulerNode) and n.rows == 1
-    )
+    bodies = Counter([id(n.body) for n in parts if isinstance(n, SchedulerNode)])
     if max(bodies.values(), default=0) < 2:
-        return list(nodes)
+        return parts
     alike: dict[tuple[int, ...], list[list[int]]] = {}
-    for island in _islands(nodes, values, buffers):
-        form = _form([nodes[i] for i in island])
+    for island in _islands(parts, values, buffers):
+        form = _form([parts[i] for i in island])
         if form is not None:
             alike.setdefault(form, []).append(island)
-    joined: dict[int, Node] = {}
+    joined: dict[int, Part] = {}
     gone: set[int] = set()
     for islands in alike.values():
         if len(islands) > 1:
             for places in zip(*islands, strict=True):
-                own = [nodes[i] for i in places]
-                rows = [n.row(0) for n in own if isinstance(n, ForeachSchedulerNode)]
+                own = [parts[i] for i in places]
+                rows = [n for n in own if isinstance(n, SchedulerNode)]
                 joined[places[0]] = stacked(rows)
                 gone.update(places[1:])
-    return [joined.get(i, n) for i, n in enumerate(nodes) if i not in gone]
+    return [joined.get(i, n) for i, n in enumerate(parts) if i not in gone]
 
 
 def _islands(
-    nodes: Sequence[Node], values: Sequence[int], buffers: Sequence[Buffer]
+    parts: Sequence[Part], values: Sequence[int], buffers: Sequence[Buffer]
 ) -> list[list[int]]:
     """Nodes that meet in memory that somebody writes, by their first node. Those of two
     islands do not know of each other: they may go in any order.
     """
     storage = [b.storage for b in buffers]
-    written = {storage[values[v]] for n in nodes for v in written_by(n)}
+    written = {storage[values[v]] for n in parts for v in _writes(n)}
     numbers = {s: k for k, s in enumerate(written)}
+    #: of each value, the number of its storage; -1 if nobody writes there
+    place = [numbers.get(storage[b], -1) for b in values]
     sets = UnionFind(len(numbers) + 1)
     ordered = len(numbers)  # calls that keep their order touch this, so to speak
     at: list[int] = []
-    for n in nodes:
-        touched = [numbers[storage[values[v]]] for v in written_by(n)]
-        for v in read_by(n):
-            own = numbers.get(storage[values[v]])
-            if own is not None:
-                touched.append(own)
+    for n in parts:
+        touched = [place[v] for v in _writes(n)]
+        touched += [k for v in _reads(n) if (k := place[v]) >= 0]
         if isinstance(n, Extern) and (n.ordered or not touched):
             touched.append(ordered)
         first = touched[0]
         for other in touched:
-            if other != first:
+            if sets.parent[other] != sets.parent[first]:
                 sets.join(first, other)
         at.append(first)
     islands: dict[int, list[int]] = {}
@@ -186,16 +188,26 @@ def _islands(
     return list(islands.values())
 
 
-def _form(island: Sequence[Node]) -> tuple[int, ...] | None:
+def _reads(part: Part) -> Iterable[int]:
+    return part.reads if isinstance(part, SchedulerNode) else read_by(part)
+
+
+def _writes(part: Part) -> Iterable[int]:
+    return part.writes if isinstance(part, SchedulerNode) else written_by(part)
+
+
+def _form(island: Sequence[Part]) -> tuple[int, ...] | None:
     """Bodies, and which operand is which value, counted from the island's first; None
     for one that is no round of a loop.
     """
     form: list[int] = []
     local: dict[int, int] = {}
     for n in island:
-        if isinstance(n, Extern) or n.rows > 1:
+        if not isinstance(n, SchedulerNode):
             return None
         form.append(id(n.body))
-        for (v,) in chain(n.reads, n.writes):
+        for v in n.reads:
+            form.append(local.setdefault(v, len(local)))
+        for v in n.writes:
             form.append(local.setdefault(v, len(local)))
     return tuple(form)
