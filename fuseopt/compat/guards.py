@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from . import class_guards, hazards
-from .dynamo import refuse, traces_own, traces_step
+from .dynamo import refuse, traces_own
 from .hooks import Hook, all_kinds, around, asks, found_at, install, name_of
 from .plain import OPTIM
 
@@ -330,7 +330,7 @@ def _keep_kinds() -> None:
     from torch._dynamo.variables.tensor import TensorVariable
 
     def kind(original: Hook, self: Any) -> Any:
-        if traces_step():
+        if traces_own():
             node = self.proxy.node
             while node.op == "call_method" and node.target.endswith("_"):
                 node = node.args[0]
