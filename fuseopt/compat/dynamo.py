@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from .contexts import scalar_outputs, within_copy
 from .gc_pause import collector_paused
 from .gradients import Apart
 
@@ -216,11 +217,25 @@ def _stepping() -> list[torch.optim.Optimizer]:
     return []
 
 
-def scalar_outputs() -> Any:
-    """A context in which Dynamo takes `.item()` into its graphs, in this thread."""
-    import torch._dynamo
+def leave_no_patches(backend: Callable[..., Any]) -> None:
+    """Where Dynamo traces for `backend`, let nothing stay of what it patched.
 
-    return torch._dynamo.config.patch(capture_scalar_outputs=True)
+    Relies on the function in which Dynamo does all of a trace; where it is another,
+    what `config.patch` leaves in the context stays.
+    """
+    try:
+        converter: Any = importlib.import_module("torch._dynamo.convert_frame")
+        trace = converter._compile
+    except (ImportError, AttributeError):
+        return
+
+    @functools.wraps(trace)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        if any(leads_to(x, backend) for x in args if callable(x)):
+            return within_copy(trace, *args, **kwargs)
+        return trace(*args, **kwargs)
+
+    converter._compile = traced
 
 
 def _expect_changes(code: types.CodeType | None, ending: str) -> None:

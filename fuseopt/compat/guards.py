@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import importlib
 import inspect
 import operator
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from . import class_guards, hazards
-from .dynamo import refuse, traces_own
+from .dynamo import refuse, traces_own, traces_step
 from .hooks import Hook, all_kinds, around, asks, found_at, install, name_of
 from .plain import OPTIM
 
@@ -33,6 +34,7 @@ def trace_guarded() -> None:
         _guard_misses,
         _guard_contents,
         _guard_identity,
+        _guard_places,
         _guard_methods,
         _trace_groups,
         _guard_metadata,
@@ -173,6 +175,24 @@ def _guard_identity() -> None:
     # the table of operators has the method as it was
     for name in ("is", "is not"):
         compare_op_handlers[name] = compare_op_handlers[name].__self__.call_function
+
+
+def _guard_places() -> None:
+    """Two places hold one object still, or another one still.
+
+    Dynamo reads the state of a parameter by its place among the keys, and leaves out
+    the guard that this key is that parameter: a state that was dropped and made anew
+    stands last, and each other one was taken for its neighbour's. Nor does it ask which
+    of the parameters an attribute is.
+    """
+    guards: Any = importlib.import_module("torch._dynamo.guards")
+    left_out = guards.is_from_optimizer_source
+
+    @functools.wraps(left_out)
+    def asked(source: Any) -> bool:
+        return not traces_step() and bool(left_out(source))
+
+    guards.is_from_optimizer_source = asked
 
 
 # ---------------------------------------------------------------- what is called

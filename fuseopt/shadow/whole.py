@@ -117,8 +117,7 @@ class Whole:
             self = owner()
             if self is not None:
                 self.quiet = False
-                if isinstance(made, CompiledStep) and made.verify is None:
-                    made.pending = self.pending
+                if isinstance(made, CompiledStep) and made.put_off_to(self.pending):
                     self.steps.append(made)
             return made
 

@@ -1,199 +1,235 @@
-"""What Dynamo is made to guard, what it is kept from, and what is left to it."""
+"""What Dynamo asks no guard about, a step that was compiled asks all the same."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt.compat import hooks
-from fuseopt.compiler.session import session
-from tests.beside import WAYS
+from fuseopt.replicate import driver
 from tests.steps import same_bits
-from tests.uniformity.traps.base import Trap
-
-way = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.fixture(autouse=True)
-def afresh() -> None:
-    torch._dynamo.reset()
-    session.reset()
+def nothing_is_put_elsewhere() -> Iterator[None]:
+    yield
+    vars(which).clear()
+    if hasattr(Asks, "scale_of_class"):
+        del Asks.scale_of_class
 
 
-def steps(
-    cls: type[Any], way: str, before: Callable[[Any, int], None], n: int = 6
-) -> list[str]:
-    """Step an optimizer beside a plain one; the warnings that were given."""
-    a, b = cls.params(), cls.params()
-    plain, mine = cls(a), cls(b)
-    step = WAYS[way](mine)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for turn in range(n):
-            for ps, opt in ((a, plain), (b, mine)):
-                for number, p in enumerate(ps):
-                    p.grad = torch.full_like(p, 0.1 * turn + number)
-                before(opt, turn)
-            plain.step()
-            step()
-            assert all(map(same_bits, a, b)), turn
-    return [str(x.message) for x in told if "fuseopt" in str(x.message)]
+WAYS = ("led", "whole", "backend")
 
 
-def nothing(opt: Any, turn: int) -> None:
-    """What a user does between steps."""
+class Counts(Optimizer):
+    """A counter in the state of each parameter."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if len(state) == 0:
+                    state["t"] = torch.zeros_like(p)
+                state["t"] += 1
+                p.sub_(p.grad / state["t"], alpha=group["lr"])
 
 
-class Few(Trap):
-    """So few lanes that none leads."""
+class Asks(Counts):
+    """Reads of each parameter what may not be there."""
 
-    lanes = 3
+    ask: Callable[[Any, int, Any], float]
 
+    def __init__(self, params: Any, ask: Callable[[Any, int, Any], float]) -> None:
+        super().__init__(params)
+        self.table: dict[int, float] = {}
+        self.by_parameter: dict[Any, float] = {}
+        self.one = self.param_groups[0]["params"][0]
+        self.ask = ask
 
-class Odd(str):
-    """A text that equals nothing."""
-
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return False
-
-
-class Refused(Few):
-    def ready(self, ps: list[Any]) -> None:
-        self.kind = Odd("a")
-
-    def scale(self, i: int, p: Any, group: dict[str, Any]) -> float:
-        return 2.0 if self.kind == "a" else 1.0  # the line
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for i, p in enumerate(group["params"]):
+                p.sub_(p.grad, alpha=group["lr"] * self.ask(self, i, p))
 
 
-@way
-def test_a_step_that_must_run_in_eager_says_so_once_and_where(way: str) -> None:
-    told = steps(Refused, way, nothing)
-    assert len(told) == 1
-    assert "it uses a Odd" in told[0]
-    (report,) = fuseopt.reports()
-    name, _, line = report.fallback.rpartition("(")[2].rstrip(")").rpartition(":")
-    with open(name, encoding="utf-8") as file:
-        assert "# the line" in file.readlines()[int(line) - 1]
+def caught_key(opt: Any, i: int, p: Any) -> float:
+    try:
+        return opt.table[i]  # type: ignore[no-any-return]
+    except KeyError:
+        return 1.0
 
 
-class Fails(Few):
-    """On which Dynamo fails: the dict of a parameter, beside a number that is read."""
-
-    def lane(self, i: int, p: Any, group: dict[str, Any]) -> None:
-        norm = p.grad.norm().item()
-        scale = 2.0 if "odd" in vars(p) else 1.0
-        p.sub_(p.grad, alpha=group["lr"] * scale / (1.0 + norm))
+def caught_parameter(opt: Any, i: int, p: Any) -> float:
+    try:
+        return opt.by_parameter[p]  # type: ignore[no-any-return]
+    except KeyError:
+        return 1.0
 
 
-@way
-def test_where_dynamo_fails_eager_runs_with_a_warning(way: str) -> None:
-    told = steps(Fails, way, nothing)
-    assert told
-    assert all("runs in eager" in text or "ends its graph" in text for text in told)
-    assert any(report.fallback for report in fuseopt.reports())
+def caught_attribute(opt: Any, i: int, p: Any) -> float:
+    try:
+        return p.scale  # type: ignore[no-any-return]
+    except AttributeError:
+        return 1.0
 
 
-@way
-@pytest.mark.parametrize("lanes", [3, 20])
-def test_a_gradient_of_another_dtype_runs_in_eager(way: str, lanes: int) -> None:
-    a, b = (
-        [torch.nn.Parameter(torch.ones(5, dtype=torch.bfloat16)) for _ in range(lanes)]
-        for _ in range(2)
-    )
-    for p in (*a, *b):
-        p.grad_dtype = None  # type: ignore[attr-defined]
-    plain, mine = (torch.optim.SGD(ps, lr=0.1) for ps in (a, b))
-    step = WAYS[way](mine)
-    for turn in range(3):
-        for p in (*a, *b):
-            p.grad = torch.full((5,), 0.1 + turn)
-        plain.step()
-        if turn == 0:
-            with pytest.warns(RuntimeWarning, match="has a gradient of torch.float32"):
-                step()
-        else:
-            step()
-        assert all(map(same_bits, a, b))
-    assert [bool(report.fallback) for report in fuseopt.reports()] == [True]
+def caught_attribute_of_self(opt: Any, i: int, p: Any) -> float:
+    try:
+        return opt.scale  # type: ignore[no-any-return]
+    except AttributeError:
+        return 1.0
 
 
-class Reads(Few):
-    """Looks at tables, exceptions, metadata: all that is guarded."""
-
-    seen = 0
-
-    def ready(self, ps: list[Any]) -> None:
-        self.table = {"all": 1.0}
-        self.order = list(ps)
-
-    def scale(self, i: int, p: Any, group: dict[str, Any]) -> float:
-        try:
-            scale = self.table["none"]
-        except KeyError:
-            scale = self.table["all"]
-        same = p is self.order[i] and isinstance(p, torch.nn.Parameter)
-        return float(scale * p.numel() if same else getattr(p, "none", 1.0))
+def caught_attribute_of_class(opt: Any, i: int, p: Any) -> float:
+    try:
+        return Asks.scale_of_class  # type: ignore[attr-defined, no-any-return]
+    except AttributeError:
+        return 1.0
 
 
-@way
-def test_what_a_step_does_not_read_compiles_nothing_anew(way: str) -> None:
-    def before(opt: Any, turn: int) -> None:
-        opt.note = {"turn": turn}
-        opt.param_groups[0]["lr"] = 0.1 / (1 + turn)
-        type(opt).seen += 1
-        if turn == 3:
-            counted.append(len(fuseopt.reports()))
-
-    counted: list[int] = []
-    assert steps(Reads, way, before) == []
-    assert len(fuseopt.reports()) == counted[-1] <= 2
+def caught_attribute_of_function(opt: Any, i: int, p: Any) -> float:
+    try:
+        return which.scale  # type: ignore[attr-defined, no-any-return]
+    except AttributeError:
+        return 1.0
 
 
-@way
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_no_hook_acts_on_torchs_own_steps(
-    way: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+def own_dict(opt: Any, i: int, p: Any) -> float:
+    return opt.__dict__.get(f"scale_{i}", 1.0)  # type: ignore[no-any-return]
+
+
+def own_vars(opt: Any, i: int, p: Any) -> float:
+    return 0.25 if f"scale_{i}" in vars(opt) else 1.0
+
+
+def all_of_own_dict(opt: Any, i: int, p: Any) -> float:
+    rate = 1.0
+    for name in opt.__dict__:
+        if name.startswith("scale"):
+            rate *= 0.5
+    return rate
+
+
+def flag(opt: Any, i: int, p: Any) -> float:
+    return 1.0 if p.requires_grad else 0.25
+
+
+def which(opt: Any, i: int, p: Any) -> float:
+    return 0.25 if p is opt.one else 1.0
+
+
+def put_key(opt: Any, p: Any) -> None:
+    opt.table[2] = 0.25
+    opt.by_parameter[p] = 0.25
+
+
+def put_attributes(opt: Any, p: Any) -> None:
+    p.scale = opt.scale = opt.scale_2 = 0.25
+
+
+def put_elsewhere(opt: Any, p: Any) -> None:
+    Asks.scale_of_class = which.scale = 0.25  # type: ignore[attr-defined]
+
+
+def put_flag(opt: Any, p: Any) -> None:
+    p.requires_grad_(False)
+
+
+def put_one(opt: Any, p: Any) -> None:
+    opt.one = p
+
+
+def compiled(opt: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    if way == "backend":
+        options = {"fallback": "error"}
+        return torch.compile(opt.step, backend="fuseopt", options=options)  # type: ignore[no-any-return]
+    monkeypatch.setattr(driver, "FEW", 2 if way == "led" else 999)
+    return fuseopt.compile(opt, fallback="error").step  # type: ignore[no-any-return]
+
+
+def beside(
+    build: Callable[[list[Any]], Any],
+    change: Callable[[Any, Any], None],
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    installed: list[Any] = []
-    kept = hooks.guard_here
-    monkeypatch.setattr(
-        hooks, "guard_here", lambda *args: (installed.append(args), kept(*args))
-    )
-    ps = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
-    opt = kind(ps, lr=0.1)
-    for p in ps:
-        p.grad = torch.ones(3)
-    WAYS[way](opt)()
-    assert fuseopt.reports()
-    assert installed == []
+    """Three steps, the change, and three more, beside eager."""
+    torch.manual_seed(0)
+    mine = [torch.nn.Parameter(torch.randn(3)) for _ in range(6)]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in mine]
+    opt, plain = build(mine), build(theirs)
+    step = compiled(opt, way, monkeypatch)
+    for turn in range(6):
+        if turn == 3:
+            change(opt, mine[2])
+            change(plain, theirs[2])  # what both share is the same already
+        for p, q in zip(mine, theirs, strict=True):
+            p.grad = torch.randn(3)
+            q.grad = p.grad.clone()
+        step()
+        plain.step()
+        assert all(map(same_bits, mine, theirs)), turn
+    assert any(r.launches for r in fuseopt.reports())
 
 
-def test_lerp_of_lists_keeps_a_wide_weight() -> None:
-    """The weight of the foreach form is a number; of the other it has their type."""
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_that_is_made_anew_is_its_own_parameters(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands last among the keys: each was taken for its neighbour's."""
+    beside(Counts, lambda opt, p: opt.state.pop(p), way, monkeypatch)
 
-    def lists(x: Tensor, y: Tensor, weight: Tensor) -> None:
-        torch._foreach_lerp_([x], [y], weight)
 
-    def one(x: Tensor, y: Tensor, weight: Tensor) -> None:
-        x.lerp_(y, weight)
+@pytest.mark.parametrize("way", WAYS)
+def test_states_in_another_order_are_their_own_parameters(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turn_round(opt: Any, p: Any) -> None:
+        known = [*opt.state.items()]
+        opt.state.clear()
+        known[2][1]["t"].add_(3)
+        opt.state.update(reversed(known))
 
-    drawn = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(1001, generator=drawn).bfloat16() for _ in range(2))
-    results = []
-    for function in (lists, one):
-        for weight in (0.1, 0.7777777):
-            want, got = x.clone(), x.clone()
-            function(want, y, torch.tensor(weight))
-            compiled = torch.compile(function, backend="fuseopt")
-            compiled(got, y, torch.tensor(weight))
-            assert same_bits(got, want)
-            results.append(want)
-    assert not same_bits(results[0], results[2])
+    beside(Counts, turn_round, way, monkeypatch)
+
+
+ASKED = [
+    (caught_key, put_key),
+    (caught_parameter, put_key),
+    (caught_attribute, put_attributes),
+    (caught_attribute_of_self, put_attributes),
+    (caught_attribute_of_class, put_elsewhere),
+    (caught_attribute_of_function, put_elsewhere),
+    (own_dict, put_attributes),
+    (own_vars, put_attributes),
+    (all_of_own_dict, put_attributes),
+    (flag, put_flag),
+    (which, put_one),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("ask", "put"), ASKED, ids=lambda f: f.__name__)
+def test_what_was_not_there_is_seen(
+    ask: Any, put: Any, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside(lambda params: Asks(params, ask), put, way, monkeypatch)
+
+
+def test_guards_that_a_step_asks_are_dynamos_own_elsewhere() -> None:
+    """Of another backend Dynamo traces an optimizer as it ever did."""
+    from torch._dynamo import guards, source
+
+    fuseopt.compile(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
+    of = source.OptimizerSource(base=source.LocalSource("x"))
+    assert guards.is_from_optimizer_source(of)
+    assert not guards.is_from_optimizer_source(source.LocalSource("x"))
