@@ -350,7 +350,7 @@ def _keep_kinds() -> None:
     from torch._dynamo.variables.tensor import TensorVariable
 
     def kind(original: Hook, self: Any) -> Any:
-        if traces_step():
+        if traces_own():
             node = self.proxy.node
             while node.op == "call_method" and node.target.endswith("_"):
                 node = node.args[0]

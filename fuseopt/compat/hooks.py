@@ -9,21 +9,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from .dynamo import traces_own, traces_step
-from .plain import OPTIM
 
 Hook = Callable[..., Any]
+TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def asks(tx: Any) -> bool:
-    """Is this a trace of ours, of code that is not torch.optim's?"""
+    """Is this a trace of ours, of code that is not torch's?"""
     if not traces_step():
         return False
     now = getattr(tx.output, "current_tx", tx)
-    return traces_own() or not now.f_code.co_filename.startswith(OPTIM)
+    return traces_own() or not now.f_code.co_filename.startswith(TORCH)
 
 
 def around(owner: Any, name: str, hook: Hook) -> None:
@@ -39,12 +42,16 @@ def around(owner: Any, name: str, hook: Hook) -> None:
 
 def install(source: Any, *kinds: Any) -> None:
     """Guard what is found at a source, in these ways."""
-    if source is None:
-        return
+    if source is not None:
+        for kind in kinds:
+            guard_here(source, kind)
+
+
+def guard_here(source: Any, kind: Any) -> None:
+    """Guard what is found at a source, unless it is of those that have no guards."""
     guards = importlib.import_module("torch._dynamo.guards")
-    for kind in kinds:
-        with contextlib.suppress(NotImplementedError):
-            guards.install_guard(source.make_guard(kind))
+    with contextlib.suppress(NotImplementedError):
+        guards.install_guard(source.make_guard(kind))
 
 
 def name_of(source: Any) -> str:

@@ -63,8 +63,8 @@ def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
 
 def tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
     """Say that a step runs in eager: once of each optimizer for the same reason."""
-    if session.eager.get(optimizer) == why:
-        return
+    if optimizer in session.apart or session.eager.get(optimizer) == why:
+        return  # of what stands for an optimizer, that one is told
     session.eager[optimizer] = why
     session.reports.append(Report(fallback=f"It runs in eager: {why}"))
     name = type(optimizer).__name__

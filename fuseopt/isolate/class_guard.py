@@ -16,6 +16,10 @@ from torch.optim import Optimizer
 _CODE = attrgetter("__code__")
 
 
+#: Types of which Dynamo guards the values.
+VALUES = frozenset({int, float, bool, str, complex, bytes})
+
+
 class Methods:
     """What the classes of an optimizer held when `changed` was asked last."""
 
@@ -37,13 +41,21 @@ class Methods:
         if (
             self._kind is type(optimizer)
             and len(held) == len(self._held)
-            and all(map(is_, held, self._held))
+            and (all(map(is_, held, self._held)) or self._only_values(held))
             and all(map(is_, map(_CODE, self._functions), self._codes))
         ):
             return False
         first = self._kind is None
         self._look(type(optimizer))
         return not first
+
+    def _only_values(self, held: list[Any]) -> bool:
+        """Are numbers and texts, whose values Dynamo guards, all that changed?"""
+        pairs = zip(held, self._held, strict=True)
+        if any(x is not y and not _alike(x, y) for x, y in pairs):
+            return False
+        self._held = held
+        return True
 
     def _look(self, kind: type) -> None:
         self._kind = kind
@@ -54,3 +66,8 @@ class Methods:
         bare = [getattr(x, "__func__", x) for x in self._held]
         self._functions = [x for x in bare if isinstance(x, types.FunctionType)]
         self._codes = list(map(_CODE, self._functions))
+
+
+def _alike(x: Any, y: Any) -> bool:
+    """Are both numbers, or texts, of one type?"""
+    return type(x) is type(y) and type(x) in VALUES

@@ -42,21 +42,9 @@ def check(drawn: Drawn, way: str | Way, folder: Path) -> str:
     how = WAYS[way] if isinstance(way, str) else way
     found = beside(path, build, how, drawn.turns)
     if found == "dynamo" and way is not dynamo:
-        # nothing of ours, if it raises with any backend
-        if fails_in_dynamo(drawn):
-            return "of dynamo"
         if check(drawn, dynamo, folder) != "dynamo":
             raise Loud("it raises what Dynamo alone does not")
     return found
-
-
-def fails_in_dynamo(drawn: Drawn) -> bool:
-    """Has it a piece on which Dynamo itself fails, unless its graph ended before?
-
-    `vars()` of a tensor is an internal error of Dynamo's. Where a number is read before
-    it, Dynamo alone ends its graph there, and runs the rest in eager.
-    """
-    return any(name == "vars of the parameter" for name, _ in drawn.pieces)
 
 
 def failure(drawn: Drawn, way: Any, folder: Path) -> Exception | None:
