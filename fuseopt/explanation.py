@@ -11,12 +11,11 @@ import torch
 from torch.fx import GraphModule
 
 from . import compat
-from .backend import BACKEND, attach
 from .compiler.dispatch import part_reports, values_of
+from .compiler.entry import BACKEND, attach
 from .compiler.partition import decide
 from .compiler.pipeline import explain_graph
 from .compiler.report import Report
-from .compiler.session import COMPILED
 from .compiler.timing import Clock
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
@@ -47,9 +46,8 @@ def explain(
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.optim.Optimizer):
         twin = _twin(owner)
-        if hasattr(function, COMPILED):
-            unfuse(twin)
-        reason = compat.never_compiled(twin)
+        unfuse(twin)
+        reason = compat.disabled(twin)
         if reason:
             raise UnsupportedInput(reason)
         function = getattr(twin, function.__name__)

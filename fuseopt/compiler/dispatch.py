@@ -16,13 +16,14 @@ from torch.fx import GraphModule
 
 from .. import compat
 from ..capture.fx.eager import as_eager, replay
+from ..capture.fx.inputs import attribute
 from ..config import Config, resolve
 from ..errors import CannotBuild, CaptureError, EagerOnly, VerifyError
 from ..runtime.binding import Binding
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from . import internal_errors, pipeline
-from .partition import Part, attribute, decide, join
+from .partition import Part, decide, join
 from .report import PartReport, Report
 from .session import session
 from .timing import Clock

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
+import torch
 from torch.fx import GraphModule
 
 from ..capture import Captured, capture
@@ -194,7 +195,7 @@ def _describe(report: Report, lowered: Lowered) -> None:
         )
         for k in lowered.schedule.kernels
     ]
-    reporting.fill(report, lowered.schedule)
+    reporting.fill(report, lowered.schedule, lowered.captured.graph.numbers)
     report.launches = len(lowered.sources)
 
 
@@ -254,7 +255,19 @@ def target_of(config: Config, device: str) -> Target:
         return CppTarget()
     from ..codegen.triton.kernel import TritonTarget
 
-    return TritonTarget(fast=config.numerics == "fast")
+    cuda = version_of_cuda() if device.split(":")[0] == "cuda" else None
+    return TritonTarget(fast=config.numerics == "fast", cuda=cuda)
+
+
+def version_of_cuda() -> tuple[int, int] | None:
+    """The CUDA that torch was built with, whose functions eager's kernels call; None
+    where it was built with another.
+    """
+    found = torch.version.cuda
+    if not found:
+        return None
+    major, minor = (*found.split("."), "0")[:2]
+    return int(major), int(minor)
 
 
 def _load(source: Source, config: Config, built: list[str]) -> ctypes.CDLL:
@@ -287,6 +300,9 @@ def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
     required = config.cudagraphs == "require"
     if not required and all(x.split(":")[0] == CPU for x in lowered.places.values()):
         return Direct()
+    if config.cudagraphs == "auto" and not _has_many_launches(lowered):
+        report.cudagraph = "off: a replay takes as long as the one launch it stands for"
+        return Direct()
     from ..runtime.cudagraphs import Replays
 
     def tell(state: str) -> None:
@@ -294,6 +310,12 @@ def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
 
     captured, plan = lowered.captured, lowered.schedule
     return Replays(session.graphs, captured, plan, required, tell)
+
+
+def _has_many_launches(lowered: Lowered) -> bool:
+    """Does a step start more than one thing on a device: kernels, ATen calls?"""
+    launches = [x for x in lowered.places.values() if x.split(":")[0] != CPU]
+    return bool(lowered.schedule.externs) or len(set(launches)) < len(launches)
 
 
 def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:

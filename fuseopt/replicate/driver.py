@@ -26,8 +26,8 @@ from torch.fx import GraphModule
 from torch.optim import Optimizer
 
 from .. import compat
-from ..backend import BACKEND
 from ..compat.gc_pause import collector_paused
+from ..compiler.entry import BACKEND
 from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.partition import decide
 from ..compiler.report import Report

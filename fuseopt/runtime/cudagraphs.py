@@ -25,9 +25,10 @@ import torch
 from .. import compat
 from ..capture.aten.constants import Constant
 from ..capture.aten.externs import Call, TensorRef
+from ..capture.results import result_buffers
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
-from ..capture.trace import Captured, result_buffers
+from ..capture.trace import Captured
 from ..errors import CudaGraphError, LaunchError
 from ..ir.graph import Schedule
 from .binding import Binding

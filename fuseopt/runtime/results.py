@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from ..capture.results import Alias, Itself, Leaf, Returned, rebuild
 from ..capture.scalars.device import NumberRef
+from ..capture.scalars.host import Sym
 from .binding import Binding
 from .memory import Memory
 
@@ -27,32 +29,28 @@ def returned(
         return ()
     buffers = captured.graph.buffers
 
-    def build(x: Any) -> Any:
+    def value(x: Leaf) -> Any:
+        if isinstance(x, Returned):
+            buffer = buffers[x.buffer]
+            if buffer.kind in ("static", "arg"):
+                t = tensors[buffer.source]
+            else:
+                assert memory is not None
+                t = memory.tensor(x.buffer)
+            return torch.view_as_complex(t) if x.complex else t
+        if isinstance(x, Alias):
+            return tensors[buffers[x.buffer].source].detach()
+        if isinstance(x, Itself):
+            return itself(x.place)
+        if isinstance(x, Sym):
+            assert numbers is not None
+            return numbers[x.index]
         if isinstance(x, NumberRef):
             assert memory is not None
             return memory.number(x)
-        if not (isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], str)):
-            return type(x)(build(y) for y in x)
-        kind, of = x
-        if kind == "buffer":
-            buffer = buffers[of]
-            if buffer.kind in ("static", "arg"):
-                return tensors[buffer.source]
-            assert memory is not None
-            return memory.tensor(of)
-        if kind == "tensor":
-            return itself(of)
-        if kind == "alias":
-            return tensors[buffers[of].source].detach()
-        if kind == "complex":
-            return torch.view_as_complex(build(("buffer", of)))
-        if kind == "sym":
-            assert numbers is not None
-            return numbers[of.index]
-        assert kind == "value"
-        return of
+        return x.value
 
-    return build(captured.result)
+    return rebuild(captured.result, value)
 
 
 def give(

@@ -127,10 +127,10 @@ class CompiledStep:
             needed = found or not self.program.plan.lean
             tensors = self._tensors(args) if needed else []
             bound = self._adapt(found, tensors, args) if found else self.program.bound
-            if bound is not None and bound.plan.captured.scalars.exprs:
+            if bound is not None and bound.plan.captured.graph.numbers:
                 one = self.source.tensor
                 find = tensors.__getitem__ if tensors else lambda i: one(args, i)
-                bound.fill(bound.plan.captured.scalars.evaluate(args, find))
+                bound.fill(bound.plan.captured.evaluate(args, find))
         except Exception as error:
             if not self.policy.failed(error, args):
                 raise

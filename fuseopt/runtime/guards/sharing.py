@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import AliasError, UnsupportedInput
-from ...ir.graph import Buffer, Graph
+from ...ir.graph import Buffer, Graph, written_by
 from ..tables.addresses import AddressPool
 
 #: (position of a tensor, of another one, bytes between them)
@@ -58,7 +58,8 @@ class Inputs:
 def inputs(graph: Graph, statics: int, twins: tuple[tuple[int, int], ...]) -> Inputs:
     """The Inputs of a graph."""
     buffers = graph.buffers
-    storages = {buffers[graph.values[v]].storage for n in graph.nodes for v in n.writes}
+    written = {graph.values[v] for n in graph.nodes for v in written_by(n)}
+    storages = {buffers[b].storage for b in written}
     members: dict[int, list[Buffer]] = {}
     for buffer in buffers:
         members.setdefault(buffer.storage, []).append(buffer)
