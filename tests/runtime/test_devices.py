@@ -63,7 +63,8 @@ class Both:
             for _ in range(2)
         ]
         self.eager, self.optimizer = map(make, self.sides)
-        fuseopt.compile(self.optimizer, **options)
+        # a graph of one launch, too
+        fuseopt.compile(self.optimizer, **{"cudagraphs": True, **options})
         self.reference = reference
 
     def set_grads(self) -> None:
