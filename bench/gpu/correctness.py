@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from bench.gpu.place import Place
 from bench.gpu.race import DTYPES, Race, change, parameters
 from bench.gpu.scenarios import SCENARIOS, STEPS
+from bench.gpu.surroundings import SURROUNDINGS
 from bench.results import Figures
 
 ALONE = False
@@ -35,7 +36,8 @@ KNOWN = ("reduces", "function")
 def cases(place: Place) -> list[dict[str, Any]]:
     """All cases, the longest first."""
     found: list[dict[str, Any]] = [
-        {"name": f"scenario/{name}", "weight": 4} for name in SCENARIOS
+        {"name": f"scenario/{name}", "weight": 4}
+        for name in (*SURROUNDINGS, *SCENARIOS)
     ]
     if place.tiny:
         found = [c for c in found if not c["name"].endswith("2**31 elements")]
@@ -52,7 +54,7 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     """What does the case. Raises Different there."""
     group, _, name = case["name"].partition("/")
     if group == "scenario":
-        return lambda: SCENARIOS[name](place)
+        return lambda: {**SCENARIOS, **SURROUNDINGS}[name](place)
     if group == "paper":
         return lambda: _paper(place, name, case["kind"] in KNOWN)
     found = _by_name(_database())[case["name"]]
@@ -63,11 +65,26 @@ def summary(done: dict[str, Figures]) -> list[str]:
     """How many have eager's bits, what is off, and by how much."""
     failed = {n: f["failed"] for n, f in done.items() if "failed" in f}
     known = {n: f["ulp"] for n, f in done.items() if f.get("ulp")}
-    exact = len(done) - len(failed) - len(known)
+    missing = {n: f["not_run"] for n, f in done.items() if "not_run" in f}
+    exact = len(done) - len(failed) - len(known) - len(missing)
     lines = [f"{exact} of {len(done)} cases have eager's bits"]
+    by_cause: dict[str, list[str]] = {}
+    for name in failed:
+        by_cause.setdefault(done[name].get("cause", ""), []).append(name)
+    # what differs in most cases first: one cause must not hide the others
+    for cause, names in sorted(
+        by_cause.items(), key=lambda x: (x[0] == "", -len(x[1]))
+    ):
+        shown = names if not cause else names[:1]
+        more = (
+            f" ({len(names)} cases: {', '.join(names[:6])})" if len(names) > 1 else ""
+        )
+        if cause:
+            lines.append(f"  DIFFERS {cause}{more}")
+        lines += [f"  DIFFERS {n}: {failed[n][:200]}" for n in shown]
+    lines += [f"  not run: {n}: {why}" for n, why in missing.items()]
     lines += [f"  known: {n} {ulp:g} ulp" for n, ulp in known.items()]
-    lines += [f"  DIFFERS {n}: {text[:200]}" for n, text in failed.items()]
-    return lines[:25]
+    return lines[:40]
 
 
 # ---------------------------------------------------------------- torch's own

@@ -87,6 +87,11 @@ def calling(place: Place, params: list[torch.Tensor]) -> Callable[[], Figures]:
     optimizer = fuseopt.compile(recipe.make(params, foreach=True), **place.options())
     calls: dict[str, Callable[[], object]] = {"fuseopt": optimizer.step}
     optimizer.step()
+    if place.graphs:
+        # one launch, which is not captured unless it is asked for
+        again = recipe.make(params, foreach=True)
+        captured = fuseopt.compile(again, **place.options(cudagraphs=True))
+        calls["fuseopt graph"] = captured.step
     # guards are of a graph's own optimizer
     plain = recipe.make(params, foreach=True)
     calls["nothing"] = torch.compile(plain.step, backend=nothing)

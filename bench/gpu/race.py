@@ -1,11 +1,14 @@
-"""A compiled optimizer beside eager: awkward layouts of memory, compared bit for bit.
+"""A compiled optimizer beside eager, compared bit for bit.
 
-The reference is the plain optimizer in eager. A difference names the tensor, its dtype,
-the element, both values.
+The reference is the plain optimizer in eager. Parameters are dense, so that its lists
+go through its fast kernels; a race that asks for `awkward` ones has a tensor among them
+for which eager takes one parameter after the other. A difference names the tensor, its
+dtype, the element, both values.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,38 +23,52 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Different(AssertionError):
-    """The bits differ; the message says where."""
+    """The bits differ; the message says where. `cause`: what differs first, without
+    the number of the parameter, and in which step.
+    """
+
+    def __init__(self, message: str, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 # ---------------------------------------------------------------- tensors
 
 
-def _layouts(device: str, dtype: torch.dtype, seed: int) -> list[Tensor]:
-    """0-d, one, odd, empty, large; transposed, channels last, off 16 bytes, a gap."""
+def _layouts(
+    place: Place, dtype: torch.dtype, seed: int, awkward: bool = False
+) -> list[Tensor]:
+    """0-d, one, odd, empty, large; transposed, channels last, off 16 bytes; where
+    `awkward`, one with gaps.
+    """
+    large, long = ((31, 23), 260) if place.tiny else ((181, 193), 4099)
     random = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random).to(dtype).to(device)
+        return torch.randn(shape, generator=random).to(dtype).to(place.device)
 
-    return [
+    made = [
         drawn(),
         drawn(1),
         drawn(3),
         drawn(0, 3),
         drawn(17, 5),
-        drawn(181, 193),
+        drawn(*large),
         drawn(12, 8).t(),
         drawn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        drawn(4099)[1:],
-        drawn(33, 2)[:, 0],
+        drawn(long)[1:],
     ]
+    return [*made, drawn(33, 2)[:, 0]] if awkward else made
 
 
 def parameters(
-    place: Place, dtypes: Sequence[torch.dtype] = DTYPES, matrices: bool = False
+    place: Place,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    matrices: bool = False,
+    awkward: bool = False,
 ) -> list[Tensor]:
     """Parameters in all layouts and dtypes, equal at each call; or matrices only."""
-    made = [t for d in dtypes for t in _layouts(place.device, d, 1)]
+    made = [t for d in dtypes for t in _layouts(place, d, 1, awkward)]
     made = [t for t in made if t.dim() == 2 and t.numel()] if matrices else made
     return [torch.nn.Parameter(t) for t in made]
 
@@ -125,16 +142,21 @@ class Race:
         reference: Callable[[Any], Optimizer] | None = None,
         known: bool = False,
         params: Callable[[], list[Tensor]] | None = None,
+        awkward: bool = False,
         **options: Any,
     ) -> None:
         import fuseopt
 
         self.place = place
+        self.awkward = awkward
         self.known = known or not place.exact
         self.worst = 0.0
         self.where = ""
         self.count = 0
-        fresh = params or (lambda: parameters(place))
+        if place.graphs:
+            # of one launch, too
+            options.setdefault("cudagraphs", True)
+        fresh = params or (lambda: parameters(place, awkward=awkward))
         self.params, self.others = fresh(), fresh()
         self.opt = fuseopt.compile(
             make(self.params), **place.options(fallback="error", **options)
@@ -160,7 +182,10 @@ class Race:
             self.params, self.opt, self.others, self.ref
         ):
             if not self.known or distance == float("inf"):
-                raise Different(f"step {self.count}: {name}: {where}")
+                raise Different(
+                    f"step {self.count}: {name}: {where}",
+                    f"{_kind(name)} in step {self.count}",
+                )
             if distance > self.worst:
                 self.worst, self.where = distance, f"{name}: {where}"
 
@@ -174,12 +199,26 @@ class Race:
             "graphs": len(reports),
             "launches": [r.launches for r in reports],
         }
+        if self.awkward:
+            found["awkward"] = True
+        if not self.place.on_cpu:
+            found["captured"] = [r.cudagraph for r in reports]
+            for state in found["captured"]:
+                if state.startswith("off: capture failed"):
+                    raise RuntimeError(state.removeprefix("off: "))
         externs = sorted({name for r in reports for name, _ in r.externs})
         if externs:
             found["externs"] = externs
         if self.known:
             found |= {"ulp": self.worst, "where": self.where}
         return found
+
+
+def _kind(name: str) -> str:
+    """What a tensor is, whichever parameter it belongs to: "exp_avg, bfloat16"."""
+    dtype = re.search(r"\((\w+) ", name)
+    part = re.findall(r"[A-Za-z_]\w*", name.rsplit(")", 1)[-1])
+    return f"{part[-1] if part else 'parameter'}, {dtype[1] if dtype else '?'}"
 
 
 def eager_step(optimizer: Optimizer) -> None:

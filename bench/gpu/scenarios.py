@@ -123,6 +123,7 @@ def counters_on_the_host(place: Place) -> Figures:
 
     race.__dict__.update(
         place=place, known=not place.exact, worst=0.0, where="", count=10, ref=ref,
+        awkward=False,
         params=params, others=others, before=len(fuseopt.reports()),
         opt=fuseopt.compile(opt, **place.options(fallback="error")),
     )  # fmt: skip
@@ -145,6 +146,26 @@ def several_groups(place: Place) -> Figures:
     for number in range(STEPS):
         change(race, lr=lambda x: x * 0.9)
         race.step(moved=number % 2 == 0)
+    return race.figures()
+
+
+def awkward_layouts(place: Place) -> Figures:
+    """Tensors with gaps among the others: eager takes one parameter after the other."""
+    race = _against(place, awkward=True)
+    for number in range(STEPS):
+        race.step(moved=number % 2 == 0)
+    return race.figures()
+
+
+def awkward_momentum(place: Place) -> Figures:
+    """The same of SGD with momentum."""
+
+    def make(params: Any) -> Optimizer:
+        return torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True)
+
+    race = Race(place, make, awkward=True)
+    for _ in range(STEPS):
+        race.step()
     return race.figures()
 
 
@@ -183,6 +204,7 @@ def clip_and_step(place: Place) -> Figures:
     params, others = parameters(place, DTYPES[:1]), parameters(place, DTYPES[:1])
     race.__dict__.update(
         place=place, known=True, worst=0.0, where="", count=0, params=params,
+        awkward=False,
         others=others, opt=_adamw()(params), ref=_adamw()(others),
         before=len(fuseopt.reports()),
     )  # fmt: skip
@@ -252,6 +274,8 @@ SCENARIOS: dict[str, Callable[[Place], Figures]] = {
     "some without grads": some_without_grads,
     "counters on the host": counters_on_the_host,
     "several groups": several_groups,
+    "awkward layouts": awkward_layouts,
+    "awkward momentum": awkward_momentum,
     "another stream": another_stream,
     "state carried over": state_carried_over,
     "clip and step": clip_and_step,

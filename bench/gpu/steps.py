@@ -93,6 +93,9 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
         wanted["foreach"] = ("foreach", work)
     if case["inductor"]:
         wanted["inductor-graphs"] = ("inductor-graphs", work)
+        # of one launch, which is not captured unless it is asked for
+        graph = dataclasses.replace(work, options=place.options(cudagraphs=True))
+        wanted["fuseopt graph"] = ("fuseopt", graph)
     wanted["copy"] = ("copy", work)
     ready: dict[str, contenders.Ready] = {}
     missing = {}

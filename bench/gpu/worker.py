@@ -93,7 +93,9 @@ class _Failures:
             return False
         lines = traceback.format_exception(error)
         text = f"{type(error).__name__}: {str(error).strip()}"
-        self.tell(case=self.name, failed=text[:1500], trace="".join(lines)[-1500:])
+        more = {"cause": error.cause} if getattr(error, "cause", "") else {}
+        trace_text = "".join(lines)[-1500:]
+        self.tell(case=self.name, failed=text[:1500], trace=trace_text, **more)
         return True
 
 

@@ -98,10 +98,14 @@ FORMS: dict[str, Form] = {
     "shl": _same("{0} << {1}"),
     "shr": _same("{0} >> {1}"),
     **{name: _function(name, arity=arity) for name, arity in FUNCTIONS.items()},
+    # of float32 a function of the text, see codegen.triton.power
+    "pow": Form(
+        "pow{f}({0}, {1})", "power({0}, {1})", triton_f64="libdevice.pow({0}, {1})"
+    ),
 }
 
 for _name, _plain in VECTOR.items():
-    FORMS[_name] = Form("", FORMS[_plain].triton)
+    FORMS[_name] = FORMS[_plain]._replace(cpp="", cpp_int="")
 
 
 class Vector(NamedTuple):
@@ -161,9 +165,10 @@ def library_call(
 
 #: Functions of the device's math library that Triton's text may call, by arity.
 DEVICE_FUNCTIONS = {
-    name: form.triton.count("{")
+    name: text.count("{")
     for form in FORMS.values()
-    for name in re.findall(r"libdevice\.(\w+)", form.triton)
+    for text in (form.triton, form.triton_f64)
+    for name in re.findall(r"libdevice\.(\w+)", text)
 }
 
 #: Type a value has in registers, by IR dtype. In C++ bf16 and f16 are floats, rounded.

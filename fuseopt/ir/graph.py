@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
+from .expressions import Expr
+from .geometry import numel
 from .opcodes import (
     ARITHMETIC,
     ARITY,
@@ -83,12 +85,17 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A scalar computed on the host at each call: `expr` indexes the scalar program."""
+    """A scalar of the host: `expr` is its place among the numbers of a Graph."""
 
     expr: int
 
 
 ScalarRef = Literal | Symbol
+
+
+def symbols(scalars: Iterable[ScalarRef]) -> list[int]:
+    """The numbers of the host among scalars, each once."""
+    return list(dict.fromkeys(s.expr for s in scalars if isinstance(s, Symbol)))
 
 
 class Buffer(NamedTuple):
@@ -113,10 +120,7 @@ class Buffer(NamedTuple):
 
     @property
     def numel(self) -> int:
-        n = 1
-        for s in self.shape:
-            n *= s
-        return n
+        return numel(self.shape)
 
     @property
     def first_byte(self) -> int:
@@ -250,7 +254,7 @@ class Graph:
     `initial[b]` is the value a buffer holds on entry (-1 for temps; a view made after
     its memory was written has one that nobody reads); `final[b]` the value its memory
     must hold at the end (-1 where nobody looks). `outputs` are the buffers the step
-    returns.
+    returns. `numbers[i]` is what Symbol i is at each call.
     """
 
     buffers: tuple[Buffer, ...]
@@ -259,6 +263,7 @@ class Graph:
     initial: tuple[int, ...]
     final: tuple[int, ...]
     outputs: tuple[int, ...]
+    numbers: tuple[Expr, ...] = ()
 
 
 # ---------------------------------------------------------------- after scheduling
@@ -502,5 +507,6 @@ __all__ = [
     "rows_of",
     "span",
     "storage_bytes",
+    "symbols",
     "written_by",
 ]

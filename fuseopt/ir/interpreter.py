@@ -40,30 +40,10 @@ from .graph import (
     kept,
     rows_of,
 )
+from .opcodes import TORCH_NAMES
 
-DTYPES = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "b8": torch.bool,
-    # memory without arithmetic
-    "c128": torch.complex128,
-    "c64": torch.complex64,
-    "c32": torch.complex32,
-    "u64": torch.uint64,
-    "u32": torch.uint32,
-    "u16": torch.uint16,
-    "f8e4m3": torch.float8_e4m3fn,
-    "f8e4m3z": torch.float8_e4m3fnuz,
-    "f8e5m2": torch.float8_e5m2,
-    "f8e5m2z": torch.float8_e5m2fnuz,
-    "f8e8m0": torch.float8_e8m0fnu,
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, own) for name, own in TORCH_NAMES.items()
 }
 
 

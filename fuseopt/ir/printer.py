@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from .expressions import formulas
+from .geometry import is_contiguous
 from .graph import (
     Body,
     Buffer,
@@ -22,6 +24,7 @@ from .graph import (
     ScalarRef,
     Schedule,
     Variant,
+    symbols,
 )
 
 #: Lanes of one list, or buffers of one kind, that are written out.
@@ -39,6 +42,7 @@ def show_graph(graph: Graph, first: int = FIRST) -> str:
     ]
     bodies = _body_names(graph)
 
+    lines += _numbers(graph, first)
     for node in graph.nodes:
         lines += _call(node, names, bodies, first)
     left = [names[v] for v in graph.final if v >= 0]
@@ -96,18 +100,9 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
-def _dense(b: Buffer) -> bool:
-    expected = 1
-    for n, s in zip(reversed(b.shape), reversed(b.stride), strict=True):
-        if n != 1 and s != expected:
-            return False
-        expected *= n
-    return True
-
-
 def _buffer(b: Buffer) -> str:
     text = f"{b.name} {b.dtype}{_shape(b.shape)}"
-    if not _dense(b):
+    if not is_contiguous(b.shape, b.stride):
         text += f" stride {_shape(b.stride)}"
     if b.offset:
         text += f" offset {b.offset}"
@@ -150,6 +145,19 @@ def _buffers(graph: Graph, first: int) -> Iterable[str]:
             yield from (f"  {_buffer(b)}" for b in own[:first])
             if len(own) > first:
                 yield f"  … {len(own) - first} more"
+
+
+def _numbers(graph: Graph, first: int) -> Iterable[str]:
+    """The formulas of the numbers that calls read."""
+    nodes = [n for n in graph.nodes if isinstance(n, ForeachSchedulerNode)]
+    read = symbols(ref for n in nodes for column in n.scalars for ref in column)
+    if not graph.numbers or not read:
+        return
+    yield f"numbers of each call: {len(read)}"
+    for i, text in formulas(graph.numbers, read[: 2 * first]).items():
+        yield f"  sym{i} = {text}"
+    if len(read) > 2 * first:
+        yield f"  … {len(read) - 2 * first} more"
 
 
 def _body_names(graph: Graph) -> dict[int, str]:
@@ -250,6 +258,9 @@ def _variant(graph: Graph, number: int, v: Variant, first: int) -> Iterable[str]
     for k, refs in enumerate(v.scalars):
         distinct = list(dict.fromkeys(map(_scalar, refs)))
         yield f"  scalar k{k}: {_few(distinct, first)}"
+        told = symbols(refs)[:first] if graph.numbers else []
+        for i, text in formulas(graph.numbers, told).items():
+            yield f"    sym{i} = {text}"
     stored: dict[str, list[str]] = {"lane": [], "element": [], "output": []}
     for x, s in v.stores:
         stored[v.slots[s].domain].append(f"    s{s} <- %{x}")

@@ -53,14 +53,14 @@ def mul(b: Builder, x: int, y: int) -> int:
 
 def div(b: Builder, x: int, y: int) -> int:
     """x / y; by a number, on a GPU, x * (1 / y)."""
-    if b.on_gpu and y in b.numbers and b.compute in FLOATS:
+    if b.on_gpu and b.is_given(y) and b.compute in FLOATS:
         return b.op("mul", x, b.op("div", b.const(1.0), y))
     return b.op("div", x, y)
 
 
 def div_listed(b: Builder, x: int, y: int) -> int:
     """A list divided by one number, on a GPU: the inverse is taken in float64."""
-    if y not in b.numbers or b.compute not in FLOATS:
+    if not b.is_given(y) or b.compute not in FLOATS:
         return b.op("div", x, y)
     wide = b.op("div", b.const(1.0, "f64"), b.unrounded(y), dtype="f64")
     return b.op("mul", x, b.cast(wide, b.compute))

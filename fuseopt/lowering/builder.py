@@ -38,12 +38,16 @@ class Builder:
         self.numbers: dict[int, float | None] = {}
         #: operands that are one number for all elements, written or without dimensions
         self.shared: set[int] = set()
+        #: of those without dimensions, the CPU's beside tensors of a GPU
+        self.on_host: set[int] = set()
 
     def unrounded(self, number: int) -> int:
         """A number that stands in the call, or in memory, as the float64 that it is."""
         instr = self.instrs[number]
         if instr.op == "cast":
             return self.unrounded(instr.args[0])
+        if instr.op == "load":
+            return self.cast(number, "f64")
         return self.emit(instr._replace(dtype="f64"))
 
     def emit(self, instr: Instr) -> int:
@@ -66,6 +70,10 @@ class Builder:
 
     def cast(self, x: int, dtype: str) -> int:
         return x if self.instrs[x].dtype == dtype else self.op("cast", x, dtype=dtype)
+
+    def is_given(self, x: int) -> bool:
+        """Is operand x handed to eager's kernels for GPUs as a number?"""
+        return x in self.numbers or x in self.on_host
 
     def is_number(self, x: int, value: float) -> bool:
         """Was operand x written in the graph as exactly this number?"""

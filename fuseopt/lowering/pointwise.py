@@ -19,10 +19,14 @@ from .builder import Builder, Rule
 
 
 class Tensor(NamedTuple):
-    """An operand in memory: its storage dtype, and whether it has no dimension."""
+    """An operand in memory: its storage dtype, and whether it has no dimension.
+
+    `on_host`: it has none, and lies in the CPU's memory beside tensors of a GPU.
+    """
 
     dtype: str
     zero_dim: bool = False
+    on_host: bool = False
 
 
 class Number(NamedTuple):
@@ -58,17 +62,30 @@ ROUND_NUMBERS = frozenset(
         "masked_fill nan_to_num atan2 hypot"
     ).split()
 )
-#: Those of them whose kernels for GPUs keep it in float32 as well.
+#: Those of them whose kernels for GPUs keep it in float32 as well. (`maximum` and
+#: `minimum` of a number are calls of lists.)
 WIDE_ON_GPU = frozenset(
     (
-        "add sub rsub mul_rounded clamp clamp_min clamp_max maximum minimum hardtanh "
-        "lt le gt ge eq ne"
+        "add sub rsub mul_rounded clamp clamp_min clamp_max maximum minimum hardtanh"
     ).split()
 )
 #: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
 WIDE_ZERO_DIM = frozenset(
-    {("mul", 1), ("div", 1), ("lerp", 2), ("addcmul", 3), ("addcdiv", 3)}
+    {("mul", 1), ("div", 1), ("lerp_listed", 2), ("addcmul", 3), ("addcdiv", 3)}
     | {("floor_divide", 1), ("div_floor", 1), ("div_trunc", 1)}
+)
+#: Those for which eager reads the tensor's number and calls its kernel for GPUs with
+#: it, wherever the tensor lies. Any other 0-d tensor of the GPU is read as the type of
+#: the larger tensors, rounded to it.
+READ_ON_GPU = frozenset(
+    {("add", 2), ("sub", 2), ("rsub", 2), ("addcmul", 3), ("addcdiv", 3)}
+    | {("lerp_listed", 2)}
+)
+#: Those that kernels for GPUs are given as numbers where they lie on the CPU.
+GIVEN_ON_GPU = frozenset(
+    {(op, i) for op in ("add", "sub", "rsub", "mul") for i in (0, 1)}
+    | {(op, 1) for op in ("div", "div_listed", "floor_divide", "div_floor")}
+    | {("div_trunc", 1), ("lerp", 2), ("mul_rounded", 1)}
 )
 
 RULES: dict[str, Rule] = {
@@ -95,6 +112,8 @@ RULES: dict[str, Rule] = {
     "addcmul": arithmetic.addcmul,
     "addcdiv": arithmetic.addcdiv,
     "lerp": arithmetic.lerp,
+    # aten._foreach_lerp_ by a 0-d tensor, whose number eager reads
+    "lerp_listed": arithmetic.lerp,
     "fma": select.plain("fma"),
     "pow": arithmetic.pow,
     "maximum": arithmetic.clamp,
@@ -206,11 +225,13 @@ def lower(
             else:
                 # eager casts to the common type, then widens to compute; the first
                 # rounds only where a 0-d tensor is wider than what it meets
-                wide = operand.zero_dim and (op, position) in WIDE_ZERO_DIM
+                wide = _stays_wide(op, position, operand, on_gpu)
                 x = b.cast(x if wide else b.cast(x, common), compute)
                 args.append(x)
                 if operand.zero_dim:
                     b.shared.add(x)
+                if operand.on_host:
+                    b.on_host.add(x)
             continue
         if operand.stored and (op, position) == ("pow", 1):
             return None  # eager goes other ways for some exponents
@@ -230,3 +251,13 @@ def lower(
         return None
     result = b.cast(made, out)
     return Body(op, tuple(reads), n_scalars, tuple(b.instrs), ((result, out),))
+
+
+def _stays_wide(op: str, position: int, operand: Tensor, on_gpu: bool) -> bool:
+    """Is a 0-d operand used in float32 where the common type has 16 bits?"""
+    place = (op, position)
+    if not on_gpu:
+        return operand.zero_dim and place in WIDE_ZERO_DIM
+    if operand.zero_dim and place in READ_ON_GPU:
+        return True
+    return operand.on_host and place in GIVEN_ON_GPU

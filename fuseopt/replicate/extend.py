@@ -13,9 +13,9 @@ from typing import Any
 
 from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.device import NumberRef
-from ..capture.scalars.host import Apply, Arg, Item, Scalars, Sym
 from ..capture.trace import Captured
 from ..errors import CaptureError
+from ..ir.expressions import Apply, Expr, Item, Sym, syms
 from ..ir.graph import (
     Buffer,
     Column,
@@ -65,11 +65,11 @@ class _Owners:
             elif buffer.kind == "view":
                 self.buffers[b] = base.get(buffer.storage, COMMON)
         self.exprs: list[int] = []
-        for expr in captured.scalars.exprs:
+        for expr in captured.graph.numbers:
             if isinstance(expr, Item):
                 self.exprs.append(source[expr.position])
             elif isinstance(expr, Apply):
-                known = [self.exprs[i] for i in _syms((expr.args, expr.kwargs))]
+                known = [self.exprs[i] for i in syms((expr.args, expr.kwargs))]
                 self.exprs.append(self._one(known, "a number"))
             else:
                 self.exprs.append(COMMON)
@@ -133,16 +133,6 @@ class _Owners:
         return found.pop() if found else COMMON
 
 
-def _syms(x: Any) -> list[int]:
-    if isinstance(x, Sym):
-        return [x.index]
-    if isinstance(x, (list, tuple)):
-        return [i for y in x for i in _syms(y)]
-    if isinstance(x, dict):
-        return _syms(list(x.values()))
-    return []
-
-
 def extend(
     captured: Captured,
     source: Sequence[int],
@@ -190,7 +180,7 @@ class _Extension:
         self.new_buffer: dict[tuple[int, int], int] = {}
         self.new_value: dict[tuple[int, int], int] = {}
         self.calls: list[Call] = list(captured.calls)
-        self.scalars = Scalars()
+        self.numbers: list[Expr] = []
         self.new_expr: dict[tuple[int, int], int] = {}
 
     def _led(self, owner: int) -> int:
@@ -223,11 +213,11 @@ class _Extension:
             tuple(self.initial),
             tuple(self.final),
             tuple(dict.fromkeys(outputs)),
+            tuple(self.numbers),
         )
         made = replace(
             captured,
             graph=graph,
-            scalars=self.scalars,
             calls=tuple(self.calls),
             statics=tuple(f"static{k}" for k in range(self.statics)),
             tensor_args=tuple(range(len(self.order) - self.statics)),
@@ -326,8 +316,7 @@ class _Extension:
 
     def _copy_scalars(self) -> None:
         """The same program, and behind it the numbers of the lanes that are led."""
-        known, owners = self.captured.scalars.exprs, self.owners.exprs
-        exprs = self.scalars.exprs
+        known, owners, exprs = self.graph.numbers, self.owners.exprs, self.numbers
         for expr in known:
             moved = isinstance(expr, Item)
             exprs.append(self._expr(expr, COMMON) if moved else expr)
@@ -336,9 +325,9 @@ class _Extension:
                 self.new_expr[i, m] = len(exprs)
                 exprs.append(self._expr(expr, m))
 
-    def _expr(self, expr: Item | Arg | Apply, m: int) -> Item | Arg | Apply:
+    def _expr(self, expr: Expr, m: int) -> Expr:
         if isinstance(expr, Item):
-            return Item(self.place[expr.position, m])
+            return Item(self.place[expr.position, m], expr.name if m == COMMON else "")
         if isinstance(expr, Apply):
             args, kwargs = self._mapped(expr.args, m), self._mapped(expr.kwargs, m)
             return Apply(expr.function, args, kwargs)

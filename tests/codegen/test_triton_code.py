@@ -42,6 +42,8 @@ REDUCING = {
     "LAMB": (reducing.LAMB, {}),
     "Adafactor": (torch.optim.Adafactor, {}),
 }
+#: As for a torch built with it: its own powers.
+CUDA = (13, 0)
 NVIDIA = ("sm_80", "sm_100")
 AMD = ("gfx942", "gfx950")
 
@@ -76,7 +78,7 @@ def compiled(
 ) -> tuple[Source, dict[str, Any]]:
     """Text and what Triton makes of it, of an optimizer's one kernel."""
     (kernel,) = kernels_of(name, dtype)
-    source = TritonTarget(fast=fast).render(kernel)
+    source = TritonTarget(fast=fast, cuda=CUDA).render(kernel)
     return source, compile_offline(source, gpu, folder)
 
 

@@ -12,11 +12,13 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.gpu import __main__ as script
 from bench.gpu import correctness, race, schedule, tools, worker
 from bench.gpu.place import Place
 from bench.gpu.schedule import Group, Section, partition
+from bench.gpu.surroundings import SURROUNDINGS
 
 CPU = Place("cpu", tiny=True)
 MODULES = {name: module for group in script.GROUPS for name, module, _, _ in group}
@@ -61,6 +63,69 @@ def test_a_step_in_tritons_interpreter():
     assert done[case["name"]]["launches"][-1] == 1
 
 
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_what_goes_on_around_a_step(name, sim):
+    """Each on the simulated accelerator, as on a GPU; it has graphs and two devices."""
+    place = Place("sim", tiny=True)
+    _, done = serve("correctness", place, [{"name": f"scenario/{name}", "weight": 1}])
+    (figures,) = done.values()
+    assert "failed" not in figures, figures["failed"]
+    assert "not_run" not in figures
+
+
+@pytest.mark.parametrize("name", ["awkward layouts", "awkward momentum"])
+def test_awkward_parameters_come_by_name(name):
+    _, done = serve("correctness", cases=[{"name": f"scenario/{name}", "weight": 1}])
+    (figures,) = done.values()
+    assert "failed" not in figures, figures["failed"]
+    assert figures["awkward"]
+
+
+def test_parameters_are_dense_unless_they_are_to_be_awkward():
+    """Eager's fast kernels for lists take dense tensors alone."""
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense
+    for tiny in (True, False):
+        place = Place("cpu", tiny=tiny)
+        params = race.parameters(place)
+        assert all(map(is_dense, params))
+        race.set_grads(place, (params,), 1)
+        for p in params:
+            assert p.grad.stride() == p.stride() or p.numel() < 2
+        awkward = race.parameters(place, awkward=True)
+        assert sum(not is_dense(p) for p in awkward) == 2
+
+
+def test_a_capture_that_failed_fails_its_case(monkeypatch, sim):
+    def broken(*_):
+        raise RuntimeError("no graph today")
+
+    monkeypatch.setattr("fuseopt.runtime.cudagraphs._record", broken)
+    case = {"name": "scenario/live momentum", "weight": 1}
+    _, done = serve("correctness", Place("sim", tiny=True), [case])
+    assert "capture failed: no graph today" in done[case["name"]]["failed"]
+
+
+def test_differences_are_grouped_by_what_differs_first():
+    failed = {
+        f"torch/{k}": {
+            "failed": f"Different: step 1: parameter {k} (bfloat16 [3]).1.exp_avg: x",
+            "cause": "exp_avg, bfloat16 in step 1",
+        }
+        for k in range(40)
+    }
+    other = {"failed": "Different: y", "cause": "parameter, float32 in step 3"}
+    lines = correctness.summary(
+        {**failed, "paper/Lion": other, "last": {"failed": "z"}}
+    )
+    assert lines[0] == "0 of 42 cases have eager's bits"
+    assert lines[1].startswith(
+        "  DIFFERS exp_avg, bfloat16 in step 1 (40 cases: torch/"
+    )
+    assert any("parameter, float32 in step 3" in line for line in lines)
+    assert any("paper/Lion: Different: y" in line for line in lines)
+    assert any("last: z" in line for line in lines)
+
+
 def test_all_cases_have_names_of_their_own_and_exist():
     for module in MODULES.values():
         section = importlib.import_module(f"bench.gpu.{module}")
@@ -88,7 +153,10 @@ def test_a_wrong_bit_is_told_with_its_place_and_both_values(monkeypatch):
     assert "step 1: parameter 4 (float32 [17, 5])" in said
     assert "element 7 is" in said
     assert "eager has" in said
-    assert section.summary(done)[1].startswith("  DIFFERS scenario/live momentum")
+    assert done[case["name"]]["cause"] == "parameter, float32 in step 1"
+    lines = section.summary(done)
+    assert lines[1] == "  DIFFERS parameter, float32 in step 1"
+    assert lines[2].startswith("  DIFFERS scenario/live momentum")
 
 
 def test_torchs_list_is_read_where_its_test_helpers_are_not_installed(monkeypatch):

@@ -16,7 +16,7 @@ WHOLE = {op for op in RULES if op.startswith(("bitwise", "__"))}
 COMPARE = {"lt", "le", "gt", "ge", "eq", "ne"}
 #: How many tensors an op takes where it is neither one nor two.
 THREE = {"addcmul", "addcdiv", "lerp", "fma", "where", "masked_fill", "threshold"}
-THREE |= {"softplus"}
+THREE |= {"softplus", "lerp_listed"}
 TWO = COMPARE | {"add", "sub", "rsub", "mul", "mul_rounded", "div", "pow", "maximum"}
 TWO |= {"div_listed", "div_exact"}
 TWO |= WHOLE - {"bitwise_not"}
@@ -163,10 +163,54 @@ def test_a_division_by_a_number_is_a_product_on_a_gpu() -> None:
 
 def test_numbers_meet_16_bits_unrounded_on_a_gpu() -> None:
     gpu = {"on_gpu": True, "dtype": "bf16"}
-    for op in ("add", "mul_rounded", "lt"):
+    for op in ("add", "mul_rounded", "maximum", "clamp_min"):
         casts = [x for x in body(op, H, ANY, **gpu).instrs if x.op == "cast"]
         rounded = [x for x in body(op, H, ANY, dtype="bf16").instrs if x.op == "cast"]
         assert len(casts) < len(rounded), op
+
+
+def rounds(op: str, position: int, operand: Operand) -> bool:
+    """Is the operand at a position rounded to bfloat16 beside tensors of a GPU?"""
+    args: list[Operand] = [H] * max(position + 1, 3 if op in THREE else 2)
+    args[position] = operand
+    made = body(op, *args, dtype="bf16", on_gpu=True)
+    of = [x.op in ("scalar", "load") and x.dtype == "f32" for x in made.instrs]
+    (number,) = [i for i, own in enumerate(of) if own]
+    casts = [x for x in made.instrs if x.op == "cast" and x.args == (number,)]
+    return any(x.dtype == "bf16" for x in casts)
+
+
+@pytest.mark.parametrize("op", ["lt", "le", "gt", "ge", "eq", "ne"])
+def test_a_comparison_rounds_what_it_compares_with_on_a_gpu(op: str) -> None:
+    """Eager's kernels take the number as the tensor's type, wherever it comes from."""
+    for operand in (ANY, Tensor("f32", True), Tensor("f32", True, on_host=True)):
+        assert rounds(op, 1, operand)
+
+
+def test_where_a_tensor_without_dimensions_lies_decides_on_a_gpu() -> None:
+    there, here = Tensor("f32", True), Tensor("f32", True, on_host=True)
+    for op, position in (
+        ("mul", 1), ("add", 1), ("sub", 1), ("div", 1), ("lerp", 2), ("mul", 0)
+    ):  # fmt: skip
+        assert rounds(op, position, there), op
+        assert not rounds(op, position, here), op
+    for op, position in (("maximum", 1), ("fmod", 1), ("pow", 1), ("div", 0)):
+        assert rounds(op, position, there), op
+        assert rounds(op, position, here), op
+    for op, position in (
+        ("addcmul", 3),
+        ("addcdiv", 3),
+        ("add", 2),
+        ("lerp_listed", 2),
+    ):
+        assert not rounds(op, position, there), op
+        assert not rounds(op, position, here), op
+    # an inverse is taken of what eager is given as a number
+    assert ops(body("div", X, there, on_gpu=True)) == ["div"]
+    assert ops(body("div", X, here, on_gpu=True)) == ["div", "mul"]
+    assert ops(body("div_listed", X, here, on_gpu=True)) == [
+        "cast", "div", "cast", "mul"
+    ]  # fmt: skip
 
 
 def test_roots_come_from_the_vector_library_where_eager_has_one() -> None:
@@ -207,6 +251,7 @@ def test_capture_asks_the_device_of_each_result(monkeypatch) -> None:
 
     from fuseopt.capture import capture
     from fuseopt.capture.aten.pointwise import Pointwise
+    from fuseopt.ir.graph import rows_of
 
     def step(p, q):
         torch._foreach_div_([p, q], 3.0)
@@ -216,7 +261,8 @@ def test_capture_asks_the_device_of_each_result(monkeypatch) -> None:
 
     def forms() -> list[str]:
         captured = capture(symbolic_trace(step), [torch.ones(4), torch.ones(4)])
-        return [f"{n.body.name} {' '.join(ops(n.body))}" for n in captured.graph.nodes]
+        rows = [row for node in captured.graph.nodes for row in rows_of(node)]
+        return [f"{row.body.name} {' '.join(ops(row.body))}" for row in rows]
 
     assert forms() == ["div div"] * 5 + ["addcdiv mul div add"]
     monkeypatch.setattr(Pointwise, "_on_gpu", lambda self, out: True)

@@ -286,6 +286,37 @@ def test_other_strides_are_captured_anew(sim: ModuleType) -> None:
 # ---------------------------------------------------------------- what is not captured
 
 
+def test_one_launch_is_captured_only_if_asked_for(sim: ModuleType) -> None:
+    """A replay starts one thing, too: nothing is won, memory and a call are lost."""
+    twins = SimTwins(SGD, cudagraphs="auto")
+    for _ in range(4):
+        with sim.counting() as found:
+            twins.step()
+        assert (found.launches, found.captures, found.replays) == (1, 0, 0)
+    assert twins.report.cudagraph.startswith("off: a replay takes as long")
+    assert twins.differences() == []
+
+
+def test_two_launches_are_captured_unasked(sim: ModuleType) -> None:
+    twins = SimTwins(Clipped, whole=True, cudagraphs="auto")
+    for _ in range(3):
+        twins.step()
+    with sim.counting() as found:
+        twins.step()
+    assert (found.launches, found.replays) == (0, 1)
+    assert twins.report.cudagraph == "captured"
+    assert twins.differences() == []
+
+
+def test_an_aten_call_beside_one_launch_is_captured_unasked(sim: ModuleType) -> None:
+    twins = SimTwins(Projected, [(6, 6)], cudagraphs="auto")
+    for _ in range(3):
+        twins.step(stay=True)
+    assert twins.report.externs
+    assert twins.report.launches == 1
+    assert twins.report.cudagraph == "captured"
+
+
 def test_off_runs_each_launch(sim: ModuleType) -> None:
     twins = SimTwins(SGD, cudagraphs=False)
     for _ in range(3):
@@ -490,9 +521,10 @@ def test_graphs_go_with_their_optimizer(
     params = [torch.nn.Parameter(torch.ones(5, device="sim"))]
     optimizer = torch.optim.SGD(params, lr=0.1)
     if isolated:
-        step = fuseopt.compile(optimizer).step
+        step = fuseopt.compile(optimizer, cudagraphs=True).step
     else:
-        step = torch.compile(optimizer.step, backend="fuseopt")
+        options = {"cudagraphs": True}
+        step = torch.compile(optimizer.step, backend="fuseopt", options=options)
     params[0].grad = torch.ones(5, device="sim")
     for _ in range(3):
         step()
@@ -549,7 +581,7 @@ def test_graphs_go_before_a_process_group_does(
 
 
 def test_the_modes_of_torch_compile(sim: ModuleType) -> None:
-    assert resolve(None, None, {}).cudagraphs is True
+    assert resolve(None, None, {}).cudagraphs == "auto"
     assert resolve("reduce-overhead", None, {}).cudagraphs is True
     assert resolve("max-autotune", None, {}).cudagraphs is True
     assert resolve("max-autotune-no-cudagraphs", None, {}).cudagraphs is False
@@ -560,7 +592,8 @@ def test_the_modes_of_torch_compile(sim: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"), [("0", False), ("YES", True), ("require", "require")]
+    ("value", "wanted"),
+    [("0", False), ("YES", True), ("require", "require"), ("auto", "auto")],
 )
 def test_the_variable_of_the_environment(value: str, wanted: Any) -> None:
     env = {"FUSEOPT_CUDAGRAPHS": value}

@@ -75,6 +75,8 @@ class SimTwins:
         self.eager_params = [torch.nn.Parameter(t.clone()) for t in start]
         self.params = [torch.nn.Parameter(t.to(device)) for t in start]
         self.eager = make(self.eager_params)
+        # a graph of one launch, too, unless a test says otherwise
+        options = {"cudagraphs": True, **options}
         self.optimizer = fuseopt.compile(make(self.params), **options)
         self.generator = generator
         self.kept: list[Any] = []

@@ -24,11 +24,13 @@ What a program runs is written by `chunks` and `reduce`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ...ir.graph import DTYPE_BYTES, Kernel, Variant, makes_numbers
 from ..target import Source, Target, layout
 from .chunks import Chunks
+from .power import FROM_CUDA, FROM_LIBRARY, OWN
 from .quotients import HELPERS as QUOTIENTS
 from .reduce import HELPERS as FOLDS
 from .reduce import ReduceWriter
@@ -192,7 +194,8 @@ class TritonTarget(Target):
 
     `block` and `warps` replace the target's own choice of elements per chunk and warps
     per program, for measurements. `fast`: products may be contracted with sums, roots
-    and quotients be an ulp or two off, halves stay f32 between instructions.
+    and quotients be an ulp or two off, halves stay f32 between instructions. `cuda`:
+    the version of CUDA whose functions eager calls; None where it calls another's.
     """
 
     name = "triton"
@@ -203,10 +206,12 @@ class TritonTarget(Target):
         block: int | None = None,
         warps: int | None = None,
         fast: bool = False,
+        cuda: tuple[int, int] | None = None,
     ) -> None:
         self.block = block
         self.warps = warps
         self.fast = fast
+        self.cuda = cuda
 
     def render(self, kernel: Kernel) -> Source:
         """The text of a module with one kernel for all variants."""
@@ -225,6 +230,9 @@ class TritonTarget(Target):
             code = f"{FOLDS}\n\n{code}"
         if " = inverse(" in code:
             code = f"{QUOTIENTS}\n\n{code}"
+        if re.search(r"\bpower\(", code):
+            own = self.cuda is not None and self.cuda >= OWN
+            code = f"{FROM_CUDA if own else FROM_LIBRARY}\n\n{code}"
         library = "from triton.language.extra import libdevice\n"
         head = PRELUDE + (library if "libdevice." in code else "")
         block, warps = _launch(kernel)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -20,6 +21,8 @@ from ...ir.graph import DTYPE_BYTES, Buffer, Kernel
 
 WORD = 8
 CPU = "cpu"
+#: By bytes of a number, a type to move it as.
+SIZES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def place_of(buffers: Sequence[Buffer], kernel: Kernel) -> str:
@@ -58,6 +61,7 @@ class Cells:
                         self.of.setdefault(b, len(self.of))
         #: (position in the pool, cell, bytes) of numbers that lie elsewhere
         self.fetched: list[tuple[int, int, int]] = []
+        self._settle([])
 
     def __len__(self) -> int:
         return len(self.of)
@@ -76,10 +80,20 @@ class Cells:
         """Take words of host memory, one for each cell."""
         self.words, self.pool = words, pool
         self.seen = words.clone()
-        self.fetched = [
-            (position[b], cell, DTYPE_BYTES[self.on_host[b]])
-            for b, cell in self.of.items()
-        ]
+        self._settle(
+            [
+                (position[b], cell, DTYPE_BYTES[self.on_host[b]])
+                for b, cell in self.of.items()
+            ]
+        )
+
+    def _settle(self, fetched: list[tuple[int, int, int]]) -> None:
+        self.fetched = fetched
+        self._positions = torch.tensor([x[0] for x in fetched], dtype=torch.int64)
+        #: addresses of the numbers as they were found last
+        self._found: torch.Tensor | None = None
+        #: by size: the numbers as tensors, memory for them, and where they go
+        self._groups: list[tuple[list[torch.Tensor], torch.Tensor, Any]] = []
 
     def give_homes(self, buffers: Sequence[int]) -> dict[int, torch.Tensor]:
         """The memory of cells, for buffers whose numbers may be written there at once:
@@ -91,15 +105,42 @@ class Cells:
             if b in self.of
         }
         own = {self.of[b] for b in homes}
-        self.fetched = [x for x in self.fetched if x[1] not in own]
+        self._settle([x for x in self.fetched if x[1] not in own])
         return homes
 
     def fetch(self) -> bool:
         """Read the numbers as they are now; has one changed?"""
-        start = self.words.data_ptr()
-        for position, cell, size in self.fetched:
-            ctypes.memmove(start + WORD * cell, self.pool[position], size)
+        if self.fetched:
+            # addresses lie below 2**63
+            found = torch.frombuffer(self.pool, dtype=torch.int64)[self._positions]
+            if self._found is None or not torch.equal(found, self._found):
+                self._find(found)
+            for numbers, together, (words, places) in self._groups:
+                torch.cat(numbers, out=together)
+                words[places] = together
         if torch.equal(self.words, self.seen):
             return False
         self.seen.copy_(self.words)
         return True
+
+    def _find(self, addresses: torch.Tensor) -> None:
+        """The numbers lie at these addresses: see them as tensors, by their size."""
+        self._found = addresses
+        self._groups = []
+        for size, dtype in SIZES.items():
+            own = [
+                (address, cell)
+                for address, (_, cell, bytes_of) in zip(
+                    addresses.tolist(), self.fetched, strict=True
+                )
+                if bytes_of == size
+            ]
+            if own:
+                # they are the tensors of a call: alive as long as they are fetched
+                memory = [(ctypes.c_char * size).from_address(at) for at, _ in own]
+                numbers = [torch.frombuffer(x, dtype=dtype) for x in memory]
+                places = torch.tensor([cell * (WORD // size) for _, cell in own])
+                together = torch.empty(len(own), dtype=dtype)
+                self._groups.append(
+                    (numbers, together, (self.words.view(dtype), places))
+                )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from ...codegen.target import Source
 from ...codegen.triton.chunks import ROWS, SMALL
 from ...codegen.triton.kernel import functions, packs
 from ...codegen.triton.reduce import OUTS
-from ...codegen.triton.variant import ALIGNED, CHUNK_FIELDS, FLAT, RECORD
+from ...codegen.triton.variant import CHUNK_FIELDS, RECORD
 from ...errors import LaunchError
 from ...ir.graph import Kernel, Variant, makes_numbers
 from ..cpp.table import TableFactory, TensorLayout, VariantTable
@@ -26,6 +25,7 @@ from ..tables.host_numbers import WORD, Cells
 from ..tables.reduction_layout import tiles
 from ..tables.upload import Arena, settle_together
 from .build import TritonBuilder, TritonModule
+from .records import Block, Records
 from .registry import Program, type_of
 
 #: Chunks of a program at most, and programs that there are before one takes more than
@@ -102,9 +102,7 @@ class TritonTable:
         geometry = [0]
         rows = [0]
         chunks: list[torch.Tensor] = []
-        #: by variant: where its records are, how many, how wide; positions in the
-        #: pool, element slots, geometry
-        self.views: list[tuple[Any, ...]] = []
+        blocks: list[Block] = []
         every = [
             _chunks(v, t, block) for v, t in zip(kernel.every, self.tables, strict=True)
         ]
@@ -157,8 +155,8 @@ class TritonTable:
             records[:, 1] = numel
             records[:, 2] = row * len(variant.scalars) + rows[-1]
             records[:, 3] = counts
-            self.views.append(
-                (
+            blocks.append(
+                Block(
                     base,
                     n,
                     width,
@@ -180,6 +178,7 @@ class TritonTable:
             rows.append(rows[-1] + len(table.rows))
             base += n * width
             tickets += n
+        self.records = Records(blocks)
         self.row_starts = rows
         table_of_chunks = torch.cat(chunks)
         #: programs of the grid; those after them wait until all lanes are done
@@ -213,10 +212,6 @@ class TritonTable:
         self.lanes_at, self.rows_at = lanes, rows
         own = arena.host[lanes : lanes + len(self.lanes)]
         self.lanes = own.copy_(self.lanes)
-        self._views = [
-            (arena.host[lanes + base : lanes + base + n * width].view(n, width), *rest)
-            for base, n, width, *rest in self.views
-        ]
         self.rows = arena.host[rows : rows + self.words[1]].view(torch.float64)
         self.cells_at = rows + self.row_starts[-1]
         cells = arena.host[self.cells_at : self.cells_at + len(self.cells)]
@@ -260,24 +255,9 @@ class TritonTable:
         arena = self._settled()
         if self.known == self.pool:
             return
-        # addresses lie below 2**63
-        pool = torch.frombuffer(self.pool, dtype=torch.int64)
-        base = self.lanes_at
         first_cell = arena.device.data_ptr() + WORD * self.cells_at
-        for records, position, elements, strided, cell in self._views:
-            addresses = pool[position]
-            if len(self.cells):
-                addresses = torch.where(cell < 0, addresses, first_cell + WORD * cell)
-            aligned = ((addresses & 15 == 0) | ~elements).all(1)
-            flat = torch.where(aligned, ALIGNED, FLAT)
-            new = records.clone()
-            new[:, RECORD : RECORD + addresses.shape[1]] = addresses
-            new[:, 0] = torch.where(strided >= 0, strided, flat)
-            moved = (new != records).flatten().nonzero()
-            if len(moved):
-                records.copy_(new)
-                arena.changed(base + int(moved[0]), base + int(moved[-1]) + 1)
-            base += records.numel()
+        low, high = self.records.refresh(self.lanes, self.pool, first_cell)
+        arena.changed(self.lanes_at + low, self.lanes_at + high)
         self.known = self.pool[:]
 
     def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
@@ -285,12 +265,8 @@ class TritonTable:
         memory from which a kernel will read it: cells lie there too.
         """
         arena = self._settled()
-        base = self.lanes_at
-        moved = device.data_ptr() - arena.device.data_ptr()
-        for records, position, _, _, cell in self._views:
-            own = words[base : base + records.numel()].view(records.shape)
-            own[:, RECORD : RECORD + position.shape[1]] += moved * (cell >= 0)
-            base += records.numel()
+        own = words[self.lanes_at : self.lanes_at + self.words[0]]
+        self.records.relocate(own, device.data_ptr() - arena.device.data_ptr())
 
     def run(self, start: Callable[[], None] | None = None) -> None:
         """Start the kernel with the tables as they are on the device.

@@ -1,0 +1,93 @@
+"""What of lanes' records depends on addresses: written for all variants at once.
+
+A record holds an address for each slot of its lane, and says whether the main path may
+take it. Both follow the pool; so many operations on tensors bring them up to date,
+however many lanes and variants there are.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...codegen.triton.variant import ALIGNED, FLAT, RECORD
+from ..tables.host_numbers import WORD
+
+
+class Block(NamedTuple):
+    """The records of a variant: the first one's place, their number, words of each.
+
+    By lane and slot: `position` in the pool, `cell` (or -1). `elements`: which slots
+    are read element by element. `strided`: by lane its geometry, or -1.
+    """
+
+    base: int
+    lanes: int
+    width: int
+    position: torch.Tensor
+    elements: torch.Tensor
+    strided: torch.Tensor
+    cell: torch.Tensor
+
+
+class Records:
+    """The words of all lanes that `refresh` writes."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        lanes = 0
+        words: list[torch.Tensor] = []
+        layouts: list[torch.Tensor] = []
+        owners: list[torch.Tensor] = []
+        for b in blocks:
+            slots = b.position.shape[1]
+            first = b.base + torch.arange(b.lanes) * b.width
+            words.append((first[:, None] + RECORD + torch.arange(slots)).flatten())
+            layouts.append(first)
+            owner = torch.arange(lanes, lanes + b.lanes)[:, None].expand(-1, slots)
+            # what is a lane's own number may lie anywhere
+            owners.append(torch.where(b.elements, owner, -1).flatten())
+            lanes += b.lanes
+        #: by address: the word it goes to, its position in the pool, its cell, the
+        #: lane whose elements it is the first of
+        self.words = torch.cat(words)
+        self.position = torch.cat([b.position.flatten() for b in blocks])
+        self.cell = torch.cat([b.cell.flatten() for b in blocks])
+        owner = torch.cat(owners)
+        self.elements = (owner >= 0).nonzero().flatten()
+        self.owner = owner[self.elements]
+        #: by lane: the word of its layout, and its geometry
+        self.layouts = torch.cat(layouts)
+        self.strided = torch.cat([b.strided for b in blocks])
+        self.in_cells = bool((self.cell >= 0).any())
+
+    def refresh(
+        self, lanes: torch.Tensor, pool: array[int], cells: int
+    ) -> tuple[int, int]:
+        """Write the addresses of the pool into the words of `lanes`; from which word to
+        which that changed any, (0, 0) for none. `cells`: the address of the first.
+        """
+        # addresses lie below 2**63
+        addresses = torch.frombuffer(pool, dtype=torch.int64)[self.position]
+        if self.in_cells:
+            there = self.cell >= 0
+            addresses = torch.where(there, cells + WORD * self.cell, addresses)
+        odd = addresses[self.elements] & 15 != 0
+        flat = torch.zeros(len(self.layouts), dtype=torch.int64)
+        flat.index_add_(0, self.owner, odd.long())
+        layout = torch.where(flat > 0, FLAT, ALIGNED)
+        new = lanes.clone()
+        new[self.words] = addresses
+        new[self.layouts] = torch.where(self.strided >= 0, self.strided, layout)
+        moved = (new != lanes).nonzero()
+        if not len(moved):
+            return 0, 0
+        lanes.copy_(new)
+        return int(moved[0]), int(moved[-1]) + 1
+
+    def relocate(self, lanes: torch.Tensor, distance: int) -> None:
+        """Cells are so many bytes further: the same for a copy of the words."""
+        if self.in_cells:
+            lanes[self.words] += distance * (self.cell >= 0)
