@@ -294,6 +294,12 @@ class Refusal(NamedTuple):
     detail: str
     list_index: int = -1
 
+    @property
+    def seen(self) -> str:
+        """What the rule saw, and where."""
+        at = f"at list index {self.list_index}" if self.list_index >= 0 else ""
+        return " ".join(filter(None, (self.detail, at)))
+
 
 @dataclass(frozen=True)
 class Variant:
