@@ -60,7 +60,8 @@ class Report:
     launches: kernel launches per step. externs: ATen calls that run as they are, with
     the reason. not_fused: (producer, consumer, code, detail, list index).
     build_seconds: compiling the kernels. backend_seconds: everything between Dynamo's
-    call and the ready step, the build included. builds: compiler runs (0 where the cache had the kernel).
+    call and the ready step, the build included. builds: compiler runs (0 where the
+    cache had the kernel).
     seconds: those of each pass, in order; they sum to backend_seconds.
     fallback: "" or what runs the graph instead, and why.
     parts: where each part of a graph went that was split, in the order in which they
