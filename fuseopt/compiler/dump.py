@@ -63,7 +63,7 @@ def write(
         (folder / "1_scheduled.txt").write_text(show_schedule(graph, plan))
     if level >= REFUSALS:
         lines = [
-            f"{r.producer} -> {r.consumer}: {r.code}: {r.detail}" for r in plan.refusals
+            f"{r.producer} -> {r.consumer}: {r.code}: {r.seen}" for r in plan.refusals
         ]
         text = "\n".join(lines) or "everything that could fuse did"
         (folder / "not_fused.txt").write_text(text + "\n")

@@ -58,9 +58,10 @@ class Report:
     """What became of one graph that Dynamo handed over.
 
     launches: kernel launches per step. externs: ATen calls that run as they are, with
-    the reason. not_fused: (producer, consumer, code, detail). build_seconds: compiling
-    the kernels. backend_seconds: everything between Dynamo's call and the ready step,
-    the build included. builds: compiler runs (0 where the cache had the kernel).
+    the reason. not_fused: (producer, consumer, code, detail, list index).
+    build_seconds: compiling the kernels. backend_seconds: everything between Dynamo's
+    call and the ready step, the build included. builds: compiler runs (0 where the
+    cache had the kernel).
     seconds: those of each pass, in order; they sum to backend_seconds.
     fallback: "" or what runs the graph instead, and why.
     parts: where each part of a graph went that was split, in the order in which they
@@ -148,7 +149,7 @@ class Report:
         for name, reason in self.externs:
             table.add_row(f"extern {name}: {reason}", "aten", "", "", "", "")
         for r in self.not_fused:
-            text = f"not fused: {r.producer} -> {r.consumer}: {r.code} ({r.detail})"
+            text = f"not fused: {r.producer} -> {r.consumer}: {r.code} ({r.seen})"
             table.add_row(text, "", "", "", "", "")
         return table
 

@@ -25,7 +25,6 @@ from .graph import (
 )
 from .sets import UnionFind
 
-
 #: A node on its way: with its rows, or with one that has no columns yet.
 Part = Row | ForeachSchedulerNode
 

@@ -17,13 +17,31 @@ in the order in which they run; and where their temps lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import NamedTuple
 
 from .expressions import Expr
-from .geometry import numel
+from .nodes import (
+    Body,
+    Buffer,
+    Column,
+    Extern,
+    ForeachSchedulerNode,
+    Instr,
+    Literal,
+    Node,
+    Row,
+    ScalarRef,
+    SchedulerNode,
+    Symbol,
+    kept,
+    read_by,
+    rows_of,
+    span,
+    storage_bytes,
+    symbols,
+    written_by,
+)
 from .opcodes import (
     ARITHMETIC,
     ARITY,
@@ -39,212 +57,6 @@ from .opcodes import (
     VECTOR,
     VENDOR,
 )
-
-
-class Instr(NamedTuple):
-    """One SSA instruction of a body; it is named by its position.
-
-    `dtype` is the type of its result. Arithmetic happens in that type, except for
-    comparisons, which compare in the type of their arguments and give "b8".
-    """
-
-    op: str
-    args: tuple[int, ...] = ()
-    dtype: str = "f32"
-    attr: int | float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Body:
-    """Arithmetic of one recorded call: loads, scalars, results to store.
-
-    `reads`: storage dtype of each operand. `writes`: for each result the instruction
-    that makes it and the storage dtype. `reduction`: "" for a pointwise body; "full" if
-    it makes one number of a tensor, "dims" if one for each row or column. Compared by
-    identity: capture interns bodies.
-    """
-
-    name: str
-    reads: tuple[str, ...]
-    n_scalars: int
-    instrs: tuple[Instr, ...]
-    writes: tuple[tuple[int, str], ...]
-    reduction: str = ""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Literal:
-    """A scalar whose value stood in the graph.
-
-    Compared by identity (0.0 and -0.0 are equal numbers, but not equal scalars):
-    capture makes one object per number.
-    """
-
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A scalar of the host: `expr` is its place among the numbers of a Graph."""
-
-    expr: int
-
-
-ScalarRef = Literal | Symbol
-
-
-def symbols(scalars: Iterable[ScalarRef]) -> list[int]:
-    """The numbers of the host among scalars, each once."""
-    return list(dict.fromkeys(s.expr for s in scalars if isinstance(s, Symbol)))
-
-
-class Buffer(NamedTuple):
-    """A strided region of memory.
-
-    `kind` is "static" (a parameter or state, an attribute of the graph), "arg" (a
-    placeholder: grads, a tensor lr), "view" (another way to see one of those) or "temp"
-    (made inside the step). `source` is the position of a static or arg among the
-    tensors of a call, statics first; -1 for others. Strides and offset count elements;
-    buffers with equal `storage` lie in one allocation.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    storage: int
-    kind: str
-    source: int
-    device: str
-
-    @property
-    def numel(self) -> int:
-        return numel(self.shape)
-
-    @property
-    def first_byte(self) -> int:
-        """Where in its storage the buffer begins."""
-        return self.offset * DTYPE_BYTES[self.dtype]
-
-
-def kept(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that is left when `dims` are reduced away."""
-    return tuple([n for d, n in enumerate(shape) if d not in dims])
-
-
-def storage_bytes(members: Iterable[Buffer]) -> int:
-    """The bytes of memory that the buffers of one storage need together."""
-    return max(b.first_byte + span(b)[1] - span(b)[0] for b in members)
-
-
-def span(b: Buffer) -> tuple[int, int]:
-    """The range of bytes of its storage that a buffer may touch."""
-    if 0 in b.shape:
-        return 0, 0
-    size = DTYPE_BYTES[b.dtype]
-    last = sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True))
-    return b.offset * size, (b.offset + last + 1) * size
-
-
-class SchedulerNode(NamedTuple):
-    """One position of one recorded call. `reads` and `writes` are value numbers.
-
-    `dims`: the dimensions of its operand that a reduction takes away.
-    """
-
-    body: Body
-    reads: tuple[int, ...]
-    scalars: tuple[ScalarRef, ...]
-    writes: tuple[int, ...]
-    call: int  # number of the recorded call, shared by all positions of its lists
-    line: str  # source line of the step, for messages
-    dims: tuple[int, ...] = ()
-
-
-#: One entry for each row of a node.
-Column = tuple[int, ...]
-
-
-class ForeachSchedulerNode(NamedTuple):
-    """A recorded call of lists, or a line of a loop over lanes: a row for each index.
-
-    `reads[k]` and `writes[k]` are columns of value numbers, `scalars[k]` is a column of
-    scalars, and `dims`, of a reduction alone, one of the dimensions that it takes away.
-    No row touches memory that another row writes, so rows run in any order.
-    """
-
-    body: Body
-    reads: tuple[Column, ...]
-    scalars: tuple[tuple[ScalarRef, ...], ...]
-    writes: tuple[Column, ...]
-    call: int  # number of the recorded call; of a loop, of its first round
-    line: str  # source line of the step, for messages
-    dims: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return len(self.writes[0])
-
-    def row(self, i: int) -> SchedulerNode:
-        """One row by itself."""
-        return SchedulerNode(
-            self.body,
-            tuple([c[i] for c in self.reads]),
-            tuple([c[i] for c in self.scalars]),
-            tuple([c[i] for c in self.writes]),
-            self.call,
-            self.line,
-            self.dims[i] if self.dims else (),
-        )
-
-    def pick(self, rows: Sequence[int]) -> ForeachSchedulerNode:
-        """The same call with some of its rows, in another order or not."""
-        return self._replace(
-            reads=tuple([tuple([c[i] for i in rows]) for c in self.reads]),
-            scalars=tuple([tuple([c[i] for i in rows]) for c in self.scalars]),
-            writes=tuple([tuple([c[i] for i in rows]) for c in self.writes]),
-            dims=tuple([self.dims[i] for i in rows]) if self.dims else (),
-        )
-
-
-class Extern(NamedTuple):
-    """An ATen call that runs as it is. `payload` finds the call in capture's side
-    table.
-
-    `ordered` calls keep their order among each other (they share a random generator).
-    """
-
-    name: str
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    payload: int
-    reason: str
-    line: str
-    ordered: bool = False
-
-
-Node = ForeachSchedulerNode | Extern
-#: One row of a node; an Extern is one.
-Row = SchedulerNode | Extern
-
-
-def rows_of(node: Node) -> Iterator[Row]:
-    """The rows of a node, each by itself."""
-    if isinstance(node, Extern):
-        yield node
-    else:
-        yield from map(node.row, range(node.rows))
-
-
-def read_by(node: Node) -> Iterable[int]:
-    """The values that all rows of a node read."""
-    return node.reads if isinstance(node, Extern) else chain.from_iterable(node.reads)
-
-
-def written_by(node: Node) -> Iterable[int]:
-    """The values that all rows of a node write."""
-    return node.writes if isinstance(node, Extern) else chain.from_iterable(node.writes)
 
 
 @dataclass(frozen=True)
@@ -293,6 +105,12 @@ class Refusal(NamedTuple):
     code: str
     detail: str
     list_index: int = -1
+
+    @property
+    def seen(self) -> str:
+        """What the rule saw, and where."""
+        at = f"at list index {self.list_index}" if self.list_index >= 0 else ""
+        return " ".join(filter(None, (self.detail, at)))
 
 
 @dataclass(frozen=True)

@@ -81,9 +81,8 @@ def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
     if schedule.refusals:
         lines += ["", "not fused:"]
     for r in schedule.refusals:
-        detail = f" ({r.detail})" if r.detail else ""
-        at = f" at list index {r.list_index}" if r.list_index >= 0 else ""
-        lines.append(f"  {r.producer} -> {r.consumer}: {r.code}{detail}{at}")
+        seen = f" ({r.seen})" if r.seen else ""
+        lines.append(f"  {r.producer} -> {r.consumer}: {r.code}{seen}")
     return "\n".join([*lines, ""])
 
 

@@ -16,7 +16,7 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
-from typing import Any
+from typing import Any, cast
 
 from ..ir.alias import overlaps, shared_storages
 from ..ir.graph import (
@@ -98,23 +98,23 @@ def _frames(facts: _Facts, tied: frozenset[int]) -> Iterator[Frame]:
     nodes = list(facts.columns)
     place = {i: k for k, i in enumerate(nodes)}
     sets = UnionFind(len(nodes))
-    owner: dict[int, Column] = {}  # buffer -> the column that has it
+    owner: dict[int, int] = {}  # buffer -> the node that first has its column
     node_of: dict[Column, int] = {}
     crossed: list[int] = []  # nodes whose columns meet in another order
     for i in nodes:
-        for column in facts.columns[i]:
+        for column in dict.fromkeys(facts.columns[i]):
             if joining.isdisjoint(column):
                 continue
-            known = node_of.setdefault(column, i)
-            sets.join(place[i], place[known])
-            if known != i or owner.get(column[0]) is column:
+            if column in node_of:
+                sets.join(place[i], place[node_of[column]])
                 continue
-            met = {id(c): c for c in map(owner.get, column) if c is not None}
+            node_of[column] = i
+            met = set(map(owner.get, column)) - {None}
             if met or len(set(column)) < len(column):
                 crossed.append(i)
-                for other in met.values():
-                    sets.join(place[i], place[node_of[other]])
-            owner.update(dict.fromkeys(column, column))
+                for other in met:
+                    sets.join(place[i], place[cast(int, other)])
+            owner.update(dict.fromkeys(column, i))
     bundles: dict[int, list[int]] = {}
     for i in nodes:
         bundles.setdefault(sets.find(place[i]), []).append(i)
@@ -203,10 +203,11 @@ class _Facts:
         for i, n in enumerate(self.graph.nodes):
             if isinstance(n, Extern):
                 continue
-            written = (self.graph.values[v] for v in written_by(n))
-            if i not in self.columns:
-                written = (b for b in written if self.graph.buffers[b].shape)
-            found.update(written)
+            written = map(self.graph.values.__getitem__, written_by(n))
+            if i in self.columns:
+                found.update(written)
+            else:
+                found.update(b for b in written if self.graph.buffers[b].shape)
         return frozenset(found)
 
     def alike(self, frame: Frame) -> list[Frame]:
@@ -236,8 +237,10 @@ class _Facts:
             whole = rows == range(node.rows)
             node = node if whole else node.pick(rows)
             for v in node.reads:
-                yield list(map(self.maker.get, v))
-                yield list(map(self.entry.__contains__, v))
+                makers = list(map(self.maker.get, v))
+                yield makers
+                if None in makers:
+                    yield list(map(self.entry.__contains__, v))
             for v in node.writes:
                 yield list(map(self.final.__contains__, v))
             reduces |= node.body.reduction != ""
