@@ -10,11 +10,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TEST_FLAGS ?= -n auto
 BENCH_FLAGS ?=
 FUZZ_FLAGS ?=
+PROGRAM_FLAGS ?=
 DEMO_FLAGS ?=
 GPU_FLAGS ?=
 REPLAY_FLAGS ?=
+# The C++ that is no text of Python.
+HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h
 
-.PHONY: help demo test test-share test-all fuzz replay gpu bench bench-gpu lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay gpu bench bench-gpu lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -43,11 +46,18 @@ test-share: $(VENV)/stamp-test
 test-all: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests -m "not gpu" $(TEST_FLAGS)
 
-# The same ones again: make fuzz FUZZ_FLAGS="--hypothesis-seed=<as it printed>".
-fuzz: $(VENV)/stamp-test
-	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py tests/numerics/test_fuzz_optimizers.py \
-		-m "not slow" --hypothesis-profile=fuzz \
-		--hypothesis-show-statistics -n auto --timeout 3600 $(FUZZ_FLAGS)
+# Programs, then optimizers. The same ones again: make fuzz
+# PROGRAM_FLAGS="--hypothesis-seed=<as it printed>" FUZZ_FLAGS="--first <as it printed>".
+# Of the latter, those that an earlier run got done are not run again.
+fuzz: fuzz-programs fuzz-optimizers
+
+fuzz-programs: $(VENV)/stamp-test
+	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py -m "not slow" \
+		--hypothesis-profile=fuzz --hypothesis-show-statistics -n auto \
+		--timeout 3600 $(PROGRAM_FLAGS)
+
+fuzz-optimizers: $(VENV)/stamp-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.tools.fuzz $(FUZZ_FLAGS)
 
 # A part of the tests: make replay REPLAY_FLAGS="--tests tests/scheduler/test_stages.py".
 replay: $(VENV)/stamp-test
@@ -70,13 +80,13 @@ gpu:
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror fuseopt/codegen/cpp/include/*.h
+	$(BIN)/clang-format --dry-run -Werror $(HEADERS)
 	$(BIN)/mypy
 
 format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i fuseopt/codegen/cpp/include/*.h
+	$(BIN)/clang-format -i $(HEADERS)
 
 clean:
 	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info

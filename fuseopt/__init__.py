@@ -58,7 +58,7 @@ class _Module(types.ModuleType):
     """This module, which says what is meant when somebody takes it for the backend."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        from .backend import refuse_module
+        from .compiler.entry import refuse_module
 
         refuse_module()
 

@@ -1,67 +1,19 @@
-"""The backend: `fuseopt(gm, example_inputs)` is what Dynamo calls.
+"""The entry point: `fuseopt.backend:fuseopt` is what Dynamo loads for the name.
 
-To load it is to import this module alone; what compiles is imported with the first
-graph. Only what must be in place before Dynamo traces a step comes sooner: as soon as
-somebody asks for the backend in a process in which Dynamo is.
+To load it imports the object that Dynamo calls and nothing that compiles.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+from .compiler.entry import BACKEND, attach, attach_to_loaded, take_bound_steps
 
 if TYPE_CHECKING:
     import torch
-    from torch.fx import GraphModule
 
+    from .compat import Asked
 
-class Backend:
-    """What Dynamo calls with each graph; of which there is one, `fuseopt`."""
-
-    def __call__(
-        self,
-        gm: GraphModule,
-        example_inputs: Sequence[Any],
-        *,
-        mode: str | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Callable[..., Any]:
-        """Compile Dynamo's graph of a step.
-
-        `mode` and `options` as in fuseopt.config. Raises ConfigError, UnsupportedInput.
-        """
-        attach()
-        from .compat import refusals_pass
-        from .compiler.dispatch import compile_graph
-
-        with refusals_pass(self):
-            return compile_graph(gm, example_inputs, mode, options)
-
-    @property
-    def __name__(self) -> str:
-        # torch.compile asks a backend for its name when Dynamo is loaded, and before
-        # it traces: that serves whoever took hold of the backend before Dynamo was
-        _attach_to_loaded()
-        return "fuseopt"
-
-    def __repr__(self) -> str:
-        return "<backend fuseopt>"
-
-    def reset(self) -> None:
-        """Called by torch._dynamo.reset(): forget reports, release graphs."""
-        if f"{__package__}.compiler.session" in sys.modules:
-            from .compiler.session import session
-
-            session.reset()
-
-
-BACKEND = Backend()
-_attaching = threading.RLock()
-_attached: list[bool] = []
-
-if TYPE_CHECKING:
     fuseopt = BACKEND
 
 
@@ -69,69 +21,16 @@ def __getattr__(name: str) -> Any:
     """Dynamo, which loads `fuseopt.backend:fuseopt`, asks for it by name."""
     if name != "fuseopt":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _attach_to_loaded()
+    attach_to_loaded()
     return BACKEND
 
 
-def _attach_to_loaded() -> None:
-    if hasattr(sys.modules.get("torch._dynamo"), "optimize"):  # all of it is there
-        attach()
+def _take(step: Any, optimizer: torch.optim.Optimizer, asked: Asked) -> Any:
+    from .isolate.compile import compile_bound
+
+    return compile_bound(step, optimizer, asked)
 
 
-def attach() -> None:
-    """Tell Dynamo, which this imports, what it must know before it traces for us."""
-    with _attaching:
-        if _attached:
-            return
-        _attached.append(True)
-        from . import compat
+take_bound_steps(_take)
 
-        compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
-        compat.trace_plainly(BACKEND)
-        compat.trace_branches(BACKEND)
-        compat.keep_attributes(BACKEND)
-        compat.trace_power(BACKEND)
-        compat.trace_rewrites(BACKEND)
-        compat.spare_inductor()
-        compat.on_recompile_limit(BACKEND, _tell_of_limit)
-        compat.on_graph_break(BACKEND, _tell_of_graph_break)
-
-
-def refuse_module() -> NoReturn:
-    """Raise what to pass instead of the module. Raises NotABackend."""
-    from .compat import refusals_pass
-    from .errors import NotABackend
-
-    with refusals_pass(BACKEND):
-        raise NotABackend(
-            "fuseopt is a module: give torch.compile the backend's name, as in "
-            'torch.compile(opt.step, backend="fuseopt"), or call fuseopt.compile(opt)'
-        )
-
-
-def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
-    from .compat import refusals_pass
-    from .compiler.diagnostics import refuse_untraceable
-
-    with refusals_pass(BACKEND):
-        refuse_untraceable(optimizer)
-
-
-def _keep_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
-    from .compiler.diagnostics import kept_from_dynamo
-
-    return kept_from_dynamo(optimizer)
-
-
-def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
-    from .compiler.diagnostics import tell_of_limit
-
-    tell_of_limit(function, optimizer)
-
-
-def _tell_of_graph_break(
-    place: str, reason: str, optimizer: torch.optim.Optimizer
-) -> None:
-    from .compiler.diagnostics import tell_of_graph_break
-
-    tell_of_graph_break(place, reason, optimizer)
+__all__ = ["BACKEND", "attach", "fuseopt"]

@@ -45,6 +45,8 @@ class Config:
     cudagraphs: capture the launches of a step on an accelerator and replay them; "auto"
         does it where a replay takes the place of more than one launch, and with
         "require" it is an error where they cannot be captured.
+    raw_fields: compare the fields of tensors where they lie in memory, which is looked
+        for and tried; else ask the C functions that torch exports, which takes longer.
     """
 
     target: str = "auto"
@@ -56,6 +58,7 @@ class Config:
     cache_dir: str | None = None
     check: bool = False
     cudagraphs: bool | str = "auto"
+    raw_fields: bool = True
 
 
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -66,6 +69,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "debug": (0, 1, 2, 3, 4),
     "check": (True, False),
     "cudagraphs": ("auto", True, False, "require"),
+    "raw_fields": (True, False),
 }
 #: What a variable of the environment may say of something that is done or not, in
 #: capitals or not.
@@ -98,6 +102,14 @@ def _checked(name: str, value: Any, said: str = "") -> Any:
     return value
 
 
+def of_mode(mode: str | None) -> dict[str, Any]:
+    """The options that a mode of torch.compile stands for. Raises ConfigError."""
+    if mode is not None and mode not in MODES:
+        raise ConfigError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
+    graphs = None if mode is None else MODES[mode]
+    return {} if graphs is None else {"cudagraphs": graphs}
+
+
 def resolve(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -105,8 +117,7 @@ def resolve(
 ) -> Config:
     """The Config of one `torch.compile` call. Raises ConfigError."""
     env = os.environ if environ is None else environ
-    if mode is not None and mode not in MODES:
-        raise ConfigError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
+    by_mode = of_mode(mode)
     config = Config()
     for name, variable in (
         ("cache_dir", "FUSEOPT_CACHE_DIR"),
@@ -119,6 +130,7 @@ def resolve(
         ("debug", "FUSEOPT_DEBUG", LEVELS),
         ("check", "FUSEOPT_CHECK", SWITCH),
         ("cudagraphs", "FUSEOPT_CUDAGRAPHS", GRAPHS),
+        ("raw_fields", "FUSEOPT_RAW_FIELDS", SWITCH),
     )
     for name, variable, meanings in switches:
         said = env.get(variable, "").strip()
@@ -127,7 +139,6 @@ def resolve(
                 known = ", ".join(meanings)
                 raise ConfigError(f"{variable}={said!r}: expected one of {known}")
             config = replace(config, **{name: meanings[said.lower()]})
-    if mode is not None and MODES[mode] is not None:
-        config = replace(config, cudagraphs=bool(MODES[mode]))
+    config = replace(config, **by_mode)
     given = {k: _checked(k, v) for k, v in (options or {}).items()}
     return replace(config, **given)

@@ -11,12 +11,11 @@ import torch
 from torch.fx import GraphModule
 
 from . import compat
-from .backend import attach
 from .compiler.dispatch import part_reports, values_of
+from .compiler.entry import BACKEND, attach
 from .compiler.partition import decide
-from .compiler.pipeline import plan_graph
+from .compiler.pipeline import explain_graph
 from .compiler.report import Report
-from .compiler.session import COMPILED
 from .compiler.timing import Clock
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
@@ -47,9 +46,8 @@ def explain(
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.optim.Optimizer):
         twin = _twin(owner)
-        if hasattr(function, COMPILED):
-            unfuse(twin)
-        reason = compat.never_compiled(twin)
+        unfuse(twin)
+        reason = compat.disabled(twin)
         if reason:
             raise UnsupportedInput(reason)
         function = getattr(twin, function.__name__)
@@ -60,25 +58,26 @@ def explain(
 
     def planner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
         clock = Clock()
-        decision = decide(gm, inputs)
+        decision = decide(gm, inputs, compat.traces_step())
         clock.lap("decide")
         update = [part for part in decision.parts if part.side == "update"]
         if decision.whole != "update":
             found.append(Report(fallback=decision.why))
         elif update:
             values = values_of(gm, inputs, update[0])
-            report = plan_graph(update[0].gm, values, config, run=False)[1]
+            report = explain_graph(update[0].gm, values, config)
             report.parts = part_reports(decision.parts, config.fallback)
             found.append(report)
         else:
-            report = plan_graph(gm, list(inputs), config, run=False, clock=clock)[1]
-            found.append(report)
+            found.append(explain_graph(gm, list(inputs), config, clock))
 
         def leave(*_: Any) -> Any:
             raise Planned
 
         return leave
 
+    # so that Dynamo traces as it does for the backend
+    planner._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
     with contextlib.suppress(Planned), compat.scalar_outputs():
         torch.compile(function, backend=planner)(*args)
     if not found:

@@ -119,13 +119,16 @@ def refusal(error: BaseException | None) -> bool:
 
 
 def outcome() -> str:
-    """What became of the last step that was compiled: led, whole, eager."""
+    """What became of the last step that was compiled: led, whole, eager and why."""
     told = fuseopt.reports()
     if told and "do as these" in told[-1].traced:
         return "led"
     if any(not r.fallback for r in told):
         return "whole"
-    return "eager"
+    if told:
+        return f"eager: {told[-1].fallback}"
+    # what is told of a step of which Dynamo gives no graph
+    return "eager: " + next(iter(session.warned), "Dynamo gave no graph")
 
 
 @contextlib.contextmanager
@@ -153,8 +156,9 @@ def beside(
 ) -> str:
     """Both runs side by side: what became of the step. Raises Silent, Loud.
 
-    "led", "whole" or "eager": the bits of eager, and all else. "refused": an error of
-    fuseopt's, or ("dynamo") of Dynamo's, and nothing was written. "raised": eager's.
+    "led", "whole" or "eager: why": the bits of eager, and all else. "refused: why": an
+    error of fuseopt's, or ("dynamo") of Dynamo's, and nothing was written. "raised":
+    eager's.
     """
     with quiet(), contextlib.ExitStack() as after:
         runs = []
@@ -174,7 +178,7 @@ def beside(
                 for what in unlike(mine.frozen(), before):
                     raise Silent(f"step {turn} was refused ({got}); yet {what}")
                 if refusal(got):
-                    return "refused"
+                    return f"refused: {got}"
                 if isinstance(got, TorchDynamoException):
                     return "dynamo"
             if want is not None and isinstance(got, (type(want), TorchDynamoException)):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fuseopt.ir.alias import may_share
+from fuseopt.ir.columns import columns
 from fuseopt.ir.graph import (
     Body,
     Buffer,
@@ -13,6 +14,7 @@ from fuseopt.ir.graph import (
     Graph,
     Kernel,
     Literal,
+    Row,
     ScalarRef,
     Schedule,
     SchedulerNode,
@@ -53,7 +55,7 @@ class GraphBuilder:
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
         self.values: list[int] = []
-        self.nodes: list[SchedulerNode | Extern] = []
+        self.nodes: list[Row] = []
         self.current: list[int] = []
         self.initial: list[int] = []
         self.outputs: list[int] = []
@@ -227,7 +229,7 @@ class GraphBuilder:
         graph = Graph(
             tuple(self.buffers),
             tuple(self.values),
-            tuple(self.nodes),
+            columns(self.nodes, self.values, self.buffers),
             tuple(self.initial),
             tuple(final),
             tuple(self.outputs),

@@ -37,6 +37,7 @@ class Freezer:
 
     def __init__(self, ps: Sequence[Tensor]) -> None:
         self.place = {id(p): n for n, p in enumerate(ps)}
+        self.at = {p.data_ptr(): n for n, p in enumerate(ps)}
         self.seen: dict[int, int] = {}
         self.kept: list[Any] = []  # an address is one object's while it lives
         self.memory: dict[int, int] = {}
@@ -63,8 +64,12 @@ class Freezer:
         if isinstance(x, float):
             return (kind, x.hex() if x == x else "nan")
         if isinstance(x, int) and not isinstance(x, bool):
+            if x in self.at and x > 4096:
+                return ("address", self.at[x])
             return ("id", self.place[x]) if x in self.place else (kind, x)
-        if isinstance(x, (str, bytes, bool, complex, type(None), torch.dtype)):
+        if isinstance(x, str):
+            return (kind, str.__str__(x))  # whatever its class says of equality
+        if isinstance(x, (bytes, bool, complex, type(None), torch.dtype)):
             return (kind, x)
         if isinstance(x, (type, types.ModuleType)):
             return (kind, x.__name__)

@@ -9,6 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Op = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def wide(z: Tensor) -> Tensor:
+    """A number without dimensions that only float64 holds."""
+    return z.flatten()[3].double() * 0.1
+
+
 OPS: dict[str, Op] = {
     "add": lambda x, y, z: torch.add(x, y, alpha=0.3),
     "add a number": lambda x, y, z: x + 0.3,
@@ -121,6 +128,7 @@ OPS: dict[str, Op] = {
     "add one": lambda x, y, z: x + z.flatten()[3],
     "lerp by a tensor": lambda x, y, z: torch.lerp(x, y, z),
     "lerp by one": lambda x, y, z: torch.lerp(x, y, z.flatten()[3]),
+    "lerp by one of another type": lambda x, y, z: torch.lerp(x, y, wide(z)),
     "atan2 by one": lambda x, y, z: x.atan2(z.flatten()[3]),
     "maximum by one": lambda x, y, z: x.maximum(z.flatten()[3]),
     "div_trunc": lambda x, y, z: torch.div(x, y, rounding_mode="trunc"),

@@ -17,10 +17,14 @@ import torch
 from fuseopt.capture import capture
 from fuseopt.codegen import CppTarget
 from fuseopt.codegen.triton.kernel import TritonTarget
+from fuseopt.compiler.dispatch import EagerCalls
+from fuseopt.config import Config
 from fuseopt.ir.graph import Instr, Kernel, Schedule, Variant
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.cpp.table import CppTable, TableFactory
-from fuseopt.runtime.plan import Plan
+from fuseopt.runtime.executor import Direct, Program
+from fuseopt.runtime.plan import Built, Plan, Ready
+from fuseopt.runtime.source import GraphTensors
 from fuseopt.runtime.step import CompiledStep
 from fuseopt.runtime.triton.build import TritonBuilder
 from fuseopt.runtime.triton.table import triton_factory
@@ -170,7 +174,7 @@ class Compilers:
         return functools.partial(CppTable, entry, 0)
 
     def backend(self, target: str) -> Callable[..., Any]:
-        def plan(gm: torch.fx.GraphModule, args: Sequence[Any]) -> Plan:
+        def program(gm: torch.fx.GraphModule, args: Sequence[Any]) -> Program:
             captured, made = planned(gm, args)
             factories = {
                 step.name: self.factory(target, step)
@@ -178,9 +182,16 @@ class Compilers:
                 if isinstance(step, Kernel)
             }
             assert len(factories) == 1
-            return Plan(captured, made, factories)
+            return Program(Plan(captured, made, Ready(Built(factories))), Direct())
 
-        return lambda gm, args: CompiledStep(gm, plan, args)
+        def step(gm: torch.fx.GraphModule, args: Sequence[Any]) -> CompiledStep:
+            replan = functools.partial(program, gm)
+            first = replan(args)
+            source = GraphTensors(gm, first.plan.captured.tensor_args)
+            policy = EagerCalls(gm, Config(), lambda report: None)
+            return CompiledStep(source, first, replan, policy)
+
+        return step
 
 
 def train(

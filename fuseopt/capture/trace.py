@@ -2,11 +2,12 @@
 
 `capture(gm, args)` takes the GraphModule and the arguments of a call (real or fake
 tensors and numbers; only their metadata is read) and returns a `Captured`: the Graph,
-the scalar program, the externs' calls, and where the tensors of a call come from.
+the externs' calls, and where the tensors of a call come from.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +16,17 @@ import torch
 from torch.fx import GraphModule
 
 from ..errors import CaptureError
+from ..ir.columns import columns
+from ..ir.expressions import Evaluator, evaluator
 from ..ir.graph import Buffer, Graph
 from .aten.constants import swap
 from .aten.dtypes import PARTS
 from .aten.externs import Call
 from .fx.given_memory import Given
 from .fx.interpreter import Interpreter
+from .results import Alias, Itself, Known, Returned, leaves, result_buffers
 from .scalars.device import Computed, NumberRef
-from .scalars.host import Scalars, Sym
+from .scalars.host import Sym
 
 
 @dataclass(frozen=True)
@@ -34,16 +38,11 @@ class Captured:
     are pairs of pool positions (second, first) that were the same memory in the same
     layout, and so are one buffer. `complexes`: positions in the pool of tensors whose
     buffers are their real views.
-    `result` is the graph's output with each tensor replaced by ("buffer", index), or by
-    ("complex", index) where the buffer is its real view; ("alias", index) is another
-    tensor of the memory of one of the call (`p.detach()`). Where one of these is given
-    other memory, ("tensor", position) is that itself, and an alias is what it was
-    before. `given`: what is given to which of them, when the step has run. `aliases`:
-    the buffers of such aliases.
+    `result` is the graph's output, see `results`. `given`: which memory tensors of the
+    call get when the step has run. `aliases`: the buffers of the result's aliases.
     """
 
     graph: Graph
-    scalars: Scalars
     calls: tuple[Call, ...]
     statics: tuple[str, ...]
     tensor_args: tuple[int, ...]
@@ -52,6 +51,11 @@ class Captured:
     twins: tuple[tuple[int, int], ...] = ()
     given: tuple[Given, ...] = ()
     aliases: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def evaluate(self) -> Evaluator:
+        """What computes the numbers of a call; `.item()` only on CPU tensors."""
+        return evaluator(self.graph.numbers)
 
 
 def capture(
@@ -80,7 +84,7 @@ def capture(
     def describe(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             if id(x) in moved:
-                return ("tensor", moved[id(x)])
+                return Itself(moved[id(x)])
             if x.is_conj() or x.is_neg():
                 raise CaptureError("the step returns a conjugated or negated view")
             buffer = recorder.buffer_of(swap(x, recorder.constant))
@@ -89,15 +93,15 @@ def capture(
             given_as = own.source in sources or id(x) not in interpreter.origin
             if own.kind in ("static", "arg") and given_as and x.dtype not in PARTS:
                 aliases.append(buffer)
-                return ("alias", buffer)
-            return ("complex" if x.dtype in PARTS else "buffer", buffer)
+                return Alias(buffer)
+            return Returned(buffer, x.dtype in PARTS)
         if isinstance(x, (list, tuple)):
             return type(x)(describe(y) for y in x)
         if isinstance(x, Computed):
             buffer = recorder.buffer_of(x.tensor)
             outputs.append(buffer)
             return NumberRef(buffer, x.is_float)
-        return ("sym", x) if isinstance(x, Sym) else ("value", x)
+        return x if isinstance(x, Sym) else Known(x)
 
     result = describe(returned)
     final = [
@@ -109,17 +113,18 @@ def capture(
     for b in outputs:
         if recorder.buffers[b].kind == "temp":
             final[b] = recorder.current[b]
+    buffers = _numbered(recorder.buffers)
     graph = Graph(
-        _numbered(recorder.buffers),
+        buffers,
         tuple(recorder.values),
-        tuple(recorder.nodes),
+        columns(recorder.nodes, recorder.values, buffers),
         tuple(recorder.initial),
         tuple(final),
         tuple(dict.fromkeys(outputs)),
+        tuple(interpreter.scalars.exprs),
     )
     return Captured(
         graph,
-        interpreter.scalars,
         tuple(recorder.calls),
         tuple(interpreter.statics),
         tuple(interpreter.tensor_args),
@@ -144,34 +149,14 @@ def _numbered(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
     )
 
 
-def result_buffers(result: Any) -> list[int]:
-    """The buffers of which a caller is given something, by what is returned."""
-    if isinstance(result, NumberRef):
-        return [result.buffer]
-    if isinstance(result, tuple) and len(result) == 2:
-        if result[0] in ("buffer", "complex", "alias"):
-            return [result[1]]
-        if result[0] in ("sym", "value", "tensor"):
-            return []
-    if isinstance(result, (list, tuple)):
-        return sorted({b for x in result for b in result_buffers(x)})
-    return []
-
-
 def read_at_once(captured: Captured) -> bool:
     """Does who calls the step read numbers of its results?
 
     Dynamo hands a float that a step computed over in a tensor of float64 without
     dimensions, which its code reads as soon as the graph has run.
     """
-    buffers = captured.graph.buffers
-    of_numbers = {b for b in result_buffers(captured.result) if not buffers[b].shape}
-    return any(buffers[b].dtype == "f64" for b in of_numbers) or _has_number(
-        captured.result
+    result, buffers = captured.result, captured.graph.buffers
+    scalars = [b for b in result_buffers(result) if not buffers[b].shape]
+    return any(buffers[b].dtype == "f64" for b in scalars) or any(
+        isinstance(x, NumberRef) for x in leaves(result)
     )
-
-
-def _has_number(result: Any) -> bool:
-    if isinstance(result, NumberRef):
-        return True
-    return isinstance(result, (list, tuple)) and any(map(_has_number, result))

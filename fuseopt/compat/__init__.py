@@ -9,16 +9,20 @@ from .accelerators import (
     end_generator_capture,
 )
 from .attributes import keep_attributes
+from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
+from .contexts import scalar_outputs
 from .dynamo import (
     disabled,
     initialize,
+    leave_no_patches,
     never_compiled,
     number_sources,
+    on_failure,
     on_graph_break,
     on_recompile_limit,
     on_trace,
-    scalar_outputs,
+    refusal_of,
     trace_power,
     traces_step,
 )
@@ -29,11 +33,14 @@ from .fields import (
     requires_grad_function,
     tensor_functions,
 )
+from .guards import trace_guarded
+from .hazards import acts_otherwise
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
+from .schemas import Schema, changes_first, name_of, schema_of, written
 from .tensors import (
     GRAD_SWITCH,
     HIGHER_ORDER,
@@ -67,15 +74,19 @@ __all__ = [
     "MAKE_TENSOR",
     "PROFILED",
     "SORTS_BY_DIMS",
+    "Asked",
     "Codes",
     "Fakes",
     "LibraryStruct",
+    "Schema",
     "TensorFunctions",
     "Traced",
+    "acts_otherwise",
     "as_if_compiling",
     "before_process_groups_end",
     "bound_op",
     "bump_versions",
+    "changes_first",
     "disabled",
     "dynamo_errors",
     "end_allocation",
@@ -85,22 +96,29 @@ __all__ = [
     "gradient_getter",
     "initialize",
     "keep_attributes",
+    "leave_no_patches",
     "metadata_guard",
+    "name_of",
     "negated_view",
     "never_compiled",
     "number_sources",
+    "on_bound_step",
+    "on_failure",
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "refusal_of",
     "refusals_pass",
     "requires_grad_function",
     "scalar_outputs",
+    "schema_of",
     "shapes_of",
     "spare_inductor",
     "stance",
     "tensor_functions",
     "tidy",
     "trace_branches",
+    "trace_guarded",
     "trace_plainly",
     "trace_power",
     "trace_rewrites",
@@ -108,4 +126,5 @@ __all__ = [
     "undisturbed",
     "vector_library",
     "wraps_others",
+    "written",
 ]

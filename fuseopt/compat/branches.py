@@ -15,7 +15,6 @@ from __future__ import annotations
 import dis
 import functools
 import logging
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from torch.fx import Node
 
 from .dynamo import leads_to
 from .plain import is_unknown
+from .schemas import written
 
 log = logging.getLogger("fuseopt")
 
@@ -177,29 +177,6 @@ def _is_read(tx: Any, name: str, start: int) -> bool:
 # ---------------------------------------------------------------- what a way changes
 
 
-def _written(node: Node) -> list[Node]:
-    """The arguments of a call that it changes in place."""
-    if not node.op.startswith("call"):
-        return []
-    name = str(getattr(node.target, "__name__", node.target))
-    schema = getattr(node.target, "_schema", None)
-    found: list[Any] = [node.kwargs["out"]] if "out" in node.kwargs else []
-    if schema is not None:
-        for i, a in enumerate(schema.arguments):
-            if a.alias_info is not None and a.alias_info.is_write:
-                found.append(node.args[i] if i < len(node.args) else None)
-    elif name == "setitem" or name in INPLACE or (name[-1] == "_" != name[-2:-1]):
-        found.append(node.args[0])
-    nodes: list[Node] = []
-    torch.fx.node.map_arg(found, lambda x: nodes.append(x))
-    return nodes
-
-
-INPLACE = frozenset(
-    name for name in vars(operator) if name[0] == "i" and hasattr(operator, name[1:])
-) - {"index"}
-
-
 def _memory(node: Node) -> set[int]:
     value = node.meta.get("example_value")
     tensors = value if isinstance(value, (list, tuple)) else [value]
@@ -227,7 +204,7 @@ def _changed(nodes: Sequence[Node]) -> list[Node]:
         name = str(getattr(node.target, "__name__", node.target))
         if any(word in name for word in RANDOM):
             raise Refused("one of them draws random numbers")
-        for target in _written(node):
+        for target in written(node):
             root = _root(target, inside)
             if root is not None:
                 if not isinstance(root.meta.get("example_value"), torch.Tensor):

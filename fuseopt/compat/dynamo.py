@@ -12,10 +12,11 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from .contexts import scalar_outputs, within_copy
 from .gc_pause import collector_paused
 from .gradients import Apart
 
@@ -103,12 +104,16 @@ def on_trace(
         seen = _optimizers(traced)
         for reason in filter(None, map(keep, seen)):
             _leave_to_eager(reason)
-        if seen or _within_step():
+        within = _stepping()
+        if seen or within:
+            _tracing.owners = [*seen, *within]
+            _tracing.own = any(map(_is_own, _tracing.owners))
             for patch in (scalar_outputs(), collector_paused(), Apart(seen)):
                 patch.__enter__()
                 _tracing.patches.append(patch)
 
     def ended(_: Any) -> None:
+        _tracing.owners = []
         while _tracing.patches:
             _tracing.patches.pop().__exit__(None, None, None)
 
@@ -139,7 +144,7 @@ def _leave_to_eager(reason: str) -> None:
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         torch_exc: Any = importlib.import_module("torch._dynamo.exc")
         torch_exc.unimplemented(
-            gb_type="optimizers that share state",
+            gb_type="a step that runs in eager",
             context="",
             explanation=reason,
             hints=[],
@@ -151,6 +156,8 @@ class _Tracing(threading.local):
 
     def __init__(self) -> None:
         self.patches: list[Any] = []
+        self.own = False
+        self.owners: list[torch.optim.Optimizer] = []
 
 
 _tracing = _Tracing()
@@ -161,23 +168,74 @@ def traces_step() -> bool:
     return bool(_tracing.patches)
 
 
-def _within_step() -> bool:
-    """Is an optimizer's method that records no gradients among the callers?"""
+def traces_own() -> bool:
+    """Is it the step of an optimizer that is not torch's own?"""
+    return _tracing.own and traces_step()
+
+
+#: Why Dynamo may not trace the steps of optimizers, which showed while it did.
+_refused: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def refusal_of(optimizer: torch.optim.Optimizer) -> str:
+    """Why Dynamo may not trace a step, as its trace has shown; "" if it may."""
+    return _refused.get(optimizer, "")
+
+
+def refuse(tx: Any, why: str) -> NoReturn:
+    """End the trace of a step here, of which Dynamo would make something else.
+
+    From now on the step runs in eager. Raises what ends a graph.
+    """
+    now = getattr(tx.output, "current_tx", tx)
+    reason = f"{why} ({now.f_code.co_filename}:{now.lineno})"
+    for owner in _tracing.owners:
+        _refused.setdefault(owner, reason)
+    _leave_to_eager(reason)
+    raise AssertionError("a graph went on that was ended")
+
+
+def _is_own(optimizer: torch.optim.Optimizer) -> bool:
+    """Has an optimizer a class that is not torch's?"""
+    kinds = type(optimizer).__mro__
+    inside = kinds[: kinds.index(torch.optim.Optimizer)]
+    return not all(kind.__module__.startswith("torch.") for kind in inside)
+
+
+def _stepping() -> list[torch.optim.Optimizer]:
+    """The optimizer whose method, which records no gradients, is among the callers."""
     if torch.is_grad_enabled():
-        return False
+        return []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if isinstance(frame.f_locals.get("self"), torch.optim.Optimizer):
-            return True
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.optim.Optimizer):
+            return [owner]
         frame = frame.f_back
-    return False
+    return []
 
 
-def scalar_outputs() -> Any:
-    """A context in which Dynamo takes `.item()` into its graphs, in this thread."""
-    import torch._dynamo
+def leave_no_patches(backend: Callable[..., Any]) -> None:
+    """Where Dynamo traces for `backend`, let nothing stay of what it patched.
 
-    return torch._dynamo.config.patch(capture_scalar_outputs=True)
+    Relies on the function in which Dynamo does all of a trace; where it is another,
+    what `config.patch` leaves in the context stays.
+    """
+    try:
+        converter: Any = importlib.import_module("torch._dynamo.convert_frame")
+        trace = converter._compile
+    except (ImportError, AttributeError):
+        return
+
+    @functools.wraps(trace)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        if any(leads_to(x, backend) for x in args if callable(x)):
+            return within_copy(trace, *args, **kwargs)
+        return trace(*args, **kwargs)
+
+    converter._compile = traced
 
 
 def _expect_changes(code: types.CodeType | None, ending: str) -> None:
@@ -245,7 +303,7 @@ def on_graph_break(
                 code = inspect.unwrap(type(owners[0]).step).__code__
                 own = (code.co_filename, code.co_name) == (line.filename, line.name)
                 line = line if own else None
-            if owners and line:
+            if owners and line and not refusal_of(owners[0]):
                 place = f"{line.filename}:{line.lineno}: {line.line}"
                 tell(place, kind or type(found[0]).__name__, owners[0])
         return log(self, *args, **kwargs)
@@ -285,6 +343,43 @@ def on_recompile_limit(
         return answer
 
     converter.exceeds_recompile_limit = exceeds
+
+
+def on_failure(
+    backend: Callable[..., Any],
+    tell: Callable[[str, str, torch.optim.Optimizer | None], None],
+) -> None:
+    """Where Dynamo itself fails while it traces code for `backend`, that code runs in
+    eager, and `tell(function, reason, optimizer)` is called.
+
+    As Dynamo does where it ends a graph. Errors of backends are none of these. Relies
+    on the class that traces a function, and on the class of Dynamo's own errors; where
+    they are others, such an error reaches the caller of the step.
+    """
+    try:
+        from torch._dynamo.convert_frame import ConvertFrameAssert
+        from torch._dynamo.exc import InternalTorchDynamoError
+    except ImportError:
+        return
+    convert = ConvertFrameAssert.__call__
+
+    @functools.wraps(convert)
+    def converted(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return convert(self, frame, *args, **kwargs)
+        except InternalTorchDynamoError as error:
+            within = error.__cause__
+            if not leads_to(self, backend) or isinstance(within, Warning):
+                raise
+            code = frame.f_code
+            place = f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+            reason = str(error).strip().partition("\n")[0]
+            owners = _optimizers(frame)
+            tell(place, reason, owners[0] if owners else None)
+        _leave_to_eager(reason)
+        raise AssertionError("a graph went on that was ended")
+
+    ConvertFrameAssert.__call__ = converted  # type: ignore[method-assign]
 
 
 def _power(x: float, y: float) -> float:

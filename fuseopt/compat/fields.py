@@ -20,26 +20,27 @@ import torch
 from .libraries import torch_library
 
 
-class TensorFunctions(ctypes.Structure):
-    """Mirrors `struct Functions` of fuseopt.runtime.guards.helper."""
+class TensorFunctions(NamedTuple):
+    """How to ask a tensor: where in a Python one its handle lies, addresses of C
+    functions that take a handle, and the places of its fields in bytes. `bump` is 0
+    where there is none, `words` where no fields were found.
+    """
 
-    _fields_ = [
-        ("handle", ctypes.c_int64),
-        ("data", ctypes.c_void_p),
-        ("dims", ctypes.c_void_p),
-        ("dtype", ctypes.c_void_p),
-        ("device", ctypes.c_void_p),
-        ("index", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("bump", ctypes.c_void_p),
-        ("storage", ctypes.c_int64),
-        ("first", ctypes.c_int64),
-        ("words", ctypes.c_int64),
-        ("kind", ctypes.c_int64),
-        ("inlined", ctypes.c_int64),
-        ("memory", ctypes.c_int64),
-    ]
+    handle: int
+    data: int
+    dims: int
+    dtype: int
+    device: int
+    device_index: int
+    sizes: int
+    strides: int
+    bump: int
+    storage: int
+    first: int
+    words: int
+    kind: int
+    inlined: int
+    memory: int
 
 
 class Fields(NamedTuple):
@@ -151,7 +152,7 @@ _NAMES = {
     "dims": "aoti_torch_get_dim",
     "dtype": "aoti_torch_get_dtype",
     "device": "aoti_torch_get_device_type",
-    "index": "aoti_torch_get_device_index",
+    "device_index": "aoti_torch_get_device_index",
     "sizes": "aoti_torch_get_sizes",
     "strides": "aoti_torch_get_strides",
 }
@@ -174,17 +175,20 @@ def _shims() -> dict[str, int] | None:
     return found
 
 
-def tensor_functions(tensors: Sequence[torch.Tensor]) -> TensorFunctions | None:
+def tensor_functions(
+    tensors: Sequence[torch.Tensor], raw: bool = True
+) -> TensorFunctions | None:
     """C functions that read a tensor's address and metadata; None where there are none.
 
     Relies on the stable C shim of AOTInductor, and on finding a tensor's handle in its
-    Python object, which is looked for and not assumed.
+    Python object, which is looked for and not assumed. `raw`: with the places of fields
+    in memory.
     """
     shims = _shims()
     offset = _handle_offset(tensors) if shims is not None else None
     if shims is None or offset is None:
         return None
-    found = fields()
+    found = fields() if raw else Fields()
     return TensorFunctions(
         handle=offset,
         storage=8 * found.storage,
@@ -266,6 +270,6 @@ class Codes:
         """Of a tensor: its dtype, its kind of device, the index of that."""
         key = t.dtype, t.device
         if key not in self._known:
-            names = "dtype", "device", "index"
+            names = "dtype", "device", "device_index"
             self._known[key] = tuple([_ask(name, t) for name in names])
         return self._known[key]

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.fx import _symbolic_trace as _fx
 
+from .contexts import setting
+
 
 def stance() -> str:
     """What `torch.compiler.set_stance` told Dynamo last; "other": another backend.
@@ -121,7 +123,4 @@ def _no_records() -> contextlib.AbstractContextManager[Any]:
     config = importlib.import_module("torch._dynamo.config")
     if not hasattr(config, "record_runtime_overhead"):
         return contextlib.nullcontext()
-    patch: contextlib.AbstractContextManager[Any] = config.patch(
-        record_runtime_overhead=False
-    )
-    return patch
+    return setting(config, record_runtime_overhead=False)

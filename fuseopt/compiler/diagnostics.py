@@ -53,12 +53,22 @@ def shared_state(optimizer: torch.optim.Optimizer) -> str:
 
 def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
     """Why a step runs in eager, which the user is told; "" if Dynamo may trace it."""
-    why = untraceable(optimizer)
+    why = compat.refusal_of(optimizer) or untraceable(optimizer)
+    why = why or _odd_gradient_of(optimizer)
     if not why:
         return shared_state(optimizer)
-    session.warn_once(f"fuseopt: {type(optimizer).__name__}.step runs in eager: {why}.")
-    session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+    tell_of_step(optimizer, why)
     return why
+
+
+def tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
+    """Say that a step runs in eager: once of each optimizer for the same reason."""
+    if session.eager.get(optimizer) == why:
+        return
+    session.eager[optimizer] = why
+    session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+    name = type(optimizer).__name__
+    session.warn_once(f"fuseopt: {name}.step runs in eager: {why}.")
 
 
 def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
@@ -72,30 +82,31 @@ def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
 
 
 def untraceable_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """Has a parameter a gradient that only eager can take, and is the user told?
+    """Has a parameter a gradient that only eager can take, and is the user told?"""
+    why = _odd_gradient_of(optimizer)
+    if why:
+        tell_of_step(optimizer, why)
+    return bool(why)
 
-    A parameter whose `.data` changed its dtype keeps the gradient that it had; Dynamo
-    makes a twin of both, and gives the one to the other.
-    """
+
+def _odd_gradient_of(optimizer: torch.optim.Optimizer) -> str:
     for group in optimizer.param_groups:
         for p in group["params"]:
             if odd_gradient(p):
-                why = (
+                return (
                     f"a parameter of {p.dtype} has a gradient of {p.grad.dtype}, which "
                     "Dynamo cannot trace"
                 )
-                name = type(optimizer).__name__
-                session.warn_once(f"fuseopt: a step of {name} runs in eager: {why}.")
-                session.reports.append(Report(fallback=f"It runs in eager: {why}"))
-                return True
-    return False
+    return ""
 
 
 def odd_gradient(p: torch.Tensor) -> bool:
-    """Has a gradient another dtype than its parameter lets it have?"""
-    if p.grad is None or p.grad.dtype == p.dtype:
-        return False
-    return getattr(p, "grad_dtype", p.dtype) not in (None, p.grad.dtype)
+    """Has a gradient another dtype than its parameter?
+
+    Its `.data` may have changed its dtype, or its `grad_dtype` lets it have one. Dynamo
+    makes a twin of both, and gives the one to the other, which may not have it.
+    """
+    return p.grad is not None and p.grad.dtype != p.dtype
 
 
 def _apart(optimizer: torch.optim.Optimizer) -> bool:
@@ -140,3 +151,13 @@ def tell_of_graph_break(
         "torch.where; TORCH_LOGS=graph_breaks has more.",
         place,
     )
+
+
+def tell_of_failure(
+    function: str, reason: str, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Warn that Dynamo itself fails on code, which runs in eager."""
+    what = function if optimizer is None else f"{type(optimizer).__name__}: {function}"
+    why = f"Dynamo fails on it: {reason}"
+    session.reports.append(Report(fallback=f"{what} runs in eager: {why}"))
+    session.warn_once(f"fuseopt: {what} runs in eager: {why}")

@@ -16,12 +16,14 @@ from torch.fx import GraphModule
 
 from .. import compat
 from ..capture.fx.eager import as_eager, replay
+from ..capture.fx.inputs import attribute
 from ..config import Config, resolve
 from ..errors import CannotBuild, CaptureError, EagerOnly, VerifyError
-from ..runtime.plan import Plan
+from ..runtime.binding import Binding
+from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from . import internal_errors, pipeline
-from .partition import Part, attribute, decide, join
+from .partition import Part, decide, join
 from .report import PartReport, Report
 from .session import session
 from .timing import Clock
@@ -65,40 +67,17 @@ def _update(
 
     `clock` has the seconds of what came before, for the first plan.
     """
-    clocks = [clock]
-    refused: set[str] = set()
 
-    def plan(graph: GraphModule, now: Sequence[Any]) -> Plan:
-        spent = clocks.pop() if clocks else None
-        made, report = pipeline.plan_graph(graph, now, config, clock=spent)
+    def tell(report: Report) -> None:
         report.parts = list(parts)
         session.reports.append(report)
-        assert made is not None
-        return made
 
-    def refuse(error: CaptureError) -> None:
-        _warn_of(error, config)
-        where = _elsewhere(config, str(error), eager=True)
-        text = f"A call runs in {where}: {error}"
-        if text not in refused:  # many calls may do so
-            refused.add(text)
-            session.reports.append(Report(fallback=text, parts=list(parts)))
-
-    def failed(error: Exception, now: Sequence[Any]) -> bool:
-        if isinstance(error, CannotBuild):
-            where = _elsewhere(config, str(error), eager=True)
-            _tell_of_eager(error)
-        elif internal_errors.is_mishap(error):
-            where = _failed(error, gm, now, config)
-        else:
-            return False
-        told = Report(fallback=f"It runs in eager: {where}", parts=list(parts))
-        session.reports.append(told)
-        return True
-
-    verify = _verified if config.verify else None
+    verify = functools.partial(_verified, gm) if config.verify else None
     try:
-        return CompiledStep(gm, plan, args, verify, refuse, failed)
+        plan = pipeline.replanner(gm, config, tell, clock)
+        program = plan(args)
+        source = GraphTensors(gm, program.plan.captured.tensor_args)
+        return CompiledStep(source, program, plan, EagerCalls(gm, config, tell), verify)
     except CaptureError as error:
         _warn_of(error, config)
         return _fall_back(gm, args, config, str(error), True, parts)
@@ -109,6 +88,52 @@ def _update(
     except Exception as error:
         why = _failed(error, gm, args, config)
         return _fall_back(gm, args, config, why, True, parts)
+
+
+class EagerCalls:
+    """Eager runs the calls that a graph cannot be planned for; see ChangePolicy.
+
+    `tell` is given a Report of each reason.
+    """
+
+    def __init__(
+        self, gm: GraphModule, config: Config, tell: Callable[[Report], None]
+    ) -> None:
+        self.gm = gm
+        self.config = config
+        self.tell = tell
+        self.told: set[str] = set()
+
+    def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
+        """All changes are followed."""
+
+    def overlapping(self) -> None:
+        """All changes are followed."""
+
+    def refused(self, error: CaptureError) -> None:
+        """Raises CaptureError where eager is not to run anything."""
+        _warn_of(error, self.config)
+        where = _elsewhere(self.config, str(error), eager=True)
+        text = f"A call runs in {where}: {error}"
+        if text not in self.told:  # many calls may do so
+            self.told.add(text)
+            self.tell(Report(fallback=text))
+
+    def failed(self, error: Exception, args: Sequence[Any]) -> bool:
+        """An error of fuseopt's own, or of its compilers, is no error of the step."""
+        if isinstance(error, CannotBuild):
+            where = _elsewhere(self.config, str(error), eager=True)
+            _tell_of_eager(error)
+        elif internal_errors.is_mishap(error):
+            where = _failed(error, self.gm, args, self.config)
+        else:
+            return False
+        self.tell(Report(fallback=f"It runs in eager: {where}"))
+        return True
+
+    def eager(self) -> Callable[..., Any]:
+        """The graph, with eager's bits."""
+        return as_eager(self.gm)
 
 
 def _failed(

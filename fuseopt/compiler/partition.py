@@ -21,23 +21,19 @@ eager's bits, and an update always has.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..capture.fx.given_memory import gives_memory
-from ..compat import GRAD_SWITCH, HIGHER_ORDER
+from ..capture.fx.inputs import attribute
+from ..compat import GRAD_SWITCH, HIGHER_ORDER, name_of, written
 
 Side = Literal["before", "update", "after"]
 
-#: Functions of `operator` that change their first argument.
-INPLACE_OPERATORS = frozenset(
-    "iadd isub imul itruediv ifloordiv ipow imod iand ior ixor setitem".split()
-)
 #: Calls that make a part worth a compilation of its own.
 COMPUTE = frozenset(
     (
@@ -87,10 +83,6 @@ class Decision:
 # ---------------------------------------------------------------- calls
 
 
-def _name(node: Node) -> str:
-    return str(getattr(node.target, "__name__", node.target))
-
-
 def _nodes(x: Any) -> list[Node]:
     if isinstance(x, Node):
         return [x]
@@ -99,53 +91,23 @@ def _nodes(x: Any) -> list[Node]:
     return []
 
 
-class _Target(NamedTuple):
-    """What is known of a function or method by itself.
-
-    `writes`: the arguments (position, name) that its schema says it changes, or None
-    where it has no schema; `inplace`: its name says that it changes the first.
-    """
-
-    writes: tuple[tuple[int, str], ...] | None
-    inplace: bool
-    nests: bool
-
-
-@functools.lru_cache(maxsize=1024)
-def _known(target: Any) -> _Target:
-    name = str(getattr(target, "__name__", target))
-    nests = name.endswith("_increment_nesting")
-    schema = getattr(target, "_schema", None)
-    if schema is not None:
-        writes = tuple(
-            (position, argument.name)
-            for position, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        )
-        return _Target(writes, False, nests)
-    inplace = name in INPLACE_OPERATORS or (name.endswith("_") and name[-2:] != "__")
-    return _Target(None, inplace and target is not GRAD_SWITCH, nests)
-
-
-def written(node: Node) -> list[Node]:
-    """The arguments of a call that it changes in place."""
-    if not node.op.startswith("call"):
-        return []
-    target, args, kwargs = _known(node.target), node.args, node.kwargs
-    found = _nodes(kwargs["out"]) if "out" in kwargs else []
-    if target.writes is not None:
-        for position, name in target.writes:
-            inside = position < len(args)
-            found += _nodes(args[position] if inside else kwargs.get(name))
-    elif target.inplace or kwargs.get("inplace") is True or gives_memory(node):
-        found += _nodes(args[0] if args else kwargs.get("self"))
+def _written(node: Node) -> list[Node]:
+    """The arguments of a call that it changes, or lets be seen in other memory."""
+    found = written(node)
+    if not found and gives_memory(node):
+        found = _nodes(node.args[0] if node.args else node.kwargs.get("self"))
     return found
+
+
+def _nests(node: Node) -> bool:
+    """Does a call enter a level of a transform?"""
+    return name_of(node.target).endswith("_increment_nesting")
 
 
 def _is_detached(node: Node) -> bool:
     """Is a node a tensor's `.data`, or changed from it, which has no record of it?"""
     while node.op.startswith("call"):
-        if _name(node) in DETACHING:
+        if name_of(node.target) in DETACHING:
             return True
         sources = _nodes(node.args[0] if node.args else None)
         if len(sources) != 1:
@@ -172,11 +134,11 @@ def _storages(node: Node) -> frozenset[int]:
 
 def _is_compute(node: Node) -> bool:
     heavy = isinstance(node.target, HIGHER_ORDER) or node.op == "call_module"
-    return heavy or _name(node).partition(".")[0] in COMPUTE
+    return heavy or name_of(node.target).partition(".")[0] in COMPUTE
 
 
 def _is_random(node: Node) -> bool:
-    return any(word in _name(node) for word in RANDOM)
+    return any(word in name_of(node.target) for word in RANDOM)
 
 
 class _Facts:
@@ -215,7 +177,7 @@ class _Facts:
             self.calls.append(n)
             if grads and mode and self._leaves_record(n):
                 self.recorded.add(n)
-            self.targets[n] = written(n)
+            self.targets[n] = _written(n)
             for t in self.targets[n]:
                 own = self.storages(t)
                 if not own or own & inputs:
@@ -240,7 +202,7 @@ class _Facts:
             n
             for n in self.recorded
             if (n in self.writes and not all(map(_is_detached, self.targets[n])))
-            or _name(n) in BACKWARD
+            or name_of(n.target) in BACKWARD
         ]
         used += [n for n in _nodes(list(self.nodes[-1].args)) if n in self.recorded]
         self.recorded &= self.reach(used)
@@ -320,7 +282,7 @@ def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
     depth = 0
     scope: Side = "update"
     for n, side in sides.items():
-        name = _name(n)
+        name = name_of(n.target)
         if depth and side != scope:
             return "a context (autocast) covers more than one part"
         if "_enter_" in name:
@@ -349,7 +311,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             # a schedule's numbers: eager's bits, and nothing that compiling could gain
             return Decision("eager", f"{why}, and computes only numbers")
         return Decision("fallback", why)
-    if any(_known(n.target).nests for n in facts.calls):
+    if any(map(_nests, facts.calls)):
         # levels that are entered and left: no part of them can run alone
         why = "the step is written with a transform (torch.func.grad, torch.vmap)"
         return Decision("eager", why)
@@ -430,14 +392,6 @@ def _is_constant(gm: GraphModule, node: Node) -> bool:
     return node.op == "get_attr" and not isinstance(
         attribute(gm, str(node.target)), torch.Tensor
     )
-
-
-def attribute(gm: GraphModule, target: str) -> Any:
-    """The value of a get_attr node."""
-    value: Any = gm
-    for step in target.split("."):
-        value = getattr(value, step)
-    return value
 
 
 def _cut(

@@ -7,9 +7,9 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
@@ -25,8 +25,9 @@ from ..ir.verifier import check_graph, check_schedule
 from ..runtime import run_tables
 from ..runtime.cpp.table import CppTable, TableFactory
 from ..runtime.cpp.toolchain import find_compiler
-from ..runtime.guards.helper import PROBE
-from ..runtime.plan import Plan
+from ..runtime.executor import Direct, Executor, Program
+from ..runtime.guards.library import HELPER
+from ..runtime.plan import Built, Plan
 from ..runtime.tables.host_numbers import CPU, place_of
 from ..scheduler import Machine, schedule
 from . import dump
@@ -39,30 +40,128 @@ from .timing import Clock
 COMPILERS = 4
 
 
+class Lowered(NamedTuple):
+    """A graph on its way to kernels: their sources and targets, by name, are known.
+
+    `places`: the devices that they run on.
+    """
+
+    captured: Captured
+    schedule: Schedule
+    sources: dict[str, Source]
+    targets: dict[str, Target]
+    places: dict[str, str]
+
+
 @collector_paused()
 def plan_graph(
     gm: GraphModule,
     args: Sequence[Any],
     config: Config,
-    run: bool = True,
     clock: Clock | None = None,
     extend: Callable[[Captured], Captured] | None = None,
-) -> tuple[Plan | None, Report]:
+) -> tuple[Program, Report]:
     """Capture, schedule, generate, build: one graph for tensors like these.
 
-    With `run` False nothing is built and the Plan is None. `clock` has the seconds of
-    what came before. `extend` makes the captured step one of more tensors. Kernels are
-    still being built when the plan is given; it waits for them when it is first bound,
-    and only then does the report know all seconds.
+    `clock` has the seconds of what came before. `extend` makes the captured step one of
+    more tensors. Kernels may still be being built when this returns; the plan waits for
+    them when it is first bound, and only then does the report know all seconds.
     """
-    clock = clock or Clock()
-    report = Report()
+    clock, report = clock or Clock(), Report()
     # compilers run beside each other, and beside what needs no kernel
-    helpers = ThreadPoolExecutor(COMPILERS)
+    compilers = ThreadPoolExecutor(COMPILERS)
     built: list[str] = []
-    probe = helpers.submit(_probe, config, built) if run else None
-    if run:
-        check_contents([*static_tensors(gm).values(), *args])
+    helper = compilers.submit(_helper, config, built)
+    check_contents([*static_tensors(gm).values(), *args])
+    lowered = _lower(gm, args, config, clock, extend)
+    sources, targets = lowered.sources, lowered.targets
+    loading = {
+        name: compilers.submit(_load, source, config, built)
+        for name, source in sources.items()
+        if targets[name].name == "cpp"
+    }
+    compilers.shutdown(wait=False)
+    executor = _executor(config, lowered, report)
+    _describe(report, lowered)
+    clock.lap("plan")
+    if loading:
+        find_compiler()  # where there is none, that is said now
+    others = {
+        name: _triton_factory(source, lowered.places[name], config)
+        for name, source in sources.items()
+        if name not in loading
+    }
+
+    def build() -> Built:
+        """Wait for the compilers."""
+        factories = {
+            name: _cpp_factory(sources[name], library.result())
+            for name, library in loading.items()
+        }
+        report.builds = len(built)
+        return Built({**others, **factories}, helper.result(), config.raw_fields)
+
+    kernels = _Building(build, clock, lambda: _tell_seconds(report, clock))
+    plan = Plan(lowered.captured, lowered.schedule, kernels)
+    if config.dump_dir or config.debug:
+        # what is written down tells how long the build took
+        wait([helper])
+        wait(loading.values())
+        report.builds = len(built)
+    clock.lap("build")
+    _tell_seconds(report, clock)
+    _dump(report, config, lowered)
+    return Program(plan, executor), report
+
+
+@collector_paused()
+def explain_graph(
+    gm: GraphModule, args: Sequence[Any], config: Config, clock: Clock | None = None
+) -> Report:
+    """The Report of a graph for which nothing is built, and that is not to run.
+
+    `args` may be tensors without contents. `clock` as in `plan_graph`.
+    """
+    clock, report = clock or Clock(), Report()
+    lowered = _lower(gm, args, config, clock)
+    _describe(report, lowered)
+    clock.lap("plan")
+    clock.lap("build")
+    _tell_seconds(report, clock)
+    _dump(report, config, lowered)
+    return report
+
+
+def replanner(
+    gm: GraphModule,
+    config: Config,
+    tell: Callable[[Report], None],
+    clock: Clock | None = None,
+    extend: Callable[[Captured], Captured] | None = None,
+) -> Callable[[Sequence[Any]], Program]:
+    """What plans a graph for the arguments of a call; `tell` is given each Report.
+
+    `clock`, `extend` as in `plan_graph`; the clock is the first plan's.
+    """
+    clocks = [clock]
+
+    def plan(args: Sequence[Any]) -> Program:
+        spent = clocks.pop() if clocks else None
+        program, report = plan_graph(gm, args, config, spent, extend)
+        tell(report)
+        return program
+
+    return plan
+
+
+def _lower(
+    gm: GraphModule,
+    args: Sequence[Any],
+    config: Config,
+    clock: Clock,
+    extend: Callable[[Captured], Captured] | None = None,
+) -> Lowered:
+    """Capture, schedule, generate: all that needs no compiler."""
     captured: Captured = capture(gm, args)
     if extend is not None:
         captured = extend(captured)
@@ -80,61 +179,54 @@ def plan_graph(
             clock.lap("check")
 
     plan = schedule(captured.graph, passed, _machine(config))
-    kernels = plan.kernels
     buffers = captured.graph.buffers
-    devices = {kernel.name: place_of(buffers, kernel) for kernel in kernels}
-    targets = {name: target_of(config, device) for name, device in devices.items()}
-    sources = {kernel.name: targets[kernel.name].render(kernel) for kernel in kernels}
+    places = {kernel.name: place_of(buffers, kernel) for kernel in plan.kernels}
+    targets = {name: target_of(config, device) for name, device in places.items()}
+    sources = {k.name: targets[k.name].render(k) for k in plan.kernels}
     clock.lap("codegen")
-    loading = {
-        name: helpers.submit(_load, source, config, built)
-        for name, source in sources.items()
-        if run and targets[name].name == "cpp"
-    }
-    helpers.shutdown(wait=False)
-    result = None
-    if run:
-        replays = _replays(config, captured, plan, set(devices.values()), report)
-        result = Plan(captured, plan, {}, None, replays)
+    return Lowered(captured, plan, sources, targets, places)
+
+
+def _describe(report: Report, lowered: Lowered) -> None:
+    """What a report says of a schedule and its kernels."""
     report.kernels = [
-        reporting.kernel_report(k, targets[k.name].name, sources[k.name].text)
-        for k in kernels
+        reporting.kernel_report(
+            k, lowered.targets[k.name].name, lowered.sources[k.name].text
+        )
+        for k in lowered.schedule.kernels
     ]
-    reporting.fill(report, plan)
-    report.launches = len(sources)
-    clock.lap("plan")
-    if result is not None and probe is not None:
-        if loading:
-            find_compiler()  # where there is none, that is said now
-        for name, source in sources.items():
-            if name not in loading:
-                made = _triton_factory(source, devices[name], config)
-                result.factories[name] = made
+    reporting.fill(report, lowered.schedule, lowered.captured.graph.numbers)
+    report.launches = len(lowered.sources)
 
-        @contextlib.contextmanager
-        def opening() -> Iterator[None]:
-            """What is left to do when the plan is first bound, to which it yields."""
-            clock.resume()
-            for name, library in loading.items():
-                made = _cpp_factory(sources[name], library.result())
-                result.factories[name] = made
-            result.helper = probe.result()
-            report.builds = len(built)
-            clock.lap("build")
-            yield
-            clock.lap("bind")
-            _tell_seconds(report, clock)
 
-        result.opening = opening
-        if config.dump_dir or config.debug:
-            # what is written down tells how long the build took
-            wait([probe])
-            wait(loading.values())
-            report.builds = len(built)
-    clock.lap("build")
-    _tell_seconds(report, clock)
-    _dump(report, config, captured, plan, sources, targets)
-    return result, report
+class _Building:
+    """Kernels that compilers may still be at; see runtime.plan.Kernels.
+
+    The clock counts the seconds that the first binding waits, and those that it takes;
+    `done` is called then.
+    """
+
+    def __init__(
+        self, build: Callable[[], Built], clock: Clock, done: Callable[[], None]
+    ) -> None:
+        self._build = build
+        self._clock = clock
+        self._done = done
+        self._built: Built | None = None
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Built]:
+        """See Kernels."""
+        if self._built is not None:
+            yield self._built
+            return
+        self._clock.resume()
+        built = self._build()
+        self._clock.lap("build")
+        yield built
+        self._clock.lap("bind")
+        self._done()
+        self._built = built
 
 
 def _machine(config: Config) -> Machine:
@@ -197,58 +289,45 @@ def _triton_factory(source: Source, device: str, config: Config) -> TableFactory
     return triton_factory(source, config.cache_dir, device, session.triton_builder)
 
 
-def _replays(
-    config: Config,
-    captured: Captured,
-    plan: Schedule,
-    devices: set[str],
-    report: Report,
-) -> Any:
-    """What captures and replays a plan's launches; None where nothing is to be.
+def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
+    """What runs a plan: where wanted, it captures and replays the launches.
 
     Raises CudaGraphError if a graph is required and cannot be.
     """
     if not config.cudagraphs:
         report.cudagraph = "off: cudagraphs=False"
-        return None
+        return Direct()
     required = config.cudagraphs == "require"
-    if not required and all(device.split(":")[0] == "cpu" for device in devices):
-        return None
-    if config.cudagraphs == "auto" and not _has_many_launches(captured, plan):
+    if not required and all(x.split(":")[0] == CPU for x in lowered.places.values()):
+        return Direct()
+    if config.cudagraphs == "auto" and not _has_many_launches(lowered):
         report.cudagraph = "off: a replay takes as long as the one launch it stands for"
-        return None
+        return Direct()
     from ..runtime.cudagraphs import Replays
 
     def tell(state: str) -> None:
         report.cudagraph = state
 
+    captured, plan = lowered.captured, lowered.schedule
     return Replays(session.graphs, captured, plan, required, tell)
 
 
-def _has_many_launches(captured: Captured, plan: Schedule) -> bool:
+def _has_many_launches(lowered: Lowered) -> bool:
     """Does a step start more than one thing on a device: kernels, ATen calls?"""
-    places = [place_of(captured.graph.buffers, kernel) for kernel in plan.kernels]
-    launches = [place for place in places if place.split(":")[0] != CPU]
-    return bool(plan.externs) or len(set(launches)) < len(launches)
+    launches = [x for x in lowered.places.values() if x.split(":")[0] != CPU]
+    return bool(lowered.schedule.externs) or len(set(launches)) < len(launches)
 
 
-def _probe(config: Config, built: list[str]) -> ctypes.PyDLL | None:
+def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:
     """The helper that asks tensors for their addresses; None without a compiler."""
     try:
-        library = session.builder.load(PROBE, config.cache_dir, False, built)
+        library = session.builder.load(HELPER, config.cache_dir, False, built)
     except CannotBuild:
         return None
     return ctypes.PyDLL(library._name, handle=library._handle)
 
 
-def _dump(
-    report: Report,
-    config: Config,
-    captured: Captured,
-    plan: Schedule,
-    sources: Mapping[str, Source],
-    targets: Mapping[str, Target],
-) -> None:
+def _dump(report: Report, config: Config, lowered: Lowered) -> None:
     """Write the files that options or FUSEOPT_DEBUG ask for.
 
     Where they cannot be written, that is said once, and the step goes on.
@@ -256,7 +335,8 @@ def _dump(
     if not config.dump_dir and not config.debug:
         return
     parent = os.path.expanduser(config.dump_dir or "fuseopt_debug")
-    suffixed = {name: (x, targets[name].suffix) for name, x in sources.items()}
+    targets = lowered.targets
+    suffixed = {name: (x, targets[name].suffix) for name, x in lowered.sources.items()}
     kernels = report.kernels
     try:
         folder = dump.new_folder(parent)
@@ -267,7 +347,8 @@ def _dump(
                 k.at(str(folder / f"{k.name}{suffixed[k.name][1]}"))
                 for k in report.kernels
             ]
-        dump.write(folder, level, report, captured.graph, plan, suffixed)
+        graph, plan = lowered.captured.graph, lowered.schedule
+        dump.write(folder, level, report, graph, plan, suffixed)
         where = f"details in {folder}"
     except OSError as error:
         report.dump_dir, report.kernels = None, kernels

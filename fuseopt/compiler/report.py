@@ -7,9 +7,15 @@ fuseopt.explain(opt.step) makes one without running the step.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir.graph import DTYPE_BYTES, Kernel, Refusal, Run, Schedule, Variant
+from ..ir.expressions import Expr, formulas
+from ..ir.geometry import numel
+from ..ir.graph import DTYPE_BYTES, Kernel, Refusal, Run, Schedule, Variant, symbols
+
+#: Numbers whose formulas a Report has.
+FORMULAS = 8
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Report:
     traced: str = ""
     cudagraph: str = ""
     blocks: dict[str, int] = field(default_factory=dict)
+    numbers: list[str] = field(default_factory=list)
 
     @property
     def lanes(self) -> int:
@@ -132,6 +139,8 @@ class Report:
             told.append(f"graph of the launches: {self.cudagraph}")
         for names, n in self.blocks.items():
             told.append(f"{n} block{'s' * (n > 1)} of lanes, each through {names}")
+        if self.numbers:
+            told.append(f"numbers of each call: {'; '.join(self.numbers)}")
         for text in told:
             table.add_row(text, "", "", "", "", "")
         if self.traced:
@@ -158,9 +167,7 @@ def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
     for v in kernel.every:
         width = _bytes_per_element(v)
         for shape in v.shapes:
-            n = 1
-            for size in shape:
-                n *= size
+            n = numel(shape)
             elements += n
             moved += n * width
     return KernelReport(
@@ -175,8 +182,12 @@ def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
     )
 
 
-def fill(report: Report, schedule: Schedule) -> None:
-    """Put a schedule's externs, blocks and refusals into a report."""
+def fill(report: Report, schedule: Schedule, numbers: Sequence[Expr]) -> None:
+    """Put a schedule's externs, blocks, numbers and refusals into a report."""
+    variants = [v for kernel in schedule.kernels for v in kernel.every]
+    read = symbols(ref for v in variants for refs in v.scalars for ref in refs)
+    told = formulas(numbers, read[:FORMULAS]).values()
+    report.numbers = list(dict.fromkeys(told))
     report.externs = [(extern.name, extern.reason) for extern in schedule.externs]
     report.blocks = {
         s.name: len(s.blocks) for s in schedule.steps if isinstance(s, Run)

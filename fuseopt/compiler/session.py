@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import warnings
 import weakref
 from typing import Any
@@ -14,6 +15,8 @@ from .report import Report
 
 #: So many Reports are kept of optimizers that are no more.
 RETIRED = 16
+#: What so many dropped optimizers leave waits for the collector of garbage.
+UNCOLLECTED = 16
 #: The attribute that marks a step which fuseopt.compile made.
 COMPILED = "_fuseopt"
 
@@ -26,10 +29,13 @@ class Session:
         self.vectors = Vectors()
         self.reports: list[Report] = []
         self.retired: list[Report] = []  # of optimizers that are no more
+        self.uncollected = 0  # dropped optimizers since the last collection
         self.warned: set[str] = set()
         self.mishaps: list[str] = []  # errors of fuseopt's own
         #: what stands for optimizers whose steps are compiled apart from all others
         self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: why steps run in eager, as was told
+        self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     @functools.cached_property
     def triton_builder(self) -> Any:
@@ -55,12 +61,24 @@ class Session:
             del self.retired[:-RETIRED]
             self.reports[:] = [x for x in self.reports if id(x) not in gone]
 
+    def collect(self) -> None:
+        """Collect what dropped optimizers left, before another one is compiled.
+
+        torch's graphs are cycles. While it traces, the collector is off, and what it
+        collects itself keeps Python's own count of new objects at 0: a program that
+        makes optimizers and little else never came to a full collection.
+        """
+        if self.uncollected >= UNCOLLECTED and gc.isenabled():
+            self.uncollected = 0
+            gc.collect()
+
     def reset(self) -> None:
         if "graphs" in self.__dict__:
             self.graphs.release()
         self.reports.clear()
         self.retired.clear()
         self.warned.clear()
+        self.eager.clear()
         self.mishaps.clear()
 
     def warn_once(self, message: str, about: str = "") -> None:

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from .. import compat
 from .code_paths import every_code
 
-#: Numbers whose arithmetic is Python's own.
-NUMBERS = (int, float, bool, complex)
 #: What a step may read of a tensor, and Dynamo takes for a constant without a guard.
 UNGUARDED = frozenset({"_version"})
 
@@ -25,10 +24,10 @@ def untraceable(optimizer: Optimizer) -> str:
     """Why a step is not what Dynamo would make of it; "" if nothing of that is seen."""
     for group in optimizer.param_groups:
         for key, value in group.items():
-            if isinstance(value, NUMBERS) and type(value) not in NUMBERS:
+            if compat.acts_otherwise(value):
                 return (
-                    f"the group's {key!r} is a {type(value).__name__}, a number with "
-                    "arithmetic of its own"
+                    f"the group's {key!r} is a {type(value).__name__}, which has "
+                    "operators of its own"
                 )
         for kind in {type(p) for p in group["params"]}:
             if _has_functions(kind):

@@ -8,8 +8,9 @@ here: capture's versions, the scheduler's order, the checks.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from operator import attrgetter
 
 from .graph import DTYPE_BYTES, Buffer, span
 
@@ -100,18 +101,28 @@ def self_overlaps(b: Buffer) -> bool:
     return False
 
 
+def shared_storages(buffers: Sequence[Buffer]) -> frozenset[int]:
+    """The storages that several buffers lie in."""
+    counts = Counter(map(attrgetter("storage"), buffers))
+    if len(counts) == len(buffers):
+        return frozenset()
+    return frozenset([storage for storage, n in counts.items() if n > 1])
+
+
 def overlaps(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
     """For each buffer, the other buffers that may share memory with it.
 
     Linear where storages hold one buffer or disjoint ranges, which is nearly always.
     """
+    found: dict[int, list[int]] = {}
+    shared = shared_storages(buffers)
+    if not shared:
+        return found
     by_storage: dict[int, list[int]] = defaultdict(list)
     for index, buffer in enumerate(buffers):
-        by_storage[buffer.storage].append(index)
-    found: dict[int, list[int]] = {}
+        if buffer.storage in shared:
+            by_storage[buffer.storage].append(index)
     for members in by_storage.values():
-        if len(members) < 2:
-            continue
         spans = sorted((*span(buffers[m]), m) for m in members)
         active: list[tuple[int, int]] = []  # (end, buffer) that may reach further
         for start, end, member in spans:

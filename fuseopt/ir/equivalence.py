@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from .graph import (
@@ -23,7 +24,9 @@ from .graph import (
     Schedule,
     Variant,
     kept,
+    rows_of,
     storage_bytes,
+    written_by,
 )
 
 Key = tuple[object, ...]
@@ -184,7 +187,7 @@ def difference(
     """
     terms = _Terms()
     expected = _Memory(terms, graph, near, {})
-    for node in graph.nodes:
+    for node in chain.from_iterable(map(rows_of, graph.nodes)):
         if isinstance(node, Extern):
             _run_extern(graph, expected, node)
             continue
@@ -207,7 +210,7 @@ def difference(
         else:
             _run_variants(got, step.variants)
             _run_variants(got, step.finish)
-    writer = {v: i for i, n in enumerate(graph.nodes) for v in n.writes}
+    writer = {v: i for i, n in enumerate(graph.nodes) for v in written_by(n)}
     needed = {b for b, v in enumerate(graph.final) if v >= 0} | set(graph.outputs)
     last = len(graph.nodes)
     for b in sorted(needed, key=lambda b: (writer.get(graph.final[b], last), b)):

@@ -1,12 +1,14 @@
 """The IR: what a captured optimizer step is, in frozen data without torch.
 
 A `Graph` holds *buffers* (regions of memory), *values* (a version of a buffer, SSA) and
-*nodes* in program order. A node is either a `SchedulerNode`, one position of one
-recorded call, whose arithmetic is a shared `Body`; or an `Extern`, an ATen call run as
-it is.
+*nodes* in program order. A node is either a `ForeachSchedulerNode`, a recorded call of
+lists with a row for each list index, whose arithmetic is one `Body`; or an `Extern`, an
+ATen call run as it is. A call without lists has one row, and so has a
+`SchedulerNode`: what capture records, and one row of a node by itself.
 
-A `Body` is written once and shared by every lane that runs it: nodes of 1,000 lanes
-point to the same object, so checking and generating code costs nothing per lane.
+Lanes are columns: a step of 1,000 lanes has as many nodes as one of three, and each
+operand of a node is a column of 1,000 value numbers. So scheduling, checking and
+generating code cost what the distinct bodies cost.
 
 The scheduler turns a Graph into a `Schedule`: kernels made of `Variant`s (one fused
 body with the table of its lanes), runs of kernels that go block by block, and externs,
@@ -15,10 +17,13 @@ in the order in which they run; and where their temps lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
+from .expressions import Expr
+from .geometry import numel
 from .opcodes import (
     ARITHMETIC,
     ARITY,
@@ -80,12 +85,17 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A scalar computed on the host at each call: `expr` indexes the scalar program."""
+    """A scalar of the host: `expr` is its place among the numbers of a Graph."""
 
     expr: int
 
 
 ScalarRef = Literal | Symbol
+
+
+def symbols(scalars: Iterable[ScalarRef]) -> list[int]:
+    """The numbers of the host among scalars, each once."""
+    return list(dict.fromkeys(s.expr for s in scalars if isinstance(s, Symbol)))
 
 
 class Buffer(NamedTuple):
@@ -110,10 +120,7 @@ class Buffer(NamedTuple):
 
     @property
     def numel(self) -> int:
-        n = 1
-        for s in self.shape:
-            n *= s
-        return n
+        return numel(self.shape)
 
     @property
     def first_byte(self) -> int:
@@ -155,6 +162,52 @@ class SchedulerNode(NamedTuple):
     dims: tuple[int, ...] = ()
 
 
+#: One entry for each row of a node.
+Column = tuple[int, ...]
+
+
+class ForeachSchedulerNode(NamedTuple):
+    """A recorded call of lists, or a line of a loop over lanes: a row for each index.
+
+    `reads[k]` and `writes[k]` are columns of value numbers, `scalars[k]` is a column of
+    scalars, and `dims`, of a reduction alone, one of the dimensions that it takes away.
+    No row touches memory that another row writes, so rows run in any order.
+    """
+
+    body: Body
+    reads: tuple[Column, ...]
+    scalars: tuple[tuple[ScalarRef, ...], ...]
+    writes: tuple[Column, ...]
+    call: int  # number of the recorded call; of a loop, of its first round
+    line: str  # source line of the step, for messages
+    dims: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return len(self.writes[0])
+
+    def row(self, i: int) -> SchedulerNode:
+        """One row by itself."""
+        return SchedulerNode(
+            self.body,
+            tuple([c[i] for c in self.reads]),
+            tuple([c[i] for c in self.scalars]),
+            tuple([c[i] for c in self.writes]),
+            self.call,
+            self.line,
+            self.dims[i] if self.dims else (),
+        )
+
+    def pick(self, rows: Sequence[int]) -> ForeachSchedulerNode:
+        """The same call with some of its rows, in another order or not."""
+        return self._replace(
+            reads=tuple([tuple([c[i] for i in rows]) for c in self.reads]),
+            scalars=tuple([tuple([c[i] for i in rows]) for c in self.scalars]),
+            writes=tuple([tuple([c[i] for i in rows]) for c in self.writes]),
+            dims=tuple([self.dims[i] for i in rows]) if self.dims else (),
+        )
+
+
 class Extern(NamedTuple):
     """An ATen call that runs as it is. `payload` finds the call in capture's side
     table.
@@ -171,7 +224,27 @@ class Extern(NamedTuple):
     ordered: bool = False
 
 
-Node = SchedulerNode | Extern
+Node = ForeachSchedulerNode | Extern
+#: One row of a node; an Extern is one.
+Row = SchedulerNode | Extern
+
+
+def rows_of(node: Node) -> Iterator[Row]:
+    """The rows of a node, each by itself."""
+    if isinstance(node, Extern):
+        yield node
+    else:
+        yield from map(node.row, range(node.rows))
+
+
+def read_by(node: Node) -> Iterable[int]:
+    """The values that all rows of a node read."""
+    return node.reads if isinstance(node, Extern) else chain.from_iterable(node.reads)
+
+
+def written_by(node: Node) -> Iterable[int]:
+    """The values that all rows of a node write."""
+    return node.writes if isinstance(node, Extern) else chain.from_iterable(node.writes)
 
 
 @dataclass(frozen=True)
@@ -181,7 +254,7 @@ class Graph:
     `initial[b]` is the value a buffer holds on entry (-1 for temps; a view made after
     its memory was written has one that nobody reads); `final[b]` the value its memory
     must hold at the end (-1 where nobody looks). `outputs` are the buffers the step
-    returns.
+    returns. `numbers[i]` is what Symbol i is at each call.
     """
 
     buffers: tuple[Buffer, ...]
@@ -190,6 +263,7 @@ class Graph:
     initial: tuple[int, ...]
     final: tuple[int, ...]
     outputs: tuple[int, ...]
+    numbers: tuple[Expr, ...] = ()
 
 
 # ---------------------------------------------------------------- after scheduling
@@ -209,12 +283,16 @@ class Slot(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why two nodes were not fused: the rule's code and what it saw."""
+    """Why two nodes were not fused: the rule's code and what it saw.
+
+    `list_index`: the first one at which it holds; -1 if neither has a list.
+    """
 
     producer: str
     consumer: str
     code: str
     detail: str
+    list_index: int = -1
 
 
 @dataclass(frozen=True)
@@ -404,7 +482,9 @@ __all__ = [
     "Block",
     "Body",
     "Buffer",
+    "Column",
     "Extern",
+    "ForeachSchedulerNode",
     "Graph",
     "Instr",
     "Kernel",
@@ -412,6 +492,7 @@ __all__ = [
     "MemoryPlan",
     "Node",
     "Refusal",
+    "Row",
     "Run",
     "ScalarRef",
     "Schedule",
@@ -422,6 +503,10 @@ __all__ = [
     "Variant",
     "kept",
     "makes_numbers",
+    "read_by",
+    "rows_of",
     "span",
     "storage_bytes",
+    "symbols",
+    "written_by",
 ]

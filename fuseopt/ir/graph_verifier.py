@@ -1,7 +1,7 @@
 """Graph -> nothing, or a GraphError that names the node and what is broken.
 
-Held are the invariants of the IR: SSA over versions of memory, well-formed bodies,
-consistent buffers.
+Held are the invariants of the IR: SSA over versions of memory, rows of a node without
+an order, well-formed bodies, consistent buffers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from .graph import (
     VECTOR,
     Body,
     Extern,
+    ForeachSchedulerNode,
     Graph,
     Instr,
     Node,
     SchedulerNode,
     kept,
+    read_by,
+    rows_of,
+    written_by,
 )
 
 KINDS = ("static", "arg", "temp", "view")
@@ -41,13 +45,20 @@ def check_graph(graph: Graph) -> None:
     _check_buffers(graph)
     _check_values(graph)
     bodies: set[int] = set()
+    near = overlaps(graph.buffers)
     for i, node in enumerate(graph.nodes):
-        if isinstance(node, SchedulerNode):
-            if id(node.body) not in bodies:
-                bodies.add(id(node.body))
-                _check_body(name_of(i, node), node.body)
-            _check_operands(graph, i, node)
-    _check_versions(graph)
+        if isinstance(node, Extern):
+            continue
+        if id(node.body) not in bodies:
+            bodies.add(id(node.body))
+            _check_body(name_of(i, node), node.body)
+        _check_columns(graph, i, node)
+        for k, row in enumerate(rows_of(node)):
+            assert isinstance(row, SchedulerNode)
+            _check_operands(graph, name_of(i, node, k), row)
+        if node.rows > 1:
+            _check_rows(graph, i, node, near)
+    _check_versions(graph, near)
 
 
 # ---------------------------------------------------------------- words
@@ -59,10 +70,14 @@ def require(holds: bool, message: str) -> None:
         raise GraphError(message)
 
 
-def name_of(i: int, node: Node) -> str:
-    """A node in messages: its position, what it calls, where the step has it."""
+def name_of(i: int, node: Node, row: int = -1) -> str:
+    """A node, or one of its rows, in messages: its position, what it calls, where the
+    step has it.
+    """
     name = node.name if isinstance(node, Extern) else node.body.name
-    return f"node {i} ({name}{', ' + node.line if node.line else ''})"
+    several = row >= 0 and isinstance(node, ForeachSchedulerNode) and node.rows > 1
+    at = f", row {row}" if several else ""
+    return f"node {i}{at} ({name}{', ' + node.line if node.line else ''})"
 
 
 def _at(graph: Graph, v: int) -> str:
@@ -214,22 +229,58 @@ def _check_dtypes(here: str, instr: Instr, args: list[str]) -> None:
         )
 
 
-def _check_operands(graph: Graph, i: int, node: SchedulerNode) -> None:
-    body, values, buffers = node.body, graph.values, graph.buffers
-
-    def broken(what: str) -> GraphError:
-        return GraphError(f"{name_of(i, node)}: {what}")
-
+def _check_columns(graph: Graph, i: int, node: ForeachSchedulerNode) -> None:
+    """As many columns as the body has operands, all of one length, of known values."""
+    body, count = node.body, len(graph.values)
     for got, wanted, what in (
         (len(node.reads), len(body.reads), "values read"),
         (len(node.scalars), body.n_scalars, "scalars"),
         (len(node.writes), len(body.writes), "values written"),
     ):
-        if got != wanted:
-            raise broken(f"{got} {what}, its body has {wanted}")
-    for v in (*node.reads, *node.writes):
-        if not 0 <= v < len(values):
-            raise broken(f"no value {v}")
+        require(
+            got == wanted,
+            f"{name_of(i, node)}: {got} {what}, its body has {wanted}",
+        )
+    dims = (node.dims,) if body.reduction else ()
+    require(
+        bool(body.reduction) or not node.dims,
+        f"{name_of(i, node)}: dimensions to reduce, but a pointwise body",
+    )
+    for column in (*node.reads, *node.scalars, *node.writes, *dims):
+        require(
+            len(column) == node.rows > 0,
+            f"{name_of(i, node)}: a column of {len(column)} entries among "
+            f"columns of {node.rows}",
+        )
+    for v in (*read_by(node), *written_by(node)):
+        require(0 <= v < count, f"{name_of(i, node)}: no value {v}")
+
+
+def _check_rows(
+    graph: Graph, i: int, node: ForeachSchedulerNode, near: dict[int, list[int]]
+) -> None:
+    """No row touches memory that another row writes: rows have no order."""
+    values = graph.values
+    writer: dict[int, int] = {}
+    for column in node.writes:
+        for row, v in enumerate(column):
+            writer.setdefault(values[v], row)
+    for column in (*node.writes, *node.reads):
+        for row, v in enumerate(column):
+            for b in (values[v], *near.get(values[v], ())):
+                if writer.get(b, row) != row:
+                    raise GraphError(
+                        f"{name_of(i, node, row)}: touches {graph.buffers[b].name}, "
+                        f"which row {writer[b]} writes"
+                    )
+
+
+def _check_operands(graph: Graph, where: str, node: SchedulerNode) -> None:
+    body, values, buffers = node.body, graph.values, graph.buffers
+
+    def broken(what: str) -> GraphError:
+        return GraphError(f"{where}: {what}")
+
     first = buffers[values[node.writes[0]]]
     shape, device = first.shape, first.device
     if body.reduction:
@@ -240,8 +291,6 @@ def _check_operands(graph: Graph, i: int, node: SchedulerNode) -> None:
             raise broken(f"{list(operand)} without {list(node.dims)} is {list(left)}")
         if body.reduction == "full" and len(node.dims) != len(operand):
             raise broken("a full reduction leaves a dimension")
-    elif node.dims:
-        raise broken("dimensions to reduce, but a pointwise body")
     for v, (_, dtype) in zip(node.writes, body.writes, strict=True):
         b = buffers[values[v]]
         if b.dtype != dtype:
@@ -269,19 +318,18 @@ def broadcasts(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:
     return all(a in (1, b) for a, b in zip(shape, ending, strict=True))
 
 
-def _check_versions(graph: Graph) -> None:
+def _check_versions(graph: Graph, near: dict[int, list[int]]) -> None:
     """SSA over memory: each read sees the version that its buffer holds then.
 
     A write through an overlapping buffer makes a version stale; what is read afterwards
     is a value that no node made. So is memory of a temp that nobody wrote.
     """
-    near = overlaps(graph.buffers)
     producer: dict[int, int] = {}
     for i, node in enumerate(graph.nodes):
-        for v in (*node.reads, *node.writes):
+        for v in (*read_by(node), *written_by(node)):
             if not 0 <= v < len(graph.values):
                 raise GraphError(f"{name_of(i, node)}: no value {v}")
-        for v in node.writes:
+        for v in written_by(node):
             if v in producer:
                 raise GraphError(
                     f"{name_of(i, node)}: {_at(graph, v)} is written twice"
@@ -310,14 +358,15 @@ def _check_versions(graph: Graph) -> None:
         held[b] = v
 
     for i, node in enumerate(graph.nodes):
-        for v in node.reads:
-            if held[graph.values[v]] != v:
-                see(v, name_of(i, node))
-        for v in node.writes:
-            b = graph.values[v]
-            held[b] = v
-            for other in near.get(b, ()):
-                held[other] = -1
+        for k, row in enumerate(rows_of(node)):
+            for v in row.reads:
+                if held[graph.values[v]] != v:
+                    see(v, name_of(i, node, k))
+            for v in row.writes:
+                b = graph.values[v]
+                held[b] = v
+                for other in near.get(b, ()):
+                    held[other] = -1
     for b, v in enumerate(graph.final):
         buffer = graph.buffers[b]
         if v >= 0:

@@ -1,6 +1,6 @@
 """The meaning of the IR in plain torch: Graph or Schedule, tensors in; tensors changed.
 
-`run_graph` executes a Graph node by node, `run_schedule` a Schedule kernel by kernel
+`run_graph` executes a Graph row by row, `run_schedule` a Schedule kernel by kernel
 and lane by lane, both on real CPU tensors and in place, as the step does. Both evaluate
 an instruction by the same few lines, whose result depends on the values of its
 arguments and on nothing else (not on how many there are, nor on where they lie), so
@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import chain
 
 import torch
 
@@ -37,31 +38,12 @@ from .graph import (
     Symbol,
     Variant,
     kept,
+    rows_of,
 )
+from .opcodes import TORCH_NAMES
 
-DTYPES = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "b8": torch.bool,
-    # memory without arithmetic
-    "c128": torch.complex128,
-    "c64": torch.complex64,
-    "c32": torch.complex32,
-    "u64": torch.uint64,
-    "u32": torch.uint32,
-    "u16": torch.uint16,
-    "f8e4m3": torch.float8_e4m3fn,
-    "f8e4m3z": torch.float8_e4m3fnuz,
-    "f8e5m2": torch.float8_e5m2,
-    "f8e5m2z": torch.float8_e5m2fnuz,
-    "f8e8m0": torch.float8_e8m0fnu,
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, own) for name, own in TORCH_NAMES.items()
 }
 
 
@@ -73,13 +55,13 @@ def run_graph(
     *,
     tail: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Run a Graph as captured, node by node; return its outputs.
+    """Run a Graph as captured, row by row; return its outputs.
 
     `tensors[b.source]` is the memory of each static or arg buffer b and is written in
     place. `scalars[i]` is the value of Symbol i. `externs` runs an ATen call.
     """
     memory = Memory(graph, tensors)
-    for node in graph.nodes:
+    for node in chain.from_iterable(map(rows_of, graph.nodes)):
         if isinstance(node, Extern):
             _run_extern(node, memory, externs)
             continue

@@ -37,6 +37,30 @@ OPAQUE = {
 #: Size in bytes of every element type that a buffer may have.
 DTYPE_BYTES = {**ARITHMETIC, **OPAQUE}
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
+#: What torch calls each of them.
+TORCH_NAMES = {
+    "f64": "float64",
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "i64": "int64",
+    "i32": "int32",
+    "i16": "int16",
+    "i8": "int8",
+    "u8": "uint8",
+    "b8": "bool",
+    "c128": "complex128",
+    "c64": "complex64",
+    "c32": "complex32",
+    "u64": "uint64",
+    "u32": "uint32",
+    "u16": "uint16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e4m3z": "float8_e4m3fnuz",
+    "f8e5m2": "float8_e5m2",
+    "f8e5m2z": "float8_e5m2fnuz",
+    "f8e8m0": "float8_e8m0fnu",
+}
 
 #: Opcodes that take part in a body, with their number of arguments.
 ARITY = {

@@ -7,12 +7,14 @@ rest, so that a step of 1,000 parameters reads like one of three.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
+from .expressions import formulas
+from .geometry import is_contiguous
 from .graph import (
     Body,
     Buffer,
     Extern,
+    ForeachSchedulerNode,
     Graph,
     Instr,
     Kernel,
@@ -21,8 +23,8 @@ from .graph import (
     Run,
     ScalarRef,
     Schedule,
-    SchedulerNode,
     Variant,
+    symbols,
 )
 
 #: Lanes of one list, or buffers of one kind, that are written out.
@@ -30,7 +32,7 @@ FIRST = 3
 
 
 def show_graph(graph: Graph, first: int = FIRST) -> str:
-    """A Graph as text: buffers by kind, each body once, then the nodes by call."""
+    """A Graph as text: buffers by kind, each body once, then the nodes, row by row."""
     names = _value_names(graph)
     lines = [
         f"graph: {len(graph.nodes)} nodes, {len(graph.buffers)} buffers, "
@@ -40,13 +42,9 @@ def show_graph(graph: Graph, first: int = FIRST) -> str:
     ]
     bodies = _body_names(graph)
 
-    def call(node: Node) -> tuple[object, ...]:
-        if isinstance(node, Extern):
-            return ("extern", node.payload)
-        return ("call", node.call)
-
-    for _, group in groupby(graph.nodes, call):
-        lines += _call(list(group), names, bodies, first)
+    lines += _numbers(graph, first)
+    for node in graph.nodes:
+        lines += _call(node, names, bodies, first)
     left = [names[v] for v in graph.final if v >= 0]
     lines.append(f"final: {_few(left, first)}")
     if graph.outputs:
@@ -84,7 +82,8 @@ def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
         lines += ["", "not fused:"]
     for r in schedule.refusals:
         detail = f" ({r.detail})" if r.detail else ""
-        lines.append(f"  {r.producer} -> {r.consumer}: {r.code}{detail}")
+        at = f" at list index {r.list_index}" if r.list_index >= 0 else ""
+        lines.append(f"  {r.producer} -> {r.consumer}: {r.code}{detail}{at}")
     return "\n".join([*lines, ""])
 
 
@@ -101,18 +100,9 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
-def _dense(b: Buffer) -> bool:
-    expected = 1
-    for n, s in zip(reversed(b.shape), reversed(b.stride), strict=True):
-        if n != 1 and s != expected:
-            return False
-        expected *= n
-    return True
-
-
 def _buffer(b: Buffer) -> str:
     text = f"{b.name} {b.dtype}{_shape(b.shape)}"
-    if not _dense(b):
+    if not is_contiguous(b.shape, b.stride):
         text += f" stride {_shape(b.stride)}"
     if b.offset:
         text += f" offset {b.offset}"
@@ -157,10 +147,23 @@ def _buffers(graph: Graph, first: int) -> Iterable[str]:
                 yield f"  … {len(own) - first} more"
 
 
+def _numbers(graph: Graph, first: int) -> Iterable[str]:
+    """The formulas of the numbers that calls read."""
+    nodes = [n for n in graph.nodes if isinstance(n, ForeachSchedulerNode)]
+    read = symbols(ref for n in nodes for column in n.scalars for ref in column)
+    if not graph.numbers or not read:
+        return
+    yield f"numbers of each call: {len(read)}"
+    for i, text in formulas(graph.numbers, read[: 2 * first]).items():
+        yield f"  sym{i} = {text}"
+    if len(read) > 2 * first:
+        yield f"  … {len(read) - 2 * first} more"
+
+
 def _body_names(graph: Graph) -> dict[int, str]:
     names: dict[int, str] = {}
     for node in graph.nodes:
-        if isinstance(node, SchedulerNode) and id(node.body) not in names:
+        if isinstance(node, ForeachSchedulerNode) and id(node.body) not in names:
             names[id(node.body)] = f"{node.body.name}.{len(names)}"
     return names
 
@@ -169,7 +172,7 @@ def _bodies(graph: Graph) -> Iterable[str]:
     names = _body_names(graph)
     shown: set[int] = set()
     for node in graph.nodes:
-        if isinstance(node, SchedulerNode) and id(node.body) not in shown:
+        if isinstance(node, ForeachSchedulerNode) and id(node.body) not in shown:
             shown.add(id(node.body))
             yield f"body {names[id(node.body)]}: {_signature(node.body)}"
             for x, instr in enumerate(node.body.instrs):
@@ -184,22 +187,21 @@ def _signature(body: Body) -> str:
 
 
 def _call(
-    group: list[Node], names: list[str], bodies: dict[int, str], first: int
+    node: Node, names: list[str], bodies: dict[int, str], first: int
 ) -> Iterable[str]:
-    head = group[0]
-    if isinstance(head, Extern):
-        yield from _extern(head, names, first)
+    if isinstance(node, Extern):
+        yield from _extern(node, names, first)
         return
-    lanes = f"{len(group)} lanes" if len(group) > 1 else "1 lane"
-    yield f"call {head.call}: {lanes}{'  # ' + head.line if head.line else ''}"
-    for node in group[:first]:
-        assert isinstance(node, SchedulerNode)
-        args = [*(names[v] for v in node.reads), *map(_scalar, node.scalars)]
-        made = ", ".join(names[v] for v in node.writes)
-        over = f" over {_shape(node.dims)}" if node.dims else ""
-        yield f"  {made} = {bodies[id(node.body)]}({', '.join(args)}){over}"
-    if len(group) > first:
-        yield f"  … {len(group) - first} more"
+    lanes = f"{node.rows} lanes" if node.rows > 1 else "1 lane"
+    yield f"call {node.call}: {lanes}{'  # ' + node.line if node.line else ''}"
+    for k in range(min(first, node.rows)):
+        row = node.row(k)
+        args = [*(names[v] for v in row.reads), *map(_scalar, row.scalars)]
+        made = ", ".join(names[v] for v in row.writes)
+        over = f" over {_shape(row.dims)}" if row.dims else ""
+        yield f"  {made} = {bodies[id(row.body)]}({', '.join(args)}){over}"
+    if node.rows > first:
+        yield f"  … {node.rows - first} more"
 
 
 def _extern(node: Extern, names: list[str], first: int) -> Iterable[str]:
@@ -256,6 +258,9 @@ def _variant(graph: Graph, number: int, v: Variant, first: int) -> Iterable[str]
     for k, refs in enumerate(v.scalars):
         distinct = list(dict.fromkeys(map(_scalar, refs)))
         yield f"  scalar k{k}: {_few(distinct, first)}"
+        told = symbols(refs)[:first] if graph.numbers else []
+        for i, text in formulas(graph.numbers, told).items():
+            yield f"    sym{i} = {text}"
     stored: dict[str, list[str]] = {"lane": [], "element": [], "output": []}
     for x, s in v.stores:
         stored[v.slots[s].domain].append(f"    s{s} <- %{x}")

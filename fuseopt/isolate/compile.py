@@ -16,17 +16,18 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..backend import BACKEND, attach
-from ..compiler.diagnostics import untraceable_gradient
+from ..compiler.diagnostics import tell_of_step, untraceable_gradient
+from ..compiler.entry import BACKEND, attach
 from ..compiler.report import Report
 from ..compiler.session import COMPILED, session
-from ..config import resolve
+from ..config import of_mode, resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
 from ..replicate.driver import Representatives
 from ..runtime.commit import write
@@ -71,6 +72,54 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
     reason = compat.disabled(optimizer)
     if reason:
         raise UnsupportedInput(reason)
+    made = _isolated(optimizer, current, Wanted(options))
+    if made is None:
+        raise UnsupportedInput(
+            f"the step of {type(optimizer).__name__} is a {type(current).__name__}, "
+            "not a Python function, so Dynamo cannot trace it"
+        )
+    function, bound = made
+    optimizer.step = Step(optimizer, function) if bound else function  # type: ignore
+    return optimizer
+
+
+def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
+    """What `torch.compile(optimizer.step, backend="fuseopt")` returns: a step, bound to
+    the optimizer, that is compiled as `compile` does; the optimizer stays as it is.
+
+    None for a step that Dynamo alone can answer for: torch keeps it away from Dynamo,
+    or it is no Python function. Raises ConfigError for a wrong option or mode.
+    """
+    resolve(asked.mode, asked.options)
+    options = {**of_mode(asked.mode), **asked.options}
+    known = getattr(step, COMPILED, None)
+    if isinstance(known, Isolated) and known.owner() is optimizer:
+        known.configure(options)
+        return step
+    if compat.disabled(optimizer):
+        return None
+    wanted = Wanted(options, asked.fullgraph, asked.dynamic)
+    made = _isolated(optimizer, step, wanted)
+    if made is None:
+        return None
+    function, bound = made
+    compiled: Any = HeldStep(optimizer, function) if bound else function
+    # torch.compile for another backend begins with the step as it was
+    compiled._torchdynamo_orig_callable = step
+    compiled._torchdynamo_wrapper_id = id(compiled)
+    return compiled
+
+
+def _isolated(
+    optimizer: Optimizer, step: Any, wanted: Wanted
+) -> tuple[Any, bool] | None:
+    """A step's function with its decorators around one that is compiled apart, and is
+    it to be bound? None where there is no Python function to be compiled.
+    """
+    bound = getattr(step, "__self__", None) is optimizer
+    layers, inner = peel(step.__func__ if bound else step)
+    if not isinstance(inner, types.FunctionType):
+        return None
     if any(group.get("fused") for group in optimizer.param_groups):
         log.info(
             "%s asks for torch's fused kernels; its step runs in fuseopt's instead",
@@ -79,20 +128,12 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         # torch's fused kernels unscale gradients themselves; GradScaler is to do it
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-    bound = getattr(current, "__self__", None) is optimizer
-    layers, inner = peel(current.__func__ if bound else current)
-    if not isinstance(inner, types.FunctionType):
-        raise UnsupportedInput(
-            f"the step of {type(optimizer).__name__} is a {type(inner).__name__}, not "
-            "a Python function, so Dynamo cannot trace it"
-        )
-    isolated = Isolated(optimizer, inner, options)
+    isolated = Isolated(optimizer, inner, wanted)
     entry, alone = isolated.entry()
     for layer in reversed(layers):
         entry, alone = rewrap(layer, inner, entry, alone)
         inner = layer
-    optimizer.step = Step(optimizer, entry) if bound else entry  # type: ignore
-    return optimizer
+    return entry, bound
 
 
 class Step:
@@ -129,6 +170,21 @@ class Step:
         return f"<compiled step of {self._owner()!r}>"
 
 
+class HeldStep(Step):
+    """A bound method, which keeps its optimizer alive as bound methods do.
+
+    A scheduler that is made later marks the optimizer's own `step`; a call of this one
+    is a step to it as well.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        owner = self._kept
+        assert owner is not None
+        if hasattr(owner.step, "_wrapped_by_lr_sched"):
+            owner._opt_called = True  # type: ignore[attr-defined]
+        return self.__func__(owner, *args, **kwargs)
+
+
 class _Counts:
     """Says how many references there are to a method of which nobody keeps hold."""
 
@@ -147,17 +203,28 @@ def _plain_step(optimizer: Optimizer) -> Any:
 # ---------------------------------------------------------------- the step itself
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """How a step is to be compiled: options of fuseopt.config, and what torch.compile
+    takes besides.
+    """
+
+    options: Mapping[str, Any]
+    fullgraph: bool = False
+    dynamic: bool | None = None
+
+
 class Isolated:
     """The innermost function of one optimizer's step, compiled for it alone."""
 
-    def __init__(
-        self, optimizer: Optimizer, function: Any, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, function: Any, wanted: Wanted) -> None:
+        session.collect()
         self.owner = weakref.ref(optimizer, _released(self))
         self.function = function
         #: one thread at a time steps an optimizer on its shadow
         self.lock = threading.RLock()
-        self.options = dict(options)
+        self.wanted = wanted
+        self.options = options = dict(wanted.options)
         #: what the step's code is found in
         self.methods = Methods()
         #: state, groups and their number in the last call
@@ -253,11 +320,15 @@ class Isolated:
         done = False
         try:
             compiled = self.compiled.get(places)
+            if self.whole.refused:
+                tell_of_step(optimizer, self.whole.refused)
+                return self.function(*args, **kwargs)
             if compiled is None and untraceable_gradient(optimizer):
                 return self.function(*args, **kwargs)
             if compiled is None:
                 whole = copied(self.function, cells(self.function))
-                compiled = self._compile(self._whole(), whole)
+                fullgraph = self.wanted.fullgraph
+                compiled = self._compile(self._whole(), whole, fullgraph=fullgraph)
                 self.compiled[places] = compiled
             if any(group.get("fused") for group in optimizer.param_groups):
                 result = self._unfused(compiled, optimizer, args, kwargs)
@@ -343,6 +414,7 @@ class Isolated:
             # asked for elsewhere: threads that step at the same time defeat it
             keywords["isolate_recompiles"] = True
         keywords.update({"options": self.options or None, **more})
+        keywords["dynamic"] = self.wanted.dynamic
         # Dynamo keeps each backend that it was ever given
         fakes, told = self.fakes, self.told
 
@@ -385,6 +457,7 @@ def _forget(
 ) -> None:
     """Let Dynamo keep nothing of what it has compiled, and the session little."""
     codes = [code for own, _ in known for code in own]
+    session.uncollected += bool(codes)
     while known:
         compat.forget(*known.pop())
     fakes.forget()

@@ -71,7 +71,7 @@ WIDE_ON_GPU = frozenset(
 )
 #: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
 WIDE_ZERO_DIM = frozenset(
-    {("mul", 1), ("div", 1), ("lerp", 2), ("addcmul", 3), ("addcdiv", 3)}
+    {("mul", 1), ("div", 1), ("lerp_listed", 2), ("addcmul", 3), ("addcdiv", 3)}
     | {("floor_divide", 1), ("div_floor", 1), ("div_trunc", 1)}
 )
 #: Those for which eager reads the tensor's number and calls its kernel for GPUs with
@@ -112,7 +112,7 @@ RULES: dict[str, Rule] = {
     "addcmul": arithmetic.addcmul,
     "addcdiv": arithmetic.addcdiv,
     "lerp": arithmetic.lerp,
-    # aten._foreach_lerp by a 0-d tensor, whose number eager reads
+    # aten._foreach_lerp_ by a 0-d tensor, whose number eager reads
     "lerp_listed": arithmetic.lerp,
     "fma": select.plain("fma"),
     "pow": arithmetic.pow,

@@ -14,12 +14,10 @@ leading lanes. What the step left there is written to all lanes when it is launc
 from __future__ import annotations
 
 import collections
-import functools
 import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -28,20 +26,22 @@ from torch.fx import GraphModule
 from torch.optim import Optimizer
 
 from .. import compat
-from ..backend import BACKEND
 from ..compat.gc_pause import collector_paused
+from ..compiler.entry import BACKEND
 from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.partition import decide
 from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..runtime.commit import Pending
-from ..shadow.lanes import GRAD, PARAM, Found, Kind, Lanes, Unlike
+from ..shadow.lanes import Found, Lanes, Unlike
 from ..shadow.optimizer import Shadow, Write
-from ..shadow.state_guard import Noticed
+from ..shadow.state_guard import StateGuard
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
-from .step import PATIENCE, LedStep, Stale
+from .source import Call
+from .step import PATIENCE, LedStep, Stale, Task
+from .writes import Writes
 
 log = logging.getLogger("fuseopt")
 
@@ -62,11 +62,13 @@ class Representatives:
     def __init__(
         self, function: Any, options: Mapping[str, Any], told: list[Report]
     ) -> None:
-        self.told = told
         self.function = function
         self.options = dict(options)
-        self.config = resolve(None, options)
-        self.why = "verify was asked for" if self.config.verify else ""
+        config = resolve(None, options)
+        self.why = "verify was asked for" if config.verify else ""
+        self.noticed = StateGuard()
+        self.pending = Pending()
+        self.task = Task(function, config, self.noticed, self.pending, told)
         self.proof: Proof | None = None
         self.calls = 0
         self.proven = -1  # the call in which the proof was made
@@ -76,29 +78,23 @@ class Representatives:
         #: may lanes of other sizes lead each other?
         self.loose = True
         self.surveys = 0
-        self.generation = 0
-        self.noticed = Noticed()
-        self.quiet = False
-        self.entered = 0
-        self.found = NOTHING  # the tensors of lanes that are led, in this call
+        #: the last call, or the one that is under way
+        self.call = Call(None, NOTHING, quiet=False)
         self.steps: list[LedStep] = []
-        self.pending = Pending()
         self.shadow: Shadow | None = None
         # the state of the leading ones, for these lanes
         self._few: Any = None
         self._few_of: Lanes | None = None
         # what lanes have been given in this call that have no state yet
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
-        self._given: Any = None  # the optimizer, during a call
         # did the last call end as calls do? Had the one before it compiled nothing?
         self._sound = True
         self._steady = False
 
-    @property
-    def optimizer(self) -> Any:
+    def shadow_of_all(self) -> Any:
         """What a rehearsal is to take for the optimizer: a shadow of all its lanes."""
-        every = Shadow(self._given)
-        every.refresh(self._given)
+        every = Shadow(self.call.optimizer)
+        every.refresh(self.call.optimizer)
         return every.itself
 
     def release(self) -> None:
@@ -143,25 +139,24 @@ class Representatives:
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> bool:
         """Do one step; False, with `why`, if nothing was done."""
-        entered = self.entered
         self.calls += 1
+        quiet = self.call.quiet
         if not self._sound:
-            self._cut_off(self._steady and self.quiet)
-        self._steady, self._sound = self.quiet, False
-        self._given = optimizer
+            self._cut_off(self._steady and quiet)
+        self._steady, self._sound = quiet, False
+        call = self.call = Call(optimizer, NOTHING)
         try:
             for _ in range(2):
                 try:
-                    if self.quiet:
-                        self._step(optimizer, make)
+                    if quiet:
+                        self._step(call, make)
                     else:
-                        self.quiet = True
                         with collector_paused():
-                            self._step(optimizer, make)
+                            self._step(call, make)
                     self._sound = True
                     return True
                 except Stale:
-                    entered = self.entered  # it has written nothing
+                    call.entered, call.quiet = False, True  # it has written nothing
                     self._survey(optimizer)
             raise Unlike("its lanes change while it steps")
         except NotTraced:
@@ -173,15 +168,15 @@ class Representatives:
         except Exception as error:
             if isinstance(error, OUT_OF_MEMORY):
                 raise
-            if self.entered != entered or compat.stance() == "fail_on_recompile":
+            if call.entered or compat.stance() == "fail_on_recompile":
                 raise
             # whatever it is, the whole step says it again if it is the step's own
             self._sound = True
             reason = str(error).strip().partition("\n")[0]
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:
-            self._given = None
-            self.found = NOTHING
+            # the next call asks of this one whether it was quiet
+            call.optimizer, call.found = None, NOTHING
             self._fresh = {}
             self.pending.drop()
         return False
@@ -201,9 +196,8 @@ class Representatives:
         for step in self.steps:
             step.forget()
 
-    def _step(
-        self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
-    ) -> None:
+    def _step(self, call: Call, make: Callable[..., Callable[..., Any]]) -> None:
+        optimizer = call.optimizer
         if self.proof is None:
             self.prove()
         found = None if self.lanes is None else self._look(optimizer)
@@ -212,8 +206,9 @@ class Representatives:
             found = self._look(optimizer)
             if found is None:
                 raise Unlike("its lanes are not what they seem")
-        self.found = found
-        self.noticed.look(optimizer)
+        call.found = found
+        if not found.rest_same:
+            self.noticed.look(optimizer)
         assert self.lanes is not None
         if self.compiled is None:
             self.few = [[] for _ in self.lanes.lists]
@@ -224,13 +219,13 @@ class Representatives:
         shadow = self._shadow(optimizer)
         shadow.clean = False
         self._fresh = {}
-        call = self.pending.start()
+        begun = self.pending.start()
         self.compiled(shadow.itself)
         if self._fresh or shadow.changed():
-            self.pending.finish(call, self._writes(optimizer))
+            self.pending.finish(begun, self._writes(optimizer))
             shadow.settle()
         else:
-            self.pending.finish(call)
+            self.pending.finish(begun)
             shadow.clean = True
 
     def _look(self, optimizer: Optimizer) -> Found | None:
@@ -244,7 +239,8 @@ class Representatives:
                 return None
             if (lanes.params[kind.lead].grad is not None) != kind.has_grad:
                 return None
-        return lanes.look(optimizer, self.steps[-1].helper if self.steps else None)
+        helper = self.steps[-1].helper if self.steps else None
+        return lanes.look(optimizer, self.noticed.struct, helper)
 
     def _survey(self, optimizer: Optimizer) -> None:
         self.surveys += 1
@@ -253,7 +249,6 @@ class Representatives:
         known = self.lanes
         assert self.proof is not None
         lanes = self.lanes = Lanes(optimizer, self.loose and not self.proof.sizes)
-        self.generation += 1
         if len(lanes.leads) > SHARE * len(lanes.params):
             raise Unlike(
                 f"{len(lanes.leads)} of its {len(lanes.params)} lanes are unlike"
@@ -296,8 +291,8 @@ class Representatives:
             decision = decide(gm, list(args), compat.traces_step())
             if decision.parts or decision.whole != "update":
                 raise Unlike(f"its graph is more than an update: {decision.why}")
-            self.quiet = False
-            made = LedStep(self, gm)
+            self.call.quiet = False
+            made = LedStep(self, self.task, gm)
             self.steps.append(made)
             # Dynamo keeps what it is given with the code that calls it, and that code
             # is kept by the optimizer's step: it must not keep the optimizer's tensors
@@ -313,12 +308,13 @@ class Representatives:
         changes in place (`p.data = ...`); a plan notices, but not the first of a graph.
         """
         assert self.lanes is not None
-        if _grouping(Lanes(self._given, self.lanes.loose)) != _grouping(self.lanes):
+        now = Lanes(self.call.optimizer, self.lanes.loose)
+        if _grouping(now) != _grouping(self.lanes):
             raise Stale
 
     def settle(self) -> None:
         """Have state ready for all lanes like the leading ones', which tracing made."""
-        optimizer, lanes = self._given, self.lanes
+        optimizer, lanes = self.call.optimizer, self.lanes
         assert lanes is not None
         assert self.shadow is not None
         seen = self.shadow.itself.state
@@ -326,7 +322,7 @@ class Representatives:
         made = [i for i in leads if seen.get(lanes.params[i])]
         if not made:
             return
-        every = self.optimizer
+        every = self.shadow_of_all()
         known = dict(optimizer.state)
         for i in made:
             every.state[lanes.params[i]] = dict(seen[lanes.params[i]])
@@ -347,24 +343,25 @@ class Representatives:
         if _grouping(now) != _grouping(lanes):
             raise Unlike("lanes that were alike get unlike state")
         self.lanes = now
-        self.generation += 1
         found = self._look(view)
         if found is None:
             raise Unlike("its lanes are not what they seem")
-        self.found = found
+        self.call.found = found
 
-    def prove(self) -> None:
-        """Raise Unlike unless the code that a step may run now treats lanes alike.
+    def prove(self) -> Proof:
+        """The proof that the code which a step may run now treats lanes alike, or
+        Unlike.
 
         Once in a call is enough, for nothing changes before the step has run.
         """
         if self.proof is None or self.proven != self.calls:
-            self.proof = prove(self.function, self._given)
+            self.proof = prove(self.function, self.call.optimizer)
             self.proven = self.calls
         if self.proof.why:
             raise Unlike(self.proof.why)
         if self.proof.sizes and self.lanes is not None and self.lanes.reshaped:
             raise Unlike("it reads sizes, in which lanes differ")
+        return self.proof
 
     # ---------------------------------------------------------------- afterwards
 
@@ -373,95 +370,10 @@ class Representatives:
         lanes, shadow = self.lanes, self.shadow
         assert lanes is not None
         assert shadow is not None
-        if not shadow.is_intact():
-            raise Unlike("the step replaces the optimizer's state or parameters")
         made: dict[int, list[torch.Tensor]] = {}
         for step in self.steps:
             made.update(step.take())
-        writes = [*shadow.writes(roots=False)]
-        copied: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-        seen = shadow.itself.state
-        fresh = self._fresh
-        for kind in lanes.kinds:
-            p = lanes.params[kind.lead]
-            now, old = seen.get(p), lanes.states[kind.lead] or {}
-            if now is None:
-                if kind.has_state:
-                    raise Unlike("the step drops the state of a parameter")
-                continue
-            # else the lead's own is among what the shadow writes
-            own = [kind.lead] if p not in self._few else []
-            if kind.has_state and tuple(now) == tuple(old):
-                changed = [k for k, v in now.items() if v is not old[k]]
-                if not changed:
-                    continue
-                if all(k in kind.numbers for k in changed):
-                    news = {k: now[k] for k in changed}
-                    states = [lanes.states[i] for i in (*own, *kind.others)]
-                    each = map(dict.update, states, repeat(news))  # type: ignore
-                    writes.append(functools.partial(collections.deque, each, 0))
-                    continue
-            contents = {i: dict(now) for i in own}
-            contents |= self._given_to(kind, now, old, made, copied)
-            for i, content in contents.items():
-                state = lanes.states[i]
-                if state is None:
-                    fresh[lanes.params[i]] = content
-                    continue
-                if tuple(content)[: len(state)] != tuple(state):
-                    writes.append(functools.partial(state.clear))
-                writes.append(functools.partial(dict.update, state, content))
-        if copied[0]:
-            writes.insert(0, functools.partial(torch._foreach_copy_, *copied))
-        if fresh:
-            # in the order in which a whole step makes it
-            ordered = {p: fresh[p] for p in lanes.params if p in fresh}
-            writes.append(functools.partial(dict.update, optimizer.state, ordered))
-        return writes
-
-    def _given_to(
-        self,
-        kind: Kind,
-        now: Mapping[str, Any],
-        old: Mapping[str, Any],
-        made: Mapping[int, list[torch.Tensor]],
-        copied: tuple[list[torch.Tensor], list[torch.Tensor]],
-    ) -> dict[int, dict[str, Any]]:
-        """By lane, the state that led lanes have after the step; `now`: their lead's,
-        `old`: what it was. `copied` is given tensors of theirs, and what they are to
-        hold when the step is launched.
-        """
-        lanes = self.lanes
-        assert lanes is not None
-        p = lanes.params[kind.lead]
-        places: dict[int, Any] = {id(p): (PARAM, "")}
-        if p.grad is not None:
-            places[id(p.grad)] = GRAD, ""
-        places.update(
-            (id(v), ("state", k)) for k, v in old.items() if isinstance(v, torch.Tensor)
-        )
-        found = {}
-        for m, i in enumerate(kind.others):
-            q = lanes.params[i]
-            given: dict[str, Any] = {}
-            for key, value in now.items():
-                place = places.get(id(value))
-                if not isinstance(value, torch.Tensor):
-                    given[key] = value
-                elif id(value) in made:
-                    given[key] = made[id(value)][m]
-                elif place is None:
-                    # made of nothing that lanes have: for all the same, and filled
-                    # by the launch, which is still to come
-                    given[key] = torch.empty_like(value)
-                    copied[0].append(given[key])
-                    copied[1].append(value)
-                elif place[0] == "state":
-                    given[key] = lanes.states[i][place[1]]  # type: ignore[index]
-                else:
-                    given[key] = q if place[0] == PARAM else q.grad
-            found[i] = given
-        return found
+        return Writes(lanes, shadow, self._few, self._fresh, made).to(optimizer.state)
 
 
 def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ Two lanes with equal records are treated alike.
 from __future__ import annotations
 
 import collections
-import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import compat
 from ..capture.aten.externs import tensors_in
+from ..capture.aten.ops import OpInfo, op_info
 from ..compiler.code_paths import Paths
 from ..shadow.double import Double, Known, Perturb, holdings, own_attributes
 from ..shadow.lanes import GRAD, NUMBERS, PARAM, Lanes, Unlike, shape_beside
@@ -62,7 +62,7 @@ class _Calls(TorchDispatchMode):
         self.places: dict[Any, torch.Tensor | None] = {}
         for t in double.alive:
             self._place(t)
-        self._ops: dict[Any, Any] = {}
+        self._ops: dict[Any, tuple[OpInfo, frozenset[str]]] = {}
         self._layouts: dict[Any, Any] = {}
 
     @staticmethod
@@ -86,26 +86,16 @@ class _Calls(TorchDispatchMode):
                 self.viewed.add(t.untyped_storage()._cdata)
         return known
 
-    @staticmethod
-    def _describe(func: Any) -> tuple[tuple[str, ...], frozenset[str], bool, bool]:
-        """Names of arguments, those that are written; has it lists; does it view?"""
-        arguments = func._schema.arguments
-        changed = [a for a in arguments if a.alias_info and a.alias_info.is_write]
-        written = frozenset(a.name for a in changed)
-        lists = func.__name__.startswith("_foreach_")
-        views = any(
-            r.alias_info is not None and not r.alias_info.is_write
-            for r in func._schema.returns
-        )
-        return tuple(a.name for a in arguments), written, lists, views
-
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         op = self._ops.get(func)
         if op is None:
-            if torch.Tag.nondeterministic_seeded in func.tags:
+            info = op_info(func)
+            if info.schema.seeded:
                 raise Unlike(f"{func} draws random numbers")
-            op = self._ops[func] = self._describe(func)
-        names, written, lists, views = op
+            written = frozenset(name for _, name in info.schema.writes)
+            op = self._ops[func] = info, written
+        info, written = op
+        names, lists, views = info.arguments, info.foreach, info.schema.views
         bound = dict(zip(names, args, strict=False))
         if kwargs:
             bound.update(kwargs)
@@ -198,11 +188,11 @@ class _Calls(TorchDispatchMode):
                     self.double.known[id(t)] = known._replace(real=False)
                     if t.untyped_storage()._cdata in self.viewed:
                         raise Unlike("a number is seen by several tensors")
-        returns = func._schema.returns
+        returns = op_info(func).schema.returns
         if not returns:
             return None
         if written:
-            if len(returns) > 1 or len(written) > 1:
+            if returns > 1 or len(written) > 1:
                 raise Unlike(f"{func} changes several tensors")
             return bound[next(iter(written))]
         key = (func, self._layout(args), self._layout(kwargs))
@@ -385,10 +375,7 @@ def rehearse(
     calls = _Calls(double, paths)
     before = torch.get_rng_state()
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(compat.as_if_compiling())
-            stack.enter_context(calls)
-            stack.enter_context(paths)
+        with compat.as_if_compiling(), calls, paths:
             result = function(double.optimizer)
     except Unlike:
         raise

@@ -1,8 +1,8 @@
 """A captured step of a few lanes, lanes like them -> the captured step of all lanes.
 
-Every node that belongs to a lane gets a twin for each lane that this one leads, right
-behind it, with buffers, values and numbers of its own. What belongs to no lane (a
-tensor learning rate, `1 - beta`) stays as it is, one for all.
+Every row of a node that belongs to a lane gets a twin for each lane that this one
+leads, right behind it, with buffers, values and numbers of its own. What belongs to no
+lane (a tensor learning rate, `1 - beta`) stays as it is, one for all.
 """
 
 from __future__ import annotations
@@ -13,10 +13,22 @@ from typing import Any
 
 from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.device import NumberRef
-from ..capture.scalars.host import Apply, Arg, Item, Scalars, Sym
 from ..capture.trace import Captured
 from ..errors import CaptureError
-from ..ir.graph import Buffer, Extern, Graph, Node, SchedulerNode, Symbol, span
+from ..ir.expressions import Apply, Expr, Item, Sym, syms
+from ..ir.graph import (
+    Buffer,
+    Column,
+    Extern,
+    ForeachSchedulerNode,
+    Graph,
+    Node,
+    ScalarRef,
+    SchedulerNode,
+    Symbol,
+    rows_of,
+    span,
+)
 
 #: The owner of what belongs to no lane.
 COMMON = -1
@@ -39,7 +51,9 @@ class Extended:
 
 
 class _Owners:
-    """Which lane owns each buffer, node and expression of a captured step."""
+    """Which lane owns each buffer, row and expression of a captured step. `rows` are
+    those of all nodes, in order, and `owners` has the lane of each.
+    """
 
     def __init__(self, captured: Captured, source: Sequence[int]) -> None:
         self.graph = graph = captured.graph
@@ -51,15 +65,16 @@ class _Owners:
             elif buffer.kind == "view":
                 self.buffers[b] = base.get(buffer.storage, COMMON)
         self.exprs: list[int] = []
-        for expr in captured.scalars.exprs:
+        for expr in captured.graph.numbers:
             if isinstance(expr, Item):
                 self.exprs.append(source[expr.position])
             elif isinstance(expr, Apply):
-                known = [self.exprs[i] for i in _syms((expr.args, expr.kwargs))]
+                known = [self.exprs[i] for i in syms((expr.args, expr.kwargs))]
                 self.exprs.append(self._one(known, "a number"))
             else:
                 self.exprs.append(COMMON)
-        self.nodes = [COMMON] * len(graph.nodes)
+        self.rows = [row for n in graph.nodes for row in rows_of(n)]
+        self.owners = [COMMON] * len(self.rows)
         while self._spread():
             pass
         self._take_along()
@@ -67,7 +82,7 @@ class _Owners:
     def _take_along(self) -> None:
         """Views inside the step that no call touches go with those that one does."""
         graph = self.graph
-        touched = {graph.values[v] for n in graph.nodes for v in (*n.reads, *n.writes)}
+        touched = {graph.values[v] for n in self.rows for v in (*n.reads, *n.writes)}
         holders: dict[int, set[int]] = {}
         for b in touched:
             holders.setdefault(graph.buffers[b].storage, set()).add(self.buffers[b])
@@ -77,10 +92,10 @@ class _Owners:
                 (self.buffers[b],) = own
 
     def _spread(self) -> bool:
-        """One more pass over the nodes; True if something got another owner."""
+        """One more pass over the rows; True if something got another owner."""
         graph, changed = self.graph, False
         readers: dict[int, set[int]] = {}
-        for k, node in enumerate(graph.nodes):
+        for k, node in enumerate(self.rows):
             written = [graph.values[v] for v in node.writes]
             read = [graph.values[v] for v in node.reads]
             own = [self.buffers[b] for b in (*read, *written)]
@@ -89,8 +104,8 @@ class _Owners:
                     self.exprs[s.expr] for s in node.scalars if isinstance(s, Symbol)
                 ]
             owner = self._one(own, node.line)
-            if owner != self.nodes[k]:
-                self.nodes[k], changed = owner, True
+            if owner != self.owners[k]:
+                self.owners[k], changed = owner, True
             for b in written:
                 if owner != self.buffers[b]:
                     if graph.buffers[b].kind != "temp":
@@ -116,16 +131,6 @@ class _Owners:
         if len(found) > 1:
             raise CaptureError(f"one call uses tensors of several lanes\n{line}")
         return found.pop() if found else COMMON
-
-
-def _syms(x: Any) -> list[int]:
-    if isinstance(x, Sym):
-        return [x.index]
-    if isinstance(x, (list, tuple)):
-        return [i for y in x for i in _syms(y)]
-    if isinstance(x, dict):
-        return _syms(list(x.values()))
-    return []
 
 
 def extend(
@@ -175,7 +180,7 @@ class _Extension:
         self.new_buffer: dict[tuple[int, int], int] = {}
         self.new_value: dict[tuple[int, int], int] = {}
         self.calls: list[Call] = list(captured.calls)
-        self.scalars = Scalars()
+        self.numbers: list[Expr] = []
         self.new_expr: dict[tuple[int, int], int] = {}
 
     def _led(self, owner: int) -> int:
@@ -186,10 +191,13 @@ class _Extension:
         self._copy_values()
         self._copy_scalars()
         nodes: list[Node] = []
-        for node, owner in zip(self.graph.nodes, self.owners.nodes, strict=True):
-            nodes.append(node)
-            for m in range(self._led(owner)):
-                nodes.append(self._node(node, m))
+        owners = iter(self.owners.owners)
+        for node in self.graph.nodes:
+            if isinstance(node, Extern):
+                nodes.append(node)
+                nodes += [self._extern(node, m) for m in range(self._led(next(owners)))]
+            else:
+                nodes.append(self._node(node, [next(owners) for _ in range(node.rows)]))
         outputs = list(self.graph.outputs)
         copies: dict[tuple[int, int], int] = {}
         for b in self.graph.outputs:
@@ -205,11 +213,11 @@ class _Extension:
             tuple(self.initial),
             tuple(self.final),
             tuple(dict.fromkeys(outputs)),
+            tuple(self.numbers),
         )
         made = replace(
             captured,
             graph=graph,
-            scalars=self.scalars,
             calls=tuple(self.calls),
             statics=tuple(f"static{k}" for k in range(self.statics)),
             tensor_args=tuple(range(len(self.order) - self.statics)),
@@ -224,7 +232,7 @@ class _Extension:
     def _check_layouts(self) -> None:
         """What lanes of several sizes do must mean the same at any size."""
         graph, owners = self.graph, self.owners
-        for node, own in zip(graph.nodes, owners.nodes, strict=True):
+        for node, own in zip(owners.rows, owners.owners, strict=True):
             if own not in self.layouts:
                 continue
             touched = [graph.values[v] for v in (*node.reads, *node.writes)]
@@ -308,8 +316,7 @@ class _Extension:
 
     def _copy_scalars(self) -> None:
         """The same program, and behind it the numbers of the lanes that are led."""
-        known, owners = self.captured.scalars.exprs, self.owners.exprs
-        exprs = self.scalars.exprs
+        known, owners, exprs = self.graph.numbers, self.owners.exprs, self.numbers
         for expr in known:
             moved = isinstance(expr, Item)
             exprs.append(self._expr(expr, COMMON) if moved else expr)
@@ -318,9 +325,9 @@ class _Extension:
                 self.new_expr[i, m] = len(exprs)
                 exprs.append(self._expr(expr, m))
 
-    def _expr(self, expr: Item | Arg | Apply, m: int) -> Item | Arg | Apply:
+    def _expr(self, expr: Expr, m: int) -> Expr:
         if isinstance(expr, Item):
-            return Item(self.place[expr.position, m])
+            return Item(self.place[expr.position, m], expr.name if m == COMMON else "")
         if isinstance(expr, Apply):
             args, kwargs = self._mapped(expr.args, m), self._mapped(expr.kwargs, m)
             return Apply(expr.function, args, kwargs)
@@ -343,31 +350,48 @@ class _Extension:
 
     # ---------------------------------------------------------------- nodes
 
-    def _node(self, node: Node, m: int) -> Node:
+    def _node(
+        self, node: ForeachSchedulerNode, owners: Sequence[int]
+    ) -> ForeachSchedulerNode:
+        """A node with the rows of lanes that are led, behind those that lead them."""
+        rows = [
+            (k, m)
+            for k, own in enumerate(owners)
+            for m in (COMMON, *range(self._led(own)))
+        ]
         value = self.new_value
-        reads = tuple([value.get((v, m), v) for v in node.reads])
-        writes = tuple([value[v, m] for v in node.writes])
-        if isinstance(node, Extern):
-            if node.ordered:
-                raise CaptureError(f"{node.name} draws random numbers\n{node.line}")
-            call = self.captured.calls[node.payload]
-            buffer = self.new_buffer
-            made = Call(
-                call.func,
-                self._mapped(call.args, m),
-                self._mapped(call.kwargs, m),
-                tuple(buffer[b, m] for b in call.outputs),
-                frozenset(buffer[b, m] for b in call.fresh),
-            )
-            self.calls.append(made)
-            payload = len(self.calls) - 1
-            return node._replace(reads=reads, writes=writes, payload=payload)
-        scalars = tuple(
-            [
-                Symbol(self._sym(s.expr, m)) if isinstance(s, Symbol) else s
-                for s in node.scalars
-            ]
+
+        def column(known: Column) -> Column:
+            return tuple([value.get((known[k], m), known[k]) for k, m in rows])
+
+        def scalar(ref: ScalarRef, m: int) -> ScalarRef:
+            return Symbol(self._sym(ref.expr, m)) if isinstance(ref, Symbol) else ref
+
+        return node._replace(
+            reads=tuple(map(column, node.reads)),
+            scalars=tuple(
+                [tuple([scalar(c[k], m) for k, m in rows]) for c in node.scalars]
+            ),
+            writes=tuple(map(column, node.writes)),
+            dims=tuple([node.dims[k] for k, _ in rows]) if node.dims else (),
         )
-        return SchedulerNode(
-            node.body, reads, scalars, writes, node.call, node.line, node.dims
+
+    def _extern(self, node: Extern, m: int) -> Extern:
+        """The call of a lane that is led."""
+        if node.ordered:
+            raise CaptureError(f"{node.name} draws random numbers\n{node.line}")
+        call = self.captured.calls[node.payload]
+        buffer, value = self.new_buffer, self.new_value
+        made = Call(
+            call.func,
+            self._mapped(call.args, m),
+            self._mapped(call.kwargs, m),
+            tuple(buffer[b, m] for b in call.outputs),
+            frozenset(buffer[b, m] for b in call.fresh),
+        )
+        self.calls.append(made)
+        return node._replace(
+            reads=tuple([value.get((v, m), v) for v in node.reads]),
+            writes=tuple([value[v, m] for v in node.writes]),
+            payload=len(self.calls) - 1,
         )

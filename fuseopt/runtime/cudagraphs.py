@@ -25,16 +25,17 @@ import torch
 from .. import compat
 from ..capture.aten.constants import Constant
 from ..capture.aten.externs import Call, TensorRef
+from ..capture.results import result_buffers
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
-from ..capture.trace import Captured, result_buffers
+from ..capture.trace import Captured
 from ..errors import CudaGraphError, LaunchError
 from ..ir.graph import Schedule
+from .binding import Binding
 from .cpp.table import DeviceTable, KernelTable
 from .devices import is_remote, module_of, on
 from .executor import in_order
 from .memory import Memory
-from .plan import Plan
 from .tables.host_numbers import place_of
 from .triton.registry import type_of
 
@@ -228,6 +229,8 @@ class Replays:
         self.held: OrderedDict[tuple[int, ...], Held] = OrderedDict()
         self.seen: tuple[int, ...] | None = None
         self.captures = self.replayed = 0
+        #: the binding whose tables the graphs read
+        self.bound: Binding | None = None
         #: the graph whose memory the pool's addresses of temps are of
         self.current: Held | None = None
         buffers, values = captured.graph.buffers, captured.graph.values
@@ -278,39 +281,42 @@ class Replays:
     # ---------------------------------------------------------------- a call
 
     def run(
-        self, plan: Plan, tensors: Sequence[torch.Tensor], threads: int
+        self, bound: Binding, tensors: Sequence[torch.Tensor], threads: int
     ) -> Memory | None:
-        """Do the step; what it made that the caller is given."""
-        held = None if self.off else self._graph(plan, tensors)
+        """Do the step; what it made that the caller is given. See Executor."""
+        if bound is not self.bound:
+            # graphs hold the tables of the binding before
+            self.release()
+            self.bound = bound
+        held = None if self.off else self._graph(bound, tensors)
         if held is None:
             self.current = None
-            return in_order(plan, tensors, lambda table: table.launch(threads))
+            return in_order(bound, tensors, lambda table: table.launch(threads))
         if held is not self.current:
-            for position, address in held.temps:
-                plan.pool[position] = address
+            bound.addresses.place_all(held.temps)
             self.current = held
-        self._make_ready(plan, threads)
-        for arena in plan.arenas:
+        self._make_ready(bound, threads)
+        for arena in bound.tables.arenas:
             arena.push()
-        self._replay(plan, held)
-        if not plan.fed:
-            for host in plan.on_host:
+        self._replay(bound, held)
+        if not bound.tables.fed:
+            for host in bound.tables.on_host:
                 host.launch(threads)
         self.replayed += 1
-        return self._copies(plan, tensors, held) if self.results else None
+        return self._copies(bound, tensors, held) if self.results else None
 
-    def _make_ready(self, plan: Plan, threads: int) -> None:
+    def _make_ready(self, bound: Binding, threads: int) -> None:
         """Refresh the tables on devices; before, what kernels of the CPU make for them,
         in the order of the step.
         """
-        for table in plan.tables.values():
+        for table in bound.tables.every.values():
             if table.place is not None:
                 cast(DeviceTable, table).fetch()
                 cast(DeviceTable, table).refresh()
-            elif plan.fed:
+            elif bound.tables.fed:
                 table.launch(threads)
 
-    def _replay(self, plan: Plan, held: Held) -> None:
+    def _replay(self, bound: Binding, held: Held) -> None:
         try:
             for site, graph in held.graphs:
                 if held.temps:
@@ -318,11 +324,13 @@ class Replays:
                 else:
                     graph.replay()
         except Exception as error:
-            raise LaunchError(f"{plan.named()} failed in a graph: {error}") from error
+            named = bound.tables.named()
+            raise LaunchError(f"{named} failed in a graph: {error}") from error
 
-    def _graph(self, plan: Plan, tensors: Sequence[torch.Tensor]) -> Held | None:
+    def _graph(self, bound: Binding, tensors: Sequence[torch.Tensor]) -> Held | None:
         """The graph for these tensors; None if this call runs without one."""
-        key = tuple([plan.pool[i] for i in self.fixed])
+        words = bound.addresses.words
+        key = tuple([words[i] for i in self.fixed])
         held = self.held.get(key)
         if held is not None:
             if self.fixed:
@@ -334,7 +342,7 @@ class Replays:
         if self.captures >= TRIED and self.replayed < REPLAYED * self.captures:
             self._give_up("the tensors that its ATen calls take move too often")
             return None
-        held = self._capture(plan, tensors)
+        held = self._capture(bound, tensors)
         if held is not None:
             self.captures += 1
             self.held[key] = held
@@ -345,12 +353,12 @@ class Replays:
 
     # ---------------------------------------------------------------- capture
 
-    def _capture(self, plan: Plan, tensors: Sequence[torch.Tensor]) -> Held | None:
+    def _capture(self, bound: Binding, tensors: Sequence[torch.Tensor]) -> Held | None:
         """Record the launches on each device, running nothing; None if that fails."""
         held = Held()
         compat.before_process_groups_end(self.shared.release)
-        buffers = plan.captured.graph.buffers
-        for device in plan.devices:
+        buffers = bound.plan.captured.graph.buffers
+        for device in bound.tables.devices:
             site = self.shared.site(device)
             kind = type_of(device)
             graph = getattr(site.module, kind.graph)()
@@ -358,7 +366,7 @@ class Replays:
                 with on(device), site.module.stream(site.stream):
                     graph.capture_begin(pool=site.pool_for(graph), **kind.capture)
                     try:
-                        memory = _record(plan, tensors, device)
+                        memory = _record(bound, tensors, device)
                     except BaseException:
                         # what broke tells more than that it is broken
                         with contextlib.suppress(Exception):
@@ -374,50 +382,51 @@ class Replays:
             for b in self.results:
                 if memory is not None and torch.device(buffers[b].device) == device:
                     held.results[b] = memory.tensor(b)
-        held.host = self._host_memory(plan, tensors, held)
+        held.host = self._host_memory(bound, tensors, held)
         held.temps = [
-            (p, plan.pool[p])
-            for b, p in plan.position.items()
+            (p, bound.addresses.words[p])
+            for b, p in bound.addresses.places.of.items()
             if buffers[b].kind == "temp"
         ]
         self.current = held
         return held
 
     def _host_memory(
-        self, plan: Plan, tensors: Sequence[torch.Tensor], held: Held
+        self, bound: Binding, tensors: Sequence[torch.Tensor], held: Held
     ) -> list[torch.Tensor]:
         """Memory for what the kernels of the CPU make for one another."""
-        buffers = plan.captured.graph.buffers
-        own = [b for b in plan.temps if not is_remote(torch.device(buffers[b].device))]
+        buffers = bound.plan.captured.graph.buffers
+        temps = bound.plan.schedule.temps
+        own = [b for b in temps if not is_remote(torch.device(buffers[b].device))]
         if not own:
             return []
-        memory = Memory(plan.memory, tensors, plan.pool, plan.position, ())
+        memory = Memory(bound.memory, tensors, bound.addresses, ())
         memory.allocate(own)
         held.results.update({b: memory.tensor(b) for b in self.results if b in own})
         return [memory.tensor(b) for b in own]
 
     def _copies(
-        self, plan: Plan, tensors: Sequence[torch.Tensor], held: Held
+        self, bound: Binding, tensors: Sequence[torch.Tensor], held: Held
     ) -> Memory:
         """Memory of the caller's own for what a graph made, since the next replay
         writes there again.
         """
-        memory = Memory(
-            plan.memory, tensors, plan.pool[:], plan.position, plan.numbers or ()
-        )
+        addresses = bound.addresses.copy()
+        memory = Memory(bound.memory, tensors, addresses, bound.numbers or ())
         memory.take_copies(held.results)
         return memory
 
 
 def _record(
-    plan: Plan, tensors: Sequence[torch.Tensor], device: torch.device
+    bound: Binding, tensors: Sequence[torch.Tensor], device: torch.device
 ) -> Memory | None:
     """Start what a plan has on one device, in a capture."""
-    buffers = plan.captured.graph.buffers
+    buffers = bound.plan.captured.graph.buffers
 
     def start(table: KernelTable) -> None:
         if table.place == device:
             cast(DeviceTable, table).run()
 
-    temps = [b for b in plan.temps if torch.device(buffers[b].device) == device]
-    return in_order(plan, tensors, start, temps)
+    every = bound.plan.schedule.temps
+    temps = [b for b in every if torch.device(buffers[b].device) == device]
+    return in_order(bound, tensors, start, temps)

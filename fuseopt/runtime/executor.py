@@ -1,32 +1,78 @@
 """The steps of a plan, one after another: kernels, runs of them, ATen calls.
 
 `in_order` runs them on the tensors of a call; how a kernel is started is the caller's.
+An `Executor` runs whole plans: `Direct` launches each kernel, `cudagraphs.Replays`
+replays what was captured of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from ..ir.graph import Kernel, Run
+from .binding import Binding, bind
 from .cpp.table import KernelTable
 from .memory import Memory
 from .plan import Plan
 
 
-def prepared(plan: Plan, tensors: Sequence[torch.Tensor]) -> tuple[Memory, object]:
+class Executor(Protocol):
+    """Runs one plan, outside of any capture of the user's."""
+
+    def run(
+        self, bound: Binding, tensors: Sequence[torch.Tensor], threads: int
+    ) -> Memory | None:
+        """Run the plan on the tensors of a call; the memory of what it returns.
+
+        `tensors` may be empty where a plan is lean and no device is used.
+        """
+
+
+class Program:
+    """A plan, what runs it, and its binding to the tensors that it last ran on, None
+    before it has run.
+    """
+
+    def __init__(self, plan: Plan, executor: Executor) -> None:
+        self.plan = plan
+        self.executor = executor
+        self.bound: Binding | None = None
+
+    def bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
+        """Bind the plan to the layouts of tensors; it stays as it was if that fails."""
+        self.bound = bind(self.plan, tensors, self.bound)
+        return self.bound
+
+
+class Direct:
+    """Starts kernel after kernel."""
+
+    def run(
+        self, bound: Binding, tensors: Sequence[torch.Tensor], threads: int
+    ) -> Memory | None:
+        """See Executor."""
+        if bound.plan.simple:
+            for table in bound.tables.every.values():
+                table.launch(threads)
+            return None
+        return in_order(bound, tensors, lambda table: table.launch(threads))
+
+
+def prepared(bound: Binding, tensors: Sequence[torch.Tensor]) -> tuple[Memory, object]:
     """The memory of a plan of kernels alone, all of which is there before the first
     starts; and what is to be held until the last has ended.
     """
-    memory = Memory(plan.memory, tensors, plan.pool, plan.position, plan.numbers or ())
-    held = None if plan.blocks is None else plan.blocks.take(plan.pool)
-    memory.allocate(plan.allocated)
+    memory = Memory(bound.memory, tensors, bound.addresses, bound.numbers or ())
+    held = bound.temps.take(bound.addresses)
+    memory.allocate(bound.allocated)
     return memory, held
 
 
 def in_order(
-    plan: Plan,
+    bound: Binding,
     tensors: Sequence[torch.Tensor],
     launch: Callable[[KernelTable], None],
     temps: Sequence[int] | None = None,
@@ -36,20 +82,21 @@ def in_order(
     All memory that no ATen call returns is there before the first kernel starts:
     `temps`, or what the plan has of it.
     """
+    plan, tables = bound.plan, bound.tables.every
     if plan.simple:
-        for table in plan.tables.values():
+        for table in tables.values():
             launch(table)
         return None
-    memory = Memory(plan.memory, tensors, plan.pool, plan.position, plan.numbers or ())
-    held = plan.blocks.take(plan.pool)
-    memory.allocate(plan.allocated if temps is None else temps)
+    memory = Memory(bound.memory, tensors, bound.addresses, bound.numbers or ())
+    held = bound.temps.take(bound.addresses)
+    memory.allocate(bound.allocated if temps is None else temps)
     # what is known now goes to the device at once, before the first kernel
-    for table in plan.on_devices:
-        table.refresh()
+    for own in bound.tables.on_devices:
+        own.refresh()
     with torch.no_grad():
-        for step in plan.order:
+        for step in plan.schedule.steps:
             if isinstance(step, (Kernel, Run)):
-                launch(plan.tables[step.name])
+                launch(tables[step.name])
             else:
                 memory.run(plan.externs[step.payload])
     del held

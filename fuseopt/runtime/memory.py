@@ -7,8 +7,7 @@ allocated, or are what an extern returned. `Layout` is what a plan knows beforeh
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..compat import negated_view
 from ..errors import LaunchError
 from ..ir.graph import DTYPE_BYTES, Buffer, MemoryPlan, span, storage_bytes
 from .extern_calls import Prepared
+from .tables.addresses import AddressPool
 
 
 def extent(b: Buffer) -> int:
@@ -36,14 +36,14 @@ class Layout:
 
     `base`: the input that a storage came in by. `members`: all buffers of a temp
     storage. `plan`: what the scheduler said of temps. `homes`: memory that a storage of
-    temps has for good, as uint8.
+    temps has as long as the tables are, as uint8.
     """
 
     buffers: Sequence[Buffer]
     base: Mapping[int, int]
     members: Mapping[int, list[int]]
     plan: MemoryPlan
-    homes: dict[int, torch.Tensor] = field(default_factory=dict)
+    homes: Mapping[int, torch.Tensor] = field(default_factory=dict)
     _bytes: dict[int, int] = field(default_factory=dict)
 
     def bytes_of(self, storage: int) -> int:
@@ -70,39 +70,6 @@ def layout(buffers: Sequence[Buffer], plan: MemoryPlan) -> Layout:
         elif buffer.kind == "temp":
             members.setdefault(buffer.storage, []).append(b)
     return Layout(buffers, base, members, plan)
-
-
-@dataclass(frozen=True)
-class SharedInputs:
-    """What a plan knows of inputs that share an allocation with something.
-
-    `strides`: pool position and strides by which memory was proven apart, or by which
-    views were made. `distances`: (position, other position, bytes between them).
-    """
-
-    strides: list[tuple[int, tuple[int, ...]]]
-    distances: list[tuple[int, int, int]]
-
-
-def shared_inputs(buffers: Sequence[Buffer], written: Set[int]) -> SharedInputs:
-    """The SharedInputs of a graph; `written`: the storages that the step changes."""
-    members: dict[int, list[Buffer]] = {}
-    for buffer in buffers:
-        members.setdefault(buffer.storage, []).append(buffer)
-    found = SharedInputs([], [])
-    for storage, own in members.items():
-        inputs = [x for x in own if x.kind in ("static", "arg")]
-        if len(own) < 2 or not inputs:
-            continue
-        if storage in written or len(inputs) < len(own):
-            found.strides.extend((x.source, x.stride) for x in inputs)
-        if storage in written:
-            full = [x for x in inputs if 0 not in x.shape]
-            found.distances.extend(
-                (x.source, full[0].source, x.first_byte - full[0].first_byte)
-                for x in full[1:]
-            )
-    return found
 
 
 def seen_real(t: torch.Tensor) -> torch.Tensor:
@@ -138,14 +105,13 @@ class Memory:
         self,
         layout: Layout,
         tensors: Sequence[torch.Tensor],
-        pool: array[int],
-        position: Mapping[int, int],
+        addresses: AddressPool,
         numbers: Sequence[Any],
     ) -> None:
         self.layout = layout
         self.tensors = tensors
-        self.pool = pool
-        self.position = position
+        self.place = addresses.place
+        self.position = addresses.places.of
         self.numbers = numbers
         self._made: dict[int, torch.Tensor] = {}
         self._storages: dict[int, tuple[torch.Tensor, int]] = {}  # tensor, first byte
@@ -165,7 +131,7 @@ class Memory:
             if buffer.storage not in self._storages:
                 self._allocate(buffer)
             made = _seen_as(*self._storages[buffer.storage], buffer)
-            self.pool[self.position[b]] = made.data_ptr()
+            self.place(self.position[b], made.data_ptr())
         self._made[b] = made
         return made
 
@@ -226,7 +192,7 @@ class Memory:
             if place.data_ptr() != t.data_ptr():
                 t = place.copy_(t)
         self._made[b] = t
-        self.pool[self.position[b]] = t.data_ptr()
+        self.place(self.position[b], t.data_ptr())
         for member in self.layout.members[buffer.storage]:
             if member != b:
                 self._made.pop(member, None)
@@ -281,12 +247,12 @@ class Memory:
             made[result.buffer] = got
             if not result.loose:
                 self._storages[result.storage] = got, result.first_byte
-                self.pool[result.position] = got.data_ptr()
+                self.place(result.position, got.data_ptr())
                 for view in result.views:
                     first = got.storage_offset() + view.offset
                     seen = got.as_strided(view.shape, view.stride, first)
                     made[view.buffer] = seen
-                    self.pool[view.position] = seen.data_ptr()
+                    self.place(view.position, seen.data_ptr())
         storages, buffers = extern.freed
         for b in buffers:
             made.pop(b, None)

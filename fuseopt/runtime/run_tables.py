@@ -17,6 +17,7 @@ import torch
 
 from ..ir.graph import Buffer, MemoryPlan, Run
 from .cpp.table import CppTable, TableFactory, TensorLayout
+from .tables.addresses import AddressPool
 
 #: Where Linux says how large a cache is, and what is taken where it does not.
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -64,7 +65,7 @@ class TempArena:
         ]
         self.arena: torch.Tensor | None = None
 
-    def take(self, pool: array[int]) -> torch.Tensor | None:
+    def take(self, addresses: AddressPool) -> torch.Tensor | None:
         """The memory of a call, whose addresses are in the pool then; to be held until
         the call has ended.
         """
@@ -72,8 +73,7 @@ class TempArena:
             return self.arena
         made = torch.empty(self.size, dtype=torch.uint8)
         base = made.data_ptr()
-        for position, at in self.places:
-            pool[position] = base + at
+        addresses.place_all((position, base + at) for position, at in self.places)
         if self.size <= KEPT:
             self.arena = made
         return made

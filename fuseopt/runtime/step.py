@@ -1,10 +1,10 @@
 """A compiled step: what runs each time the user's function is called.
 
-`CompiledStep` holds Dynamo's graph and a *plan* for tensors of certain dtypes and
-shapes. Each call reads the address of every tensor it will touch and compares their
-metadata with the plan's: a moved tensor is one changed number, a changed stride a new
-table, a changed dtype or shape a new plan. Everything is checked before anything is
-written.
+`CompiledStep` finds the tensors of a call in its *source* and asks the guard of its
+program's binding what of them changed: a moved tensor is one changed number, a changed
+stride a new table, a changed dtype or shape a new plan. A *policy* says which changes
+are followed, and what becomes of a call that cannot be. Everything is checked before
+anything is written.
 """
 
 from __future__ import annotations
@@ -14,104 +14,102 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, final
 
 import torch
 from torch.fx import GraphModule
 
 from .. import compat
-from ..capture.fx.eager import as_eager
-from ..capture.fx.inputs import (
-    check_contents,
-    check_memory,
-    check_tensor,
-    static_tensors,
-)
-from ..capture.scalars.device import NumberRef
-from ..capture.scalars.host import same_numbers
+from ..capture.fx.inputs import check_contents, check_memory, check_tensor
 from ..errors import AliasError, CaptureError, LaunchError
+from .binding import Binding, metadata_of
 from .commit import Pending
 from .devices import is_capturing
-from .executor import in_order, prepared
-from .guards.probe import CHANGED, MOVED
+from .executor import Program, prepared
+from .guards.tensors import CHANGED, MOVED
 from .memory import Memory, seen_real
-from .plan import Plan
+from .results import give, returned
+from .source import TensorSource
 from .user_capture import join
 
 log = logging.getLogger("fuseopt")
 
+#: Programs that a step keeps, for tensors of other dtypes and shapes.
+KEPT = 4
 
+
+class ChangePolicy(Protocol):
+    """What becomes of calls that a program was not made for. Nothing was written."""
+
+    def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
+        """Tensors are not what a binding is for, by their `metadata` or by what its
+        guard `found`: raises if the step is not to be bound or planned anew.
+        """
+
+    def overlapping(self) -> None:
+        """Tensors share memory in a new way: raises if it is not to be planned anew."""
+
+    def refused(self, error: CaptureError) -> None:
+        """The step cannot be planned for a call's tensors: raises if eager is not to
+        run that call.
+        """
+
+    def failed(self, error: Exception, args: Sequence[Any]) -> bool:
+        """Another error came: is eager to run this call and all later ones?"""
+
+    def eager(self) -> Callable[..., Any]:
+        """What runs calls in eager."""
+
+
+@final
 class CompiledStep:
-    """Callable in place of Dynamo's graph. `make_plan(gm, args)` compiles it anew.
+    """Callable in place of Dynamo's graph.
 
-    Where it cannot for the tensors of a later call, `refuse(error)` is told, which may
-    raise; otherwise eager runs that call. Any other error before something is written
-    goes to `failed(error, args)`: True if eager is to run this and all later calls.
+    `program`: for tensors like those of the first call; `replan(args)`: one for those
+    of another. `verify(args, run)` runs a call and checks it. `pending`: where launches
+    are put off while it is open, whose owner lets one thread in at a time. `made` is
+    told of each call that gives something back: its memory, None if it has made none.
     """
 
     def __init__(
         self,
-        gm: GraphModule,
-        make_plan: Callable[[GraphModule, Sequence[Any]], Plan],
-        args: Sequence[Any],
-        verify: Callable[[Any, Sequence[Any], Callable[[], Any]], Any] | None = None,
-        refuse: Callable[[CaptureError], None] = lambda error: None,
-        failed: Callable[[Exception, Sequence[Any]], bool] = lambda error, args: False,
+        source: TensorSource,
+        program: Program,
+        replan: Callable[[Sequence[Any]], Program],
+        policy: ChangePolicy,
+        verify: Callable[[Sequence[Any], Callable[[], Any]], Any] | None = None,
+        pending: Pending | None = None,
+        made: Callable[[Memory | None], None] | None = None,
     ) -> None:
-        self.gm = gm
-        self.refuse = refuse
-        self.failed = failed
+        self.source = source
+        self.program = program
+        self.programs = [program]
+        self.replan = replan
+        self.policy = policy
+        self.verify = verify
+        self.pending = pending
+        self.made = made
+        self.lock = threading.Lock()
         #: runs all calls, once the step could not be made ready
         self.instead: Callable[..., Any] | None = None
-        self.make_plan = make_plan
-        self.lock = threading.Lock()
-        self.verify = verify
-        #: where launches are put off, while it is open
-        self.pending: Pending | None = None
-        self.plans: list[Plan] = []
-        self.plan = self._plan_for(args)
 
-    def _plan_for(self, args: Sequence[Any]) -> Plan:
-        plan = self.make_plan(self.gm, args)
-        self.plans = [*self.plans[-3:], plan]
-        return plan
+    def put_off_to(self, pending: Pending) -> bool:
+        """Put launches off from now on; False for a step that is verified, which does
+        not.
+        """
+        if self.verify is None:
+            self.pending = pending
+        return self.verify is None
 
-    def _given(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Where a probe finds the tensors of a call: two dicts and a tuple."""
-        captured = self.plan.captured
-        if captured.complexes:
-            return {}, {}, tuple(self._tensors(args))
-        gm, positions = self.gm, captured.tensor_args
-        given = args if len(positions) == len(args) else [args[i] for i in positions]
-        return gm._buffers, gm._parameters, tuple(given)
-
-    def _look(self, plan: Plan, args: Sequence[Any]) -> tuple[int, Any]:
-        """What a plan's probe says of the tensors of a call; and what keeps these."""
-        given = self._given(args)
-        if plan.probe is None or not plan.settled:
-            # what was bound and could not be moved has no addresses
-            return CHANGED, given
-        return plan.probe.look(*given), given
-
-    def _tensors(self, args: Sequence[Any]) -> list[Any]:
-        captured = self.plan.captured
-        tensors = self._themselves(args)
-        for i in captured.complexes:
-            tensors[i] = seen_real(tensors[i])
-        return tensors
-
-    def _tensor(self, args: Sequence[Any], i: int) -> Any:
-        """One of `_tensors`, where there are no complex ones."""
-        k = i - len(self.gm._buffers) - len(self.gm._parameters)
-        if k < 0:
-            return self._tensors(args)[i]
-        return args[self.plan.captured.tensor_args[k]]
+    def forget(self) -> None:
+        """Take nothing for known that a call leaves to the next: one was cut off."""
+        if self.program.bound is not None:
+            self.program.bound.guard = None
 
     def __call__(self, *args: Any) -> Any:
         if self.verify is not None:
-            return self.verify(self.gm, args, lambda: self._run(args))
+            return self.verify(args, lambda: self._run(args))
         if self.pending is not None:
-            # whose owner lets one thread in at a time
             return self._run_alone(args, self.pending)
         return self._run(args)
 
@@ -122,237 +120,198 @@ class CompiledStep:
     def _run_alone(self, args: Sequence[Any], pending: Pending | None = None) -> Any:
         if self.instead is not None:
             return self._in_eager(args, pending)
-        plan: Plan | None = self.plan
-        assert plan is not None
+        bound: Binding | None = None
         try:
-            # kept until it is done: the probe knows tensors by address
-            found, given = self._look(plan, args)
-            tensors = self._tensors(args) if found or not plan.lean else []
-            if found:
-                plan = self._adapt(found, tensors, args)
-            if plan is not None and plan.captured.scalars.exprs:
-                self._scalars(plan, args, tensors)
+            # kept until it is done: the guard knows tensors by address
+            found, given = self._look(args)
+            needed = found or not self.program.plan.lean
+            tensors = self._tensors(args) if needed else []
+            bound = self._adapt(found, tensors, args) if found else self.program.bound
+            if bound is not None and bound.plan.captured.graph.numbers:
+                one = self.source.tensor
+                find = tensors.__getitem__ if tensors else lambda i: one(args, i)
+                bound.fill(bound.plan.captured.evaluate(args, find))
         except Exception as error:
-            if not self.failed(error, args):
+            if not self.policy.failed(error, args):
                 raise
-            self.instead, plan = as_eager(self.gm), None
-        if plan is None:
+            self.instead, bound = self.policy.eager(), None
+        if bound is None:
             return self._in_eager(args, pending)
-        if plan.infers and not torch.is_inference_mode_enabled():
-            _refuse_inference(self.gm)
+        if bound.infers and not torch.is_inference_mode_enabled():
+            _refuse_inference(self.source.gm)
         if pending is not None:
-            if pending.open and plan.waits and pending.kept is None:
-                return self._put_off(pending, plan, args, tensors, given)
+            if pending.open and bound.waits and pending.kept is None:
+                return self._put_off(pending, bound, args, tensors, given)
             pending.begun = True
-        memory = self._launch(plan, args, tensors)
-        result = () if plan.lean else self._result(plan, args, tensors, memory)
-        if plan.captured.given:
-            self._give(plan, args, tensors, memory)
-        if plan.probe is not None and not plan.probe.bump():
-            self._bump(plan, args, tensors)
+        memory = self._launch(bound, args, tensors)
+        lean = bound.plan.lean
+        result = () if lean else self._result(bound, args, tensors, memory)
+        if bound.plan.captured.given:
+            give(bound, tensors, memory, self.source.tensors(args).__getitem__)
+        if bound.guard is not None and not bound.guard.bump():
+            self._bump(bound, args, tensors)
         del given
         return result
 
     def _in_eager(self, args: Sequence[Any], pending: Pending | None) -> Any:
         if pending is not None:
             pending.begun = True
-        run = self.instead or as_eager(self.gm)
+        run = self.instead or self.policy.eager()
         return run(*args)
 
-    def _bump(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
-        assert plan.probe is not None
-        tensors = tensors or self._tensors(args)
-        compat.bump_versions([tensors[i] for i in plan.probe.mutated])
+    def _look(self, args: Sequence[Any]) -> tuple[int, Any]:
+        """What the guard says of the tensors of a call; and what keeps these."""
+        bound = self.program.bound
+        if bound is None or bound.guard is None or not bound.settled:
+            # what was bound and could not be moved has no addresses
+            return CHANGED, None
+        if bound.plan.captured.complexes:
+            given = tuple(self._tensors(args))
+            return bound.guard.look({}, {}, given), given
+        return self.source.look(bound.guard, args)
+
+    def _tensors(self, args: Sequence[Any]) -> list[Any]:
+        """The tensors of a call, complex ones as the graph has them."""
+        tensors = self.source.tensors(args)
+        for i in self.program.plan.captured.complexes:
+            tensors[i] = seen_real(tensors[i])
+        return tensors
+
+    def _bump(
+        self, bound: Binding, args: Sequence[Any], tensors: Sequence[Any]
+    ) -> None:
+        assert bound.guard is not None
+        every = tensors or self._tensors(args)
+        compat.bump_versions([every[i] for i in bound.guard.mutated])
 
     def _put_off(
         self,
         pending: Pending,
-        plan: Plan,
+        bound: Binding,
         args: Sequence[Any],
         tensors: list[Any],
         given: Any,
     ) -> Any:
-        """Prepare the launches of a plan; the result, which they will fill."""
+        """Prepare the launches of a call; the result, which they will fill."""
         memory = held = None
         launches: Any
-        if plan.on_cpu:
-            if not plan.simple:
-                memory, held = prepared(plan, tensors)
-            launches = plan.launches(torch.get_num_threads())
+        if bound.on_cpu:
+            if not bound.plan.simple:
+                memory, held = prepared(bound, tensors)
+            launches = bound.launches(torch.get_num_threads())
         else:
-            launches = functools.partial(self._launch, plan, args, tensors)
-        result = () if plan.lean else self._result(plan, args, tensors, memory)
-        count = None if plan.probe is None else plan.probe.count
-        bump = functools.partial(self._bump, plan, args, tensors)
-        otherwise = bump if plan.mutated else None
+            launches = functools.partial(self._launch, bound, args, tensors)
+        lean = bound.plan.lean
+        result = () if lean else self._result(bound, args, tensors, memory)
+        count = None if bound.guard is None else bound.guard.count
+        bump = functools.partial(self._bump, bound, args, tensors)
+        otherwise = bump if bound.plan.inputs.mutated else None
         pending.put_off(launches, count, otherwise, (given, tensors, memory, held))
         return result
-
-    def forget(self) -> None:
-        """Take nothing for known that a call leaves to the next: one was cut off."""
-        self.plan.probe = None
 
     # ---------------------------------------------------------------- changes
 
     def _adapt(
         self, found: int, tensors: list[Any], args: Sequence[Any]
-    ) -> Plan | None:
+    ) -> Binding | None:
         """Follow tensors that moved or changed; None if only eager can run the call."""
-        plan = self.plan
-        if found == MOVED and plan.probe is not None:
-            # the probe compared all but the device
-            moved = plan.probe.moved()
-            if all(tensors[i].device == plan.metadata[i][2] for i in moved):
+        bound = self.program.bound
+        if found == MOVED and bound is not None and bound.guard is not None:
+            # the guard compared all but the device
+            guard = bound.guard
+            if all(tensors[i].device == bound.metadata[i][2] for i in guard.moved()):
                 with contextlib.suppress(AliasError):
-                    plan.move(plan.probe.found())
-                    plan.probe.accept()
-                    return plan
-        metadata = [(t.dtype, t.shape, t.device) for t in tensors]
-        if found & CHANGED or metadata != plan.metadata:
+                    bound.move(guard.found())
+                    guard.accept()
+                    return bound
+        metadata = metadata_of(tensors)
+        if bound is None or found & CHANGED or metadata != bound.metadata:
+            if bound is not None:
+                self.policy.changed(bound, metadata, found)
             _refuse_in_capture(tensors)
             try:
-                plan = self._refit(tensors, args)
+                bound = self._refit(tensors, args)
             except CaptureError as error:
                 # tensors of other kinds than those it was compiled for
-                self.refuse(error)
+                self.policy.refused(error)
                 return None
-        ptrs = list(map(torch.Tensor.data_ptr, tensors))
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
         try:
-            plan.move(ptrs)
+            bound.move(addresses)
         except AliasError:
-            again = self._realias(args, tensors, ptrs)
-            if again is None:
+            # capture again, with what is known now
+            self.policy.overlapping()
+            program = self._plan_for(args)
+            bound = program.bind(tensors)
+            try:
+                bound.move(addresses)
+            except AliasError as error:
+                log.warning("%s; this step runs in eager", error)
+                self.programs.remove(program)
+                self.policy.refused(CaptureError(str(error)))
                 return None
-            plan = again
-        assert plan.probe is not None
-        plan.probe.look({}, {}, tuple(tensors))
-        plan.probe.accept()
-        return plan
+        assert bound.guard is not None
+        bound.guard.look({}, {}, tuple(tensors))
+        bound.guard.accept()
+        return bound
 
-    def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Plan:
+    def _plan_for(self, args: Sequence[Any]) -> Program:
+        self.program = self.replan(args)
+        self.programs = [*self.programs[1 - KEPT :], self.program]
+        return self.program
+
+    def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Binding:
         """Strides, dtypes or shapes changed: bind a known plan again or make one."""
         for i, t in enumerate(tensors):
             check_tensor("a tensor of the step", t)
             check_memory("a tensor of the step", t)
             check_contents([t])
             tensors[i] = seen_real(t)
-        metadata = [(t.dtype, t.shape, t.device) for t in tensors]
-        known = [p for p in self.plans if p.metadata == metadata and p.fits(tensors)]
-        if known:
-            plan = self.plan = known[-1]
-            if plan.probe is not None and not (
-                plan.probe.look({}, {}, tuple(tensors)) & CHANGED
+        metadata, strides = metadata_of(tensors), [t.stride() for t in tensors]
+        for program in reversed(self.programs):
+            bound = program.bound
+            if bound is None or bound.metadata != metadata:
+                continue
+            if not program.plan.inputs.fit(strides):
+                continue
+            self.program = program
+            if bound.guard is not None and not (
+                bound.guard.look({}, {}, tuple(tensors)) & CHANGED
             ):
-                return plan
-        elif self.plan.metadata or not self.plan.fits(tensors):
-            self.plan = self._plan_for(args)
-        self.plan.bind(tensors)
-        return self.plan
-
-    def _realias(
-        self, args: Sequence[Any], tensors: list[Any], ptrs: list[int]
-    ) -> Plan | None:
-        """Tensors share memory in a new way: capture again, with what is known now."""
-        self.plan = plan = self._plan_for(args)
-        plan.bind(tensors)
-        try:
-            plan.move(ptrs)
-        except AliasError as error:
-            log.warning("%s; this step runs in eager", error)
-            self.plans.remove(plan)
-            self.refuse(CaptureError(str(error)))
-            return None
-        return plan
-
-    def _scalars(self, plan: Plan, args: Sequence[Any], tensors: list[Any]) -> None:
-        one = tensors.__getitem__ if tensors else lambda i: self._tensor(args, i)
-        numbers = plan.captured.scalars.evaluate(args, one)
-        if plan.numbers is None or not same_numbers(numbers, plan.numbers):
-            plan.numbers = None  # not known, should this be cut off
-            for table in plan.tables.values():
-                table.fill_rows(numbers)
-            plan.numbers = numbers
+                return bound
+            return program.bind(tensors)
+        if self.program.bound is not None or not self.program.plan.inputs.fit(strides):
+            self._plan_for(args)
+        return self.program.bind(tensors)
 
     # ---------------------------------------------------------------- running
 
     def _launch(
-        self, plan: Plan, args: Sequence[Any], tensors: list[Any]
+        self, bound: Binding, args: Sequence[Any], tensors: list[Any]
     ) -> Memory | None:
         """Do what a plan says; what of it the caller may be given.
 
         `tensors` may be empty where a plan is lean.
         """
-        threads = torch.get_num_threads()
-        if plan.devices:
-            if any(map(is_capturing, plan.devices)):
-                return join(plan, tensors or self._tensors(args))
-            plan.follow()
-            if plan.replays is not None:
-                return plan.replays.run(plan, tensors, threads)
-        return in_order(plan, tensors, lambda table: table.launch(threads))
+        tables = bound.tables
+        if tables.devices:
+            if any(map(is_capturing, tables.devices)):
+                return join(bound, tensors or self._tensors(args))
+            tables.follow()
+        return self.program.executor.run(bound, tensors, torch.get_num_threads())
 
     def _result(
         self,
-        plan: Plan,
+        bound: Binding,
         args: Sequence[Any],
         tensors: list[Any],
         memory: Memory | None,
     ) -> Any:
-        if plan.captured.result == ():
-            return ()
-        buffers = plan.captured.graph.buffers
-
-        def build(x: Any) -> Any:
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "buffer":
-                buffer = buffers[x[1]]
-                if buffer.kind in ("static", "arg"):
-                    return tensors[buffer.source]
-                assert memory is not None
-                return memory.tensor(x[1])
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "tensor":
-                return self._themselves(args)[x[1]]
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "alias":
-                return tensors[buffers[x[1]].source].detach()
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "complex":
-                return torch.view_as_complex(build(("buffer", x[1])))
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "sym":
-                assert plan.numbers is not None
-                return plan.numbers[x[1].index]
-            if isinstance(x, NumberRef):
-                assert memory is not None
-                return memory.number(x)
-            if isinstance(x, tuple) and len(x) == 2 and x[0] == "value":
-                return x[1]
-            return type(x)(build(y) for y in x)
-
-        return build(plan.captured.result)
-
-    def _themselves(self, args: Sequence[Any]) -> list[Any]:
-        """The tensors of a call, complex as they may be."""
-        given = [args[i] for i in self.plan.captured.tensor_args]
-        return [*self.gm._buffers.values(), *self.gm._parameters.values(), *given]
-
-    def _give(
-        self,
-        plan: Plan,
-        args: Sequence[Any],
-        tensors: Sequence[torch.Tensor],
-        memory: Memory | None,
-    ) -> None:
-        """Give tensors the memory that the step gives them, all at once."""
-        buffers = plan.captured.graph.buffers
-        made = []
-        for x in plan.captured.given:
-            buffer = buffers[x.buffer]
-            if buffer.kind in ("static", "arg"):
-                t = tensors[buffer.source].detach()
-            else:
-                assert memory is not None
-                t = memory.tensor(x.buffer)
-            made.append(torch.view_as_complex(t) if x.complex else t)
-        own = self._themselves(args)
-        for x, t in zip(plan.captured.given, made, strict=True):
-            own[x.place].data = t
+        itself = functools.partial(self.source.tensor, args)
+        result = returned(bound, tensors, memory, itself)
+        if self.made is not None:
+            self.made(memory)
+        return result
 
 
 def _refuse_inference(gm: GraphModule) -> None:
@@ -380,4 +339,4 @@ def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:
             )
 
 
-__all__ = ["CompiledStep", "static_tensors"]
+__all__ = ["ChangePolicy", "CompiledStep"]

@@ -14,52 +14,55 @@ from typing import Any, cast
 import torch
 
 from ..errors import LaunchError
+from .binding import Binding
 from .cpp.table import DeviceTable, KernelTable
 from .devices import is_capturing
 from .executor import in_order
 from .memory import Memory
-from .plan import Plan
 
 
-def join(plan: Plan, tensors: Sequence[torch.Tensor]) -> Memory | None:
+def join(bound: Binding, tensors: Sequence[torch.Tensor]) -> Memory | None:
     """Do a plan's step inside the capture that is under way on the current stream.
 
     Raises LaunchError if part of the step runs where nothing is captured.
     """
-    others = [str(d) for d in plan.devices if not is_capturing(d)]
-    others += ["the CPU"] * bool(plan.on_host)
+    tables = bound.tables
+    others = [str(d) for d in tables.devices if not is_capturing(d)]
+    others += ["the CPU"] * bool(tables.on_host)
     if others:
         raise LaunchError(
             "a graph is being captured on the current stream, but the step also "
             f"changes tensors on {', '.join(others)}, where nothing is captured"
         )
-    frozen = {id(arena): arena.frozen() for arena in plan.arenas}
+    frozen = {id(arena): arena.frozen() for arena in tables.arenas}
     starts: dict[int, Callable[[], None]] = {}
-    for table in plan.on_devices:
+    for table in tables.on_devices:
         starts[id(table)] = table.starter(frozen[id(table.arena)][0])
 
     def start(table: KernelTable) -> None:
         cast(DeviceTable, table).run(starts[id(table)])
 
-    memory = in_order(plan, tensors, start)
-    for table in plan.on_devices:
+    memory = in_order(bound, tensors, start)
+    for table in tables.on_devices:
         table.fetch()
         table.refresh()
-    for arena in plan.arenas:
+    for arena in tables.arenas:
         # the graph reads it when it is replayed
         words, stage = frozen[id(arena)]
         stage.copy_(arena.host)
-        for table in plan.on_devices:
+        for table in tables.on_devices:
             if table.arena is arena:
                 table.relocate(stage, words)
-    _keep(plan, tensors, (frozen, starts, [t.constants for t in plan.on_devices]))
+    held = frozen, starts, [t.constants for t in tables.on_devices]
+    _keep(bound, tensors, held)
     return memory
 
 
-def _keep(plan: Plan, tensors: Sequence[torch.Tensor], what: Any) -> None:
+def _keep(bound: Binding, tensors: Sequence[torch.Tensor], what: Any) -> None:
     """Nobody says when the user's graph ends. It is of no use without the tensors that
     it writes: so what it reads lives as long as the first of them.
     """
-    t = tensors[plan.mutated[0] if plan.mutated else 0]
+    mutated = bound.plan.inputs.mutated
+    t = tensors[mutated[0] if mutated else 0]
     owner = t if t._base is None else t._base
     weakref.finalize(owner, lambda what: None, what).atexit = False

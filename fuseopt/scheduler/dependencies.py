@@ -1,7 +1,8 @@
-"""Dependencies between nodes.
+"""Dependencies between nodes, by their first rows.
 
 Edges are read-after-write, write-after-read and write-after-write on one buffer, or on
-buffers that overlap.
+buffers that overlap. An edge between nodes of equally many rows stands for one from
+each row to the same row; any other, for one from each row or to each row.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..ir.alias import overlaps
 from ..ir.graph import Extern, Graph, Refusal, SchedulerNode
+from .alignment import Aligned
 
 #: What runs here is done when the next launch starts, on whichever device.
 CPU = "cpu"
 
 
 class Edge(NamedTuple):
-    """`consumer` must not run before `producer`; both are positions in Graph.nodes."""
+    """`consumer` must not run before `producer`; both are positions in Graph.nodes.
+    `buffer` is that of the first row.
+    """
 
     producer: int
     consumer: int
@@ -41,15 +44,15 @@ class Stages:
     late: frozenset[int] = frozenset()
 
 
-def edges(graph: Graph) -> Iterator[Edge]:
+def edges(aligned: Aligned) -> Iterator[Edge]:
     """All dependencies, by consumer in program order."""
-    near = overlaps(graph.buffers)
+    graph, near = aligned.graph, aligned.near
     producer: dict[int, int] = {}
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     values = graph.values
     last_ordered = -1
-    for i, node in enumerate(graph.nodes):
+    for i, node in enumerate(aligned.first):
         if isinstance(node, Extern) and node.ordered:
             if last_ordered >= 0:
                 yield Edge(last_ordered, i, -1, "order")
@@ -87,11 +90,11 @@ def edges(graph: Graph) -> Iterator[Edge]:
 
 
 def space(graph: Graph, node: SchedulerNode) -> tuple[int, ...]:
-    """The index space of a node: the shape of its result, or of what it reduces."""
+    """The index space of a row: the shape of its result, or of what it reduces."""
     v = node.reads[0] if node.body.reduction else node.writes[0]
     return graph.buffers[graph.values[v]].shape
 
 
 def device(graph: Graph, node: SchedulerNode) -> str:
-    """Where a node runs: the device of its result."""
+    """Where a row runs: the device of its result."""
     return graph.buffers[graph.values[node.writes[0]]].device

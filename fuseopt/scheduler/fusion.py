@@ -11,25 +11,29 @@ from __future__ import annotations
 from ..ir.graph import (
     BY_ROWS,
     REDUCTIONS,
-    Buffer,
-    Extern,
+    ForeachSchedulerNode,
     Graph,
     Instr,
+    Node,
     SchedulerNode,
     Slot,
     Variant,
 )
-from .grouping import LaneTable
+from .alignment import Aligned
+from .grouping import LaneTable, merged
+
+#: A shape, or strides.
+Sizes = tuple[int, ...]
 
 
 def fuse(
-    graph: Graph, lanes: list[LaneTable], late: frozenset[int] = frozenset()
+    aligned: Aligned, tables: list[LaneTable], late: frozenset[int] = frozenset()
 ) -> Variant:
-    """The Variant of a group of equal lanes; the first one gives the body.
+    """The Variant of lanes of one form; the first table gives the body.
 
     `late`: nodes that run on the results of reductions.
     """
-    first = lanes[0]
+    graph, first = aligned.graph, tables[0]
     instrs: list[Instr] = []
     known: dict[Instr, int] = {}
     slot_of = {place: s for s, place in enumerate(first.slots)}
@@ -43,7 +47,7 @@ def fuse(
     own: dict[int, int] = {}  # value -> instruction
     scalar = 0
     for position, i in enumerate(first.nodes):
-        node = graph.nodes[i]
+        node = aligned.first[i]
         assert isinstance(node, SchedulerNode)
         local: list[int] = []
         for instr in node.body.instrs:
@@ -60,7 +64,7 @@ def fuse(
                 k = scalar + int(instr.attr or 0)
                 local.append(emit(Instr("scalar", (), instr.dtype, k)))
             elif instr.op == "tail":
-                calls = [graph.nodes[x.nodes[position]] for x in lanes]
+                calls = [graph.nodes[x.nodes[position]] for x in tables]
                 kind = _tail(graph, calls, int(instr.attr or 1))
                 local.append(emit(Instr("tail", (), "b8", kind)))
             else:
@@ -73,34 +77,36 @@ def fuse(
         for v, (result, _) in zip(node.writes, node.body.writes, strict=True):
             own[v] = local[result]
     stores = [(own[v], slot) for v, slot in first.stores]
-    columns = tuple(zip(*([b for b, _ in lane.slots] for lane in lanes), strict=True))
     per_result = {s for s, (_, late_) in enumerate(first.slots) if late_}
-    scalars = tuple(zip(*(lane.scalars for lane in lanes), strict=True))
     names = tuple(graph.nodes[i].body.name for i in first.nodes)  # type: ignore[union-attr]
-    return _split(graph, instrs, stores, columns, scalars, lanes, names, per_result)
+    return _split(graph, instrs, stores, merged(tables), names, per_result)
 
 
-def _tail(graph: Graph, calls: list[SchedulerNode | Extern], kind: int) -> int:
-    """What a tail of these calls, one in each lane, asks; see `ir.ARITY`."""
+def _tail(graph: Graph, calls: list[Node], kind: int) -> int:
+    """What a tail of these calls, some lanes' each, asks; see `ir.ARITY`."""
     asked = by_rows = False
     for call in calls:
-        result = graph.buffers[graph.values[call.writes[0]]]
+        assert isinstance(call, ForeachSchedulerNode)
+        results = [graph.buffers[graph.values[v]] for v in call.writes[0]]
         # a 0-d tensor is always left over; a list with other shapes asks each
-        asked = asked or bool(result.shape)
-        for v in call.reads:
-            read = graph.buffers[graph.values[v]]
-            if read.shape and not _alike(read, result):
-                by_rows = True
+        asked = asked or any(b.shape for b in results)
+        for column in call.reads:
+            read = [graph.buffers[graph.values[v]] for v in column]
+            layouts = {
+                (a.shape, a.stride, b.shape, b.stride)
+                for a, b in zip(read, results, strict=True)
+            }
+            by_rows = by_rows or not all(not x[0] or _alike(*x) for x in layouts)
     if not asked:
         return 0
     return kind + BY_ROWS * by_rows
 
 
-def _alike(a: Buffer, b: Buffer) -> bool:
-    """Does one index serve both tensors?"""
-    if a.shape != b.shape:
+def _alike(shape: Sizes, stride: Sizes, other: Sizes, strides: Sizes) -> bool:
+    """Does one index serve both of two tensors, by their shapes and strides?"""
+    if shape != other:
         return False
-    sides = zip(a.shape, a.stride, b.stride, strict=True)
+    sides = zip(shape, stride, strides, strict=True)
     return all(n == 1 or s == t for n, s, t in sides)
 
 
@@ -108,9 +114,7 @@ def _split(
     graph: Graph,
     instrs: list[Instr],
     stores: list[tuple[int, int]],
-    columns: tuple[tuple[int, ...], ...],
-    scalars: tuple[tuple[object, ...], ...],
-    lanes: list[LaneTable],
+    lanes: LaneTable,
     names: tuple[str, ...],
     per_result: set[int],
 ) -> Variant:
@@ -134,7 +138,7 @@ def _split(
     def slot_domain(s: int) -> str:
         if s in per_result:
             return "output"
-        numbers = all(graph.buffers[b].shape == () for b in columns[s])
+        numbers = all(graph.buffers[b].shape == () for b in lanes.columns[s])
         return "lane" if numbers else "element"
 
     domains = {s: slot_domain(s) for s in slots}
@@ -163,7 +167,7 @@ def _split(
         domain.append(where)
     table = [
         Slot(
-            graph.buffers[columns[old][0]].dtype,
+            graph.buffers[lanes.columns[old][0]].dtype,
             domains[old],
             any(i.op == "load" and i.attr == new for i in kept),
             old in written,
@@ -171,19 +175,19 @@ def _split(
         for old, new in slots.items()
     ]
     # a reduction that nobody reads is gone, and its tables with it
-    reduced = [x for x in lanes if x.reduction and "output" in domain]
+    reduces = "output" in domain
     return Variant(
         tuple(kept),
         tuple(i for i, d in enumerate(domain) if d == "lane"),
         tuple(i for i, d in enumerate(domain) if d == "element"),
         tuple((renumber[x], slots[s]) for x, s in stores),
         tuple(table),
-        tuple(columns[s] for s in slots),
-        tuple(scalars[k] for k in used_scalars),  # type: ignore[misc]
-        tuple(lane.space for lane in lanes),
+        tuple(lanes.columns[s] for s in slots),
+        tuple(lanes.scalars[k] for k in used_scalars),
+        lanes.shapes,
         names,
         tuple(i for i, d in enumerate(domain) if d == "output"),
-        reduced[0].reduction if reduced else "",
-        tuple(lane.reduced for lane in reduced),
-        tuple(lane.operand for lane in reduced),
+        lanes.reduction if reduces else "",
+        lanes.reduced if reduces else (),
+        lanes.operands if reduces else (),
     )

@@ -1,45 +1,34 @@
 """Lanes: which nodes belong to one parameter, and which parameters do the same.
 
-Nodes joined by legal edges form a *lane*. A number without dimensions (a step counter)
-joins the one lane that uses it. One that depends only on what the step leaves alone (a
-tensor lr) is computed again in each lane (`clones`); one that several lanes use and the
-step changes runs before them (`shared`). Lanes whose nodes are alike, up to scalars and
-shapes, form one list: from there on the body exists once. A for-loop over parameters
-and a foreach call give the same lists.
+Nodes joined by legal edges form *lanes*, one for each row. A number without dimensions
+(a step counter) joins the one lane that uses it. One that depends only on what the step
+leaves alone (a tensor lr) is computed again in each lane (`clones`); one that several
+lanes use and the step changes runs before them (`shared`). Lanes of other nodes that do
+the same, up to scalars and shapes, are described alike and become rows of one table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..ir.alias import overlaps
-from ..ir.graph import Extern, Graph, ScalarRef, SchedulerNode
+from ..ir.alias import shared_storages
+from ..ir.graph import (
+    Column,
+    Extern,
+    ForeachSchedulerNode,
+    Graph,
+    Row,
+    ScalarRef,
+)
+from ..ir.sets import UnionFind
+from .alignment import Aligned
 from .dependencies import Edge
 
 #: Tensors whose reductions may be finished together in one lane. Were there no limit, a
 #: loop that adds up the norms of all parameters would make one lane of them all.
 FEEDERS = 4
-
-
-class UnionFind:
-    """Sets of positions that grow together; the least position names its set."""
-
-    def __init__(self, n: int) -> None:
-        self.parent = list(range(n))
-
-    def find(self, x: int) -> int:
-        parent = self.parent
-        while parent[x] != x:
-            parent[x] = parent[parent[x]]
-            x = parent[x]
-        return x
-
-    def join(self, a: int, b: int) -> None:
-        a, b = self.find(a), self.find(b)
-        if a != b:
-            self.parent[max(a, b)] = min(a, b)
 
 
 @dataclass(frozen=True)
@@ -57,24 +46,24 @@ class SharedNumbers:
     fed: frozenset[int] = frozenset()
 
 
-def _is_number(graph: Graph, node: SchedulerNode | Extern) -> bool:
+def _is_number(graph: Graph, node: Row) -> bool:
     if isinstance(node, Extern) or node.body.reduction:
         return False
     return all(graph.buffers[graph.values[v]].shape == () for v in node.writes)
 
 
-def _clones(graph: Graph, number: list[bool]) -> frozenset[int]:
+def _clones(aligned: Aligned, number: list[bool]) -> frozenset[int]:
     """Nodes that give one number from numbers that the step never changes."""
-    nodes, values = graph.nodes, graph.values
+    if not any(number):
+        return frozenset()
+    graph, nodes, near = aligned.graph, aligned.first, aligned.near
+    values = graph.values
     written: dict[int, int] = {}
     for n in nodes:
         for v in n.writes:
             written[values[v]] = written.get(values[v], 0) + 1
     in_memory = {v for n in nodes if isinstance(n, Extern) for v in n.reads}
-    storages: dict[int, int] = {}
-    for x in graph.buffers:
-        storages[x.storage] = storages.get(x.storage, 0) + 1
-    near = overlaps(graph.buffers) if any(number) else {}
+    several = shared_storages(graph.buffers)
 
     def changed(b: int) -> bool:
         return b in written or any(other in written for other in near.get(b, ()))
@@ -89,7 +78,7 @@ def _clones(graph: Graph, number: list[bool]) -> frozenset[int]:
         buffer = graph.buffers[b]
         if buffer.kind != "temp" or graph.final[b] >= 0 or written[b] > 1:
             continue
-        if v in in_memory or storages[buffer.storage] > 1:
+        if v in in_memory or buffer.storage in several:
             continue
         if all(
             r in fixed
@@ -101,13 +90,31 @@ def _clones(graph: Graph, number: list[bool]) -> frozenset[int]:
     return frozenset(clones)
 
 
-def shared_numbers(graph: Graph, all_edges: list[Edge]) -> SharedNumbers:
+class _Lanes:
+    """Sets of nodes, and how many lanes each is: as many as all its nodes have rows."""
+
+    def __init__(self, aligned: Aligned) -> None:
+        self.sets = UnionFind(len(aligned.first))
+        self.lanes = [aligned.rows(i) for i in range(len(aligned.first))]
+        self.find = self.sets.find
+
+    def join(self, a: int, b: int) -> None:
+        """Make one set of those of two nodes that an edge joins, row by row."""
+        lanes = min(self.lanes[self.find(a)], self.lanes[self.find(b)])
+        self.sets.join(a, b)
+        self.lanes[self.find(a)] = lanes
+
+    def meeting(self, root: int, others: Iterable[int], of: _Lanes) -> int:
+        """How many lanes of other sets, by their roots, one lane of a set meets."""
+        return sum(max(1, of.lanes[x] // self.lanes[root]) for x in others)
+
+
+def shared_numbers(aligned: Aligned, all_edges: list[Edge]) -> SharedNumbers:
     """Find the 0-d computations that no single lane owns."""
-    nodes = graph.nodes
-    number = [_is_number(graph, n) for n in nodes]
-    clones = _clones(graph, number)
-    elements = UnionFind(len(nodes))
-    numbers = UnionFind(len(nodes))
+    nodes = aligned.first
+    number = [_is_number(aligned.graph, n) for n in nodes]
+    clones = _clones(aligned, number)
+    elements, numbers = _Lanes(aligned), _Lanes(aligned)
     bridges: list[tuple[int, int]] = []
     results: list[tuple[int, int]] = []  # of a reduction, into a number
     for e in all_edges:
@@ -127,7 +134,9 @@ def shared_numbers(graph: Graph, all_edges: list[Edge]) -> SharedNumbers:
     users: dict[int, set[int]] = {}
     for a, b in bridges:
         users.setdefault(numbers.find(a), set()).add(elements.find(b))
-    many = {root for root, lanes in users.items() if len(lanes) > 1}
+    many = {
+        root for root, own in users.items() if numbers.meeting(root, own, elements) > 1
+    }
     shared = {
         i
         for i in range(len(nodes))
@@ -137,34 +146,42 @@ def shared_numbers(graph: Graph, all_edges: list[Edge]) -> SharedNumbers:
     for number_, reduction in results:
         root = numbers.find(number_)
         feeders.setdefault(root, set()).add(elements.find(reduction))
-    fed = {i for i in shared if 0 < len(feeders.get(numbers.find(i), ())) <= FEEDERS}
+    few = {
+        root
+        for root, own in feeders.items()
+        if numbers.meeting(root, own, elements) <= FEEDERS
+    }
+    fed = {i for i in shared if numbers.find(i) in few}
     return SharedNumbers(clones, frozenset(shared), frozenset(fed))
 
 
 class LaneTable(NamedTuple):
-    """One lane: its nodes in order, its buffers by slot, its scalars by column.
+    """Lanes that are alike: nodes in order, buffers by slot, scalars by column, with an
+    entry for each lane; `home` has its place in the program.
 
     `form` is equal for lanes that do the same. It encodes for every node its body, and
-    for every operand whether it is an earlier result of the lane or a slot. A slot is a
-    buffer and whether it is seen per result of a reduction. `operand` and `reduced`:
-    what the lane's first reduction reads and takes away.
+    for every operand whether it is an earlier result of the lane or a slot. A slot is
+    the buffer of the first lane, and whether it is seen per result of a reduction.
+    `operands` and `reduced`: what the lane's first reduction reads and takes away.
     """
 
     form: tuple[object, ...]
     nodes: tuple[int, ...]
     slots: tuple[tuple[int, bool], ...]
-    scalars: tuple[ScalarRef, ...]
-    stores: tuple[tuple[int, int], ...]  # (value, slot)
-    space: tuple[int, ...]
-    operand: int = -1
-    reduced: tuple[int, ...] = ()
+    stores: tuple[tuple[int, int], ...]  # (value of the first lane, slot)
+    home: tuple[tuple[int, int], ...]
+    columns: tuple[Column, ...]
+    scalars: tuple[tuple[ScalarRef, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    operands: Column = ()
+    reduced: tuple[tuple[int, ...], ...] = ()
     reduction: str = ""
 
 
 def lanes_of_stage(
-    graph: Graph, members: Iterable[int], joined: Iterable[Edge], clones: frozenset[int]
+    members: Iterable[int], joined: Iterable[Edge], clones: frozenset[int]
 ) -> list[list[int]]:
-    """The nodes of each lane, in program order, lanes by their first node."""
+    """The nodes that make lanes together, in program order, by their first node."""
     order = [i for i in members if i not in clones]
     index = {node: k for k, node in enumerate(order)}
     groups = UnionFind(len(order))
@@ -177,89 +194,124 @@ def lanes_of_stage(
     return list(lanes.values())
 
 
-def describe_lane(
-    graph: Graph,
+def _with_clones(
+    aligned: Aligned, lane: list[int], producer: dict[int, int], clones: frozenset[int]
+) -> list[int]:
+    """A lane's nodes and the clones that they need, in the program's order."""
+    if not clones:
+        return lane
+    todo, seen = list(lane), set(lane)
+    while todo:
+        for v in aligned.first[todo.pop()].reads:
+            p = producer.get(v, -1)
+            if p in clones and p not in seen:
+                seen.add(p)
+                todo.append(p)
+    return sorted(seen)
+
+
+def describe_lanes(
+    aligned: Aligned,
     lane: list[int],
     producer: dict[int, int],
     kept: frozenset[int],
     clones: frozenset[int],
     late: frozenset[int] = frozenset(),
 ) -> LaneTable:
-    """Number a lane's operands so that equal lanes give equal forms.
+    """Number the operands of lanes so that equal lanes give equal forms.
 
     `kept`: the values that memory must hold after the kernel. `late`: nodes that run on
-    results of reductions.
+    results of reductions. Of values, only those of first rows are asked for.
     """
-    values, nodes = graph.values, graph.nodes
-    ordered: list[int] = []
-    seen: set[int] = set()
+    graph = aligned.graph
+    values, buffers = graph.values, graph.buffers
+    node, rows = aligned.home[lane[0]]
+    ordered = _with_clones(aligned, lane, producer, clones)
 
-    def visit(i: int) -> None:
-        if i in seen:
-            return
-        seen.add(i)
-        if clones:
-            for v in nodes[i].reads:
-                p = producer.get(v)
-                if p in clones and p is not None:
-                    visit(p)
-        ordered.append(i)
+    def of_lanes(column: Column) -> Column:
+        """The buffers of a column; a clone has one for all lanes."""
+        found = aligned.buffers(column)
+        return found if len(found) == len(rows) else found * len(rows)
 
-    for i in lane:
-        visit(i)
-    ordered.sort()  # a clone stands where the program had it
     own: dict[int, int] = {}
     slot_of: dict[tuple[int, bool], int] = {}
-    scalars: list[ScalarRef] = []
+    columns: list[Column] = []
+    scalars: list[tuple[ScalarRef, ...]] = []
     form: list[object] = []
-    last: dict[int, tuple[int, bool]] = {}
-    shape: tuple[int, ...] = ()
-    operand, reduction = -1, ""
-    reduced: tuple[int, ...] = ()
+    last: dict[int, tuple[int, bool, Column]] = {}
+    space: Column = ()
+    reduction: ForeachSchedulerNode | None = None
     for i in ordered:
-        node = nodes[i]
-        assert isinstance(node, SchedulerNode)
+        n = graph.nodes[i]
+        assert isinstance(n, ForeachSchedulerNode)
         per_result = i in late
-        form.append(-id(node.body) if per_result else id(node.body))
-        own_space = graph.buffers[values[node.writes[0]]].shape
-        for v in node.reads:
+        form.append(-id(n.body) if per_result else id(n.body))
+        own_space = buffers[values[n.writes[0][0]]].shape
+        for column in n.reads:
+            v = column[0]
             if v in own:
                 form.append(own[v])
                 continue
             b = values[v]
-            number = graph.buffers[b].shape == () and own_space != ()
+            number = buffers[b].shape == () and own_space != ()
             place = (b, per_result and not number)
             slot = slot_of.get(place)
             if slot is None:
                 slot = slot_of[place] = len(slot_of)
+                columns.append(of_lanes(column))
             form.append(-1 - slot)
-        scalars.extend(node.scalars)
-        if node.body.reduction and operand < 0:
-            operand, reduced = values[node.reads[0]], node.dims
-            reduction = node.body.reduction
-        for v in node.writes:
+        scalars += [c if n.rows == len(rows) else c * len(rows) for c in n.scalars]
+        if n.body.reduction and reduction is None:
+            reduction, space = n, n.reads[0]
+        for column in n.writes:
+            v = column[0]
             own[v] = len(own)
-            last[values[v]] = v, per_result or bool(node.body.reduction)
-            if operand < 0:
-                shape = graph.buffers[values[v]].shape or shape
-    if operand >= 0:
-        shape = graph.buffers[operand].shape
+            last[values[v]] = v, per_result or bool(n.body.reduction), column
+            if reduction is None and (buffers[values[v]].shape or not space):
+                space = column
     stores: list[tuple[int, int]] = []
-    for b, (v, per_result) in last.items():
+    for b, (v, per_result, column) in last.items():
         if v in kept:
             slot = slot_of.get((b, per_result))
             if slot is None:
                 slot = slot_of[b, per_result] = len(slot_of)
+                columns.append(of_lanes(column))
             stores.append((v, slot))
             form.append((own[v], slot))
+    whole = of_lanes(space)
     return LaneTable(
         tuple(form),
         tuple(ordered),
         tuple(slot_of),
-        tuple(scalars),
         tuple(stores),
-        shape,
-        operand,
-        reduced,
-        reduction,
+        tuple([(node, k) for k in rows]),
+        tuple(columns),
+        tuple(scalars),
+        tuple([buffers[b].shape for b in whole]),
+        *((whole, reduction.dims, reduction.body.reduction) if reduction else ()),
+    )
+
+
+def merged(tables: list[LaneTable]) -> LaneTable:
+    """Tables of one form as one, its lanes in the program's order."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    home = [place for t in tables for place in t.home]
+    order = sorted(range(len(home)), key=home.__getitem__)
+
+    def column(entries: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+        every = [x for own in entries for x in own]
+        return tuple([every[k] for k in order]) if every else ()
+
+    def columns(own: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+        return tuple([column(c) for c in zip(*own, strict=True)])
+
+    return first._replace(
+        home=column(t.home for t in tables),
+        columns=columns(t.columns for t in tables),
+        scalars=columns(t.scalars for t in tables),
+        shapes=column(t.shapes for t in tables),
+        operands=column(t.operands for t in tables),
+        reduced=column(t.reduced for t in tables),
     )

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ..ir.alias import overlaps
 from ..ir.graph import Graph, Kernel, Run, Schedule, Step, Variant
-from .grouping import UnionFind
+from ..ir.sets import UnionFind
 from .passes import Machine, goes_by_blocks
 
 #: Lanes of one kernel that a strand may have. What ties more together is no strand but

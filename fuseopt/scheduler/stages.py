@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from ..ir.graph import Extern, Graph, Refusal, SchedulerNode, kept
+from ..ir.graph import Extern, Refusal, SchedulerNode, kept
+from ..ir.sets import UnionFind
+from .alignment import Aligned
 from .dependencies import CPU, Edge, Stages, device, space
-from .grouping import SharedNumbers, UnionFind
+from .grouping import SharedNumbers
 from .legality import Pair, why_not
 
 #: The dimensions that a lane's reductions take away, and the shape they take it from.
@@ -22,27 +24,28 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class _Stager:
-    """Goes through the nodes in program order and gives each its stage."""
+    """Goes through the nodes in program order and gives each its stage, which is that
+    of all its rows.
+    """
 
-    def __init__(self, graph: Graph, numbers: SharedNumbers) -> None:
-        self.graph = graph
-        self.nodes = graph.nodes
+    def __init__(self, aligned: Aligned, numbers: SharedNumbers) -> None:
+        self.aligned = aligned
+        self.graph = graph = aligned.graph
+        self.nodes = nodes = aligned.first
         self.numbers = numbers
-        self.stage = [-1 if isinstance(n, Extern) else 0 for n in graph.nodes]
+        self.stage = [-1 if isinstance(n, Extern) else 0 for n in nodes]
         self.late: set[int] = set()
         self.fused: list[Edge] = []
         self.refusals: dict[tuple[str, str, str], Refusal] = {}
-        self.lanes = UnionFind(len(graph.nodes))
+        self.lanes = UnionFind(len(nodes))
         self.geometry: dict[int, Geometry] = {}  # of a lane, by its root
         self.reduces = [
-            isinstance(n, SchedulerNode) and bool(n.body.reduction) for n in graph.nodes
+            isinstance(n, SchedulerNode) and bool(n.body.reduction) for n in nodes
         ]
         self.any_reduction = any(self.reduces)
-        self.spaces = [
-            () if isinstance(n, Extern) else space(graph, n) for n in graph.nodes
-        ]
+        self.spaces = [() if isinstance(n, Extern) else space(graph, n) for n in nodes]
         self.devices = [
-            "" if isinstance(n, Extern) else device(graph, n) for n in graph.nodes
+            "" if isinstance(n, Extern) else device(graph, n) for n in nodes
         ]
 
     # ------------------------------------------------------------ one node
@@ -70,21 +73,16 @@ class _Stager:
             why = self._conflict(i, beside)
             if why is None:
                 break
-            a, b = self.nodes[beside[0].producer], node
-            assert isinstance(a, SchedulerNode)
-            key = (a.body.name, b.body.name, "reduction")
-            self.refusals.setdefault(key, Refusal(*key, why))
+            self._refuse(beside[0], "reduction", why)
             self.late.discard(i)
             self.stage[i] += 1
         self._join(i, beside)
         self.fused.extend(legal)
 
     def _legal(self, e: Edge) -> bool:
-        a, b = self.nodes[e.producer], self.nodes[e.consumer]
-        assert isinstance(b, SchedulerNode)
-        if isinstance(a, Extern):
-            key = (a.name, b.body.name, "extern")
-            self.refusals.setdefault(key, Refusal(*key, a.reason))
+        made = self.nodes[e.producer]
+        if isinstance(made, Extern):
+            self._refuse(e, "extern", made.reason)
             return False
         shared = self.numbers.shared
         crosses = (e.producer in shared) != (e.consumer in shared)
@@ -106,10 +104,17 @@ class _Stager:
         why = why_not(pair)
         if why is None:
             return True
-        code, detail = why
-        key = (a.body.name, b.body.name, code)
-        self.refusals.setdefault(key, Refusal(*key, detail))
+        self._refuse(e, *why)
         return False
+
+    def _refuse(self, e: Edge, code: str, detail: str) -> None:
+        """Tell why an edge's nodes do not share a kernel; once for each reason."""
+        a, b = self.nodes[e.producer], self.nodes[e.consumer]
+        assert isinstance(b, SchedulerNode)
+        key = (a.name if isinstance(a, Extern) else a.body.name, b.body.name, code)
+        index = self.aligned.list_index
+        at = index[e.producer] if index[e.consumer] < 0 else index[e.consumer]
+        self.refusals.setdefault(key, Refusal(*key, detail, at))
 
     def _feeds(self, e: Edge) -> bool:
         """Does a node of the CPU give a device something? In a stage the CPU is first,
@@ -183,11 +188,11 @@ def _by_consumer(all_edges: list[Edge]) -> Iterator[tuple[int, list[Edge]]]:
         yield i, list(group)
 
 
-def stages(graph: Graph, all_edges: list[Edge], numbers: SharedNumbers) -> Stages:
+def stages(aligned: Aligned, all_edges: list[Edge], numbers: SharedNumbers) -> Stages:
     """Give each node its stage. `all_edges` come by consumer, in program order."""
-    stager = _Stager(graph, numbers)
+    stager = _Stager(aligned, numbers)
     incoming = dict(_by_consumer(all_edges))
-    for i in range(len(graph.nodes)):
+    for i in range(len(aligned.first)):
         edges = incoming.get(i)
         if edges is not None:
             stager.place(i, edges)

@@ -18,7 +18,9 @@ from torch.optim import Optimizer
 
 from ..compiler.diagnostics import odd_gradient
 from ..errors import FuseoptError
-from ..runtime.guards.watch import Watch
+from ..runtime.guards.lanes import LaneGuard
+from ..runtime.guards.library import Held
+from ..runtime.guards.tensors import TensorGuard
 
 #: What a number of a lane's state may be; equal numbers of other types are others.
 NUMBERS = (int, float, bool, str, type(None))
@@ -107,21 +109,28 @@ class Kind:
 class Found:
     """The tensors of lanes that are led, as `look` found them; ordered as `places`.
 
-    `watch`: by whom all but `grads` are known to be the objects that they were, if by
-    anyone; `late`: of each gradient, where it lies among the tensors and in `grads`.
+    `guard`: that by which all but the gradients are known to be the objects that they
+    were, None if they were looked at from Python. `grads`: the gradients; `late`: of
+    each, where it is among the tensors and in `grads`. `compared`: the guard of the
+    step whose tensors were compared as well, until it is asked. `rest_same`: is all
+    else that the optimizer holds known to be what it was?
     """
 
     def __init__(
         self,
         tensors: list[Any],
-        watch: Watch | None = None,
+        guard: LaneGuard | None = None,
         grads: Sequence[Any] = (),
         late: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._tensors = tensors
-        self.watch = watch
+        self.guard = guard
         self.grads = grads
         self.late = late
+        self.compared: TensorGuard | None = None
+        self.rest_same = False
+        if guard is not None:
+            self.compared, self.rest_same = guard.tensors, guard.rest_same
 
     def tensors(self) -> list[Any]:
         """All of them."""
@@ -183,9 +192,9 @@ class Lanes:
             self._members.append((kind, own))
         self._holders = list(optimizer.state)
         self._held = list(optimizer.state.values())
-        self._watch: Watch | None = None
+        self._guard: LaneGuard | None = None
         self._steady = True  # but for gradients, as far as is known
-        self._found: list[Any] = []  # what the watch knows, but for gradients
+        self._found: list[Any] = []  # what the guard knows, but for gradients
         self._late: list[tuple[int, int]] = []
         seen: set[int] = set()
         for t in self.tensors(range(len(self.params))).values():
@@ -222,20 +231,23 @@ class Lanes:
 
     def forget(self) -> None:
         """Let the next look ask all anew."""
-        self._watch = None
+        self._guard = None
 
     def look(
-        self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None
+        self,
+        optimizer: Optimizer,
+        rest: Held,
+        helper: ctypes.PyDLL | None = None,
     ) -> Found | None:
         """The tensors of the lanes that are not led, if all is as it was, else None.
 
-        Says nothing of their metadata. `helper`: as in Watch.
+        Says nothing of their metadata. `helper`, `rest`: as in LaneGuard.
         """
         lists = [group["params"] for group in optimizer.param_groups]
-        if self._watch is not None:
-            grads = self._watch.look(lists, optimizer.state)
+        if self._guard is not None:
+            grads = self._guard.look(vars(optimizer), lists, optimizer.state)
             if grads is not None:
-                return Found(self._found, self._watch, grads, self._late)
+                return Found(self._found, self._guard, grads, self._late)
         for known, now in zip(self.lists, lists, strict=True):
             if len(now) != len(known) or not all(map(is_, now, known)):
                 return None
@@ -246,19 +258,23 @@ class Lanes:
             and all(map(is_, held.values(), self._held))
         ):
             return None
-        if self._watch is not None:
-            # a step that gives lanes other objects each time would be watched anew
+        if self._guard is not None:
+            # a step that gives lanes other objects each time would be guarded anew
             # at each call
-            self._watch, self._steady = None, False
+            self._guard, self._steady = None, False
         found = self._look_closely(self._rest_params, self._rest_states)
         if found is None:
             return None
         if helper is not None and self._steady:
-            self._watch_from_now(helper, found, optimizer.state)
+            self._guard_from_now(helper, found, optimizer.state, rest)
         return Found(found)
 
-    def _watch_from_now(
-        self, helper: ctypes.PyDLL, found: list[Any], state: dict[Any, Any]
+    def _guard_from_now(
+        self,
+        helper: ctypes.PyDLL,
+        found: list[Any],
+        state: dict[Any, Any],
+        rest: Held,
     ) -> None:
         """Let the helper look from now on, where no numbers are to be compared."""
         if any(kind.numbers for kind in self.kinds):
@@ -266,7 +282,8 @@ class Lanes:
         order = [k for _, own in self._members for k in own]
         params = [self._rest_params[k] for k in order]
         states = [self._rest_states[k] for k in order]
-        self._watch = Watch(helper, params, states, KINDS, self.lists, state)
+        given = params, states, KINDS, self.lists, state, rest
+        self._guard = LaneGuard(helper, *given)
         self._found = found.copy()
         self._late = []
         place = lane = 0

@@ -348,16 +348,21 @@ class Shadow:
                 written.append((part, pair))
                 if id(theirs) in without:
                     continue
+                gone: list[Any] = []
                 if alike:
                     both = zip(ours.items(), before.values(), strict=True)
                     news = {k: x for (k, x), y in both if x is not y}
                 else:
+                    gone = _displaced(before, ours)
+                    again = dict.fromkeys(gone)
                     news = {
-                        k: x for k, x in ours.items() if before.get(k, self) is not x
+                        k: x
+                        for k, x in ours.items()
+                        if k in again or before.get(k, self) is not x
                     }
                 if not LEAVES.issuperset(map(type, news.values())):
                     news = {k: self.translated(x) for k, x in news.items()}
-                for k in () if alike else [k for k in before if k not in ours]:
+                for k in gone:
                     pair.seen.pop(k, None)
                     done.append(functools.partial(theirs.pop, k, None))
                 if news:
@@ -404,3 +409,16 @@ class Shadow:
             if not all(map(is_, own, before)):
                 return False
         return True
+
+
+def _displaced(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:
+    """The keys to be taken out of a dict that holds `before`, so that it has the order
+    of `now` when it is given the rest.
+    """
+    kept = [k for k in before if k in now]
+    stay = 0
+    for k, other in zip(kept, now, strict=False):
+        if k is not other:
+            break
+        stay += 1
+    return [*(k for k in before if k not in now), *kept[stay:]]

@@ -7,12 +7,16 @@ schedule find other numbers in the same places, which a graph may take as they a
 
 from __future__ import annotations
 
+import collections
+from array import array
 from collections.abc import Iterator
 from operator import is_not
 from typing import Any
 
 from torch.optim import Optimizer
 
+from ..runtime.guards.library import Held
+from ..runtime.guards.tensors import address
 from .double import holdings, own_attributes
 
 NUMBERS = {int, float}
@@ -30,17 +34,20 @@ def _parts(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
         yield (place, i), x
 
 
-class Noticed:
+class StateGuard:
     """What an optimizer holds; `look(optimizer)` takes note of what it holds now.
 
     `count` is another number whenever something changed but numbers, `moved` has the
-    places of those that changed since then. `lists`: the parameters of each group.
+    places of those that changed since then. `struct`: the same for the compiled helper,
+    which says in the pass over an optimizer's lanes whether a look is needed.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.moved: set[Place] = set()
-        self.lists: list[Any] = []
+        self.struct = Held()
+        self._arrays: list[array[int]] = []  # that it points to
+        self._groups: list[Any] = []
         # names and values, then what those hold that are containers; are there
         # containers in those?
         self._cells: list[Any] = []
@@ -53,11 +60,11 @@ class Noticed:
     def forget(self) -> None:
         """Let the next look take all for changed."""
         self._cells = []
+        self.struct.n = 0
 
     def look(self, optimizer: Optimizer) -> None:
         """Raises Unlike for what is not plain data."""
         groups = optimizer.param_groups
-        self.lists = [group["params"] for group in groups]
         own = vars(optimizer)
         now: list[Any] = [*own, *own.values()]
         for group in groups:
@@ -75,14 +82,42 @@ class Noticed:
         )
         other = list(map(is_not, now, self._cells)) if same else []
         if not same or (True in other and not self._follow(now, other)):
+            self.struct.n = 0
             self._look_closely(optimizer, now[:first])
+            self._tell_helper(optimizer)
+        elif len(groups) != len(self._groups) or any(map(is_not, groups, self._groups)):
+            self._tell_helper(optimizer)  # other dicts that hold the same
+
+    def _tell_helper(self, optimizer: Optimizer) -> None:
+        """Let the compiled helper know what `_cells` are, where it may go through all
+        containers.
+        """
+        groups, own = optimizer.param_groups, vars(optimizer)
+        containers = [own, *groups, *self._containers, groups]
+        self._groups = groups.copy()  # kept, so that no other dict comes to lie there
+        self.struct.n = 0
+        if (
+            self._deep
+            or own.get("param_groups") is not groups
+            or not {*map(type, containers)} <= {dict, list, collections.defaultdict}
+        ):
+            return
+        sizes = [len(x) if isinstance(x, dict) else -1 - len(x) for x in containers]
+        self._arrays = [
+            array("Q", map(id, containers)),
+            array("q", sizes),
+            array("Q", map(id, [*self._cells, *groups])),
+        ]
+        struct = self.struct
+        struct.containers, struct.sizes, struct.items = map(address, self._arrays)
+        struct.n = len(containers)
 
     def _follow(self, now: list[Any], other: list[bool]) -> bool:
         """Take over numbers that are in the places of numbers; False: it is more."""
         moved: dict[Place, Any] = {}
-        for i, (x, changed) in enumerate(zip(now, other, strict=True)):
-            if not changed:
-                continue
+        changes = [i for i, changed in enumerate(other) if changed]
+        for i in changes:
+            x = now[i]
             place = self._places[i] if i < len(self._places) else None
             before = dict(_parts(place, self._cells[i]))
             after = dict(_parts(place, x))
@@ -96,6 +131,8 @@ class Noticed:
         self._held.update(moved)
         self.moved.update(moved)
         self._cells = now
+        for i in changes if self.struct.n else ():
+            self._arrays[-1][i] = id(now[i])
         return True
 
     def _look_closely(self, optimizer: Optimizer, cells: list[Any]) -> None:

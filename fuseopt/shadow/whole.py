@@ -89,6 +89,8 @@ class Whole:
     def __init__(self, function: Any) -> None:
         self.function = function
         self.why = ""
+        #: why Dynamo must not trace it at all
+        self.refused = ""
         self.shadow: Shadow | None = None
         self.compiled: Callable[..., Any] | None = None
         self.pending = Pending()
@@ -115,8 +117,7 @@ class Whole:
             self = owner()
             if self is not None:
                 self.quiet = False
-                if isinstance(made, CompiledStep) and made.verify is None:
-                    made.pending = self.pending
+                if isinstance(made, CompiledStep) and made.put_off_to(self.pending):
                     self.steps.append(made)
             return made
 
@@ -173,6 +174,8 @@ class Whole:
                 raise  # nothing is wrong with the step
             # whatever it is, the step says it again if it is the step's own
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
+            if self.shadow is not None:
+                self.refused = compat.refusal_of(self.shadow.itself)
             self.release()
             return False, None
         finally:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from .. import compat
 from .values import (
     EXACT,
     NONE,
@@ -153,6 +154,8 @@ class World:
         if isinstance(x, bool) or x is None:
             return Known(x)
         kind = type(x)
+        if compat.acts_otherwise(x):
+            return Bad(f"{name} is a {kind.__name__} with operators of its own")
         if kind in (int, float, complex):
             return uniform(kind)
         if isinstance(x, EXACT):

@@ -20,8 +20,8 @@ from fuseopt.compiler import pipeline
 from fuseopt.compiler.pipeline import Schedule
 from fuseopt.errors import BuildError
 from fuseopt.ir.verifier import check_graph, check_schedule
-from fuseopt.replicate import step as led_step
-from fuseopt.runtime.plan import Plan
+from fuseopt.replicate import rehearsal
+from fuseopt.runtime.executor import Program
 from fuseopt.scheduler import schedule, stages
 from tests import ROOT
 from tests.steps import make_params
@@ -183,9 +183,9 @@ def test_no_garbage_is_collected_while_a_step_is_compiled(
         while phase == "start" and frame is not None:
             if frame.f_code.co_name in (
                 "trace_frame",
-                "_rehearse",
+                "rehearse_all",
                 "plan_graph",
-                "_bind",
+                "_table",
             ):
                 collected.append(frame.f_code.co_name)
             frame = frame.f_back
@@ -202,7 +202,7 @@ def test_a_call_of_a_rehearsal_is_a_few_functions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step of 1,000 lanes makes 20,000 calls in a rehearsal."""
-    rehearse = led_step.rehearse
+    rehearse = rehearsal.rehearse
     seen: list[tuple[int, int]] = []
 
     def counted(*args: Any) -> Any:
@@ -221,7 +221,7 @@ def test_a_call_of_a_rehearsal_is_a_few_functions(
         seen.append((calls, sum(map(len, found.lanes.values()))))
         return found
 
-    monkeypatch.setattr(led_step, "rehearse", counted)
+    monkeypatch.setattr(rehearsal, "rehearse", counted)
     optimizer = adamw()
     compiled("fuseopt.compile", optimizer)()
     (of_all, recorded), (of_leads, known) = seen
@@ -237,16 +237,16 @@ def test_compilers_run_beside_what_dynamo_and_the_rehearsal_do(
     """
     other_work = threading.Event()
     waited: list[bool] = []
-    load, bind, rehearse = pipeline._load, Plan.bind, led_step.rehearse
+    load, bind, rehearse = pipeline._load, Program.bind, rehearsal.rehearse
 
     def slow(*args: Any) -> Any:
         waited.append(other_work.wait(60))
         return load(*args)
 
-    def binding(*args: Any) -> None:
+    def binding(*args: Any) -> Any:
         if way == "torch.compile":
             other_work.set()
-        bind(*args)
+        return bind(*args)
 
     def rehearsed(*args: Any) -> Any:
         found = rehearse(*args)
@@ -254,8 +254,8 @@ def test_compilers_run_beside_what_dynamo_and_the_rehearsal_do(
         return found
 
     monkeypatch.setattr(pipeline, "_load", slow)
-    monkeypatch.setattr(Plan, "bind", binding)
-    monkeypatch.setattr(led_step, "rehearse", rehearsed)
+    monkeypatch.setattr(Program, "bind", binding)
+    monkeypatch.setattr(rehearsal, "rehearse", rehearsed)
     optimizer = adamw()
     compiled(way, optimizer)()
     assert waited == [True]

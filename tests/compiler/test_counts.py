@@ -130,7 +130,7 @@ def test_one_call_runs_one_kernel() -> None:
     set_grads(params, params, 0)
     step()
     launches = []
-    for table in made[0].plan.tables.values():
+    for table in made[0].program.bound.tables.every.values():
         entry = table.entry
         table.entry = lambda *a, entry=entry: (launches.append(1), entry(*a))
     step()

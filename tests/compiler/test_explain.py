@@ -151,3 +151,30 @@ def test_the_backend_is_found_by_name_without_an_import() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.strip() == "1", done.stderr
+
+
+class InPieces(torch.optim.Optimizer):
+    """What comes before the print writes nothing, and the update depends on it."""
+
+    def __init__(self, params: list[torch.nn.Parameter]) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        total = sum(p.grad.norm() for p in group["params"])
+        print("here the graph ends")
+        with torch.no_grad():
+            for p in group["params"]:
+                p.add_(p.grad / total, alpha=-group["lr"])
+
+
+def test_a_piece_of_a_step_is_explained_as_it_is_compiled() -> None:
+    params = make_params([(5,)] * 3)
+    set_grads(params, params, 0)
+    optimizer = InPieces(params)
+    with pytest.warns(RuntimeWarning, match="here the graph ends"):
+        explained = fuseopt.explain(optimizer)
+    compiled(optimizer)()
+    first = fuseopt.reports()[0]
+    assert (explained.fallback, explained.launches) == (first.fallback, first.launches)
+    assert explained.launches == 1

@@ -19,7 +19,7 @@ from fuseopt.codegen import CppTarget
 from fuseopt.compiler import partition, pipeline
 from fuseopt.errors import BuildError, GraphError, InternalError
 from fuseopt.replicate import step as led_step
-from fuseopt.runtime.plan import Plan
+from fuseopt.runtime.binding import Binding
 from fuseopt.runtime.step import CompiledStep
 
 pytestmark = pytest.mark.mishaps
@@ -33,8 +33,8 @@ PHASES: dict[str, tuple[Any, str]] = {
     "render": (CppTarget, "render"),
     "plan": (pipeline, "Plan"),
     "build": (pipeline, "_load"),
-    "bind": (Plan, "_bind"),
-    "move": (Plan, "move"),
+    "bind": (Binding, "_table"),
+    "move": (Binding, "move"),
     "look": (CompiledStep, "_adapt"),
 }
 ERRORS = {

@@ -40,6 +40,15 @@ def step(given: torch.optim.Optimizer, **options: Any) -> Callable[[], Any]:
     return torch.compile(given.step, backend="fuseopt", options=options)
 
 
+def inside(given: torch.optim.Optimizer, **options: Any) -> Callable[[], Any]:
+    """A function that steps an optimizer: Dynamo compiles the step as part of it."""
+
+    def train() -> None:
+        given.step()
+
+    return torch.compile(train, backend="fuseopt", options=options)
+
+
 def forward() -> Any:
     found = torch.compile(torch.sin, backend="fuseopt", options={"fallback": "error"})
     return found(torch.ones(3))
@@ -48,9 +57,7 @@ def forward() -> Any:
 #: What is done, the class of what is raised, how its text begins.
 REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "fused": (
-        lambda: torch.compile(
-            torch.optim.AdamW(make_params([(3,)]), fused=True).step, backend="fuseopt"
-        )(),
+        lambda: inside(torch.optim.AdamW(make_params([(3,)]), fused=True))(),
         errors.UnsupportedInput,
         "AdamW was made with fused=True: ",
     ),
@@ -120,7 +127,7 @@ def test_who_caught_dynamos_errors_still_does() -> None:
     from torch._dynamo.exc import BackendCompilerFailed
 
     with pytest.raises(BackendCompilerFailed, match="verfy") as caught:
-        step(optimizer(), verfy=True)()
+        inside(optimizer(), verfy=True)()
     assert type(caught.value.inner_exception) is errors.ConfigError
 
 
@@ -135,7 +142,7 @@ def test_other_errors_are_dynamos_as_ever(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(fuseopt.compiler.dispatch, "decide", fail)
     with pytest.raises(BackendCompilerFailed, match="KeyError: 26") as caught:
-        step(optimizer())()
+        inside(optimizer())()
     assert not isinstance(caught.value, errors.FuseoptError)
 
 
@@ -143,11 +150,11 @@ def test_where_dynamo_has_no_such_class(monkeypatch: pytest.MonkeyPatch) -> None
     """Its message then begins with its own words; ours is in it."""
     from torch._dynamo import exc
 
-    step(optimizer())()
+    inside(optimizer())()
     torch._dynamo.reset()
     monkeypatch.delattr(exc, "BackendCompilerFailed")
     with pytest.raises(RuntimeError, match="did you mean 'verify'"):
-        step(optimizer(), verfy=True)()
+        inside(optimizer(), verfy=True)()
 
 
 def test_a_refused_step_can_be_caught_and_done_in_eager() -> None:

@@ -292,7 +292,7 @@ class Checking:
             captured = capture(gm, args)
             pool = [*static_tensors(gm).values()]
             pool += [args[i] for i in captured.tensor_args]
-            numbers = captured.scalars.evaluate(args, pool)
+            numbers = captured.evaluate(args, pool.__getitem__)
             externs = runner(captured, numbers)
             got = assert_equal_runs(captured.graph, pool, numbers, externs)
             self.graphs.append(captured.graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,11 +10,11 @@ import pytest
 from fuseopt.errors import GraphError
 from fuseopt.ir.graph import (
     Extern,
+    ForeachSchedulerNode,
     Graph,
     Instr,
     Kernel,
     Schedule,
-    SchedulerNode,
     Variant,
 )
 from fuseopt.ir.verifier import check_graph, check_schedule
@@ -31,19 +31,37 @@ def damage(where: Graph, field: str, index: int, value: object) -> Graph:
 
 def node(graph: Graph, index: int, **change: object) -> Graph:
     old = graph.nodes[index]
-    assert isinstance(old, SchedulerNode)
+    assert isinstance(old, ForeachSchedulerNode)
     return damage(graph, "nodes", index, old._replace(**change))
+
+
+def row(graph: Graph, index: int, k: int = 0, **change: Sequence[int]) -> Graph:
+    """Other values in one row of a node."""
+    old = graph.nodes[index]
+    columns = {
+        name: tuple(
+            (*column[:k], v, *column[k + 1 :])
+            for column, v in zip(getattr(old, name), values, strict=True)
+        )
+        for name, values in change.items()
+    }
+    return node(graph, index, **columns)
+
+
+def made(graph: Graph, index: int) -> tuple[int, ...]:
+    """What the first row of a node writes."""
+    return tuple(column[0] for column in graph.nodes[index].writes)
 
 
 def body(graph: Graph, index: int, **change: object) -> Graph:
     old = graph.nodes[index]
-    assert isinstance(old, SchedulerNode)
+    assert isinstance(old, ForeachSchedulerNode)
     return node(graph, index, body=replace(old.body, **change))
 
 
 def instr(graph: Graph, index: int, x: int, **change: object) -> Graph:
     old = graph.nodes[index]
-    assert isinstance(old, SchedulerNode)
+    assert isinstance(old, ForeachSchedulerNode)
     instrs = list(old.body.instrs)
     instrs[x] = instrs[x]._replace(**change)
     return body(graph, index, instrs=tuple(instrs))
@@ -53,32 +71,40 @@ def buffer(graph: Graph, index: int, **change: object) -> Graph:
     return damage(graph, "buffers", index, graph.buffers[index]._replace(**change))
 
 
-def last(graph: Graph) -> SchedulerNode:
+def last(graph: Graph) -> ForeachSchedulerNode:
     found = graph.nodes[-1]
-    assert isinstance(found, SchedulerNode)
+    assert isinstance(found, ForeachSchedulerNode)
     return found
 
 
-#: How to damage the graph of `momentum(SHAPES)` (two lanes; buffers p p m m g g), and
-#: what the message must say.
+#: How to damage the graph of `momentum(SHAPES)` (three nodes of two rows; buffers p p m
+#: m g g), and what the message must say.
 GRAPHS: dict[str, tuple[Callable[[Graph], Graph], str]] = {
     "written twice": (
-        lambda g: node(g, 2, writes=g.nodes[0].writes),
-        r"node 2 \(add, step.py:2\): value 6 of m0 is written twice",
+        lambda g: row(g, 1, writes=made(g, 0)),
+        r"node 1 \(add, step.py:2\): value 6 of m0 is written twice",
     ),
     "overwrites entry": (
-        lambda g: node(g, 0, writes=(g.initial[2],)),
+        lambda g: row(g, 0, writes=(g.initial[2],)),
         "there on entry",
     ),
     "reads the future": (
-        lambda g: node(g, 0, reads=g.nodes[2].writes),
-        "node 0 .* sees value .* of m0 where memory has value",
+        lambda g: row(g, 0, reads=made(g, 1)),
+        "node 0, row 0 .* sees value .* of m0 where memory has value",
     ),
     "reads the past": (
-        lambda g: node(g, 2, reads=(g.initial[2], g.initial[4])),
-        "node 2 .* sees value 2 of m0 where memory has",
+        lambda g: row(g, 1, reads=(g.initial[2], g.initial[4])),
+        "node 1, row 0 .* sees value 2 of m0 where memory has",
     ),
-    "no such value": (lambda g: node(g, 0, reads=(99,)), "node 0 .*: no value 99"),
+    "other length": (
+        lambda g: node(g, 1, scalars=((last(g).scalars[0][0],),)),
+        "node 1 .*: a column of 1 entries among columns of 2",
+    ),
+    "rows that overlap": (
+        lambda g: buffer(g, 5, kind="view", storage=g.buffers[2].storage),
+        "node 1, row 1 .*: touches m0, which row 0 writes",
+    ),
+    "no such value": (lambda g: row(g, 0, reads=(99,)), "node 0 .*: no value 99"),
     "reads": (lambda g: node(g, 0, reads=()), "0 values read, its body has 1"),
     "scalars": (lambda g: node(g, 0, scalars=()), "0 scalars, its body has 1"),
     "writes": (lambda g: node(g, 0, writes=()), "0 values written, its body has 1"),
@@ -161,6 +187,16 @@ def test_damaged_graph(name: str) -> None:
         check_graph(change(graph))
 
 
+def test_rows_have_no_order() -> None:
+    g = GraphBuilder()
+    p, q = g.tensors("p", [(4,), (4,)])
+    grad = g.tensors("g", [(4,), (4,)])
+    g.foreach("add", [p, q], grad, 1.0)
+    graph = g.graph()
+    with pytest.raises(GraphError, match=r"row 1 .*: touches p0, which row 0 writes"):
+        check_graph(row(graph, 0, 1, reads=(made(graph, 0)[0], graph.initial[3])))
+
+
 def test_a_stale_version_is_a_value_that_nobody_makes() -> None:
     g = GraphBuilder()
     flat = g.tensor("flat", (8,))
@@ -169,7 +205,7 @@ def test_a_stale_version_is_a_value_that_nobody_makes() -> None:
     g.op("mul", part, 2.0, out=part)
     graph = g.graph()
     with pytest.raises(GraphError, match="which an overlapping write has changed"):
-        check_graph(node(graph, 1, reads=(graph.initial[part],)))
+        check_graph(node(graph, 1, reads=((graph.initial[part],),)))
 
 
 def test_a_temp_that_nobody_wrote_may_be_read() -> None:
@@ -259,7 +295,7 @@ SCHEDULES: dict[str, tuple[Callable[[Schedule], Schedule], str]] = {
     ),
     "another scalar": (
         lambda s: variant(s, scalars=(first(s).scalars[1], first(s).scalars[0])),
-        r"node 2 \(add, step.py:2\): the schedule leaves another m0",
+        r"node 1 \(add, step.py:2\): the schedule leaves another m0",
     ),
     "another op": (
         lambda s: swapped(s, 2, Instr("sub", (0, 1), "f32")),

@@ -251,6 +251,7 @@ def test_capture_asks_the_device_of_each_result(monkeypatch) -> None:
 
     from fuseopt.capture import capture
     from fuseopt.capture.aten.pointwise import Pointwise
+    from fuseopt.ir.graph import rows_of
 
     def step(p, q):
         torch._foreach_div_([p, q], 3.0)
@@ -260,7 +261,8 @@ def test_capture_asks_the_device_of_each_result(monkeypatch) -> None:
 
     def forms() -> list[str]:
         captured = capture(symbolic_trace(step), [torch.ones(4), torch.ones(4)])
-        return [f"{n.body.name} {' '.join(ops(n.body))}" for n in captured.graph.nodes]
+        rows = [row for node in captured.graph.nodes for row in rows_of(node)]
+        return [f"{row.body.name} {' '.join(ops(row.body))}" for row in rows]
 
     assert forms() == ["div div"] * 5 + ["addcdiv mul div add"]
     monkeypatch.setattr(Pointwise, "_on_gpu", lambda self, out: True)

@@ -700,16 +700,6 @@ opt.state[ps[$j]] = {k: v for k, v in reversed(opt.state[ps[$j]].items())}
 opt.state[ps[$j]] = copy.deepcopy(dict(opt.state[ps[$j]]))
 """.strip().splitlines()
 
-#: Pieces that any backend gets wrong, and what Dynamo does: it does not ask again, at
-#: a later step, what it was told at the first one.
-OF_DYNAMO: dict[str, str] = {
-    "names of the optimizer's own dict": "does not guard names that were not there",
-    "a KeyError": "does not guard keys that were not there, if an exception says so",
-    "an AttributeError": "does not guard attributes that were not there, as above",
-    "a flag of the parameter": "does not guard requires_grad in a step without a graph",
-    "one parameter": "does not guard which of two parameters an attribute is",
-}
-
 Pieces = dict[str, dict[str, list[str]]]
 
 

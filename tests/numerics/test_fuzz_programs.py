@@ -63,7 +63,7 @@ def check_interpreters(program: Program) -> None:
     captured = capture(gm, args)
     pool = [*static_tensors(gm).values()]
     pool += [args[i] for i in captured.tensor_args]
-    numbers = captured.scalars.evaluate(args, pool)
+    numbers = captured.evaluate(args, pool.__getitem__)
     externs = runner(captured, numbers)
     assert_equal_runs(captured.graph, pool, numbers, externs)
     mine, theirs = program.tensors(), program.tensors()

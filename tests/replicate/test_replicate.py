@@ -9,6 +9,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,10 +22,11 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseopt
-from fuseopt.replicate import driver
-from fuseopt.replicate import step as led_step
+from fuseopt.errors import EagerOnly
+from fuseopt.replicate import driver, rehearsal
 from fuseopt.replicate.dry_run import rehearse
 from fuseopt.replicate.step import PATIENCE
+from fuseopt.runtime import step as runtime_step
 from tests.steps import differences, eager_step, make, make_params, set_grads
 
 SHAPES = [(3, 4), (5,)] * 4
@@ -210,7 +212,7 @@ def test_a_schedule_compiles_nothing_anew(
     schedules = [schedule(opt) for opt in pair.both]
     rehearsed: list[int] = []
     monkeypatch.setattr(
-        led_step, "rehearse", lambda *a: rehearsed.append(1) or rehearse(*a)
+        rehearsal, "rehearse", lambda *a: rehearsed.append(1) or rehearse(*a)
     )
     for n in range(PATIENCE + 5):
         pair.step()
@@ -665,3 +667,45 @@ def test_a_stance_that_forbids_to_trace_anew() -> None:
         assert all(map(torch.equal, before, pair.mine))
     pair.step(2)
     led()
+
+
+def test_a_led_step_that_is_refused_is_not_done_for_its_leads_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call that cannot be planned for runs in eager, with all lanes."""
+
+    def refused(name: str, t: Tensor) -> None:
+        raise EagerOnly("the test says so")
+
+    pair = Pair("SGD", lr=0.1, momentum=0.9)
+    monkeypatch.setattr(runtime_step, "check_memory", refused)
+    with pytest.warns(RuntimeWarning, match="the test says so"):
+        pair.step()
+    monkeypatch.undo()
+    pair.step(2)
+
+
+def test_a_call_that_is_refused_has_the_bits_of_eager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dynamo decomposes what eager computes in one: `lerp` of a tensor."""
+
+    def refused(name: str, t: Tensor) -> None:
+        raise EagerOnly("the test says so")
+
+    def step(p: Tensor, g: Tensor, w: Tensor) -> None:
+        p.lerp_(g, w)
+
+    generator = torch.Generator().manual_seed(0)
+    p, g = (torch.randn(1000, generator=generator) for _ in range(2))
+    w = torch.rand((), generator=generator)
+    mine, theirs = p.clone(), p.clone()
+    call = torch.compile(step, backend=fuseopt.fuseopt)
+    monkeypatch.setattr(runtime_step, "check_memory", refused)
+    for _ in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            call(mine, g, w)
+        step(theirs, g, w)
+        assert torch.equal(mine, theirs)
+    assert "A call runs in eager" in fuseopt.reports()[-1].fallback

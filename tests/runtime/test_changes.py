@@ -310,7 +310,7 @@ def test_verify_mode_passes_and_finds_a_wrong_bit() -> None:
     set_grads(params, params, 0)
     step = torch.compile(optimizer.step, backend=broken)
     step()
-    (table,) = made[0].plan.tables.values()
+    (table,) = made[0].program.bound.tables.every.values()
     table.tables[0].rows[1] *= 1.0001
     with pytest.raises(fuseopt.errors.VerifyError, match="differ from eager"):
         step()

@@ -287,7 +287,7 @@ def test_other_strides_are_captured_anew(sim: ModuleType) -> None:
 
 
 def test_one_launch_is_captured_only_if_asked_for(sim: ModuleType) -> None:
-    """A replay starts one thing, too: it wins nothing, and takes memory."""
+    """A replay starts one thing, too: nothing is won, memory and a call are lost."""
     twins = SimTwins(SGD, cudagraphs="auto")
     for _ in range(4):
         with sim.counting() as found:

@@ -7,6 +7,7 @@ as it will be, and the next step is that of eager.
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import gc
 import os
@@ -256,7 +257,6 @@ def test_a_trace_that_fails_makes_no_state(
 ) -> None:
     """Dynamo makes it for real before it traces what comes after."""
     from fuseopt.compiler import pipeline
-    from fuseopt.replicate import step as led_step
 
     def fails(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -266,10 +266,8 @@ def test_a_trace_that_fails_makes_no_state(
     opt = fuseopt.compile(torch.optim.AdamW(params, foreach=True))
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "plan_graph", fails)
-        patched.setattr("fuseopt.compiler.dispatch.planning.plan_graph", fails)
         with pytest.raises(KeyboardInterrupt):
             opt.step()
-    assert led_step.planning is pipeline
     assert not opt.state
     opt.step()
     assert len(opt.state) == len(params)
@@ -328,6 +326,7 @@ def test_signals_at_random_moments(build: Any, way: str) -> None:
 @DROPPED
 @pytest.mark.slow
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
+@pytest.mark.timeout(1200)
 def test_5000_signals_at_random_moments(build: Any, way: str) -> None:
     assert interrupted(build, 1250)["cut"] == 1250
 
@@ -525,14 +524,18 @@ def resident() -> float:
 
 
 def left(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
-    """What each of `then` optimizers leaves after the `first`: MB, objects."""
+    """What each of `then` optimizers leaves after the `first`: MB, and objects once
+    garbage is collected.
+    """
     driver.FEW = 6 if way == "led" else 999
     for k in range(first):
         drop(way, k)
     before, memory = objects(), resident()
     for k in range(then):
         drop(way, k)
-    more, memory = objects() - before, resident() - memory
+    # what is garbage counts, too
+    memory = resident() - memory
+    more = objects() - before
     # each of torch's records of a compilation, of which it keeps 64, has these
     told = more["CompilationMetrics"]
     more -= Counter(dict=told, set=3 * told, list=told)
@@ -541,17 +544,12 @@ def left(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
     return memory / then, sum(more.values()) / then, more
 
 
-def alone(way: str, first: int, then: int) -> tuple[float, float]:
-    """The same in a process of its own: this one notes all that is logged."""
+def alone(*arguments: object) -> tuple[float, float]:
+    """Memory and objects that are left, in a process of its own: this one notes all
+    that is logged.
+    """
     told = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.shadow.test_untouched",
-            way,
-            str(first),
-            str(then),
-        ],
+        [sys.executable, "-m", "tests.shadow.test_untouched", *map(str, arguments)],
         cwd=os.path.dirname(HOME),
         capture_output=True,
         text=True,
@@ -569,11 +567,111 @@ def test_dropped_optimizers_leave_nothing(way: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("way", ["led", "whole", "few"])
 def test_300_dropped_optimizers_leave_nothing(way: str) -> None:
     memory, count = alone(way, 20, 280)
-    assert count < 3
-    assert memory < 0.05
+    assert count < 0.5
+    assert memory < 0.06
+
+
+def steps(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
+    """What `then` steps of one optimizer leave after the `first`: MB, objects.
+
+    The rate changes at each step, gradients lie elsewhere at each; where no lanes are
+    led, one is gone now and then.
+    """
+    driver.FEW = 6 if way == "led" else 999
+    params = make_params(SHAPES)
+    opt: Optimizer = torch.optim.AdamW(params, lr=0.1, foreach=True)
+    if way == "backend":
+        opt.step = torch.compile(opt.step, backend="fuseopt")  # type: ignore[method-assign]
+    else:
+        opt = fuseopt.compile(opt)
+    generator = torch.Generator().manual_seed(1)
+
+    def run(times: int) -> None:
+        for n in range(times):
+            opt.param_groups[0]["lr"] = 0.1 / (1 + n % 1000)
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator)
+            if way != "led" and n % 100 == 50:
+                params[3].grad = None
+            opt.step()
+
+    run(first)
+    before, memory = objects(), resident()
+    run(then)
+    more, memory = objects() - before, resident() - memory
+    if way == "led":
+        assert "the others do as these" in fuseopt.reports()[-1].traced
+    return memory, sum(more.values()), more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["led", "whole", "backend"])
+def test_10000_steps_leave_nothing(way: str) -> None:
+    memory, count = alone("steps", way, 3000, 10_000)
+    assert count < 10
+    assert memory < 2.5  # Python takes memory by the MB; a tensor a step would be 5
+
+
+def variables(opt: Optimizer, params: list[Any], closure: Any) -> int:
+    """How many context variables there are after three steps."""
+    for n in range(3):
+        set_grads(params, params, n)
+        opt.step(closure)
+    return len(contextvars.copy_context())
+
+
+@pytest.mark.parametrize("closure", [None, lambda: 1.0], ids=["", "closure"])
+@pytest.mark.parametrize("way", ["compile", "backend"])
+def test_a_trace_leaves_no_context_variables(way: str, closure: Any) -> None:
+    """Each setting that is patched for a trace left one in the user's context."""
+    found = []
+    for _ in range(4):
+        params = make_params(SHAPES)
+        opt = sgd(params)
+        if way == "compile":
+            opt = fuseopt.compile(opt)
+        else:
+            opt.step = torch.compile(opt.step, backend="fuseopt")  # type: ignore[method-assign]
+        found.append(variables(opt, params, closure))
+    assert found[1:] == found[1:2] * 3
+
+
+def test_what_a_trace_sets_in_the_context_stays() -> None:
+    from fuseopt.compat.contexts import within_copy
+
+    known = contextvars.ContextVar[int]("known")
+    new = contextvars.ContextVar[tuple[int, ...]]("new")
+    patch = contextvars.ContextVar[tuple[int, ...]]("torch.config.ConfigPatch[1]")
+    begun = contextvars.ContextVar[tuple[int, ...]]("torch.config.ConfigPatch[2]")
+
+    def work(fails: bool) -> int:
+        known.set(2)
+        new.set(())
+        patch.set((1,))
+        patch.set(())
+        begun.set((1,))
+        if fails:
+            raise KeyError
+        return 7
+
+    def look(fails: bool) -> None:
+        known.set(1)
+        if fails:
+            with pytest.raises(KeyError):
+                within_copy(work, fails)
+        else:
+            assert within_copy(work, fails) == 7
+        assert known.get() == 2
+        assert new.get(None) == ()
+        assert begun.get(None) == (1,)
+        assert patch.get(None) is None
+
+    for fails in (False, True):
+        contextvars.Context().run(look, fails)
 
 
 def test_a_program_finds_the_reports_of_all_its_optimizers() -> None:
@@ -592,7 +690,8 @@ def test_a_program_finds_the_reports_of_all_its_optimizers() -> None:
 
 
 if __name__ == "__main__":
-    print(*left(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    told = steps if sys.argv[1] == "steps" else left
+    print(*told(*sys.argv[-3:-2], *map(int, sys.argv[-2:])))
 
 
 class OfOnes(torch.optim.Optimizer):

@@ -75,6 +75,7 @@ def test_the_variables_are_read() -> None:
         "cache_dir": "b",
         "check": "True",
         "cudagraphs": "require",
+        "raw_fields": "False",
     }
     found = {quoted(r[0])[0]: quoted(r[3]) for r in table(USAGE, "Options") if r[3]}
     assert found.keys() == values.keys()

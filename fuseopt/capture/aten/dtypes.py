@@ -7,35 +7,15 @@ from typing import Any
 
 import torch
 
-DTYPE_NAMES = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "b8",
+from ...ir.opcodes import ARITHMETIC, TORCH_NAMES
+
+#: The dtype of each name that a buffer's elements may have in the IR.
+NAMED_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, own) for name, own in TORCH_NAMES.items()
 }
-#: dtypes that only externs compute with.
-OPAQUE_NAMES = {
-    torch.complex128: "c128",
-    torch.complex64: "c64",
-    torch.complex32: "c32",
-    torch.uint64: "u64",
-    torch.uint32: "u32",
-    torch.uint16: "u16",
-    torch.float8_e4m3fn: "f8e4m3",
-    torch.float8_e4m3fnuz: "f8e4m3z",
-    torch.float8_e5m2: "f8e5m2",
-    torch.float8_e5m2fnuz: "f8e5m2z",
-    torch.float8_e8m0fnu: "f8e8m0",
-}
-#: The name of every dtype that a buffer may have.
-BUFFER_NAMES = {**DTYPE_NAMES, **OPAQUE_NAMES}
-NAMED_DTYPES = {name: dtype for dtype, name in BUFFER_NAMES.items()}
+#: The name of every dtype that a buffer may have; of those that bodies compute with.
+BUFFER_NAMES = {dtype: name for name, dtype in NAMED_DTYPES.items()}
+DTYPE_NAMES = {NAMED_DTYPES[name]: name for name in ARITHMETIC}
 
 #: The dtype of the parts of a complex number. The IR knows real memory only: a complex
 #: tensor is the buffer of its real view, which has a dimension of 2 more.

@@ -8,12 +8,12 @@ import torch
 
 from ...errors import CaptureError
 from ...ir.graph import Extern
-from ..scalars.device import NumberRef
+from ..scalars.device import Computed, NumberRef
 from ..scalars.host import Scalars
 from .constants import Constant, as_number
 from .dtypes import PARTS
+from .ops import op_info
 from .pointwise import Pointwise, is_complex
-from .schemas import ordered
 
 
 class Call(NamedTuple):
@@ -71,7 +71,8 @@ class Externs(Pointwise):
         """Keep a call as it is, with the values it reads and the buffers it writes."""
         reads: list[int] = []
         mutated: list[int] = []
-        schema = func._schema
+        schema = op_info(func).schema
+        changed = {name for _, name in schema.writes}
 
         def refer(x: Any, writes: bool) -> Any:
             if isinstance(x, torch.Tensor):
@@ -83,25 +84,17 @@ class Externs(Pointwise):
                 return TensorRef(index, x.is_conj(), x.is_neg(), whole)
             if isinstance(x, (list, tuple)):
                 return [refer(y, writes) for y in x]
-            if isinstance(x, (int, float)) and not isinstance(x, bool):
-                number = self._number(x)
-                if number is not None:
-                    reads.append(self._read(number.tensor))
-                    return NumberRef(self.buffer_of(number.tensor), number.is_float)
-                found = self.scalars.find(x)
-                return x if found is None else found
-            return x
+            number = self.meant(x)
+            if isinstance(number, Computed):
+                reads.append(self._read(number.tensor))
+                return NumberRef(self.buffer_of(number.tensor), number.is_float)
+            return number
 
-        infos = [a.alias_info for a in schema.arguments]
-        names = [a.name for a in schema.arguments]
-        writes = {
-            n: info is not None and info.is_write
-            for n, info in zip(names, infos, strict=True)
-        }
         new_args = tuple(
-            refer(a, writes.get(names[i], False)) for i, a in enumerate(args)
+            refer(a, name in changed)
+            for name, a in zip(schema.arguments, args, strict=False)
         )
-        new_kwargs = {k: refer(v, writes.get(k, False)) for k, v in kwargs.items()}
+        new_kwargs = {k: refer(v, k in changed) for k, v in kwargs.items()}
         known = {self.buffers[self.values[v]].storage for v in reads}
         results = tensors_in(out)
         outputs = []
@@ -123,7 +116,13 @@ class Externs(Pointwise):
         name = str(func)
         self.nodes.append(
             Extern(
-                name, tuple(reads), written, payload, reason, self.line, ordered(func)
+                name,
+                tuple(reads),
+                written,
+                payload,
+                reason,
+                self.line,
+                schema.seeded,
             )
         )
         return out

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...ir.graph import Body, ScalarRef, SchedulerNode
+from ..scalars.device import Computed
 from .pointwise import Pointwise
 
 #: By name, an operand for each position; or one that all share, which is no tensor.
@@ -92,9 +93,10 @@ class Positions:
                 if dims:
                     devices.add(device)
                 key.append((x.dtype, dims == 0, "" if dims else device))
-            elif (found := r.numbers.find(x)) is not None:
-                number, negated = found
-                if negated:
+            elif (stands := r.standins.find(x)) and isinstance(
+                number := stands[0], Computed
+            ):
+                if stands[1]:
                     return None, []  # one node more, which negates it
                 reads.append(r.buffer_of(number.tensor))
                 key.append((number.is_float,))

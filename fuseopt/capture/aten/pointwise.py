@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...errors import CaptureError, UnsupportedInput
-from ...ir.graph import Body, Literal, Node, ScalarRef, SchedulerNode, Symbol
+from ...ir.graph import Body, Literal, Row, ScalarRef, SchedulerNode, Symbol
 from ...lowering.pointwise import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ...lowering.pointwise import Tensor as TensorOperand
-from ..scalars.device import Computed, Numbers
+from ..scalars.device import Computed
 from ..scalars.device import body as body_of_numbers
 from ..scalars.host import Scalars, Sym
+from ..scalars.standins import StandIns
 from .buffers import Buffers, as_lane_number, same_place
 from .dtypes import DTYPE_NAMES, NAMED_DTYPES, PARTS, by_parts, real_dtype, result_type
 
@@ -36,10 +38,10 @@ class Pointwise(Buffers):
         super().__init__()
         self.scalars = scalars
         self.vector_library = vector_library
-        self.nodes: list[Node] = []
+        self.nodes: list[Row] = []
         #: numbers that stand literally in the FX node being run; None allows any
         self.literals: frozenset[Any] | None = None
-        self.numbers = Numbers()
+        self.standins = StandIns()
         self._complex_given: set[int] = set()  # storages of externs' complex results
         self._literals: dict[tuple[float, float], Literal] = {}
         self._bits: dict[tuple[int, str], int] = {}  # (value, dtype) -> its bits
@@ -89,12 +91,12 @@ class Pointwise(Buffers):
             else:
                 if isinstance(x, int) and abs(x) > EXACT:
                     return False
-                number = self._number(x)
-                if number is not None:
+                number = self.meant(x)
+                if isinstance(number, Computed):
                     reads.append(number.tensor)
                     operand = Number(None, number.is_float, stored=True)
                 else:
-                    ref, is_float = self._scalar(x)
+                    ref, is_float = self._scalar(number)
                     if argument == "exponent" and isinstance(ref, Symbol):
                         # eager takes another formula for some: roots, squares, ...
                         return False
@@ -262,18 +264,21 @@ class Pointwise(Buffers):
             self.buffers[known] = self.buffers[known]._replace(device=device)
         return made
 
-    def _number(self, x: Any) -> Computed | None:
-        """The number that an argument of a call stands for."""
-        found = self.numbers.find(x)
+    def meant(self, x: Any) -> Any:
+        """The number that an argument of a call stands for, or the argument itself."""
+        found = self.standins.find(x)
         if found is None:
-            return None
+            return x
         number, negated = found
-        return self.compute("neg", [number], number.is_float) if negated else number
+        if not negated:
+            return number
+        if isinstance(number, Computed):
+            return self.compute("neg", [number], number.is_float)
+        return self.scalars.apply(operator.neg, (number,))
 
     def _scalar(self, x: Any) -> tuple[ScalarRef, bool]:
-        sym = self.scalars.find(x)
-        if sym is not None:
-            return Symbol(sym.index), sym.is_float
+        if isinstance(x, Sym):
+            return Symbol(x.index), x.is_float
         if isinstance(x, (bool, int, float)):
             if self.literals is not None and not isinstance(x, bool):
                 if x not in self.literals and x not in (0, 1, -1):

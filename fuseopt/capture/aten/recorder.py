@@ -4,7 +4,7 @@
 call, becomes a SchedulerNode with an interned Body; a view becomes another Buffer of
 the same storage; everything else becomes an Extern that keeps the call. Mutation
 becomes versions: each write makes a new value of its buffer. This module decides what a
-call becomes; `schemas` knows the ops, `buffers`, `pointwise` and `externs` hold what
+call becomes; `ops` knows the ops, `buffers`, `pointwise` and `externs` hold what
 was recorded.
 """
 
@@ -25,24 +25,8 @@ from .dtypes import DTYPE_NAMES
 from .externs import Externs, tensors_in
 from .foreach import Positions
 from .foreach import results as new_tensors
+from .ops import FOREACH_REDUCTIONS, OpInfo, column, lowering, op_info, position
 from .pointwise import is_number
-from .schemas import (
-    CONSTANTS,
-    EMPTY,
-    FOREACH_REDUCTIONS,
-    LAYOUT,
-    META_FREE,
-    RENAMED,
-    SHAPED,
-    Op,
-    arithmetic,
-    column,
-    describe,
-    filled,
-    ordered,
-    position,
-    rule_of,
-)
 from .stacks import CHAINS, Stack, Stacks, pieces_of
 
 #: Arguments of whose absence rules know that it is a factor of 1.
@@ -56,7 +40,6 @@ class Recorder(Externs, TorchDispatchMode):
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         Externs.__init__(self, scalars, vector_library)
         self.stacks = Stacks(self._read)
-        self._ops: dict[Any, Op] = {}
         #: calls that were more than arithmetic, element by element
         self.others = 0
         self.items = 0  # numbers that were read from tensors
@@ -65,17 +48,15 @@ class Recorder(Externs, TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        op = self._ops.get(func)
-        if op is None:
-            op = self._ops[func] = describe(func)
+        op = op_info(func)
         self.call += 1
         bound = dict(zip(op.arguments, args, strict=False))
         bound.update(kwargs)
         self._wanted = ""
         tensors = [t for x in bound.values() for t in tensors_in(x)]
         if not all(t.is_meta for t in tensors):
-            self._check_constants(func, bound)
-            known = self.literals is None and not ordered(func)
+            self._check_constants(func, op, bound)
+            known = self.literals is None and not op.schema.seeded
             self.others += 1
             if known and not any(t.is_meta for t in tensors):
                 return func(*args, **kwargs)
@@ -107,14 +88,13 @@ class Recorder(Externs, TorchDispatchMode):
         own = self.buffers[buffer].storage
         return super().alone(buffer) and not self.stacks.holds(own)
 
-    def _check_constants(self, func: Any, bound: dict[str, Any]) -> None:
+    def _check_constants(self, func: Any, op: OpInfo, bound: dict[str, Any]) -> None:
         """What is known at capture must not be changed by the step."""
-        for a in func._schema.arguments:
-            if a.alias_info is not None and a.alias_info.is_write:
-                if not all(t.is_meta for t in tensors_in(bound.get(a.name))):
-                    raise CaptureError(
-                        f"{func} changes a tensor that is not the step's\n{self.line}"
-                    )
+        for _, name in op.schema.writes:
+            if not all(t.is_meta for t in tensors_in(bound.get(name))):
+                raise CaptureError(
+                    f"{func} changes a tensor that is not the step's\n{self.line}"
+                )
 
     def _on_meta(self, bound: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Keywords that let a call make its result on meta; keeps the device asked for.
@@ -131,16 +111,12 @@ class Recorder(Externs, TorchDispatchMode):
 
     # ---------------------------------------------------------------- one call
 
-    def _single(self, func: Any, op: Op, bound: Any, args: Any, kwargs: Any) -> Any:
-        target = bound["self"] if op.inplace else None
-        if target is not None and op.name in META_FREE:
-            out = target
-        else:
-            out = func(*args, **kwargs)
+    def _single(self, func: Any, op: OpInfo, bound: Any, args: Any, kwargs: Any) -> Any:
+        out = bound["self"] if op.meta_free else func(*args, **kwargs)
         if not isinstance(out, torch.Tensor):
             self.others += 1
             made = tensors_in(out)
-            if not func._schema.is_mutable and out is not None:
+            if not op.schema.writes and out is not None:
                 if not made:
                     return out  # metadata: a size, a dtype, a test of layout
                 if all(self._is_view(t, bound) for t in made):
@@ -150,12 +126,9 @@ class Recorder(Externs, TorchDispatchMode):
                     return out
             return self._extern(func, args, kwargs, out, "no rule for this op")
         self._inherit(out, bound)
-        shaped = op.name in EMPTY or op.name in SHAPED
-        if (shaped and out.dim()) or not (
-            shaped or op.name in RULES or op.name in RENAMED or op.name in CONSTANTS
-        ):
+        if (op.shaped and out.dim()) or not (op.shaped or op.pointwise):
             self.others += 1
-        if op.name in EMPTY:
+        if op.empty:
             return out
         stack = pieces_of(op.name, bound)
         if stack is not None and self._stack(stack, out):
@@ -164,7 +137,7 @@ class Recorder(Externs, TorchDispatchMode):
         if pieces is not None and self._chain(CHAINS[op.name], pieces, out):
             return out
         if self._is_view(out, bound):
-            if not func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
+            if not op.schema.writes or op.schema.reshapes:
                 self._read(out)
                 return out
         reduction = reductions.recognise(op.name, bound)
@@ -172,31 +145,13 @@ class Recorder(Externs, TorchDispatchMode):
             return out
         if outer_product.record(self, op.name, bound, out):
             return out
-        if op.name in CONSTANTS:
-            if self.emit("fill", (("value", CONSTANTS[op.name]),), out):
-                return out
-        elif op.name in RENAMED:
-            renamed, names = RENAMED[op.name]
-            operands = tuple((n, bound[n]) for n in names)
-            if self.emit(renamed, operands, out):
-                return out
-            return self._extern(func, args, kwargs, out, self._reason(operands, out))
-        elif (fill := filled(op, bound)) is not None:
-            if self.emit("masked_fill", fill, out):
-                return out
-            return self._extern(func, args, kwargs, out, self._reason(fill, out))
-        elif (name := rule_of(op, bound)) is not None:
-            operands = tuple(
-                (n, bound[n] if n in bound else self._default(n, default))
-                for n, t, default in zip(
-                    op.arguments, op.types, op.defaults, strict=True
-                )
-                if n not in LAYOUT and n != "out" and arithmetic(t)
-            )
-            if self.emit(name, operands, out):
-                return out
-            return self._extern(func, args, kwargs, out, self._reason(operands, out))
-        return self._extern(func, args, kwargs, out, "no rule for this op")
+        lowered = lowering(op, bound, self._default)
+        if lowered is None:
+            return self._extern(func, args, kwargs, out, "no rule for this op")
+        rule, operands = lowered
+        if self.emit(rule, operands, out):
+            return out
+        return self._extern(func, args, kwargs, out, self._reason(operands, out))
 
     @staticmethod
     def _is_view(out: torch.Tensor, bound: Any) -> bool:
@@ -262,9 +217,9 @@ class Recorder(Externs, TorchDispatchMode):
         self, start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor
     ) -> bool:
         """Record `start.lerp_(end, weight)` of a call of lists, which takes a number:
-        on a GPU eager reads it, as wide as the tensor has it. False if this is none.
+        eager reads it, as wide as the tensor has it. False if this is none.
         """
-        if weight.dim() or not self._on_gpu(start):
+        if weight.dim():
             return False
         start, end, weight = (swap(t, self.constant) for t in (start, end, weight))
         operands = (("self", start), ("end", end), ("weight", weight))
@@ -280,7 +235,9 @@ class Recorder(Externs, TorchDispatchMode):
             self.literals |= {value}
         return value
 
-    def _foreach(self, func: Any, op: Op, bound: Any, args: Any, kwargs: Any) -> Any:
+    def _foreach(
+        self, func: Any, op: OpInfo, bound: Any, args: Any, kwargs: Any
+    ) -> Any:
         name = op.name
         lists = [v for v in bound.values() if isinstance(v, (list, tuple))]
         own = bound.get("self")

@@ -2,8 +2,8 @@
 
 `as_eager(gm)` runs on the tensors themselves, where no kernel can be made.
 `replay(gm, args)` returns the graph's own tensors and tensor arguments as eager leaves
-them, and its results, without touching the originals. Where the trace differs from what
-eager computes (polyfills.py), it does what eager does.
+them, and its results, without touching the originals. Both run the restored graph, see
+`patterns`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Interpreter
 
 from .inputs import static_tensors
-from .patterns import find_lerps, find_products
+from .patterns import refresh, restore
 
 
 def _clone(t: torch.Tensor) -> torch.Tensor:
@@ -48,55 +48,31 @@ class _Clones:
         return self._copies[id(t)]
 
 
-class _Eager(Interpreter):
-    """Runs a graph; where the trace writes something else than eager, as eager does."""
+class _OnClones(Interpreter):
+    """Runs a graph on copies of its own tensors."""
 
     def __init__(self, gm: GraphModule, clones: dict[str, torch.Tensor]) -> None:
         super().__init__(gm)
         self.clones = clones
-        self.lerps, self.dropped = find_lerps(gm.graph.nodes)
-        self.products, unfused = find_products(gm.graph.nodes)
-        self.dropped |= unfused
-        for node in self.dropped:
-            # what it would have read last is read by what runs in its place
-            self.user_to_last_uses.pop(node, None)
 
-    def _values(self, nodes: Any, reader: Node) -> Any:
-        return self.map_nodes_to_values(nodes, reader)
-
-    def run_node(self, n: Node) -> Any:
-        if n in self.dropped:
-            return None
-        if n.op == "get_attr" and n.target in self.clones:
-            return self.clones[str(n.target)]
-        if n in self.lerps:
-            lerp = self.lerps[n]
-            start, end, weight = self._values((lerp.start, lerp.end, lerp.weight), n)
-            torch._foreach_lerp_(start, end, weight)
-            return None
-        if n in self.products:
-            product = self.products[n]
-            target, factors, scale = self._values(
-                (product.target, product.factors, product.scale), n
-            )
-            if isinstance(scale, torch.Tensor):
-                scale = scale.item()
-            return getattr(target, product.name)(*factors, **{product.keyword: scale})
-        return super().run_node(n)
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in self.clones:
+            return self.clones[target]
+        return super().get_attr(target, args, kwargs)
 
 
 def as_eager(gm: GraphModule) -> Callable[..., Any]:
-    """The graph itself, or what runs it with eager's bits where it has others."""
-    own = _Eager(gm, {})
-    if not own.lerps and not own.products:
-        return gm.forward
-    return lambda *args: _Eager(gm, {}).run(*args)
+    """What runs a graph with eager's bits."""
+    restore(gm)
+    refresh(gm)
+    return gm.forward
 
 
 def replay(
     gm: GraphModule, args: Sequence[Any]
 ) -> tuple[dict[str, torch.Tensor], list[Any], Any]:
     """(statics by name, arguments, results) after the graph ran in eager on clones."""
+    restore(gm)
     statics = static_tensors(gm)
     tensors = [*statics.values(), *(a for a in args if isinstance(a, torch.Tensor))]
     clones = _Clones(tensors)
@@ -104,5 +80,5 @@ def replay(
     given = [clones.of(a) if isinstance(a, torch.Tensor) else a for a in args]
     # the step that is to be compared draws the same random numbers afterwards
     with torch.no_grad(), torch.random.fork_rng():
-        result = _Eager(gm, own).run(*given)
+        result = _OnClones(gm, own).run(*given)
     return own, given, result

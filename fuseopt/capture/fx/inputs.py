@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import keyword
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +30,24 @@ def static_tensors(gm: GraphModule) -> dict[str, torch.Tensor]:
     optimizer dies, so that nobody else may keep them alive.
     """
     return {**gm._buffers, **gm._parameters}  # type: ignore[dict-item]
+
+
+def short_names(sources: Mapping[int, str]) -> dict[int, str]:
+    """What to call numbers that come from "L['self'].param_groups[0]['lr']": `lr`, or
+    `param_groups[0]['lr']` where several numbers have that name.
+    """
+    whole = {
+        i: re.sub(r"^L\['(\w+)'\]", r"\1", x).removeprefix("self.")
+        for i, x in sources.items()
+    }
+    last = {i: re.findall(r"\w+", x)[-1:] for i, x in whole.items()}
+    found = {}
+    for i, words in last.items():
+        (word,) = words or ("",)
+        plain = word.isidentifier() and not keyword.iskeyword(word)
+        alone = list(last.values()).count(words) == 1
+        found[i] = word if plain and alone else whole[i]
+    return found
 
 
 def check_tensor(name: str, t: torch.Tensor) -> None:

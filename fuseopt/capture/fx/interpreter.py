@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ...compat import HIGHER_ORDER, MAKE_TENSOR, shapes_of
+from ...compat import (
+    HIGHER_ORDER,
+    MAKE_TENSOR,
+    changes_first,
+    number_sources,
+    shapes_of,
+)
 from ...errors import CaptureError, FuseoptError, UnsupportedInput, is_own
 from ..aten.constants import swap
 from ..aten.dtypes import PARTS
@@ -21,8 +27,15 @@ from ..aten.recorder import Recorder
 from ..scalars.device import FLOAT, TRUTH, Computed, operation
 from ..scalars.host import Arg, Item, Scalars, Sym
 from .given_memory import Places, gives_memory, refuse_resizing
-from .inputs import MetaInputs, attribute, check_memory, check_tensor, static_tensors
-from .patterns import Lerp, Product, find_lerps, find_products
+from .inputs import (
+    MetaInputs,
+    attribute,
+    check_memory,
+    check_tensor,
+    short_names,
+    static_tensors,
+)
+from .patterns import SCALED, restore
 from .reroll import Templates
 from .segments import Unlike, describe, segments, tokens
 
@@ -53,10 +66,8 @@ class Interpreter:
         self.recorder = Recorder(self.scalars, vector_library)
         self.templates = Templates(self.recorder)
         self.env: dict[Node, Any] = {}
+        restore(gm)
         self.nodes = list(gm.graph.nodes)
-        self.lerps, self.dropped = find_lerps(self.nodes)
-        self.products, unfused = find_products(self.nodes)
-        self.dropped |= unfused
         self.metas = MetaInputs()
         self.places = Places()
         self.computes = False  # reads numbers from tensors that it computed
@@ -65,12 +76,14 @@ class Interpreter:
         self.complexes: list[int] = []
         self.origin: dict[int, int] = {}  # id of an input's meta twin -> pool position
         self.devices: dict[int, str] = {}
+        self.names: dict[int, str] = {}  # of the arguments, by pool position
         self.twins: list[tuple[int, int]] = []
 
     def register_inputs(self) -> None:
         refuse_resizing(self.nodes)
         placeholders = [n for n in self.nodes if n.op == "placeholder"]
         attributes = [n for n in self.nodes if n.op == "get_attr"]
+        names = short_names(number_sources(self.gm))
         twins = {}
         for index, (name, value) in enumerate(static_tensors(self.gm).items()):
             twins[name] = self._register(value, name, "static", index)
@@ -86,9 +99,11 @@ class Interpreter:
                 name = str(node.target)
                 self.env[node] = self._register(value, name, "arg", index)
                 self.tensor_args.append(position)
+                self.names[index] = names.get(position) or name
             elif isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
                 is_float = isinstance(value, (float, torch.SymFloat))
-                self.env[node] = self.scalars.make(Arg(position), is_float)
+                name = names.get(position) or str(node.target)
+                self.env[node] = self.scalars.make(Arg(position, name), is_float)
             else:
                 self.env[node] = value
 
@@ -113,9 +128,7 @@ class Interpreter:
 
     def run(self) -> Any:
         """Run every node; the value that the graph returns."""
-        nodes = [
-            n for n in self.nodes if n.op.startswith("call") and n not in self.dropped
-        ]
+        nodes = [n for n in self.nodes if n.op.startswith("call")]
         names = tokens(nodes)
         grad_mode = torch.is_grad_enabled()
         try:
@@ -157,9 +170,8 @@ class Interpreter:
     def _run_segment(self, nodes: Sequence[Node], names: Sequence[int]) -> None:
         """Record nodes, or add what equal ones added before."""
         form = came = None
-        if not any(n in self.lerps for n in nodes):
-            with contextlib.suppress(Unlike):
-                form = describe(nodes, names, self.dropped, self.products)
+        with contextlib.suppress(Unlike):
+            form = describe(nodes, names)
         if form is not None:
             came = self.templates.incoming([self.env[n] for n in form.outside])
         if form is None or came is None:
@@ -183,10 +195,6 @@ class Interpreter:
         return x
 
     def _node(self, node: Node) -> Any:
-        if node in self.lerps:
-            return self._lerp(self.lerps[node])
-        if node in self.products:
-            return self._product(self.products[node])
         if node.op == "call_module":
             raise CaptureError(f"the graph calls a module ({node.target})")
         if node.op == "call_function" and not _is_known(node.target):
@@ -206,8 +214,19 @@ class Interpreter:
                 # one element of a list of all lanes: looking at the list would be N**2
                 return picked[self._map(node.args[1])]
         args, kwargs = self._map(node.args), self._map(node.kwargs)
-        if node.op == "call_method" and node.target == "item":
-            return self._item(args[0])
+        if node.op == "call_method":
+            if node.target == "item":
+                return self._item(args[0])
+            scale = kwargs.get(SCALED.get(str(node.target), ""))
+            if isinstance(scale, torch.Tensor):
+                return self._scaled(str(node.target), args, scale)
+        if node.target is torch._foreach_lerp_:
+            self._check_lerp(*args[:2])
+            if isinstance(args[2], torch.Tensor):
+                for s, e in zip(*args[:2], strict=True):
+                    if not self.recorder.lerp_listed(s, e, args[2]):
+                        s.lerp_(e, args[2])
+                return None
         known = self.scalars.exprs or self.computes
         flat = _flatten((args, tuple(kwargs.values()))) if known else []
         has_sym = any(isinstance(x, (Sym, Computed)) for x in flat)
@@ -253,37 +272,29 @@ class Interpreter:
             args = (args[0], "cpu")
         return tuple(map(place, args)), {k: place(v) for k, v in kwargs.items()}
 
-    def _lerp(self, lerp: Lerp) -> None:
-        start, end, weight = (self._map(x) for x in (lerp.start, lerp.end, lerp.weight))
-        is_sym = isinstance(weight, (Sym, Computed))
-        self.recorder.literals = frozenset() if is_sym else None
+    def _check_lerp(
+        self, start: Sequence[torch.Tensor], end: Sequence[torch.Tensor]
+    ) -> None:
+        """Refuse a foreach lerp as eager does: what tracing wrote in its place does not
+        mind what dtypes it is of.
+        """
         for s, e in zip(start, end, strict=True):
             if s.dtype != e.dtype:
-                # what tracing wrote in its place does not mind
                 raise UnsupportedInput(
                     f"lerp expected dtype {s.dtype} for `end` but got {e.dtype}, as in "
                     f"eager: give the gradient the dtype of its state\n"
                     f"{self.recorder.line}"
                 )
-        if isinstance(weight, torch.Tensor):
-            for s, e in zip(start, end, strict=True):
-                if not self.recorder.lerp_listed(s, e, weight):
-                    s.lerp_(e, weight)
-            return
-        torch._foreach_lerp_(start, end, self._stand_in(weight))
 
-    def _product(self, product: Product) -> torch.Tensor:
-        """The method of a tensor that Dynamo took apart."""
-        target = self._map(product.target)
-        factors, scale = self._map(product.factors), self._map(product.scale)
-        if isinstance(scale, torch.Tensor):
-            name = product.name.removesuffix("_")
-            self.recorder.scaled(name, target, factors, product.keyword, scale)
-            return target  # type: ignore[no-any-return]
-        is_sym = isinstance(scale, (Sym, Computed))
-        self.recorder.literals = frozenset() if is_sym else None
-        keywords = {product.keyword: self._stand_in(scale)}
-        return getattr(target, product.name)(*factors, **keywords)  # type: ignore[no-any-return]
+    def _scaled(
+        self, method: str, args: Sequence[torch.Tensor], scale: torch.Tensor
+    ) -> torch.Tensor:
+        """A method whose scale is a tensor."""
+        target, *factors = args
+        self.recorder.scaled(
+            method.removesuffix("_"), target, factors, SCALED[method], scale
+        )
+        return target
 
     def _item(self, t: torch.Tensor) -> Sym | Computed | int | float | bool:
         """A number on the host where it lies there already, else one that stays where
@@ -297,7 +308,8 @@ class Interpreter:
         given &= self.recorder.buffers[self.recorder.buffer_of(t)].source == position
         if given and self.recorder.unwritten(t):
             self.recorder.items += 1
-            return self.scalars.make(Item(position), t.is_floating_point())
+            item = Item(position, self.names[position])
+            return self.scalars.make(item, t.is_floating_point())
         self.computes = True
         self.recorder.literals = None
         return self.recorder.item(t)
@@ -330,8 +342,8 @@ class Interpreter:
         if isinstance(data, (list, tuple)):
             given = {k: v for k, v in kwargs.items() if k != "requires_grad"}
             numbers = _flatten(data)
-            known = all(self.scalars.find(x) is None for x in numbers)
-            if known and not any(_changes(user) for user in node.users):
+            known = not any(map(self.recorder.standins.find, numbers))
+            if known and not any(changes_first(user.target) for user in node.users):
                 return torch.tensor(data, **given)
             shape = torch.tensor(data, **given)
             made = torch.empty(shape.shape, dtype=shape.dtype, device="meta")
@@ -350,22 +362,13 @@ class Interpreter:
         return made.fill_(data)
 
     def _stand_in(self, x: Any) -> Any:
-        if isinstance(x, Sym):
-            return self.scalars.standin(x)
-        if isinstance(x, Computed):
-            return self.recorder.numbers.standin(x)
+        if isinstance(x, (Sym, Computed)):
+            return self.recorder.standins.of(x)
         if isinstance(x, (list, tuple)):
             return type(x)(self._stand_in(y) for y in x)
         if isinstance(x, dict):
             return {k: self._stand_in(v) for k, v in x.items()}
         return x
-
-
-def _changes(node: Node) -> bool:
-    """Does a call change an argument in place, by its name?"""
-    name = getattr(node.target, "__name__", str(node.target))
-    written = name.endswith("_") and not name.endswith("__")
-    return written or (hasattr(operator, f"__{name}__") and name.startswith("i"))
 
 
 def _is_known(target: Any) -> bool:

@@ -1,32 +1,68 @@
-"""Undo what is written only for tracing, where eager computes something else.
+"""Dynamo's graph -> the same graph with the calls that eager makes.
 
-Dynamo's polyfill takes a foreach lerp apart into a difference, N filled tensors and an
-addcmul. In float32 that is lerp's own arithmetic; in bfloat16 and float16 it rounds the
-difference and the weight, which eager does not. `find_lerps` recognises the three forms
-(weight below one half, above it, a tensor) and says which nodes a single
-`torch._foreach_lerp_` stands for.
+Tracing takes some calls apart, and what it writes in their place rounds otherwise.
+Dynamo's polyfill makes a foreach lerp a difference, N filled tensors and an addcmul: in
+float32 that is lerp's own arithmetic; in bfloat16 and float16 it rounds the difference
+and the weight, which eager does not. A method with a scale (`addcmul_`, `addcdiv_`,
+`add_`) becomes `target.copy_(fma(product, scale, target))`: eager scales the first
+factor and then fuses. `restore` puts these calls back, so that whoever reads the graph
+afterwards, to record it or to run it, reads what the user wrote.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from ...compat import MAKE_TENSOR
 
+#: Methods that scale what they add, and the argument that is the scale.
+SCALED = {"addcmul_": "value", "addcdiv_": "value", "add_": "alpha"}
+#: In the `meta` of a restored graph module: is its code older than its graph?
+STALE = "fuseopt_code_is_stale"
 
-@dataclass(frozen=True)
-class Lerp:
-    """`torch._foreach_lerp_(start, end, weight)`, weight a number, node or tensor."""
 
-    start: list[Node]
-    end: list[Node]
-    weight: Any
+def restore(gm: GraphModule) -> None:
+    """Put back what tracing took apart, in `gm` itself; once, however often called.
+
+    The code of `gm` is left as it is, see `refresh`.
+    """
+    if STALE in gm.meta:
+        return
+    find = gm.graph.find_nodes
+    changed = False
+    for node in find(op="call_function", target=torch._foreach_addcmul_):
+        changed |= _restore_lerp(node)
+    for node in find(op="call_method", target="copy_"):
+        changed |= _restore_scaled(node)
+    gm.meta[STALE] = changed
+
+
+def refresh(gm: GraphModule) -> None:
+    """Let the code of a graph module do what its restored graph does."""
+    if gm.meta.get(STALE):
+        gm.recompile()
+        gm.meta[STALE] = False
+
+
+def _rewrite(
+    node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Let a node of the same kind call something else."""
+    node.target, node.args, node.kwargs = target, args, kwargs
+
+
+def _erase(nodes: Iterable[Node]) -> None:
+    """Take nodes out of their graph, users first."""
+    for node in nodes:
+        node.graph.erase_node(node)
+
+
+# ---------------------------------------------------------------- lerp
 
 
 def _same(nodes: Any) -> Node | None:
@@ -78,21 +114,24 @@ def _copies(pairs: list[tuple[Node, Node]]) -> list[Node] | None:
     return found
 
 
-def _match(node: Node) -> tuple[Lerp, list[Node]] | None:
-    if not _calls(node, torch._foreach_addcmul_) or len(node.args) != 3 or node.kwargs:
+def _match(node: Node) -> tuple[tuple[Any, ...], list[Node]] | None:
+    """The arguments of the lerp that an addcmul ends, and the nodes that are left over,
+    users first. The weight is below one half, above it, or a tensor.
+    """
+    if len(node.args) != 3 or node.kwargs:
         return None
     target, factors, diff = (list(a) for a in node.args)  # type: ignore[arg-type]
     sub = _difference(diff)
     if sub is None:
         return None
     end, start = list(sub.args[0]), list(sub.args[1])
-    inner = [sub, *diff]
+    inner = [*diff, sub]
 
     if target == start and all(_calls(f, torch.full_like) for f in factors):
         # below one half: addcmul_(start, full_like(diff, weight), diff)
         weights = {f.args[1] for f in factors}
         if len(weights) == 1 and [f.args[0] for f in factors] == diff:
-            return Lerp(start, end, weights.pop()), [*inner, *factors]
+            return (start, end, weights.pop()), [*factors, *inner]
 
     factor = _same(factors)
     if factor is None:
@@ -102,8 +141,8 @@ def _match(node: Node) -> tuple[Lerp, list[Node]] | None:
         made = _one_minus(factor)
         copies = _copies(list(zip(start, end, strict=True)))
         if copies and _calls(made, *MAKE_TENSOR):
-            chain = [factor, factor.args[0], made]
-            return Lerp(start, end, made.args[0]), [*inner, *copies, *chain]
+            minus: Any = factor.args[0]
+            return (start, end, made.args[0]), [*copies, factor, minus, made, *inner]
     if _calls(factor, torch.where) and all(_calls(t, torch.where) for t in target):
         # a tensor: bases = where(mask, end, start); addcmul_(bases, [w], diff);
         # copy back
@@ -116,78 +155,57 @@ def _match(node: Node) -> tuple[Lerp, list[Node]] | None:
             and [t.args for t in target] == expected
         ):
             # the copies back are what writes start; the rest falls away
-            used = [*inner, *target, factor, *copies]
-            return Lerp(start, end, weight), used
+            return (start, end, weight), [*copies, *target, factor, *inner]
     return None
 
 
-def find_lerps(nodes: Iterable[Node]) -> tuple[dict[Node, Lerp], set[Node]]:
-    """The addcmul nodes that are lerps, and the nodes that need not run.
+def _restore_lerp(node: Node) -> bool:
+    """Make an addcmul that ends a lerp `torch._foreach_lerp_(start, end, weight)`.
 
-    A match whose inner nodes have another reader is left as it is.
+    It is left as it is where an inner node has another reader.
     """
-    lerps: dict[Node, Lerp] = {}
-    dropped: set[Node] = set()
-    for node in nodes:
-        if node.target is not torch._foreach_addcmul_:
-            continue
-        got = _match(node)
-        if got is None:
-            continue
-        lerp, inner = got
-        inside = {*inner, node}
-        if all(user in inside for n in inner for user in n.users):
-            lerps[node] = lerp
-            dropped.update(inner)
-    return lerps, dropped
+    found = _match(node)
+    if found is None:
+        return False
+    args, inner = found
+    inside = {*inner, node}
+    if not all(user in inside for n in inner for user in n.users):
+        return False
+    _rewrite(node, torch._foreach_lerp_, args, {})
+    _erase(inner)
+    return True
 
 
-@dataclass(frozen=True)
-class Product:
-    """`target.<name>(*factors, <keyword>=scale)`: addcmul_, addcdiv_ or add_."""
-
-    name: str
-    keyword: str
-    target: Node
-    factors: tuple[Any, ...]
-    scale: Any
+# ---------------------------------------------------------------- scaled methods
 
 
-def find_products(nodes: Iterable[Node]) -> tuple[dict[Node, Product], set[Node]]:
-    """The methods that Dynamo writes as `target.copy_(fma(product, scale, target))`.
-
-    Eager scales the first factor and then fuses; the polyfill fuses the scale. Like
-    `find_lerps`: the nodes to run as a Product, and those that need not run.
-    """
-    found: dict[Node, Product] = {}
-    dropped: set[Node] = set()
-    for node in nodes:
-        if node.target != "copy_" or node.op != "call_method" or len(node.args) != 2:
-            continue
-        operands: Any = node.args
-        target, fma = operands
-        if not isinstance(fma, Node) or "prims.fma" not in str(fma.target):
-            continue
-        operands = fma.args
-        product, scale, base = operands
-        if base is not target or set(fma.users) != {node}:
-            continue
-        single = isinstance(product, Node) and set(product.users) == {fma}
-        made: Product | None = None
-        if single and _calls(product, torch.mul) and _written(node, "addcmul_", scale):
-            made = Product("addcmul_", "value", target, tuple(product.args), scale)
-        elif (
-            single and _calls(product, torch.div) and _written(node, "addcdiv_", scale)
-        ):
-            made = Product("addcdiv_", "value", target, tuple(product.args), scale)
-        if made is not None:
-            dropped |= {fma, product}
-        elif isinstance(scale, Node):
-            made = Product("add_", "alpha", target, (product,), scale)
-            dropped.add(fma)
-        if made is not None:
-            found[node] = made
-    return found, dropped
+def _restore_scaled(node: Node) -> bool:
+    """Make `target.copy_(fma(product, scale, target))` the method that it was."""
+    operands: Any = node.args
+    if len(operands) != 2:
+        return False
+    target, fma = operands
+    if not isinstance(fma, Node) or "prims.fma" not in str(fma.target):
+        return False
+    operands = fma.args
+    product, scale, base = operands
+    if base is not target or set(fma.users) != {node}:
+        return False
+    name, factors, inner = "", (product,), [fma]
+    if isinstance(product, Node) and set(product.users) == {fma}:
+        if _calls(product, torch.mul) and _written(node, "addcmul_", scale):
+            name = "addcmul_"
+        elif _calls(product, torch.div) and _written(node, "addcdiv_", scale):
+            name = "addcdiv_"
+    if name:
+        factors, inner = product.args, [fma, product]
+    elif isinstance(scale, Node):
+        name = "add_"
+    else:
+        return False
+    _rewrite(node, name, (target, *factors), {SCALED[name]: scale})
+    _erase(inner)
+    return True
 
 
 def _written(node: Node, name: str, scale: Any) -> bool:

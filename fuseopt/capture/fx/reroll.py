@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from ...ir.geometry import Shape, contiguous_strides, numel
 from ...ir.graph import Buffer, SchedulerNode
 from ..aten.dtypes import NAMED_DTYPES, PARTS
 from ..aten.recorder import Recorder
 from ..scalars.device import Computed, NumberRef
 from ..scalars.host import Sym
 from .segments import Form, Unlike
-
-Shape = tuple[int, ...]
 
 
 class Incoming(NamedTuple):
@@ -128,9 +127,9 @@ class Templates:
             alike.append(facts)
             if own.shape != ():
                 shape = shape or own.shape
-                pointwise &= own.shape == shape and _contiguous(own)
+                pointwise &= own.shape == shape and _is_plain(own)
             alike.append(own.shape == ())
-        if shape is None or not pointwise or _numel(shape) < 2:
+        if shape is None or not pointwise or numel(shape) < 2:
             return Incoming(tuple(buffers), tuple(exact), None, shape)
         ones = tuple([n == 1 for n in shape])
         return Incoming(tuple(buffers), tuple(exact), (ones, *alike), shape)
@@ -157,7 +156,7 @@ class Templates:
         for k, new in enumerate(found.buffers):
             shape, stride = new.buffer.shape, new.buffer.stride
             if new.whole and came.shape is not None and shape != came.shape:
-                shape, stride = came.shape, _strides(came.shape)
+                shape, stride = came.shape, contiguous_strides(came.shape)
             r.buffers.append(
                 new.buffer._replace(
                     name=f"t{first + k}",
@@ -271,7 +270,7 @@ class Templates:
         for k, b in enumerate(fresh):
             if b.kind != "temp" or r.first_of(b.storage) < mark.buffers:
                 raise Unlike
-            whole = b.shape == came.shape and _contiguous(b)
+            whole = b.shape == came.shape and _is_plain(b)
             new.append(NewBuffer(b, storages.setdefault(b.storage, k), whole))
         written = r.values[mark.values :]
         if any(b not in place for b in written):
@@ -346,23 +345,6 @@ def _plain(x: Any) -> bool:
     return isinstance(x, (Sym, Computed)) or (isinstance(x, torch.Tensor) and x.is_meta)
 
 
-def _strides(shape: Shape) -> Shape:
-    """Those of a contiguous tensor."""
-    strides: list[int] = []
-    step = 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
-
-
-def _contiguous(b: Buffer) -> bool:
-    return b.stride == _strides(b.shape)
-
-
-def _numel(shape: Shape) -> int:
-    """The number of elements."""
-    n = 1
-    for size in shape:
-        n *= size
-    return n
+def _is_plain(b: Buffer) -> bool:
+    """Has a buffer the strides of a tensor that was just made?"""
+    return b.stride == contiguous_strides(b.shape)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
-
-from .patterns import Product
 
 #: Kinds of constants that are told apart by their type and value.
 PLAIN = (
@@ -96,48 +94,28 @@ def _ranges(
     return found
 
 
-def describe(
-    nodes: Sequence[Node],
-    tokens: Sequence[int],
-    dropped: Collection[Node],
-    products: Mapping[Node, Product],
-) -> Form:
-    """The form of a stretch. Raises Unlike where it has none.
-
-    `dropped` nodes are not run; `products` are run as those.
-    """
+def describe(nodes: Sequence[Node], tokens: Sequence[int]) -> Form:
+    """The form of a stretch. Raises Unlike where it has none."""
     place = {n: k for k, n in enumerate(nodes)}
     outside: dict[Node, int] = {}
     write = _Writer(place, outside).write
     key: list[Any] = []
     leaving: list[int] = []
-
-    def leaves(user: Node) -> bool:
-        if user in place:
-            return False
-        return user not in dropped or any(map(leaves, user.users))
-
+    inside = place.keys()
     for k, (n, token) in enumerate(zip(nodes, tokens, strict=True)):
         key.append(token)
-        product = products.get(n)
-        if product is not None:
-            key.append((product.name, product.keyword))
-            write(key, (product.target, product.factors, product.scale))
-        else:
-            args, kwargs = n.args, n.kwargs
-            key.append(len(args))
-            for x in args:
-                at = place.get(x) if type(x) is Node else None
-                if at is None:
-                    write(key, x)
-                else:
-                    key.append(at)
-            if kwargs:
-                write(key, kwargs)
-        for user in n.users:
-            if user not in place and leaves(user):
-                leaving.append(k)
-                break
+        args, kwargs = n.args, n.kwargs
+        key.append(len(args))
+        for x in args:
+            at = place.get(x) if type(x) is Node else None
+            if at is None:
+                write(key, x)
+            else:
+                key.append(at)
+        if kwargs:
+            write(key, kwargs)
+        if not n.users.keys() <= inside:
+            leaving.append(k)
     return Form((*key, None, *leaving), tuple(outside), tuple(leaving))
 
 

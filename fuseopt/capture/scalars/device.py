@@ -2,15 +2,15 @@
 
 `t.item()` of a tensor that the step computed would wait for the device. Python's
 arithmetic is that of float64, so such a number lives on as a 0-d float64 tensor, a
-`Computed`: `operation` names what a function of numbers does, `body` writes it down in
-the bits of Python, and `Numbers` hands torch stand-ins where a number enters a call.
+`Computed`: `operation` names what a function of numbers does, and `body` writes it down
+in the bits of Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -66,7 +66,7 @@ class NumberRef(NamedTuple):
     is_float: bool
 
 
-def operation(function: Callable[..., Any]) -> str | None:
+def operation(function: Callable[..., object]) -> str | None:
     """What a function of numbers does; None for one that is not known.
 
     Dynamo writes `max`, `math.sqrt` and their kind as torch.sym_max, torch._sym_sqrt;
@@ -110,36 +110,3 @@ def body(op: str, stored: tuple[bool, ...]) -> Body:
         tuple(instrs),
         ((result, "f64"),),
     )
-
-
-class Numbers:
-    """The computed numbers of a step, and those that stand for them in calls."""
-
-    def __init__(self) -> None:
-        self._standins: dict[float, Computed] = {}
-        self._known: dict[int, float] = {}
-
-    def standin(self, number: Computed) -> float | int:
-        """A number that stands for `number` in a call to torch.
-
-        It is far from 0 and 1 and from the stand-ins of scalars.
-        """
-        if id(number) not in self._known:
-            count = len(self._standins) + 1
-            value = 0.5671432904097838 + 1.0e-9 * count
-            value = value if number.is_float else 610_000_009 + 17 * count
-            self._standins[value] = number
-            self._known[id(number)] = value
-        return self._known[id(number)]
-
-    def find(self, value: Any) -> tuple[Computed, bool] | None:
-        """What a value stands for, and whether it is negated; None for another."""
-        if not self._standins or isinstance(value, bool):
-            return None
-        if not isinstance(value, (int, float)):
-            return None
-        if value in self._standins:
-            return self._standins[value], False
-        if -value in self._standins:
-            return self._standins[-value], True
-        return None

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ...codegen.cpp.headers import header
+from ...codegen.cpp.structs import fields
 from ...codegen.target import lane_values
+from ...ir.geometry import is_block
 from ...ir.graph import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
 from ..tables.host_numbers import Cells
-from ..tables.reduction_layout import longest_run, result_strides, rows
+from ..tables.reduction_layout import Folding, longest_run, result_strides, rows
 from ..tables.upload import Arena
 
 
@@ -101,35 +104,9 @@ TableFactory = Callable[
 
 
 class TableStruct(ctypes.Structure):
-    """Mirrors `struct Table` of the generated source."""
+    """What a launch passes to a kernel, for one variant."""
 
-    _fields_ = [
-        ("pool", ctypes.c_void_p),
-        ("position", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("row", ctypes.c_void_p),
-        ("start", ctypes.c_void_p),
-        ("geometry", ctypes.c_void_p),
-        ("strided", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("lanes", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
-        ("library", ctypes.c_void_p),
-        ("partials", ctypes.c_void_p),
-    ]
-
-
-def dense(layout: TensorLayout) -> bool:
-    """Do the elements fill one block of memory, in some order of dimensions?"""
-    dims = sorted(
-        (st, n) for n, st in zip(layout.shape, layout.stride, strict=True) if n != 1
-    )
-    expected = 1
-    for stride, size in dims:
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    _fields_ = fields(header("prelude"), "Table")
 
 
 def _expanded(layout: TensorLayout, space: tuple[int, ...]) -> tuple[int, ...]:
@@ -154,7 +131,7 @@ def geometry(
     if not layouts or 0 in space:
         return None
     first = layouts[0]
-    if first.shape == space and dense(first):
+    if first.shape == space and is_block(first.shape, first.stride):
         own = tuple(s for n, s in zip(space, first.stride, strict=True) if n != 1)
         for other in layouts[1:]:
             if other.shape != space:
@@ -195,10 +172,10 @@ class VariantTable:
         variant: Variant,
         position: Mapping[int, int],
         layouts: Mapping[int, TensorLayout],
-        fold_geometry: Callable[..., list[int]] = rows,
+        encode: Callable[[Folding], list[int]] = rows,
     ) -> None:
         columns, lanes = variant.columns, variant.lanes
-        self.fold_geometry = fold_geometry
+        self.encode = encode
         self.position = array(
             "i", [position[b] for lane in zip(*columns, strict=True) for b in lane]
         )
@@ -271,7 +248,7 @@ class VariantTable:
             if slot.domain == "output":
                 shape, stride = layouts[variant.columns[s][lane]][:2]
                 results.append(result_strides(shape, stride, space, dims))
-        return self.fold_geometry(
+        folding = Folding(
             space,
             dims,
             _expanded(layouts[variant.operands[lane]], space),
@@ -279,8 +256,9 @@ class VariantTable:
             results,
             DTYPE_BYTES[fold.dtype],
             int(fold.attr or 0),
-            dense(layouts[variant.operands[lane]]),
+            is_block(*layouts[variant.operands[lane]][:2]),
         )
+        return self.encode(folding)
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write what changes in the scalar rows: the values of the step's symbols."""

@@ -1,14 +1,16 @@
-"""The geometry of a lane whose rows or columns are folded, for the C++ target.
+"""The geometry of a lane whose rows or columns are folded, as each target reads it.
 
-Dimensions are taken in the order of memory of the tensor that eager would reduce, and
-joined where every tensor allows it. If the innermost is reduced, results are rows: runs
-of neighbouring elements. If it is kept, results are columns, folded side by side.
+Dimensions are taken in the order of memory of the tensor that eager would reduce. If
+the innermost is reduced, results are rows: runs of neighbouring elements. If it is
+kept, results are columns, folded side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from ...ir.geometry import Shape, numel
 from ...ir.graph import NATIVE
 
 
@@ -46,110 +48,111 @@ def longest_run(layout: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, b
     return run, dims[0][0] == 1
 
 
-def rows(
-    space: tuple[int, ...],
-    dims: tuple[int, ...],
-    operand: tuple[int, ...],
-    elements: Sequence[tuple[int, ...]],
-    results: Sequence[tuple[int, ...]],
-    size: int,
-    loaded: int,
-    dense: bool,
-) -> list[int]:
-    """The numbers that `struct Rows` of the generated source reads.
+class Folding(NamedTuple):
+    """What is folded in one lane.
 
-    `operand`, `elements`, `results`: strides over `space`. `size`: bytes of an element
-    of the operand; `loaded`: what eager loads (ir.NATIVE ...). `dense`: the operand
-    has no gaps.
+    `operand`, `elements`, `results`: strides over `space`, whose dimensions `dims` are
+    reduced away. `size`: bytes of an element of the operand; `loaded`: what eager loads
+    (ir.NATIVE ...). `dense`: the operand has no gaps.
     """
-    order = [d for d in range(len(space)) if space[d] != 1]
-    order.sort(key=lambda d: -operand[d])  # stable: as declared where strides agree
-    merged: list[list[int]] = []
-    tables = [operand, *elements, *results]
-    for d in order:
-        last = merged[-1][-1] if merged else -1
-        joins = (
-            bool(merged)
-            and (last in dims) == (d in dims)
-            and all(t[last] == t[d] * space[d] for t in tables)
-        )
-        if joins:
-            merged[-1].append(d)
-        else:
-            merged.append([d])
 
-    def count(group: list[int]) -> int:
-        n = 1
-        for d in group:
-            n *= space[d]
-        return n
+    space: Shape
+    dims: Shape
+    operand: Shape
+    elements: Sequence[Shape]
+    results: Sequence[Shape]
+    size: int
+    loaded: int
+    dense: bool
 
-    def steps(table: tuple[int, ...], groups: list[list[int]]) -> list[int]:
-        return [table[g[-1]] for g in groups]
 
-    folded = [g for g in merged if g[0] in dims]
-    kept = [g for g in merged if g[0] not in dims]
-    if not folded:  # every reduced dimension has one element
-        folded = [[dims[0]]]
-    columns = bool(kept) and merged[-1][0] not in dims
-    column = kept.pop() if columns else None
-    width = count(column) if column else 1
-    run = count(folded[-1])
+class ReducedSpace:
+    """The dimensions of a folding, outermost first, in groups that one stride serves.
+
+    `kept` and `folded` are such groups; `columns`: is the innermost dimension kept?
+    Dimensions of one element are left out. With `join`, neighbours are one group where
+    every tensor allows it.
+    """
+
+    def __init__(self, lane: Folding, join: bool) -> None:
+        self.space = space = lane.space
+        order = [d for d in range(len(space)) if space[d] != 1]
+        # stable: as declared where strides agree
+        order.sort(key=lambda d: -lane.operand[d])
+        tables = [lane.operand, *lane.elements, *lane.results]
+        groups: list[list[int]] = []
+        for d in order:
+            last = groups[-1][-1] if groups else -1
+            if (
+                join
+                and groups
+                and (last in lane.dims) == (d in lane.dims)
+                and all(t[last] == t[d] * space[d] for t in tables)
+            ):
+                groups[-1].append(d)
+            else:
+                groups.append([d])
+        self.kept = [g for g in groups if g[0] not in lane.dims]
+        self.folded = [g for g in groups if g[0] in lane.dims]
+        self.columns = bool(groups) and groups[-1][0] not in lane.dims
+
+    def sizes(self, groups: Iterable[Sequence[int]]) -> list[int]:
+        """The number of elements of each group."""
+        return [numel(self.space[d] for d in group) for group in groups]
+
+
+def _strides(table: Shape, groups: Iterable[Sequence[int]]) -> list[int]:
+    """The stride of each group in a tensor."""
+    return [table[group[-1]] for group in groups]
+
+
+def rows(lane: Folding) -> list[int]:
+    """The numbers that `struct Rows` of the generated C++ reads."""
+    space, operand = lane.space, lane.operand
+    found = ReducedSpace(lane, join=True)
+    # every reduced dimension may have one element
+    kept, folded = list(found.kept), found.folded or [[lane.dims[0]]]
+    column = kept.pop() if found.columns else None
+    (width,) = found.sizes([column or ()])
+    (run,) = found.sizes(folded[-1:])
     contiguous = operand[folded[-1][-1]] == 1 or run == 1
     # numbers in one of eager's registers: it folds shorter rows one by one
-    register = 16 if loaded != NATIVE else 32 // size
+    register = 16 if lane.loaded != NATIVE else 32 // lane.size
     # neighbours in the operand are one run, though other tensors part them
     joined, k = 1, len(folded) - 1
     while k > 0:
         outer, inner = folded[k - 1], folded[k][0]
         if operand[outer[-1]] != operand[inner] * space[inner]:
             break
-        joined *= count(outer)
+        joined *= numel(space[d] for d in outer)
         k -= 1
     one_run = k == 0
     group = 0
     if column and one_run and operand[column[-1]] < operand[folded[-1][-1]]:
         wide = operand[column[-1]] == 1 and width >= register
-        group = 4 * 32 // max(size, 4) if wide else 4
-    like = [k for k, t in enumerate(elements) if t == operand]
-    leader = like[0] if like and dense else -1
-    header = [int(columns), int(contiguous), group, leader, joined]
-    header += [len(kept), len(folded)]
-    sizes = [*(count(g) for g in kept), *(count(g) for g in folded), width]
-    table: list[int] = []
-    for t in elements:
-        table += [*steps(t, kept), *steps(t, folded), t[column[-1]] if column else 0]
-    for t in results:
-        table += [*steps(t, kept), t[column[-1]] if column else 0]
-    return [*header, *sizes, *table]
+        group = 4 * 32 // max(lane.size, 4) if wide else 4
+    like = [k for k, t in enumerate(lane.elements) if t == operand]
+    leader = like[0] if like and lane.dense else -1
+    table = [int(found.columns), int(contiguous), group, leader, joined]
+    table += [len(kept), len(folded), *found.sizes([*kept, *folded]), width]
+    for t in lane.elements:
+        table += [*_strides(t, [*kept, *folded]), t[column[-1]] if column else 0]
+    for t in lane.results:
+        table += [*_strides(t, kept), t[column[-1]] if column else 0]
+    return table
 
 
-def tiles(
-    space: tuple[int, ...],
-    dims: tuple[int, ...],
-    operand: tuple[int, ...],
-    elements: Sequence[tuple[int, ...]],
-    results: Sequence[tuple[int, ...]],
-    size: int,
-    loaded: int,
-    dense: bool,
-) -> list[int]:
+def tiles(lane: Folding) -> list[int]:
     """The same for a Triton kernel, which has an order of its own: do columns lie side
     by side; number of results, of elements of one; their dimensions, sizes, strides.
     """
-    order = [d for d in range(len(space)) if space[d] != 1]
-    order.sort(key=lambda d: -operand[d])
-    kept = [d for d in order if d not in dims]
-    folded = [d for d in order if d in dims]
-    columns = bool(order) and order[-1] not in dims
-    counts = [1, 1]
-    for k, group in enumerate((kept, folded)):
-        for d in group:
-            counts[k] *= space[d]
-    table = [int(columns), *counts, len(kept), len(folded)]
-    table += [space[d] for d in (*kept, *folded)]
-    for t in elements:
-        table += [t[d] for d in (*kept, *folded)]
-    for t in results:
-        table += [t[d] for d in kept]
+    found = ReducedSpace(lane, join=False)
+    kept, folded = found.kept, found.folded
+    both = [*kept, *folded]
+    counts = [numel(found.sizes(groups)) for groups in (kept, folded)]
+    table = [int(found.columns), *counts, len(kept), len(folded), *found.sizes(both)]
+    for t in lane.elements:
+        table += _strides(t, both)
+    for t in lane.results:
+        table += _strides(t, kept)
     return table

@@ -1,19 +1,3 @@
-"""The C++ of a call's helper: what compares tensors, and what it is handed.
-
-`fuseopt_probe` looks at the tensors of a call (`probe` says why), `fuseopt_watch` at
-the lanes of an optimizer (`watch`). Both are one library, built once.
-"""
-
-from __future__ import annotations
-
-import ctypes
-
-from ...codegen import Source
-from . import watch
-
-PROBE = Source(
-    "cpp",
-    """\
 // Compares addresses and metadata of a call's tensors with what is known of them.
 #include <stdint.h>
 extern "C" {
@@ -30,15 +14,15 @@ struct Functions {
   int32_t (*dims)(void*, int64_t*);
   int32_t (*dtype)(void*, int32_t*);
   int32_t (*device)(void*, int32_t*);
-  int32_t (*index)(void*, int32_t*);
+  int32_t (*device_index)(void*, int32_t*);
   int32_t (*sizes)(void*, int64_t**);
   int32_t (*strides)(void*, int64_t**);
-  void (*bump)(void*);  // version counter of an at::Tensor; may throw, or be null
-  int64_t storage;      // where in a TensorImpl its storage lies
-  int64_t first, words; // and what it is of that; no words: not known
-  int64_t kind;         // the word of those that has dtype and device, and gaps
-  int64_t inlined;      // most dims that are kept there
-  int64_t memory;       // where in a storage its memory and its owner lie
+  void (*bump)(void*);   // version counter of an at::Tensor; may throw, or be null
+  int64_t storage;       // where in a TensorImpl its storage lies
+  int64_t first, words;  // and what it is of that; no words: not known
+  int64_t kind;          // the word of those that has dtype and device, and gaps
+  int64_t inlined;       // most dims that are kept there
+  int64_t memory;        // where in a storage its memory and its owner lie
 };
 struct Known {
   int64_t n;
@@ -48,15 +32,17 @@ struct Known {
   const int64_t* begins;    // of each: where in those its own are
   uint64_t* seen;           // fields of each when it was last found unchanged
   char** tensors;           // the at::Tensor of each in the last call
-  int64_t* moved;           // those whose addresses alone the last call found changed
+  int64_t* moved;           // those whose addresses alone this call found changed
+  int64_t n_moved;
+  int64_t found;  // what this call found so far: OTHER, UNASKED
   // what tensors may do unasked; no `loose`: nothing
-  const uint8_t* loose;     // of each: 1 if it may move to memory that nobody writes
-  const uint64_t* reach;    // of each: bytes from its first element to behind its last
-  int64_t spans;            // memory that is written: sorted, from starts to ends
+  const uint8_t* loose;   // of each: 1 if it may move to memory that nobody writes
+  const uint64_t* reach;  // of each: bytes from its first element to behind its last
+  int64_t spans;          // memory that is written: sorted, from starts to ends
   const uint64_t *starts, *ends;
-  uint64_t* pool;           // of each its address, then those of the views
+  uint64_t* pool;  // of each its address, then those of the views
   int64_t n_views;
-  const int64_t* views;     // place in the pool, that of what is viewed, distance
+  const int64_t* views;  // place in the pool, that of what is viewed, distance
 };
 
 static const int64_t OWNER = 3;  // words: the memory, what owns it, what frees it
@@ -112,7 +98,7 @@ static bool same_kind(const Functions* f, void* tensor, const int64_t* metadata,
                       const uint64_t* seen) {
   int32_t dtype = 0, device = 0, index = 0;
   if (f->dtype(tensor, &dtype) | f->device(tensor, &device) |
-      f->index(tensor, &index))
+      f->device_index(tensor, &index))
     return false;
   if (dtype != metadata[0] || device != metadata[1] || index != metadata[2])
     return false;
@@ -126,8 +112,7 @@ static bool same_kind(const Functions* f, void* tensor, const int64_t* metadata,
     if (same) return true;
   }
   int64_t dims = 0, *sizes = 0, *strides = 0;
-  if (f->dims(tensor, &dims) | f->sizes(tensor, &sizes) |
-      f->strides(tensor, &strides))
+  if (f->dims(tensor, &dims) | f->sizes(tensor, &sizes) | f->strides(tensor, &strides))
     return false;
   const int64_t* known = metadata + DIMS + 1;
   if (dims != metadata[DIMS]) return false;
@@ -175,8 +160,9 @@ static bool nowhere(const Functions* f, const char* impl, const void* address,
   return true;
 }
 
-// Is one tensor what it was? 0 if it is, 1 if it has moved, 2 if it is another, 4 if it
-// cannot be asked.
+static const int64_t MOVED = 1, OTHER = 2, UNASKED = 4;
+
+// Is one tensor what it was? 0 if it is, else one of those.
 static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
   uint64_t* seen = k->seen + i * (f->words + OWNER);
   char* tensor = k->tensors[i];
@@ -185,22 +171,27 @@ static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
   k->now[i] = k->addresses[i];
   if (alike && !memory_but_seen(f, impl, seen)) return 0;
   seen[0] = ~0ull;  // no address is that: not known until it is found the same
-  if (!alike && !same_kind(f, tensor, k->metadata + k->begins[i], seen)) return 2;
+  if (!alike && !same_kind(f, tensor, k->metadata + k->begins[i], seen)) return OTHER;
   void* address = 0;
-  if (f->data(tensor, &address)) return 4;
-  if (nowhere(f, impl, address, k->metadata + k->begins[i])) return 4;
+  if (f->data(tensor, &address)) return UNASKED;
+  if (nowhere(f, impl, address, k->metadata + k->begins[i])) return UNASKED;
   k->now[i] = (uint64_t)address;
-  if (k->now[i] != k->addresses[i]) return 1;
+  if (k->now[i] != k->addresses[i]) return MOVED;
   see(f, impl, seen);
   return 0;
 }
-static int64_t compare(const Functions* f, const Known* k) {
+static void note(const Functions* f, Known* k, int64_t i) {
+  const int64_t found = compare_one(f, k, i);
+  if (found == MOVED) k->moved[k->n_moved++] = i;
+  else k->found |= found;
+}
+// The same of tensors `from` to `to`, unless one was found that ends the search.
+static void compare(const Functions* f, Known* k, int64_t from, int64_t to) {
   const int64_t each = f->words + OWNER;
-  int64_t moved = 0;
-  for (int64_t b = 0; b < k->n; b += BLOCK) {
-    const int64_t end = b + BLOCK < k->n ? b + BLOCK : k->n;
+  for (int64_t b = from; b < to && !k->found; b += BLOCK) {
+    const int64_t end = b + BLOCK < to ? b + BLOCK : to;
     if (f->words) {
-      if (end + FAR < k->n)
+      if (end + FAR < to)
         for (int64_t i = b; i < end; ++i) {
           __builtin_prefetch(k->tensors[i + FAR]);
           const char* impl = *(char**)k->tensors[i + NEAR];
@@ -222,38 +213,43 @@ static int64_t compare(const Functions* f, const Known* k) {
         continue;
       }
     }
-    for (int64_t i = b; i < end; ++i) {
-      const int64_t found = compare_one(f, k, i);
-      if (found == 1) k->moved[moved++] = i;
-      else if (found) return found == 2 ? 2 | (moved != 0) : found;
-    }
+    for (int64_t i = b; i < end; ++i) note(f, k, i);
   }
-  return moved && !follow(f, k, moved);
+}
+static void begin(Known* k) { k->n_moved = k->found = 0; }
+// What was found of all tensors: 0 as well where tensors have moved that may.
+static int64_t finish(const Functions* f, const Known* k) {
+  if (k->found & UNASKED) return UNASKED;
+  if (k->found) return OTHER | (k->n_moved != 0);
+  return k->n_moved && !follow(f, k, k->n_moved);
 }
 
-// 1 if an address differs, plus 2 if something else does; 4 if one cannot be asked.
-// 0 as well where tensors have moved that may.
-extern "C" int64_t fuseopt_probe(const Functions* f, const Known* k, void* buffers,
-                                 void* parameters, void* args) {
+// Compare the values of two dicts, then those of a tuple: MOVED if an address differs,
+// plus OTHER if something else does; UNASKED if one cannot be asked.
+extern "C" int64_t fuseopt_tensors(const Functions* f, Known* k, void* buffers,
+                                   void* parameters, void* args) {
   int64_t count = 0;
   void *dicts[2] = {buffers, parameters}, *key, *value;
+  begin(k);
   for (int d = 0; d < 2; ++d)
     for (intptr_t at = 0; PyDict_Next(dicts[d], &at, &key, &value);)
       if (count++ < k->n) k->tensors[count - 1] = (char*)value + f->handle;
   const int64_t given = PyTuple_Size(args);
-  if (count + given != k->n) return 4;
+  if (count + given != k->n) return UNASKED;
   for (int64_t i = 0; i < given; ++i)
     k->tensors[count + i] = (char*)PyTuple_GetItem(args, i) + f->handle;
-  return compare(f, k);
+  compare(f, k, 0, k->n);
+  return finish(f, k);
 }
 
-// The same of the tensors of the last call, but for `n` whose places among those and in
-// a list are given.
-extern "C" int64_t fuseopt_probe_again(const Functions* f, const Known* k, void* list,
-                                       const int64_t* places, int64_t n) {
-  for (const int64_t* p = places; p < places + 2 * n; p += 2)
-    k->tensors[p[0]] = (char*)PyList_GetItem(list, p[1]) + f->handle;
-  return compare(f, k);
+// The same where `fuseopt_lanes` has compared all but those of a list, whose places are
+// given.
+extern "C" int64_t fuseopt_others(const Functions* f, Known* k, void* list,
+                                  const int64_t* places, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    k->tensors[places[i]] = (char*)PyList_GetItem(list, i) + f->handle;
+  for (int64_t i = 0; i < n && !k->found; ++i) note(f, k, places[i]);
+  return finish(f, k);
 }
 
 // Take the tensors of the last call, all of which it compared, as known.
@@ -269,44 +265,6 @@ extern "C" int64_t fuseopt_bump(const Functions* f, const Known* k,
                                 const int64_t* which, int64_t n) {
   try {
     for (int64_t i = 0; i < n; ++i) f->bump(k->tensors[which[i]]);
-  } catch (...) {
-    return 1;
-  }
+  } catch (...) { return 1; }
   return 0;
 }
-
-// Launches one after another: those of a block, then those of the next.
-extern "C" void fuseopt_blocks(int64_t n, void (*const* entries)(const void*, int64_t),
-                               const void* const* tables, int64_t threads) {
-  for (int64_t i = 0; i < n; ++i) entries[i](tables[i], threads);
-}
-
-"""
-    + watch.TEXT,
-    "fuseopt_probe",
-    (),
-    throws=True,
-)
-
-
-class Known(ctypes.Structure):
-    """Mirrors `struct Known`."""
-
-    _fields_ = [
-        ("n", ctypes.c_int64),
-        ("addresses", ctypes.c_void_p),
-        ("now", ctypes.c_void_p),
-        ("metadata", ctypes.c_void_p),
-        ("begins", ctypes.c_void_p),
-        ("seen", ctypes.c_void_p),
-        ("tensors", ctypes.c_void_p),
-        ("moved", ctypes.c_void_p),
-        ("loose", ctypes.c_void_p),
-        ("reach", ctypes.c_void_p),
-        ("spans", ctypes.c_int64),
-        ("starts", ctypes.c_void_p),
-        ("ends", ctypes.c_void_p),
-        ("pool", ctypes.c_void_p),
-        ("n_views", ctypes.c_int64),
-        ("views", ctypes.c_void_p),
-    ]

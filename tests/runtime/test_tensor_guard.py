@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from array import array
 from collections.abc import Callable
 
 import pytest
@@ -15,9 +14,11 @@ from fuseopt import compat
 from fuseopt.backend import fuseopt as BACKEND
 from fuseopt.compat import fields
 from fuseopt.runtime.cpp.build import Builder
-from fuseopt.runtime.guards.helper import PROBE
-from fuseopt.runtime.guards.probe import CHANGED, MOVED, Moves, Probe
+from fuseopt.runtime.guards.library import HELPER
+from fuseopt.runtime.guards.sharing import Moves
+from fuseopt.runtime.guards.tensors import CHANGED, MOVED, TensorGuard
 from fuseopt.runtime.step import CompiledStep
+from fuseopt.runtime.tables.addresses import AddressPool, Positions
 from tests.steps import make_params, set_grads
 
 Places = tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, ...]]
@@ -25,7 +26,7 @@ Places = tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, ...]]
 
 @pytest.fixture(scope="module")
 def helper() -> ctypes.PyDLL:
-    return ctypes.PyDLL(Builder().load(PROBE, None, False)._name)
+    return ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
 
 
 def tensors() -> list[Tensor]:
@@ -45,8 +46,8 @@ def places(ts: list[Tensor]) -> Places:
     return {"a": ts[0], "b": ts[1]}, {"c": ts[2]}, tuple(ts[3:])
 
 
-def probe_of(ts: list[Tensor], helper: ctypes.PyDLL | None) -> Probe:
-    probe = Probe(ts, helper, [i for i, t in enumerate(ts) if t.requires_grad])
+def probe_of(ts: list[Tensor], helper: ctypes.PyDLL | None) -> TensorGuard:
+    probe = TensorGuard(ts, helper, [i for i, t in enumerate(ts) if t.requires_grad])
     probe.look(*places(ts))
     probe.accept()
     return probe
@@ -166,22 +167,27 @@ def test_versions_count_up(asked: ctypes.PyDLL | None) -> None:
 def test_a_tensor_without_a_version_counter(helper: ctypes.PyDLL) -> None:
     with torch.inference_mode():
         ts = [*tensors()[:-1], torch.zeros(9, requires_grad=True)]
-    probe = Probe(ts, helper, [6])
+    probe = TensorGuard(ts, helper, [6])
     probe.look(*places(ts))
     assert not probe.bump()
 
 
-def moving(helper: ctypes.PyDLL, loose: set[int]) -> tuple[list[Tensor], Probe, Moves]:
+def moving(
+    helper: ctypes.PyDLL, loose: set[int]
+) -> tuple[list[Tensor], TensorGuard, Moves]:
     """Tensors of which some may move, but not to where the first one lies; the pool
     has a view behind the third.
     """
     ts = tensors()
     probe = probe_of(ts, helper)
-    pool = array("Q", [*probe.addresses, probe.addresses[2] + 4])
+    n = len(ts)
+    places = Positions(n, n + 1, {}, [(n, 6, 4)])
+    pool = AddressPool(places)
+    pool.move(probe.addresses)
     start = ts[0].data_ptr()
     reach = [t.numel() * t.element_size() for t in ts]
     may = [i in loose for i in range(len(ts))]
-    moves = Moves(may, reach, [start], [start + reach[0]], pool, [(len(ts), 6, 4)])
+    moves = Moves(may, reach, [start], [start + reach[0]], pool)
     probe.let_move(moves)
     return ts, probe, moves
 
@@ -193,7 +199,7 @@ def test_what_may_move_is_followed(helper: ctypes.PyDLL) -> None:
         ts[1].data, ts[6].data = own
         assert probe.look(*places(ts)) == 0
         now = [t.data_ptr() for t in ts]
-        assert moves.pool.tolist() == [*now, now[6] + 4]
+        assert moves.pool.words.tolist() == [*now, now[6] + 4]
         assert probe.addresses.tolist() == now
         assert probe.look(*places(ts)) == 0
 
@@ -201,13 +207,13 @@ def test_what_may_move_is_followed(helper: ctypes.PyDLL) -> None:
 @pytest.mark.parametrize("beside", [True, False])
 def test_what_may_not_move_is_not(helper: ctypes.PyDLL, beside: bool) -> None:
     ts, probe, moves = moving(helper, {1})
-    known = moves.pool.tolist()
+    known = moves.pool.words.tolist()
     ts[6].data = torch.ones(9)
     if beside:  # nothing is followed where not all may be
         ts[1].data = torch.ones(())
     for _ in range(2):
         assert probe.look(*places(ts)) == MOVED
-        assert moves.pool.tolist() == known
+        assert moves.pool.words.tolist() == known
     assert probe.moved() == ([1, 6] if beside else [6])
 
 
@@ -225,11 +231,12 @@ def test_nothing_moves_into_memory_that_is_written(
 
     ts[0] = part(8, 15).view(3, 5)
     probe = probe_of(ts, helper)
-    pool = array("Q", probe.addresses)
+    pool = AddressPool(Positions(len(ts), len(ts), {}, []))
+    pool.move(probe.addresses)
     start = ts[0].data_ptr()
     loose = [i == 1 for i in range(len(ts))]
     reach = [4 * t.numel() for t in ts]
-    probe.let_move(Moves(loose, reach, [start], [start + 60], pool, ()))
+    probe.let_move(Moves(loose, reach, [start], [start + 60], pool))
     ts[1].data = part(8 + offset, 1).view(())
     assert probe.look(*places(ts)) == (0 if follows else MOVED)
 
@@ -242,14 +249,14 @@ def test_what_moves_to_another_device_is_not_followed(helper: ctypes.PyDLL) -> N
 
 def test_what_moves_and_changes_is_not_followed(helper: ctypes.PyDLL) -> None:
     ts, probe, moves = moving(helper, {1, 6})
-    known = moves.pool.tolist()
+    known = moves.pool.words.tolist()
     for other in (torch.ones(18)[::2], torch.ones(9).double(), torch.ones(10)):
         ts[6].data = other
         assert probe.look(*places(ts)) == CHANGED
-    assert moves.pool.tolist() == known
+    assert moves.pool.words.tolist() == known
     ts[6].data = torch.ones(18)[9:]  # a part of something: its offset is another
     assert probe.look(*places(ts)) == 0
-    assert moves.pool[6] == ts[6].data_ptr()
+    assert moves.pool.words[6] == ts[6].data_ptr()
 
 
 def test_a_negated_view_is_another_kind_of_tensor(helper: ctypes.PyDLL) -> None:
@@ -271,6 +278,28 @@ def test_bits_that_no_field_has_do_not_count(helper: ctypes.PyDLL) -> None:
     assert probe.look(*places(ts)) == 0
     ts[6] = torch.ones(9, dtype=torch.int32)
     assert probe.look(*places(ts)) == CHANGED
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_an_option_keeps_the_helper_off_the_memory_of_tensors(
+    raw: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    real = compat.tensor_functions
+
+    def seen(ts: list[Tensor], raw: bool) -> compat.TensorFunctions | None:
+        found = real(ts, raw)
+        assert found is not None
+        asked.append(found.words > 0)
+        return found
+
+    monkeypatch.setattr(compat, "tensor_functions", seen)
+    params = make_params([(3, 4)] * 18)
+    opt = fuseopt.compile(torch.optim.SGD(params, lr=0.1), raw_fields=raw)
+    for n in range(3):
+        set_grads(params, params, n)
+        opt.step()
+    assert set(asked) == {raw}
 
 
 @pytest.mark.parametrize("led", [False, True])

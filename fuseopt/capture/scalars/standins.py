@@ -1,0 +1,50 @@
+"""Numbers that stand in calls to torch for numbers that nobody knows yet.
+
+ATen's dispatcher takes floats and integers. Where a number of the step enters a call
+that is recorded, whether of the host or computed by the step, torch is handed a plain
+one, by which the recorded call finds the origin again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .device import Computed
+from .host import Sym
+
+
+class StandIns:
+    """The stand-ins of one capture, and what each of them stands for."""
+
+    def __init__(self) -> None:
+        self._by_value: dict[float, Sym | Computed] = {}
+        self._by_number: dict[Sym | Computed, float] = {}
+
+    def of(self, number: Sym | Computed) -> float | int:
+        """The number that stands for `number`, of the same Python type.
+
+        It is far from 0 and 1, whose values torch may treat specially, and unlikely to
+        be a literal of anyone's step.
+        """
+        value = self._by_number.get(number)
+        if value is None:
+            k = len(self._by_number) + 1
+            is_float = number.is_float
+            value = (
+                0.7390851332151607 + 1.0e-9 * k if is_float else 740_000_007 + 13 * k
+            )
+            self._by_number[number] = value
+            self._by_value[value] = number
+        return value
+
+    def find(self, value: Any) -> tuple[Sym | Computed, bool] | None:
+        """What a value stands for, and is it negated? None for any other value."""
+        if not self._by_value or isinstance(value, bool):
+            return None
+        if not isinstance(value, (int, float)):
+            return None
+        number = self._by_value.get(value)
+        if number is not None:
+            return number, False
+        number = self._by_value.get(-value)
+        return None if number is None else (number, True)

@@ -1,0 +1,41 @@
+"""Structs that C and Python share, written once: in C."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import Any
+
+
+def fields(text: str, name: str) -> list[tuple[str, Any]]:
+    """The `_fields_` of the struct of this name in a C++ text, as ctypes wants them.
+
+    They are int64_t, pointers, and arrays of those. Raises ValueError for others.
+    """
+    body = re.search(rf"struct {name} {{(.*?)\n}};", text, re.DOTALL)
+    if body is None:
+        raise ValueError(f"no struct {name}")
+    found: list[tuple[str, Any]] = []
+    for line in re.sub(r"//[^\n]*", "", body.group(1)).split(";")[:-1]:
+        found += _declared(" ".join(line.split()))
+    return found
+
+
+def _declared(line: str) -> list[tuple[str, Any]]:
+    """The fields that one declaration declares."""
+    function = re.match(r"[\w ]+\*?\s*\(\*(\w+)\)\(.*\)$", line)
+    if function:
+        return [(function.group(1), ctypes.c_void_p)]
+    fields: list[tuple[str, Any]] = []
+    kind = ""
+    for text in line.split(","):
+        found = re.match(r"(.*?)(\w+)(?:\[(\d+)\])?$", text.strip())
+        if found is None:
+            raise ValueError(f"not understood: {line}")
+        before, name, size = found.groups()
+        kind = kind or before.strip()
+        if "*" not in before and kind != "int64_t":
+            raise ValueError(f"neither a pointer nor an int64_t: {line}")
+        own: Any = ctypes.c_void_p if "*" in before else ctypes.c_int64
+        fields.append((name, own * int(size) if size else own))
+    return fields

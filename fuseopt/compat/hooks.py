@@ -1,0 +1,88 @@
+"""How hooks are put around what Dynamo does while it traces a step for our backend.
+
+Relies on the functions by which Dynamo installs guards, and on its expressions for
+where a value was found. Checked with torch 2.13, and by name with 2.11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .dynamo import traces_own, traces_step
+from .plain import OPTIM
+
+Hook = Callable[..., Any]
+
+
+def asks(tx: Any) -> bool:
+    """Is this a trace of ours, of code that is not torch.optim's?"""
+    if not traces_step():
+        return False
+    now = getattr(tx.output, "current_tx", tx)
+    return traces_own() or not now.f_code.co_filename.startswith(OPTIM)
+
+
+def around(owner: Any, name: str, hook: Hook) -> None:
+    """Let `hook(original, self, ...)` stand in the place of a method."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def install(source: Any, *kinds: Any) -> None:
+    """Guard what is found at a source, in these ways."""
+    if source is None:
+        return
+    guards = importlib.import_module("torch._dynamo.guards")
+    for kind in kinds:
+        with contextlib.suppress(NotImplementedError):
+            guards.install_guard(source.make_guard(kind))
+
+
+def name_of(source: Any) -> str:
+    """The expression that gives what is at a source."""
+    return str(source.name() if callable(source.name) else source.name)
+
+
+def found_at(tx: Any, source: Any) -> Any:
+    """What is at a source; None if it cannot be said."""
+    if source is None:
+        return None
+    scope = {"L": tx.output.local_scope, "G": tx.output.global_scope}
+    try:
+        return eval(name_of(source), scope)
+    except Exception:
+        return None
+
+
+def ask(tx: Any, what: str, holds: Callable[[], bool]) -> None:
+    """Guard that `holds()` at each call; of one graph, once under a name."""
+    asked = vars(tx.output).setdefault("fuseopt_asked", set())
+    if what in asked:
+        return
+    asked.add(what)
+    source = importlib.import_module("torch._dynamo.source").GlobalStateSource()
+
+    def create(builder: Any, guard: Any) -> None:
+        add = builder.guard_manager.root.add_lambda_guard
+        try:
+            add(lambda _: holds(), [what], guard.user_stack)
+        except TypeError:  # as before torch 2.13
+            add(lambda _: holds(), [what])
+
+    install(source, create)
+
+
+def all_kinds(base: type[Any]) -> Iterator[type[Any]]:
+    """A class, and all that are derived from it."""
+    yield base
+    for kind in base.__subclasses__():
+        yield from all_kinds(kind)

@@ -1,0 +1,158 @@
+"""The object that Dynamo calls with each graph, and what Dynamo is told before.
+
+What compiles is imported with the first graph. Only what must be in place before Dynamo
+traces a step comes sooner: as soon as somebody asks for the backend in a process in
+which Dynamo is.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule
+
+    from ..compat import Asked
+
+
+class Backend:
+    """What Dynamo calls with each graph; of which there is one, `fuseopt`."""
+
+    def __call__(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Compile Dynamo's graph of a step.
+
+        `mode` and `options` as in fuseopt.config. Raises ConfigError, UnsupportedInput.
+        """
+        attach()
+        from ..compat import refusals_pass
+        from .dispatch import compile_graph
+
+        with refusals_pass(self):
+            return compile_graph(gm, example_inputs, mode, options)
+
+    @property
+    def __name__(self) -> str:
+        # torch.compile asks a backend for its name when Dynamo is loaded, and before
+        # it traces: that serves whoever took hold of the backend before Dynamo was
+        attach_to_loaded()
+        return "fuseopt"
+
+    def __repr__(self) -> str:
+        return "<backend fuseopt>"
+
+    def reset(self) -> None:
+        """Called by torch._dynamo.reset(): forget reports, release graphs."""
+        if f"{__package__}.session" in sys.modules:
+            from .session import session
+
+            session.reset()
+
+
+BACKEND = Backend()
+_attaching = threading.RLock()
+_attached: list[bool] = []
+#: What answers for the bound step of an optimizer; none until `take_bound_steps`.
+_takes: list[Callable[[Any, torch.optim.Optimizer, Asked], Any]] = []
+
+
+def take_bound_steps(
+    take: Callable[[Any, torch.optim.Optimizer, Asked], Any],
+) -> None:
+    """Let `take(step, optimizer, asked)` answer `torch.compile(optimizer.step)` for
+    this backend; None from it leaves the step to Dynamo.
+    """
+    _takes[:] = [take]
+
+
+def attach_to_loaded() -> None:
+    """Attach, if Dynamo is there, all of it."""
+    if hasattr(sys.modules.get("torch._dynamo"), "optimize"):
+        attach()
+
+
+def attach() -> None:
+    """Tell Dynamo, which this imports, what it must know before it traces for us."""
+    with _attaching:
+        if _attached:
+            return
+        _attached.append(True)
+        from .. import compat
+
+        compat.on_bound_step(BACKEND, _take_bound_step)
+        compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
+        compat.leave_no_patches(BACKEND)
+        compat.trace_plainly(BACKEND)
+        compat.trace_branches(BACKEND)
+        compat.trace_guarded()
+        compat.keep_attributes(BACKEND)
+        compat.trace_power(BACKEND)
+        compat.trace_rewrites(BACKEND)
+        compat.spare_inductor()
+        compat.on_recompile_limit(BACKEND, _tell_of_limit)
+        compat.on_graph_break(BACKEND, _tell_of_graph_break)
+        compat.on_failure(BACKEND, _tell_of_failure)
+
+
+def refuse_module() -> NoReturn:
+    """Raise what to pass instead of the module. Raises NotABackend."""
+    from ..compat import refusals_pass
+    from ..errors import NotABackend
+
+    with refusals_pass(BACKEND):
+        raise NotABackend(
+            "fuseopt is a module: give torch.compile the backend's name, as in "
+            'torch.compile(opt.step, backend="fuseopt"), or call fuseopt.compile(opt)'
+        )
+
+
+def _take_bound_step(
+    function: Any, optimizer: torch.optim.Optimizer, asked: Asked
+) -> Any:
+    return _takes[0](function, optimizer, asked) if _takes else None
+
+
+def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
+    from ..compat import refusals_pass
+    from .diagnostics import refuse_untraceable
+
+    with refusals_pass(BACKEND):
+        refuse_untraceable(optimizer)
+
+
+def _keep_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
+    from .diagnostics import kept_from_dynamo
+
+    return kept_from_dynamo(optimizer)
+
+
+def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
+    from .diagnostics import tell_of_limit
+
+    tell_of_limit(function, optimizer)
+
+
+def _tell_of_graph_break(
+    place: str, reason: str, optimizer: torch.optim.Optimizer
+) -> None:
+    from .diagnostics import tell_of_graph_break
+
+    tell_of_graph_break(place, reason, optimizer)
+
+
+def _tell_of_failure(
+    function: str, reason: str, optimizer: torch.optim.Optimizer | None
+) -> None:
+    from .diagnostics import tell_of_failure
+
+    tell_of_failure(function, reason, optimizer)

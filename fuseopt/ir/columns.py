@@ -1,0 +1,201 @@
+"""Nodes as they were recorded, one for each list index -> nodes with a row for each.
+
+This is where lanes are found to be alike, once: the positions of one call of lists are
+rows of one node, and so are the rounds of a loop over lanes that do the same to memory
+of their own. Where rows would depend on one another there is a node for each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain, groupby
+
+from .alias import overlaps
+from .graph import (
+    Buffer,
+    Column,
+    Extern,
+    ForeachSchedulerNode,
+    Node,
+    Row,
+    SchedulerNode,
+    read_by,
+    written_by,
+)
+from .sets import UnionFind
+
+
+def columns(
+    recorded: Iterable[Row], values: Sequence[int], buffers: Sequence[Buffer]
+) -> tuple[Node, ...]:
+    """Recorded nodes, in program order -> the nodes of a Graph that does the same."""
+    near = overlaps(buffers)
+    nodes: list[Node] = []
+    for _, call in groupby(recorded, _call):
+        first, *others = call
+        if isinstance(first, Extern):
+            nodes.append(first)
+        else:
+            rows = [first, *(n for n in others if isinstance(n, SchedulerNode))]
+            nodes += _of_call(rows, values, near)
+    return tuple(_of_loops(nodes, values, buffers))
+
+
+def _call(node: Row) -> tuple[bool, int]:
+    """What the positions of one call have in common, and nothing else."""
+    alone = isinstance(node, Extern)
+    return alone, node.payload if isinstance(node, Extern) else node.call
+
+
+def stacked(rows: Sequence[SchedulerNode]) -> ForeachSchedulerNode:
+    """Recorded nodes of one body -> one node with a row for each."""
+    _, reads, scalars, writes, _, _, dims = zip(*rows, strict=True)
+    first = rows[0]
+    return ForeachSchedulerNode(
+        first.body,
+        tuple(zip(*reads, strict=True)),
+        tuple(zip(*scalars, strict=True)),
+        tuple(zip(*writes, strict=True)),
+        first.call,
+        first.line,
+        dims if first.body.reduction else (),
+    )
+
+
+# ---------------------------------------------------------------- calls of lists
+
+
+def _of_call(
+    rows: Sequence[SchedulerNode], values: Sequence[int], near: dict[int, list[int]]
+) -> list[ForeachSchedulerNode]:
+    """The nodes of one call: one, unless its positions differ or meet in memory."""
+    if len(rows) == 1 or all(n.body is rows[0].body for n in rows):
+        node = stacked(rows)
+        if len(rows) == 1 or _independent(node, values, near):
+            return [node]
+    return [stacked(own) for own in _in_order(rows, values, near)]
+
+
+def _independent(
+    node: ForeachSchedulerNode, values: Sequence[int], near: dict[int, list[int]]
+) -> bool:
+    """Does surely no row touch memory that another row writes?"""
+
+    def memory(columns: Iterable[Column]) -> list[Column]:
+        return [tuple([values[v] for v in c]) for c in columns]
+
+    read, written = memory(node.reads), memory(node.writes)
+    every = set().union(*written)
+    if len(every) < sum(map(len, written)):
+        return False
+    if not all(c in written or every.isdisjoint(c) for c in read):
+        return False
+    if near.keys().isdisjoint(every):
+        return True
+    touched = every.union(*read)
+    return all(touched.isdisjoint(near.get(b, ())) for b in every)
+
+
+def _in_order(
+    rows: Sequence[SchedulerNode], values: Sequence[int], near: dict[int, list[int]]
+) -> list[list[SchedulerNode]]:
+    """Nodes of one body together, each behind all that it depends on."""
+    found: list[list[SchedulerNode]] = []
+    last: dict[int, int] = {}  # by body
+    wrote: dict[int, int] = {}  # buffer -> the last node that did
+    touched: dict[int, int] = {}
+    for n in rows:
+        read, written = [values[v] for v in n.reads], [values[v] for v in n.writes]
+        behind = -1
+        for b in chain(read, written):
+            for x in (b, *near.get(b, ())):
+                behind = max(behind, wrote.get(x, -1))
+        for b in written:
+            for x in (b, *near.get(b, ())):
+                behind = max(behind, touched.get(x, -1))
+        at = last.get(id(n.body), -1)
+        if at <= behind:
+            at = last[id(n.body)] = len(found)
+            found.append([])
+        found[at].append(n)
+        for b in chain(read, written):
+            touched[b] = max(at, touched.get(b, -1))
+        for b in written:
+            wrote[b] = max(at, wrote.get(b, -1))
+    return found
+
+
+# ---------------------------------------------------------------- loops over lanes
+
+
+def _of_loops(
+    nodes: Sequence[Node], values: Sequence[int], buffers: Sequence[Buffer]
+) -> list[Node]:
+    """The same nodes, those of alike rounds of a loop as rows of one."""
+    bodies = Counter(
+        id(n.body) for n in nodes if isinstance(n, ForeachSchedulerNode) and n.rows == 1
+    )
+    if max(bodies.values(), default=0) < 2:
+        return list(nodes)
+    alike: dict[tuple[int, ...], list[list[int]]] = {}
+    for island in _islands(nodes, values, buffers):
+        form = _form([nodes[i] for i in island])
+        if form is not None:
+            alike.setdefault(form, []).append(island)
+    joined: dict[int, Node] = {}
+    gone: set[int] = set()
+    for islands in alike.values():
+        if len(islands) > 1:
+            for places in zip(*islands, strict=True):
+                own = [nodes[i] for i in places]
+                rows = [n.row(0) for n in own if isinstance(n, ForeachSchedulerNode)]
+                joined[places[0]] = stacked(rows)
+                gone.update(places[1:])
+    return [joined.get(i, n) for i, n in enumerate(nodes) if i not in gone]
+
+
+def _islands(
+    nodes: Sequence[Node], values: Sequence[int], buffers: Sequence[Buffer]
+) -> list[list[int]]:
+    """Nodes that meet in memory that somebody writes, by their first node. Those of two
+    islands do not know of each other: they may go in any order.
+    """
+    storage = [b.storage for b in buffers]
+    written = {storage[values[v]] for n in nodes for v in written_by(n)}
+    numbers = {s: k for k, s in enumerate(written)}
+    sets = UnionFind(len(numbers) + 1)
+    ordered = len(numbers)  # calls that keep their order touch this, so to speak
+    at: list[int] = []
+    for n in nodes:
+        touched = [numbers[storage[values[v]]] for v in written_by(n)]
+        for v in read_by(n):
+            own = numbers.get(storage[values[v]])
+            if own is not None:
+                touched.append(own)
+        if isinstance(n, Extern) and (n.ordered or not touched):
+            touched.append(ordered)
+        first = touched[0]
+        for other in touched:
+            if other != first:
+                sets.join(first, other)
+        at.append(first)
+    islands: dict[int, list[int]] = {}
+    for i, first in enumerate(at):
+        islands.setdefault(sets.find(first), []).append(i)
+    return list(islands.values())
+
+
+def _form(island: Sequence[Node]) -> tuple[int, ...] | None:
+    """Bodies, and which operand is which value, counted from the island's first; None
+    for one that is no round of a loop.
+    """
+    form: list[int] = []
+    local: dict[int, int] = {}
+    for n in island:
+        if isinstance(n, Extern) or n.rows > 1:
+            return None
+        form.append(id(n.body))
+        for (v,) in chain(n.reads, n.writes):
+            form.append(local.setdefault(v, len(local)))
+    return tuple(form)

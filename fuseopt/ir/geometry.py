@@ -1,0 +1,45 @@
+"""Shapes and strides: how many elements, and how they lie in memory.
+
+Strides count elements. A dimension of one element may have any stride.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+Shape = tuple[int, ...]
+
+
+def numel(shape: Iterable[int]) -> int:
+    """The number of elements of a shape."""
+    return math.prod(shape)
+
+
+def contiguous_strides(shape: Sequence[int]) -> Shape:
+    """The strides of a tensor whose last dimension is the innermost, without gaps."""
+    strides: list[int] = []
+    step = 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Is the last dimension the innermost, and is there no gap?"""
+    expected = contiguous_strides(shape)
+    return all(
+        n == 1 or s == e for n, s, e in zip(shape, stride, expected, strict=True)
+    )
+
+
+def is_block(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Do the elements fill one block of memory, in some order of dimensions?"""
+    expected = 1
+    for s, n in sorted(zip(stride, shape, strict=True)):
+        if n != 1:
+            if s != expected:
+                return False
+            expected *= n
+    return True

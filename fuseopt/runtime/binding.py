@@ -1,0 +1,222 @@
+"""A plan, tensors -> a binding: its tables for the layouts that these tensors have.
+
+A `Binding` follows tensors from call to call: their addresses (`move`), the numbers of
+a call (`fill`). For tensors of other strides a plan is bound anew.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from ..capture.scalars.host import same_numbers
+from ..compat.gc_pause import collector_paused
+from ..ir.graph import Buffer, Kernel, Run
+from .cpp.table import DeviceTable, HostTable, KernelTable, TensorLayout
+from .guards.sharing import Sharing
+from .guards.tensors import TensorGuard
+from .memory import extent
+from .plan import Built, Plan
+from .run_tables import RunTable, TempArena
+from .tables.addresses import AddressPool
+from .tables.host_numbers import CPU, place_of
+from .tables.upload import Arena, settle_together
+
+Layouts = Mapping[int, TensorLayout]
+
+
+class Tables:
+    """The tables of a plan's kernels: `every` by name, and by where they are.
+
+    `devices`: those that kernels run on, other than the CPU. `fed`: kernels of a device
+    read what those of the CPU have made.
+    """
+
+    def __init__(self, every: dict[str, KernelTable], before: Sequence[Arena]) -> None:
+        self.every = every
+        self.on_host = [cast(HostTable, t) for t in every.values() if not t.place]
+        self.on_devices = [cast(DeviceTable, t) for t in every.values() if t.place]
+        self.arenas = settle_together(self.on_devices, before)
+        self.devices = [arena.at for arena in self.arenas if arena.remote]
+        self.fed = any(len(table.cells) for table in self.on_devices)
+        if not any(table.symbolic for table in every.values()):
+            self.fill(())
+
+    def fill(self, numbers: Sequence[Any]) -> None:
+        """Write the numbers of a call."""
+        for table in self.every.values():
+            table.fill_rows(numbers)
+
+    def follow(self) -> None:
+        """The streams that are current use the tables' memory on their devices."""
+        for arena in self.arenas:
+            if arena.remote:
+                arena.follow([t for t in self.on_devices if t.arena is arena])
+
+    def named(self) -> str:
+        """The kernels, for messages."""
+        return ", ".join(self.every)
+
+
+class Binding:
+    """A plan with tables for tensors of certain dtypes, shapes, strides and devices.
+
+    `metadata`: of each tensor its dtype, shape and device. `addresses`: those that the
+    tables read. `memory`: the plan's, with what has a home in these tables;
+    `allocated`: the temps that each call allocates. `temps`: the arena of others.
+    `guard`: what knows the tensors of the last call, None for one that was cut off.
+    `settled`: have the tables the addresses that the guard knows? `numbers`: those of
+    the last call, None where they are not known. `infers`: does the step write
+    inference tensors, which eager only writes in inference mode?
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        built: Built,
+        tensors: Sequence[torch.Tensor],
+        before: Sequence[Arena] = (),
+    ) -> None:
+        self.plan = plan
+        captured, schedule = plan.captured, plan.schedule
+        buffers = captured.graph.buffers
+        layouts = _layouts(buffers, tensors)
+        self.addresses = AddressPool(plan.positions)
+        try:
+            made = {
+                step.name: self._table(step, built, layouts)
+                for step in schedule.steps
+                if isinstance(step, (Kernel, Run))
+            }
+            self.tables = Tables(made, before)
+        except torch.OutOfMemoryError as error:
+            places = [f"{k.name} on {place_of(buffers, k)}" for k in schedule.kernels]
+            raise torch.OutOfMemoryError(
+                f"{error} It was for the tables of {', '.join(places)}. The step has "
+                "changed nothing, and the next call makes them anew."
+            ) from error
+        self.memory = replace(plan.memory, homes=self._homes())
+        self.allocated = self.memory.without_memory(schedule.temps)
+        self.temps = TempArena(buffers, schedule.memory, plan.positions.of)
+        kernels = all(isinstance(step, (Kernel, Run)) for step in schedule.steps)
+        #: are kernels of the CPU all that it runs?
+        self.on_cpu = kernels and not self.tables.on_devices
+        #: may it be launched when what calls it has run to its end?
+        self.waits = not plan.at_once and (self.on_cpu or captured.result == ())
+        self._launches: tuple[int, list[Callable[[], object]]] | None = None
+        self.numbers: list[Any] | None = None
+        # autograd may have saved any of them, with or without a gradient of its own
+        mutated = plan.inputs.mutated
+        counted = [i for i in mutated if not tensors[i].is_inference()]
+        self.infers = len(counted) < len(mutated)
+        self.helper = built.helper
+        self.guard: TensorGuard | None = TensorGuard(
+            tensors, built.helper, counted, built.raw_fields
+        )
+        self.metadata = metadata_of(tensors)
+        self.settled = False
+        self.sharing = Sharing(
+            plan.inputs,
+            {
+                b: extent(x._replace(shape=layouts[b].shape, stride=layouts[b].stride))
+                for b, x in enumerate(buffers)
+                if x.kind in ("static", "arg")
+            },
+        )
+
+    def _table(self, step: Kernel | Run, built: Built, layouts: Layouts) -> KernelTable:
+        position, words = self.plan.positions.of, self.addresses.words
+        if isinstance(step, Kernel):
+            return built.factories[step.name](step, words, position, layouts)
+        return RunTable(step, built.factories, words, position, layouts, built.helper)
+
+    def _homes(self) -> dict[int, torch.Tensor]:
+        """What kernels of the CPU make for a device alone, they write into its arena.
+
+        It is the caller's, or another extern's, memory that must not be there.
+        """
+        plan = self.plan
+        graph, known = plan.captured.graph, plan.memory
+        buffers, outputs = graph.buffers, set(graph.outputs)
+        alone = [
+            b
+            for b in plan.schedule.temps
+            if buffers[b].device == CPU
+            and buffers[b].shape == ()
+            and b not in outputs
+            and len(known.members[buffers[b].storage]) == 1
+            and buffers[b].storage not in known.plan.returned
+        ]
+        homes: dict[int, torch.Tensor] = {}
+        for table in self.tables.on_devices:
+            for b, home in table.cells.give_homes(alone).items():
+                homes[buffers[b].storage] = home
+                self.addresses.place(plan.positions.of[b], home.data_ptr())
+            alone = [b for b in alone if buffers[b].storage not in homes]
+        return homes
+
+    def launches(self, threads: int) -> list[Callable[[], object]]:
+        """Calls of C that run its kernels, all of them the CPU's, one after another."""
+        if self._launches is None or self._launches[0] != threads:
+            calls = [call for t in self.tables.on_host for call in t.launches(threads)]
+            self._launches = threads, calls
+        return self._launches[1]
+
+    def fill(self, numbers: list[Any]) -> None:
+        """Take the numbers of a call."""
+        if self.numbers is None or not same_numbers(numbers, self.numbers):
+            self.numbers = None  # not known, should this be cut off
+            self.tables.fill(numbers)
+            self.numbers = numbers
+
+    def move(self, addresses: Sequence[int]) -> None:
+        """Take other addresses of the tensors.
+
+        Raises AliasError if tensors now share memory, and UnsupportedInput for a tensor
+        that has elements and lies nowhere.
+        """
+        now = array("Q", addresses)
+        known = self.addresses.tensors() if self.settled else None
+        elsewhere = self.sharing.check(now, known)
+        self.settled = True
+        self.addresses.move(now)
+        if elsewhere and self.guard is not None:
+            self.guard.let_move(self.sharing.moves(self.addresses))
+
+
+def bind(
+    plan: Plan, tensors: Sequence[torch.Tensor], before: Binding | None = None
+) -> Binding:
+    """Make the tables for the layouts that tensors have now.
+
+    `before`: the binding of the same plan that this one replaces. Waits for kernels
+    that are being built.
+    """
+    with collector_paused(), plan.kernels.ready() as built:
+        arenas = before.tables.arenas if before is not None else ()
+        return Binding(plan, built, tensors, arenas)
+
+
+def metadata_of(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Of each tensor its dtype, shape and device."""
+    return [(t.dtype, t.shape, t.device) for t in tensors]
+
+
+def _layouts(
+    buffers: Sequence[Buffer], tensors: Sequence[torch.Tensor]
+) -> dict[int, TensorLayout]:
+    """The layouts of all buffers: of inputs those that the tensors have."""
+    layouts: dict[int, TensorLayout] = {}
+    for b, buffer in enumerate(buffers):
+        if buffer.kind in ("static", "arg"):
+            t = tensors[buffer.source]
+            layouts[b] = TensorLayout(tuple(t.shape), t.stride())
+        else:
+            layouts[b] = TensorLayout(buffer.shape, buffer.stride)
+        if buffer.device == CPU:
+            layouts[b] = layouts[b]._replace(on_host=buffer.dtype)
+    return layouts

@@ -1,0 +1,136 @@
+extern "C" {
+void* PyObject_GetAttr(void* object, void* name);
+intptr_t PyList_Size(void* list);
+int PyList_SetItem(void* list, intptr_t i, void* item);
+intptr_t PyDict_Size(void* dict);
+void Py_DecRef(void* object);
+void PyErr_Clear(void);
+}
+
+// Dicts and lists, the first of which is given at each look.
+struct Held {
+  int64_t n;  // 0: nothing is known
+  void* const* containers;
+  const int64_t* sizes;  // entries of a dict; of a list -1 - items
+  void* const* items;    // of a dict its keys, then its values; of a list its items
+};
+
+struct Lanes {
+  int64_t n;
+  void* const* params;    // of each lane
+  void* const* states;    // of each lane: its state, a dict
+  const int64_t* counts;  // entries of each lane's state; -1: it has none
+  void* const* held;      // of all states: key, value, key, value ...
+  const int64_t* flags;   // of each lane: its requires_grad
+  const int64_t* grads;   // of each lane: 1 if it has a gradient
+  int64_t lists;          // parameters of all groups, list by list
+  const int64_t* sizes;
+  void* const* members;
+  int64_t entries;  // of the optimizer's state: key, value, key, value ...
+  void* const* owned;
+  void *none, *yes;   // None, True
+  void *grad, *flag;  // "grad", "requires_grad"
+  int64_t type;       // where in an object its type lies
+  void* kinds[2];     // types that a gradient may have
+  // How Python reads these two attributes, or null: then as any other.
+  void* descriptor;
+  void* (*read)(void* descriptor, void* object, void* kind);
+  int64_t handle;  // where in a Python tensor its at::Tensor lies
+  bool (*required)(const void* tensor);
+  // The tensors of a step that are compared on the way, or null: of each lane where its
+  // gradient is among them, and the ranges of those that lanes hold.
+  const Functions* functions;
+  Known* known;
+  const int64_t* gradients;
+  int64_t ranges;
+  const int64_t* held_in;  // from, to, from, to ...
+  const Held* rest;        // what the optimizer holds besides its lanes, or null
+};
+
+static const int64_t SOON = 8;  // lanes ahead that are fetched
+
+static bool holds_the_same(const Held* h, void* first) {
+  void *key, *value, *const *item = h->items;
+  for (int64_t c = 0; c < h->n; ++c) {
+    void* container = c ? h->containers[c] : first;
+    const int64_t size = h->sizes[c];
+    if (size < 0) {
+      if (PyList_Size(container) != -1 - size) return false;
+      for (int64_t i = 0; i < -1 - size; ++i)
+        if (PyList_GetItem(container, i) != *item++) return false;
+      continue;
+    }
+    if (PyDict_Size(container) != size) return false;
+    for (intptr_t at = 0; PyDict_Next(container, &at, &key, &value); ++item)
+      if (key != item[0] || value != item[size]) return false;
+    item += size;
+  }
+  return h->n > 0;
+}
+
+// 0 if the groups have the parameters they had, all lanes hold what they held, and
+// their gradients are in `grads`; else 1. Tensors are compared as soon as they are met.
+// 2 instead of 0 if `own`, the optimizer's attributes, or the rest of what it holds is
+// not what is known of it.
+extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* state,
+                                 void* grads) {
+  void *key, *value, *const *member = k->members;
+  for (int64_t l = 0; l < k->lists; ++l) {
+    void* list = PyList_GetItem(lists, l);
+    if (PyList_Size(list) != k->sizes[l]) return 1;
+    for (int64_t i = 0; i < k->sizes[l]; ++i)
+      if (PyList_GetItem(list, i) != *member++) return 1;
+  }
+  if (PyDict_Size(state) != k->entries) return 1;
+  void* const* owned = k->owned;
+  for (intptr_t at = 0; PyDict_Next(state, &at, &key, &value); owned += 2)
+    if (key != owned[0] || value != owned[1]) return 1;
+
+  if (k->known) begin(k->known);
+  void* const* held = k->held;
+  for (int64_t i = 0; i < k->n; ++i) {
+    if (k->required && i + SOON < k->n)
+      __builtin_prefetch(*(char**)((char*)k->params[i + SOON] + k->handle));
+    void* param = k->params[i];
+    void* kind = *(void**)((char*)param + k->type);
+    const bool plain = kind == k->kinds[0] || kind == k->kinds[1];
+    if (!plain && (k->read || k->required)) return 1;
+    void* now = k->read ? k->read(k->descriptor, param, kind)
+                        : PyObject_GetAttr(param, k->grad);
+    if (!now) {
+      PyErr_Clear();
+      return 1;
+    }
+    kind = *(void**)((char*)now + k->type);
+    const bool none = now == k->none;
+    PyList_SetItem(grads, i, now);  // takes the reference
+    if (none == (k->grads[i] == 1)) return 1;
+    if (!none && kind != k->kinds[0] && kind != k->kinds[1]) return 1;
+    const int64_t place = k->known && !none ? k->gradients[i] : -1;
+    if (place >= 0) {
+      k->known->tensors[place] = (char*)now + k->functions->handle;
+      if (!k->known->found) note(k->functions, k->known, place);
+    }
+    if (k->required) {
+      const void* tensor = *(void**)((char*)param + k->handle);
+      if (k->required(tensor) != (k->flags[i] == 1)) return 1;
+    } else {
+      now = PyObject_GetAttr(param, k->flag);
+      if (!now) {
+        PyErr_Clear();
+        return 1;
+      }
+      Py_DecRef(now);  // one of two objects that live for ever
+      if ((now == k->yes) != (k->flags[i] == 1)) return 1;
+    }
+    if (k->counts[i] < 0) continue;
+    void* entries = k->states[i];
+    if (PyDict_Size(entries) != k->counts[i]) return 1;
+    for (intptr_t at = 0; PyDict_Next(entries, &at, &key, &value); held += 2)
+      if (key != held[0] || value != held[1]) return 1;
+  }
+  if (k->known)
+    for (const int64_t* r = k->held_in; r < k->held_in + 2 * k->ranges; r += 2)
+      compare(k->functions, k->known, r[0], r[1]);
+  return k->rest && holds_the_same(k->rest, own) ? 0 : 2;
+}

@@ -1,0 +1,42 @@
+"""The C++ of the guards: one library, built once, that all steps share.
+
+tensors.h compares the tensors of a call with what is known of them (see tensors.py),
+lanes.h what an optimizer holds (see lanes.py); launches.h starts several kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from ...codegen import Source
+from ...codegen.cpp.structs import fields
+
+FOLDER = Path(__file__).parent
+HEADERS = ("tensors", "lanes", "launches")
+TEXT = "\n".join((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS)
+HELPER = Source("cpp", TEXT, "fuseopt_tensors", (), throws=True)
+
+
+class Functions(ctypes.Structure):
+    """How to ask a tensor."""
+
+    _fields_ = fields(TEXT, "Functions")
+
+
+class Known(ctypes.Structure):
+    """What is known of the tensors of a call."""
+
+    _fields_ = fields(TEXT, "Known")
+
+
+class Held(ctypes.Structure):
+    """What is known of the contents of dicts and lists."""
+
+    _fields_ = fields(TEXT, "Held")
+
+
+class Lanes(ctypes.Structure):
+    """What is known of the lanes of an optimizer."""
+
+    _fields_ = fields(TEXT, "Lanes")

@@ -1,0 +1,215 @@
+"""Where the tensors of a call lie: may the step write what it writes?
+
+A step was captured for tensors that share memory in some way, mostly in none. Before it
+runs on tensors in other places, what it writes must be nobody else's still.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...errors import AliasError, UnsupportedInput
+from ...ir.graph import Buffer, Graph, written_by
+from ..tables.addresses import AddressPool
+
+#: (position of a tensor, of another one, bytes between them)
+Distance = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a step does to the tensors of a call, and what of their places it rests on.
+
+    `buffers`: all of the graph's. `statics`: the number of tensors that are the graph's
+    own, and come first. `written`: the buffers whose memory the step writes; `mutated`:
+    the tensors of those, sorted. `args`: buffers of arguments by their place among the
+    tensors. `strides`: the tensors by whose strides memory was proven apart, or views
+    were made; `distances`: of tensors that share memory; `twins`: pairs of tensors
+    (second, first) that were the same.
+    """
+
+    buffers: tuple[Buffer, ...]
+    statics: int
+    written: frozenset[int]
+    mutated: list[int]
+    args: dict[int, int]
+    strides: list[tuple[int, tuple[int, ...]]]
+    distances: list[Distance]
+    twins: tuple[tuple[int, int], ...]
+
+    @property
+    def writes_args(self) -> bool:
+        """Is an argument written?"""
+        return any(i >= self.statics for i in self.mutated)
+
+    def fit(self, strides: Sequence[tuple[int, ...]]) -> bool:
+        """Do the strides of a call's tensors allow what was planned? Of most tensors
+        any do.
+        """
+        return all(strides[i] == own for i, own in self.strides) and all(
+            strides[i] == strides[k] for i, k in self.twins
+        )
+
+
+def inputs(graph: Graph, statics: int, twins: tuple[tuple[int, int], ...]) -> Inputs:
+    """The Inputs of a graph."""
+    buffers = graph.buffers
+    written = {graph.values[v] for n in graph.nodes for v in written_by(n)}
+    storages = {buffers[b].storage for b in written}
+    members: dict[int, list[Buffer]] = {}
+    for buffer in buffers:
+        members.setdefault(buffer.storage, []).append(buffer)
+    strides: list[tuple[int, tuple[int, ...]]] = []
+    distances: list[Distance] = []
+    for storage, every in members.items():
+        tensors = [x for x in every if x.kind in ("static", "arg")]
+        if len(every) < 2 or not tensors:
+            continue
+        if storage in storages or len(tensors) < len(every):
+            strides += [(x.source, x.stride) for x in tensors]
+        if storage in storages:
+            full = [x for x in tensors if 0 not in x.shape]
+            distances += [
+                (x.source, full[0].source, x.first_byte - full[0].first_byte)
+                for x in full[1:]
+            ]
+    return Inputs(
+        buffers,
+        statics,
+        frozenset(b for b, x in enumerate(buffers) if x.storage in storages),
+        sorted(
+            x.source
+            for x in buffers
+            if x.kind in ("static", "arg") and x.storage in storages
+        ),
+        {x.source: b for b, x in enumerate(buffers) if x.kind == "arg"},
+        strides,
+        distances,
+        twins,
+    )
+
+
+class Moves(NamedTuple):
+    """Which tensors may move between two calls unasked, and what then changes.
+
+    `loose[i]`: may tensor i lie in any memory that the step does not write? `reach[i]`:
+    bytes from its first element to behind its last. `starts`, `ends`: the memory that
+    is written, sorted. `pool`: where their addresses are changed, with their views'.
+    """
+
+    loose: Sequence[bool]
+    reach: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    pool: AddressPool
+
+
+class Sharing:
+    """The memory that a step writes, for tensors of certain layouts.
+
+    `reach`: bytes from the first element to behind the last of each buffer that is a
+    tensor of the call.
+    """
+
+    def __init__(self, given: Inputs, reach: Mapping[int, int]) -> None:
+        self.given = given
+        self.reach = reach
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def check(self, now: array[int], known: array[int] | None) -> bool:
+        """Raise AliasError if tensors at these addresses share memory in another way,
+        and UnsupportedInput for one that has elements and lies nowhere.
+
+        `known`: the addresses that were checked before. Returns whether the memory that
+        is written may be another, which `moves` then says.
+        """
+        given = self.given
+        if 0 in now:
+            self._check_nowhere(now)
+        together = all(now[i] - now[k] == d for i, k, d in given.distances)
+        if not together or any(now[i] != now[k] for i, k in given.twins):
+            raise AliasError("tensors that shared memory do so in another way")
+        n = given.statics
+        if known is None or known[:n] != now[:n] or given.writes_args:
+            self._check_all(now)
+            return True
+        self._check_moved(now, known)
+        return False
+
+    def moves(self, pool: AddressPool) -> Moves:
+        """What a guard may follow by itself: arguments that are only read, and on whose
+        place nothing rests.
+        """
+        given = self.given
+        fixed = {x for i, k, _ in given.distances for x in (i, k)}
+        fixed.update(x for pair in given.twins for x in pair)
+        tensors = range(pool.places.n_tensors)
+        args = given.args
+        loose = [
+            i >= given.statics
+            and i not in fixed
+            and (i not in args or args[i] not in given.written)
+            for i in tensors
+        ]
+        reach = [self.reach.get(args.get(i, -1), 0) for i in tensors]
+        return Moves(loose, reach, self._starts, self._ends, pool)
+
+    def _interval(self, b: int, address: int) -> tuple[int, int]:
+        return address, address + self.reach[b]
+
+    def _check_nowhere(self, now: Sequence[int]) -> None:
+        """A launch never sees the address 0 of a tensor with elements."""
+        for b, reach in self.reach.items():
+            buffer = self.given.buffers[b]
+            if reach and not now[buffer.source]:
+                raise UnsupportedInput(
+                    f"{buffer.name} has elements and no memory; nothing was written"
+                )
+
+    def _check_all(self, now: Sequence[int]) -> None:
+        """Memory that a lane writes must be no other lane's, unless capture knew."""
+        buffers, written = self.given.buffers, self.given.written
+        spans = sorted(
+            (*self._interval(b, now[buffers[b].source]), b) for b in self.reach
+        )
+        # how far the memory seen so far reaches: of all tensors, and of written ones
+        reach, owner, written_reach, writer = 0, -1, 0, -1
+        for start, end, b in spans:
+            if start == end:
+                continue
+            is_written = b in written
+            for other, far in ((writer, written_reach), (owner, reach)):
+                fresh = start < far and buffers[b].storage != buffers[other].storage
+                if fresh and (is_written or other in written):
+                    raise AliasError(
+                        f"{buffers[other].name} and {buffers[b].name} share memory, "
+                        "which they did not when the step was captured"
+                    )
+            if end > reach:
+                reach, owner = end, b
+            if is_written and end > written_reach:
+                written_reach, writer = end, b
+        own = [s for s in spans if s[2] in written and s[0] != s[1]]
+        self._starts = [s[0] for s in own]
+        self._ends = [s[1] for s in own]
+
+    def _check_moved(self, now: Sequence[int], known: Sequence[int]) -> None:
+        """The same for read-only arguments that moved: none in written memory."""
+        for i in range(self.given.statics, len(now)):
+            b = self.given.args.get(i)
+            if now[i] == known[i] or b is None:
+                continue
+            low, high = self._interval(b, now[i])
+            k = bisect_right(self._starts, low)
+            before = k > 0 and self._ends[k - 1] > low
+            after = k < len(self._starts) and self._starts[k] < high
+            if low != high and (before or after):
+                raise AliasError(
+                    f"{self.given.buffers[b].name} now lies in memory that the step "
+                    "writes"
+                )

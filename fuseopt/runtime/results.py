@@ -1,0 +1,75 @@
+"""What a step gives back, and what it gives to tensors: from the memory of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..capture.results import Alias, Itself, Leaf, Returned, rebuild
+from ..capture.scalars.device import NumberRef
+from ..capture.scalars.host import Sym
+from .binding import Binding
+from .memory import Memory
+
+
+def returned(
+    bound: Binding,
+    tensors: Sequence[torch.Tensor],
+    memory: Memory | None,
+    itself: Callable[[int], torch.Tensor],
+) -> Any:
+    """The result of a call; `itself(i)`: its tensor i, complex as it may be.
+
+    `memory`: of what the step has made. `tensors` may be empty where nothing is given.
+    """
+    captured, numbers = bound.plan.captured, bound.numbers
+    if captured.result == ():
+        return ()
+    buffers = captured.graph.buffers
+
+    def value(x: Leaf) -> Any:
+        if isinstance(x, Returned):
+            buffer = buffers[x.buffer]
+            if buffer.kind in ("static", "arg"):
+                t = tensors[buffer.source]
+            else:
+                assert memory is not None
+                t = memory.tensor(x.buffer)
+            return torch.view_as_complex(t) if x.complex else t
+        if isinstance(x, Alias):
+            return tensors[buffers[x.buffer].source].detach()
+        if isinstance(x, Itself):
+            return itself(x.place)
+        if isinstance(x, Sym):
+            assert numbers is not None
+            return numbers[x.index]
+        if isinstance(x, NumberRef):
+            assert memory is not None
+            return memory.number(x)
+        return x.value
+
+    return rebuild(captured.result, value)
+
+
+def give(
+    bound: Binding,
+    tensors: Sequence[torch.Tensor],
+    memory: Memory | None,
+    itself: Callable[[int], torch.Tensor],
+) -> None:
+    """Give tensors the memory that the step gives them, all at once."""
+    captured = bound.plan.captured
+    buffers = captured.graph.buffers
+    made = []
+    for x in captured.given:
+        buffer = buffers[x.buffer]
+        if buffer.kind in ("static", "arg"):
+            t = tensors[buffer.source].detach()
+        else:
+            assert memory is not None
+            t = memory.tensor(x.buffer)
+        made.append(torch.view_as_complex(t) if x.complex else t)
+    for x, t in zip(captured.given, made, strict=True):
+        itself(x.place).data = t

@@ -1,0 +1,90 @@
+"""The pool of addresses: where each buffer of a step lies, as kernels read it.
+
+Kernels and the compiled guard hold the address of the pool itself, so that a tensor
+that moved is one changed word.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from ...ir.graph import DTYPE_BYTES, Buffer
+
+
+class Positions(NamedTuple):
+    """Where in a pool each buffer has its address.
+
+    First the tensors of a call, `n_tensors` by source, then all other buffers. `of`: by
+    buffer. `views` of tensors: (position, that of the tensor, bytes between both).
+    """
+
+    n_tensors: int
+    size: int
+    of: dict[int, int]
+    views: list[tuple[int, int, int]]
+
+
+def positions(buffers: Sequence[Buffer], n_tensors: int) -> Positions:
+    """The Positions of a graph's buffers."""
+    of: dict[int, int] = {}
+    views: list[tuple[int, int, int]] = []
+    # an empty tensor has no address, whatever storage it is a part of
+    base = {
+        x.storage: b
+        for b, x in enumerate(buffers)
+        if x.kind in ("static", "arg") and 0 not in x.shape
+    }
+    size = n_tensors
+    for b, x in enumerate(buffers):
+        if x.kind in ("static", "arg"):
+            of[b] = x.source
+        else:
+            of[b] = size
+            size += 1
+    for b, x in enumerate(buffers):
+        if x.kind == "view" and x.storage in base:
+            seen = buffers[base[x.storage]]
+            first = x.offset * DTYPE_BYTES[x.dtype]
+            distance = first - seen.offset * DTYPE_BYTES[seen.dtype]
+            views.append((of[b], of[base[x.storage]], distance))
+    return Positions(n_tensors, size, of, views)
+
+
+class AddressPool:
+    """The addresses of one binding of a plan, in `words`, which never move.
+
+    All who write to it:
+
+    - `move`, when the tensors of a call have been checked: theirs, and their views';
+    - the compiled guard, the same for tensors that it lets move unasked;
+    - `place(position, address)`: a temp that was allocated, or that an ATen call made;
+    - `place_all`: temps of an arena, of a captured graph, or that have a home for good.
+    """
+
+    def __init__(self, places: Positions) -> None:
+        self.places = places
+        self.words = array("Q", bytes(8 * places.size))
+        self.place: Callable[[int, int], None] = self.words.__setitem__
+
+    def tensors(self) -> array[int]:
+        """The addresses of a call's tensors that are known."""
+        return self.words[: self.places.n_tensors]
+
+    def move(self, addresses: array[int]) -> None:
+        """Take other addresses of a call's tensors."""
+        self.words[: self.places.n_tensors] = addresses
+        for position, base, distance in self.places.views:
+            self.words[position] = self.words[base] + distance
+
+    def place_all(self, addresses: Iterable[tuple[int, int]]) -> None:
+        """Take addresses by position."""
+        for position, address in addresses:
+            self.words[position] = address
+
+    def copy(self) -> AddressPool:
+        """Another pool with the same addresses, which no kernel reads."""
+        made = AddressPool(self.places)
+        made.words[:] = self.words
+        return made

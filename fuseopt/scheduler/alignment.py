@@ -1,0 +1,284 @@
+"""Graph -> the same, its nodes split where rows differ in anything that a rule asks.
+
+A *lane* is the rows that hang together: those that touch the same memory, if somebody
+writes it. In what is returned here, all rows of a node belong to lanes that are alike:
+row k of one node meets row k of another, and so does every other row, or one value is
+read by all of them. So the scheduler looks at first rows alone, and what it finds holds
+at every list index.
+
+A number without dimensions that no list has made, a total norm say, is read by many
+lanes and does not tie them together, unless `tied` says so.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+from typing import Any
+
+from ..ir.alias import overlaps, shared_storages
+from ..ir.graph import (
+    Column,
+    Extern,
+    ForeachSchedulerNode,
+    Graph,
+    Node,
+    Row,
+    read_by,
+    written_by,
+)
+from ..ir.sets import UnionFind
+
+#: Rows of nodes, by node: entry k of each belongs to lane k.
+Frame = dict[int, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """`graph`: its nodes, split. `first[i]` is the first row of node i, `home[i]` the
+    node of the given graph that it is of and its rows there, `list_index[i]` the first
+    of these; -1 if there is no list. `near`: what overlaps, see `overlaps`.
+    """
+
+    graph: Graph
+    first: tuple[Row, ...]
+    home: tuple[tuple[int, Sequence[int]], ...]
+    list_index: tuple[int, ...]
+    near: dict[int, list[int]]
+
+    def rows(self, i: int) -> int:
+        """How many rows node i has."""
+        return len(self.home[i][1])
+
+    def buffers(self, column: Column) -> Column:
+        """The buffers of a column of values."""
+        return tuple(map(self.graph.values.__getitem__, column))
+
+
+def align(graph: Graph, tied: frozenset[int] = frozenset()) -> Aligned:
+    """Split the nodes of a graph until rows of one are alike; see the module.
+
+    `tied`: numbers whose readers are one lane, all of them.
+    """
+    near = overlaps(graph.buffers)
+    wide = [i for i, n in enumerate(graph.nodes) if _rows(n) > 1]
+    pieces: dict[int, list[Sequence[int]]] = {}
+    if wide:
+        facts = _Facts(graph, wide, near)
+        for frame in _frames(facts, tied):
+            for part in facts.alike(frame):
+                for i, rows in part.items():
+                    pieces.setdefault(i, []).append(rows)
+    nodes: list[Node] = []
+    home: list[tuple[int, Sequence[int]]] = []
+    index: list[int] = []
+    for i, n in enumerate(graph.nodes):
+        for rows in sorted(pieces.get(i, [range(1)]), key=operator.itemgetter(0)):
+            whole = rows == range(_rows(n))
+            nodes.append(n if whole or isinstance(n, Extern) else n.pick(rows))
+            home.append((i, rows))
+            index.append(rows[0] if _rows(n) > 1 else -1)
+    first = tuple([n if isinstance(n, Extern) else n.row(0) for n in nodes])
+    made = replace(graph, nodes=tuple(nodes))
+    return Aligned(made, first, tuple(home), tuple(index), near)
+
+
+def _rows(node: Node) -> int:
+    return 1 if isinstance(node, Extern) else node.rows
+
+
+# ---------------------------------------------------------------- lanes
+
+
+def _frames(facts: _Facts, tied: frozenset[int]) -> Iterator[Frame]:
+    """Nodes whose rows meet row by row, together."""
+    joining = facts.joining(tied)
+    nodes = list(facts.columns)
+    place = {i: k for k, i in enumerate(nodes)}
+    sets = UnionFind(len(nodes))
+    owner: dict[int, Column] = {}  # buffer -> the column that has it
+    node_of: dict[Column, int] = {}
+    crossed: list[int] = []  # nodes whose columns meet in another order
+    for i in nodes:
+        for column in facts.columns[i]:
+            if joining.isdisjoint(column):
+                continue
+            known = node_of.setdefault(column, i)
+            sets.join(place[i], place[known])
+            if known != i or owner.get(column[0]) is column:
+                continue
+            met = {id(c): c for c in map(owner.get, column) if c is not None}
+            if met or len(set(column)) < len(column):
+                crossed.append(i)
+                for other in met.values():
+                    sets.join(place[i], place[node_of[other]])
+            owner.update(dict.fromkeys(column, column))
+    bundles: dict[int, list[int]] = {}
+    for i in nodes:
+        bundles.setdefault(sets.find(place[i]), []).append(i)
+    rough = {sets.find(place[i]) for i in crossed}
+    for root, own in bundles.items():
+        if root in rough:
+            yield from _untangled(facts, own, joining)
+        else:
+            yield {i: range(_rows(facts.graph.nodes[i])) for i in own}
+
+
+def _untangled(
+    facts: _Facts, nodes: Sequence[int], joining: frozenset[int]
+) -> Iterator[Frame]:
+    """The same, asked row by row: lists of other lengths, or in another order."""
+    places = [(i, k) for i in nodes for k in range(_rows(facts.graph.nodes[i]))]
+    number = {place: at for at, place in enumerate(places)}
+    sets = UnionFind(len(places))
+    holder: dict[int, int] = {}
+    for i in nodes:
+        for column in facts.columns[i]:
+            for k, b in enumerate(column):
+                if b in joining:
+                    at = number[i, k]
+                    sets.join(holder.setdefault(b, at), at)
+    lanes: dict[int, list[tuple[int, int]]] = {}
+    for at, place in enumerate(places):
+        lanes.setdefault(sets.find(at), []).append(place)
+    frames: dict[tuple[int, ...], list[list[int]]] = {}
+    for lane in lanes.values():
+        members = tuple([i for i, _ in lane])
+        if len(set(members)) < len(members):
+            # several rows of one node: each is planned by itself
+            for i, k in lane:
+                yield {i: [k]}
+        else:
+            frames.setdefault(members, []).append([k for _, k in lane])
+    for members, rows in frames.items():
+        yield dict(zip(members, map(list, zip(*rows, strict=True)), strict=True))
+
+
+# ---------------------------------------------------------------- what rules ask
+
+
+class _Facts:
+    """What rules ask of rows, by column: `columns` has those of buffers of each node
+    with several rows, equal ones as one object.
+    """
+
+    def __init__(
+        self, graph: Graph, wide: Sequence[int], near: dict[int, list[int]]
+    ) -> None:
+        self.graph = graph
+        self.near = near
+        self.shared = shared_storages(graph.buffers)
+        self.entry = frozenset(graph.initial)
+        self.final = frozenset(graph.final)
+        self.maker: dict[int, int] = {}
+        #: who touches a buffer besides rows: (node, does it write?)
+        self.outside: dict[int, tuple[tuple[int, bool], ...]] = {}
+        self.columns: dict[int, list[Column]] = {}
+        interned: dict[Column, Column] = {}
+        inside = set(wide)
+        for i, n in enumerate(graph.nodes):
+            self.maker.update(dict.fromkeys(written_by(n), i))
+            if i not in inside:
+                for write, values in ((False, read_by(n)), (True, written_by(n))):
+                    for v in values:
+                        b = graph.values[v]
+                        self.outside[b] = (*self.outside.get(b, ()), (i, write))
+            elif isinstance(n, ForeachSchedulerNode):
+                found = [
+                    tuple(map(graph.values.__getitem__, c))
+                    for c in chain(n.reads, n.writes)
+                ]
+                self.columns[i] = [interned.setdefault(c, c) for c in found]
+        #: where a buffer stands that rows touch: (column, row)
+        self.position: dict[int, tuple[int, int]] = {}
+        if near:
+            for c in interned:
+                self.position.update((b, (id(c), k)) for k, b in enumerate(c))
+
+    def joining(self, tied: frozenset[int]) -> frozenset[int]:
+        """The buffers that make one lane of the rows that touch them."""
+        found = set(tied)
+        for i, n in enumerate(self.graph.nodes):
+            if isinstance(n, Extern):
+                continue
+            written = (self.graph.values[v] for v in written_by(n))
+            if i not in self.columns:
+                written = (b for b in written if self.graph.buffers[b].shape)
+            found.update(written)
+        return frozenset(found)
+
+    def alike(self, frame: Frame) -> list[Frame]:
+        """A frame in parts, of which all lanes are alike."""
+        rows = next(iter(frame.values()))
+        if len(rows) == 1:
+            return [frame]
+        labels = [x for x in self._labels(frame) if len(set(x)) > 1]
+        if not labels:
+            return [frame]
+        classes: dict[tuple[Any, ...], list[int]] = {}
+        for k, label in enumerate(zip(*labels, strict=True)):
+            classes.setdefault(label, []).append(k)
+        return [
+            {i: [own[k] for k in part] for i, own in frame.items()}
+            for part in classes.values()
+        ]
+
+    def _labels(self, frame: Frame) -> Iterator[Sequence[Any]]:
+        """Columns of which equal entries mean that rules see no difference."""
+        graph = self.graph
+        touched: dict[Column, None] = {}
+        reduces = False
+        for i, rows in frame.items():
+            node = graph.nodes[i]
+            assert isinstance(node, ForeachSchedulerNode)
+            whole = rows == range(node.rows)
+            node = node if whole else node.pick(rows)
+            for v in node.reads:
+                yield list(map(self.maker.get, v))
+                yield list(map(self.entry.__contains__, v))
+            for v in node.writes:
+                yield list(map(self.final.__contains__, v))
+            reduces |= node.body.reduction != ""
+            yield node.dims
+            for c in self.columns[i]:
+                touched[c if whole else tuple([c[k] for k in rows])] = None
+        shapes: dict[tuple[Any, ...], None] = {}
+        for c in touched:
+            own = list(map(graph.buffers.__getitem__, c))
+            yield [b.device for b in own]
+            yield [b.kind == "temp" for b in own]
+            shape = tuple([b.shape for b in own])
+            shapes[shape] = None
+            yield shape if reduces else list(map(bool, shape))
+            yield from self._memory(c)
+        for pairs in (shapes, touched):
+            yield from _same(pairs)
+
+    def _memory(self, c: Column) -> Iterator[Sequence[Any]]:
+        """What else there is to the memory of a column."""
+        if self.shared:
+            yield [self.graph.buffers[b].storage in self.shared for b in c]
+        if not self.outside.keys().isdisjoint(c):
+            yield list(map(self.outside.get, c))
+        if not self.near.keys().isdisjoint(c):
+            yield [self._near(b) for b in c]
+
+    def _near(self, b: int) -> tuple[tuple[bool, int], ...]:
+        """What overlaps a buffer: columns where that is its own row, else buffers."""
+        own = self.position[b][1]
+        found: list[tuple[bool, int]] = []
+        for x in self.near.get(b, ()):
+            column, row = self.position.get(x, (-1, -1))
+            found.append((True, column) if row == own else (False, x))
+        return tuple(sorted(found))
+
+
+def _same(columns: Iterable[Sequence[Any]]) -> Iterator[Sequence[bool]]:
+    """Where columns have the same entry at a row."""
+    sets = [(c, frozenset(c)) for c in columns]
+    if len(frozenset().union(*(s for _, s in sets))) < sum(len(s) for _, s in sets):
+        for (a, x), (b, y) in combinations(sets, 2):
+            if not x.isdisjoint(y):
+                yield list(map(operator.eq, a, b))

@@ -1,0 +1,328 @@
+"""What a watch over lanes sees: any object that is another one, but for gradients."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+import fuseopt
+from fuseopt import compat
+from fuseopt.compat import fields
+from fuseopt.runtime.cpp.build import Builder
+from fuseopt.runtime.guards import library
+from fuseopt.runtime.guards.lanes import LaneGuard, Meeting
+from fuseopt.runtime.guards.library import HELPER
+from fuseopt.runtime.guards.sharing import Moves
+from fuseopt.runtime.guards.tensors import CHANGED, MOVED, TensorGuard, address
+from fuseopt.runtime.tables.addresses import AddressPool, Positions
+from fuseopt.shadow.lanes import KINDS
+from tests.steps import make_params, set_grads
+
+
+class Sub(Tensor):
+    """A tensor of another class, with nothing else of its own."""
+
+
+class Held:
+    """Two groups of lanes, watched: the last lane of each has no state and no grad."""
+
+    def __init__(self, helper: ctypes.PyDLL) -> None:
+        self.lists = [[Parameter(torch.ones(3)) for _ in range(12)] for _ in range(2)]
+        self.state: Any = collections.defaultdict(dict)
+        for own in self.lists:
+            for p in own[:-1]:
+                p.grad = torch.ones(3)
+                self.state[p] = {"step": torch.zeros(()), "mean": torch.zeros(3)}
+        self.params = [p for own in self.lists for p in own]
+        states = [self.state.get(p) for p in self.params]
+        lists = [list(own) for own in self.lists]
+        given = self.params, states, KINDS, lists, self.state
+        self.watch = LaneGuard(helper, *given, library.Held())
+
+    def look(self) -> list[Tensor] | None:
+        return self.watch.look({}, self.lists, self.state)
+
+
+@pytest.fixture(scope="module")
+def helper() -> ctypes.PyDLL:
+    return ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
+
+
+@pytest.fixture(params=["all", "no getter", "no function", "neither"])
+def held(
+    request: pytest.FixtureRequest,
+    helper: ctypes.PyDLL,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Held:
+    """With and without what reads attributes faster than Python does."""
+    if request.param in ("no getter", "neither"):
+        monkeypatch.setattr(compat, "gradient_getter", lambda kinds: None)
+    if request.param in ("no function", "neither"):
+        monkeypatch.setattr(compat, "requires_grad_function", lambda tensors: None)
+    return Held(helper)
+
+
+def test_what_reads_attributes_is_found_in_this_torch() -> None:
+    assert compat.gradient_getter(KINDS) is not None
+    assert compat.requires_grad_function([torch.ones(1)]) is not None
+    assert compat.gradient_getter((*KINDS, Own)) is None
+
+
+class Own(Tensor):
+    """Its gradient is what it says."""
+
+    @property
+    def grad(self) -> Any:  # type: ignore[override]
+        return None
+
+
+def test_gradients_are_those_of_now(held: Held) -> None:
+    for _ in range(3):
+        for p in held.params:
+            if p.grad is not None:
+                p.grad = torch.ones(3)
+        found = held.look()
+        assert found is not None
+        assert [id(g) for g in found] == [id(p.grad) for p in held.params]
+
+
+def replace_list(held: Held) -> None:
+    held.lists[1] = tuple(held.lists[1])  # type: ignore[call-overload]
+
+
+def add_to_list(held: Held) -> None:
+    held.lists[0].append(Parameter(torch.ones(3)))
+
+
+def swap_in_list(held: Held) -> None:
+    own = held.lists[1]
+    own[3], own[4] = own[4], own[3]
+
+
+def add_list(held: Held) -> None:
+    held.lists.append([])
+
+
+def add_state(held: Held) -> None:
+    held.state[held.params[11]] = {}
+
+
+def replace_state(held: Held) -> None:
+    held.state[held.params[5]] = dict(held.state[held.params[5]])
+
+
+def reorder_state(held: Held) -> None:
+    first = held.params[0]
+    held.state[first] = held.state.pop(first)
+
+
+def derive_state(held: Held) -> None:
+    held.state = collections.OrderedDict(held.state)
+
+
+def add_entry(held: Held) -> None:
+    held.state[held.params[7]]["new"] = 1
+
+
+def replace_entry(held: Held) -> None:
+    held.state[held.params[7]]["mean"] = torch.zeros(3)
+
+
+def rename_entry(held: Held) -> None:
+    own = held.state[held.params[7]]
+    own["other"] = own.pop("mean")
+
+
+def freeze(held: Held) -> None:
+    held.params[20].requires_grad_(False)
+
+
+def drop_gradient(held: Held) -> None:
+    held.params[2].grad = None
+
+
+def add_gradient(held: Held) -> None:
+    held.params[23].grad = torch.ones(3)
+
+
+def derive_gradient(held: Held) -> None:
+    held.params[2].grad = torch.ones(3).as_subclass(Sub)
+
+
+CHANGES = [
+    replace_list,
+    add_to_list,
+    swap_in_list,
+    add_list,
+    add_state,
+    replace_state,
+    reorder_state,
+    derive_state,
+    add_entry,
+    replace_entry,
+    rename_entry,
+    freeze,
+    drop_gradient,
+    add_gradient,
+    derive_gradient,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+def test_each_change_is_seen(held: Held, change: Callable[[Held], None]) -> None:
+    assert held.look() is not None
+    change(held)
+    assert held.look() is None
+
+
+def test_a_function_that_is_missing_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fields, "_REQUIRES_GRAD", "no_such_function")
+    fields._required.cache_clear()
+    try:
+        assert compat.requires_grad_function([torch.ones(1)]) is None
+    finally:
+        fields._required.cache_clear()
+
+
+# ---------------------------------------------------------------- tensors on the way
+
+
+@pytest.fixture
+def met(held: Held, helper: ctypes.PyDLL) -> Met:
+    return Met(held, helper)
+
+
+class Met:
+    """A step of all tensors of watched lanes, and of two that belong to none."""
+
+    def __init__(self, held: Held, helper: ctypes.PyDLL) -> None:
+        self.held = held
+        self.others = [torch.zeros(2), torch.zeros(4)]
+        # first one of the others, then what lanes hold, the other one, gradients
+        owned = [t for p in held.params for t in (p, *held.state.get(p, {}).values())]
+        self.owned = owned
+        n = 1 + len(owned)
+        lanes = [p.grad is not None for p in held.params]
+        self.at = [n + 1 + sum(lanes[:i]) if has else -1 for i, has in enumerate(lanes)]
+        self.tensors = TensorGuard(self.all(), helper)
+        self.tensors.look({}, {}, tuple(self.all()))
+        self.tensors.accept()
+        self.places = array("q", [0, n])
+        meeting = Meeting(array("q", self.at), array("q", [1, n]), self.places)
+        held.watch.compare_with(self.tensors, meeting)
+
+    def all(self) -> list[Tensor]:
+        grads = [p.grad for p in self.held.params if p.grad is not None]
+        return [self.others[0], *self.owned, self.others[1], *grads]
+
+    def look(self) -> int | None:
+        """What both looks say; None where lanes hold other objects."""
+        grads = self.held.look()
+        if grads is None:
+            return None
+        return self.tensors.look_at_others(self.others, address(self.places), 2)
+
+
+def test_tensors_are_compared_as_lanes_are(met: Met) -> None:
+    assert met.held.watch.tensors is met.tensors
+    for _ in range(3):
+        assert met.look() == 0
+    # a gradient that is another tensor
+    param = met.held.params[7]
+    param.grad = torch.ones(3)
+    assert met.look() == MOVED
+    assert met.tensors.moved() == [met.at[7]]
+    met.tensors.accept()
+    assert met.look() == 0
+    # what a lane holds, moved and back, changed and back
+    mean = met.held.state[param]["mean"]
+    own = mean.detach()
+    mean.data = torch.ones(3)
+    assert met.look() == MOVED
+    assert met.tensors.moved() == [
+        next(i for i, t in enumerate(met.all()) if t is mean)
+    ]
+    mean.data = torch.ones(5, 3)
+    assert met.look() == CHANGED
+    mean.data = own
+    assert met.look() == 0
+    # one that belongs to no lane
+    met.others[1] = met.others[1].clone()
+    assert met.look() == MOVED
+    met.others[1] = met.others[1].double()
+    assert met.look() == CHANGED
+    met.others.pop()
+    assert met.look() == CHANGED | MOVED
+
+
+def test_lanes_that_hold_other_objects_are_not_compared(met: Met) -> None:
+    met.held.state[met.held.params[3]]["mean"] = torch.zeros(3)
+    assert met.look() is None
+
+
+def test_what_may_move_is_followed_in_both_looks(met: Met) -> None:
+    every = met.all()
+    pool = AddressPool(Positions(len(every), len(every), {}, []))
+    pool.move(met.tensors.addresses)
+    loose = [i in met.at or i == met.places[1] for i in range(len(every))]
+    reach = [t.numel() * t.element_size() for t in every]
+    met.tensors.let_move(Moves(loose, reach, [], [], pool))
+    for p in met.held.params:
+        if p.grad is not None:
+            p.grad = torch.ones(3)
+    met.others[1] = torch.zeros(4)
+    assert met.look() == 0
+    assert pool.words.tolist() == [t.data_ptr() for t in met.all()]
+
+
+def test_nothing_is_compared_again_that_was_not_before(met: Met) -> None:
+    tensors = met.tensors
+    tensors.look({}, {}, (met.others[0],))
+    meeting = Meeting(array("q", met.at), array("q"), met.places)
+    met.held.watch.compare_with(tensors, meeting)
+    assert met.held.watch.tensors is None
+    met.others[0] = torch.zeros(7)
+    assert met.held.look() is not None
+
+
+def test_a_gradient_that_the_step_does_not_have(met: Met) -> None:
+    """It is compared with nothing."""
+    meeting = Meeting(array("q", [-1] * len(met.at)), array("q"), met.places)
+    met.tensors.look({}, {}, tuple(met.all()))
+    met.held.watch.compare_with(met.tensors, meeting)
+    met.held.params[7].grad = torch.ones(5)[2:]
+    assert met.look() == 0
+
+
+def test_a_led_step_is_compared_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lanes hold is gathered once, not at each call, and met once in each."""
+    params = make_params([(3, 4)] * 20)
+    opt = fuseopt.compile(torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True))
+    asked: list[int] = []
+    look, others = TensorGuard.look, TensorGuard.look_at_others
+    monkeypatch.setattr(
+        TensorGuard, "look", lambda self, *a: asked.append(self.n) or look(self, *a)
+    )
+    monkeypatch.setattr(
+        TensorGuard,
+        "look_at_others",
+        lambda self, *a: asked.append(len(a[0])) or others(self, *a),
+    )
+    for n in range(8):
+        set_grads(params, params, n)
+        opt.step()
+        if n == 4:
+            asked.clear()
+    (size,) = set(asked)
+    assert len(asked) == 3
+    assert size < 10, "the tensors of the leading lanes alone"

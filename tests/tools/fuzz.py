@@ -1,0 +1,236 @@
+"""2,000 random optimizers against eager: what `make fuzz` runs and adds up.
+
+Each seed is judged by tests/numerics/test_fuzz_optimizers.py in a process that may
+crash or hang without taking the others along. What became of it is written down at
+once, one line of JSON for each, in a file of its own for each first seed; so a run that
+was stopped, or that ended after `--seconds`, goes on where it was, and only what failed
+is run again. The last line printed tells of all that are written down. 1 is returned if
+one of them differs, crashes or hangs, or if some are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "build" / "fuzz"
+#: So many seconds a seed may take: reduced ones take the longest.
+PATIENCE = 400.0
+#: A process is replaced after so many seeds.
+SEEDS_OF_A_PROCESS = 100
+#: What became of a seed that is no failure begins with one of these.
+FINE = ("led", "whole", "eager", "refused", "raised", "of dynamo")
+#: Reasons that are told apart in the summary.
+REASONS = 8
+
+
+def work() -> None:
+    """Judge each seed that a line of the input names; print what became of it."""
+    from tests.numerics.fuzz_optimizers import random_optimizer
+    from tests.numerics.test_fuzz_optimizers import judge
+
+    with tempfile.TemporaryDirectory() as name:
+        for line in sys.stdin:
+            try:
+                found: dict[str, Any] = {
+                    "ways": judge(random_optimizer(int(line)), Path(name))
+                }
+            except AssertionError as error:
+                found = {"wrong": str(error)}
+            print(f"\n@{json.dumps(found)}", flush=True)
+
+
+class Worker:
+    """A process that judges seeds; another one after a crash."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.seeds = 0
+
+    def judge(self, seed: int) -> dict[str, Any]:
+        """What became of a seed: "ways", or "wrong" and how."""
+        if self.process is None or self.seeds >= SEEDS_OF_A_PROCESS:
+            self.end()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.tools.fuzz", "--worker"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            self.seeds = 0
+        self.seeds += 1
+        process = self.process
+        assert process.stdin is not None
+        process.stdin.write(b"%d\n" % seed)
+        process.stdin.flush()
+        for line in self.lines(process):
+            if line.startswith(b"@"):
+                found: dict[str, Any] = json.loads(line[1:])
+                return found
+        running = process.poll() is None
+        self.end()
+        if running:
+            return {"wrong": f"seed {seed}: no end within {PATIENCE:.0f} s"}
+        return {"wrong": f"seed {seed}: the process ended with {process.returncode}"}
+
+    @staticmethod
+    def lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+        """What the process prints, until it ends or its time is up."""
+        assert process.stdout is not None
+        out = process.stdout.fileno()
+        until, kept = time.monotonic() + PATIENCE, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(out, selectors.EVENT_READ)
+            while selector.select(max(0.0, until - time.monotonic())):
+                read = os.read(out, 1 << 16)
+                if not read:
+                    process.wait()
+                    return
+                *whole, kept = (kept + read).split(b"\n")
+                yield from whole
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+def code() -> str:
+    """A short hash of all that is tested."""
+    found = hashlib.sha256()
+    for path in sorted((ROOT / "fuseopt").rglob("*")):
+        if path.suffix in (".py", ".h"):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+class Log:
+    """What is written down of the seeds of a run; the last line of a seed counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.code = code()
+        self.found: dict[int, dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                self.found[entry["seed"]] = entry
+
+    def add(self, seed: int, found: dict[str, Any]) -> None:
+        entry = {"seed": seed, "code": self.code, **found}
+        self.found[seed] = entry
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def wrong(self) -> list[int]:
+        return [seed for seed, entry in self.found.items() if "wrong" in entry]
+
+
+def reason(told: str) -> str:
+    """Of an outcome such as "eager: because of p.x at FILE:7", without names."""
+    told = re.sub(r"\S*/\S*?(optimizer_\d+\.py):\d+", "the step", told)
+    return re.sub(r"\b\d+\b|(?<=\w)\d+\b", "N", told)[:120]
+
+
+def way_told(outcomes: Sequence[str]) -> str:
+    """How many of each outcome, and of what reasons, most frequent first."""
+    kinds = Counter(told.partition(":")[0] for told in outcomes)
+    parts = []
+    for kind, count in sorted(kinds.items(), key=lambda kc: FINE.index(kc[0])):
+        reasons = Counter(
+            reason(told.partition(": ")[2])
+            for told in outcomes
+            if told.startswith(f"{kind}: ")
+        )
+        text = f"{count:,} {kind}"
+        if reasons:
+            most = reasons.most_common(REASONS)
+            text += " (" + "; ".join(f"{n} {why}" for why, n in most)
+            rest = len(reasons) - len(most)
+            text += f"; {rest} other reasons)" if rest else ")"
+        parts.append(text)
+    return ", ".join(parts)
+
+
+def summary(log: Log) -> str:
+    """What became of all seeds that are written down."""
+    from tests.beside import WAYS
+
+    entries = log.found.values()
+    wrong = [entry["wrong"] for entry in entries if "wrong" in entry]
+    silent = sum("Silent" in text.partition("\n")[0] for text in wrong)
+    lines = [
+        f"{way}: {way_told([entry['ways'][n] for entry in entries if 'ways' in entry])}"
+        for n, way in enumerate(WAYS)
+    ]
+    versions = len({entry.get("code") for entry in entries})
+    if versions > 1:
+        lines.append(f"by {versions} versions of fuseopt, for it changed meanwhile")
+    lines.append(
+        f"{len(log.found):,} optimizers, {silent} silent differences, "
+        f"{len(wrong) - silent} that raised what eager does not, crashed or hung"
+    )
+    return "\n".join(lines)
+
+
+def run(seeds: Sequence[int], log: Log, jobs: int, seconds: float) -> None:
+    """Judge what is not written down, or failed, in `jobs` processes."""
+    left = iter([s for s in seeds if s not in log.found or s in log.wrong()])
+    until = time.monotonic() + seconds
+
+    def share(_: int) -> None:
+        worker = Worker()
+        try:
+            while time.monotonic() < until:
+                seed = next(left, None)
+                if seed is None:
+                    return
+                found = worker.judge(seed)
+                log.add(seed, found)
+                if "wrong" in found:
+                    print(f"{'=' * 80}\n{found['wrong']}", flush=True)
+        finally:
+            worker.end()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(share, range(jobs)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.fuzz")
+    parser.add_argument("--count", type=int, default=2000, help="so many seeds")
+    parser.add_argument("--first", type=int, help="the first one; else any")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="then stop")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.worker:
+        work()
+        return 0
+    first = random.randrange(2**31) if given.first is None else given.first
+    print(f"the same again, or what is left: --first {first}", flush=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    log = Log(FOLDER / f"{first}.jsonl")
+    run(range(first, first + given.count), log, given.jobs, given.seconds)
+    print(summary(log))
+    return int(bool(log.wrong()) or len(log.found) < given.count)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
