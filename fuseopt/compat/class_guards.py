@@ -40,6 +40,10 @@ def guard_builtins() -> None:
     around(InstructionTranslatorBase, "load_builtin_from_argval", load)
 
 
+#: Packages whose classes nobody changes while a step runs.
+STEADY_PACKAGES = ("torch", "numpy", "builtins", __name__.partition(".")[0])
+
+
 class Classes:
     """What classes hold, by identity: do they hold it still?
 
@@ -87,9 +91,9 @@ def _bare(x: Any) -> Any:
 
 
 def _steady(kind: type) -> bool:
-    """Is it a class of Python's own, of torch's, or of numpy's?"""
+    """Is it a class of Python's own, of torch's, of numpy's, or of this package?"""
     top = kind.__module__.partition(".")[0]
-    return top in sys.stdlib_module_names or top in ("torch", "numpy", "builtins")
+    return top in sys.stdlib_module_names or top in STEADY_PACKAGES
 
 
 def _note_class(tx: Any, value: Any) -> None:

@@ -111,7 +111,9 @@ def _guard_contents() -> None:
         if asked:
             if type(value) in tables:
                 self.tx.output.guard_on_key_order.add(self.source)
-                install(self.source, GuardBuilder.DICT_KEYS_MATCH)
+                if not any(isinstance(key, torch.Tensor) for key in value):
+                    # else each key is guarded; this guard would print their contents
+                    install(self.source, GuardBuilder.DICT_KEYS_MATCH)
                 if type(value) is collections.OrderedDict and len(value) > 1:
                     _guard_order(self.tx, self.source, value)
             elif isinstance(value, torch.Tensor):

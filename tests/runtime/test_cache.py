@@ -31,7 +31,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
 from fuseopt.codegen import Source
-from fuseopt.runtime.build import Builder
+from fuseopt.runtime.cpp.build import Builder
 b = Builder()
 print("begins", flush=True)
 for number in {numbers!r}:

@@ -222,10 +222,11 @@ class Interpreter:
                 return self._scaled(str(node.target), args, scale)
         if node.target is torch._foreach_lerp_:
             self._check_lerp(*args[:2])
-            if isinstance(args[2], torch.Tensor):
+            weight = args[2] if len(args) > 2 else kwargs["weight"]
+            if isinstance(weight, torch.Tensor):
                 for s, e in zip(*args[:2], strict=True):
-                    if not self.recorder.lerp_listed(s, e, args[2]):
-                        s.lerp_(e, args[2])
+                    if not self.recorder.lerp_listed(s, e, weight):
+                        s.lerp_(e, weight)
                 return None
         known = self.scalars.exprs or self.computes
         flat = _flatten((args, tuple(kwargs.values()))) if known else []
