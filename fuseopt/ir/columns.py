@@ -72,13 +72,14 @@ def stacked(rows: Sequence[SchedulerNode]) -> ForeachSchedulerNode:
 
 def _of_call(
     rows: Sequence[SchedulerNode], values: Sequence[int], near: dict[int, list[int]]
-) -> list[ForeachSchedulerNode]:
+) -> list[Part]:
     """The nodes of one call: one, unless its positions differ or meet in memory."""
     if all(n.body is rows[0].body for n in rows):
         node = stacked(rows)
         if _independent(node, values, near):
             return [node]
-    return [stacked(own) for own in _in_order(rows, values, near)]
+    found = _in_order(rows, values, near)
+    return [stacked(own) if len(own) > 1 else own[0] for own in found]
 
 
 def _independent(

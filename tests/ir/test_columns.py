@@ -112,6 +112,15 @@ def test_rounds_of_a_loop_are_rows() -> None:
     assert nodes(g) == [("mul_rounded", 3), ("add", 3), ("add", 3)]
 
 
+def test_rounds_with_several_nodes_of_one_call_are_rows() -> None:
+    """A norm is a sum of squares and its root."""
+    g = GraphBuilder()
+    for p in g.tensors("p", [(3,), (4,), (5,)]):
+        norm = g.reduce("norm2", p)
+        g.outputs.append(g.op("sqrt", norm, call=g._calls))
+    assert nodes(g) == [("norm2", 3), ("sqrt", 3)]
+
+
 def test_rounds_that_do_something_else_are_apart() -> None:
     g = GraphBuilder()
     p = loop(g, 3)
