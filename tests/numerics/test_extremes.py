@@ -19,7 +19,6 @@ from fuseopt.backend import fuseopt as backend
 from fuseopt.capture import capture
 from fuseopt.codegen import CppTarget
 from fuseopt.codegen.triton.kernel import TritonTarget
-from fuseopt.errors import UnsupportedInput
 from fuseopt.ir.graph import Kernel
 from fuseopt.ir.verifier import check_graph, check_schedule
 from fuseopt.runtime.cpp.table import TensorLayout, VariantTable
@@ -128,12 +127,12 @@ def test_gradients_that_change_their_dtype(
     give(t, other, 1)
     try:
         eager_step(t.eager)
-    except RuntimeError:  # eager refuses a lerp of two dtypes, half way
-        before = [p.detach().clone() for p in t.params]
-        with pytest.raises(UnsupportedInput, match="lerp expected dtype"):
+    except RuntimeError as error:  # it refuses a lerp of two dtypes, half way
+        with (
+            pytest.warns(RuntimeWarning, match="which Dynamo cannot trace"),
+            pytest.raises(RuntimeError, match=str(error).split()[0]),
+        ):
             t.step_function()
-        pairs = zip(t.params, before, strict=True)
-        assert all(same_bits(p.detach(), q) for p, q in pairs)
         return
     t.step_function()
     assert t.differences() == []
@@ -144,13 +143,13 @@ def test_gradients_that_change_their_dtype(
 
 
 def test_gradients_of_another_dtype_from_the_start() -> None:
-    """Dynamo does not trace these; it says so, and nothing has been written."""
+    """Dynamo does not trace these: they run in eager, which a warning says."""
     t = Twins("SGD", [(40,), (5, 3)], lr=0.1, momentum=0.9)
-    before = [p.detach().clone() for p in t.params]
     give(t, torch.bfloat16, 1)
-    with pytest.raises(Exception, match="gradient with dtype"):
+    with pytest.warns(RuntimeWarning, match="which Dynamo cannot trace"):
         t.step_function()
-    assert all(same_bits(p.detach(), q) for p, q in zip(t.params, before, strict=True))
+    eager_step(t.eager)
+    assert t.differences() == []
 
 
 # ---------------------------------------------------------------- more than 2**31
