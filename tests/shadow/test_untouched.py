@@ -502,9 +502,7 @@ def test_an_optimizer_that_is_nobodys_steps() -> None:
 def objects() -> Counter[str]:
     for _ in range(3):
         gc.collect()
-    return Counter(
-        type(x).__qualname__ for x in gc.get_objects() if not _is_of_abc(x)
-    )
+    return Counter(type(x).__qualname__ for x in gc.get_objects() if not _is_of_abc(x))
 
 
 def _is_of_abc(x: Any) -> bool:
