@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .dynamo import layers_of
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -26,8 +28,8 @@ def on_bound_step(
     take: Callable[[Any, torch.optim.Optimizer, Asked], Any],
 ) -> None:
     """Let `take(function, optimizer, asked)` answer where `torch.compile` is given the
-    bound step of an optimizer for `backend`, or a wrapper around it that was made with
-    functools.wraps; where it gives None, Dynamo compiles as ever.
+    bound step of an optimizer for `backend`, or what stands in the place of its `step`;
+    where it gives None, Dynamo compiles as ever.
 
     Relies on the class of what `torch._dynamo.optimize` returns, and its attributes
     (torch 2.11.0, 2.13.0); where they are others, Dynamo compiles as ever.
@@ -88,16 +90,15 @@ def _asked(context: Any, backend: Callable[..., Any]) -> Asked | None:
     )
     if any(x not in (None, False) for x in others):
         return None
-    compiler = getattr(context, "callback", None)
     keywords: dict[str, Any] = {}
-    while compiler is not backend:
-        if type(compiler).__module__.split(".")[0] != "torch":
+    for layer in layers_of(getattr(context, "callback", None)):
+        if layer is backend:
+            break
+        if type(layer).__module__.split(".")[0] != "torch":
             return None
-        keywords = {**getattr(compiler, "kwargs", {}), **keywords}
-        inner = None
-        for name in ("_torchdynamo_orig_backend", "_compiler_fn", "compiler_fn"):
-            inner = inner or getattr(compiler, name, None)
-        compiler = inner
+        keywords = {**getattr(layer, "kwargs", {}), **keywords}
+    else:
+        return None
     return Asked(
         keywords.get("mode"),
         dict(keywords.get("options") or {}),

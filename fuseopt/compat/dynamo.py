@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -428,19 +428,21 @@ def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:
 
 def leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
     """Does one of Dynamo's wrappers around a backend hold this one?"""
-    for _ in range(8):
+    return any(
+        layer is backend or getattr(layer, "compiler_fn", None) is backend
+        for layer in layers_of(compiler)
+    )
+
+
+def layers_of(compiler: Any) -> Iterator[Any]:
+    """What Dynamo calls with a graph, and what each of its wrappers holds, inwards."""
+    for _ in range(8):  # whoever wraps a backend may wrap itself
         if compiler is None:
-            return False
-        if compiler is backend or getattr(compiler, "compiler_fn", None) is backend:
-            return True
-        for name in ("_torchdynamo_orig_backend", "_compiler_fn", "compiler_fn"):
-            inner = getattr(compiler, name, None)
-            if inner is not None:
-                compiler = inner
-                break
-        else:
-            return False
-    return False
+            return
+        yield compiler
+        names = "_torchdynamo_orig_backend", "_compiler_fn", "compiler_fn"
+        held = (getattr(compiler, name, None) for name in names)
+        compiler = next((x for x in held if x is not None), None)
 
 
 def initialize(optimizer: Any) -> bool:
