@@ -138,6 +138,19 @@ def test_a_complex_zero_and_infinity_by_a_number() -> None:
     assert math.isnan(full[1, 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=name_of)
+def test_a_complex_zero_negated(dtype: torch.dtype) -> None:
+    """No element but zeros may differ, and those only in their signs."""
+    zeros = torch.zeros(37, dtype=dtype)
+    some = torch.randn(37, dtype=dtype)
+    some[::3] = 0
+    for x in (zeros, some):
+        got, want = (torch.view_as_real(t) for t in (x.clone(), -x))
+        torch.compile(lambda t: t.neg_(), backend="fuseopt")(torch.view_as_complex(got))
+        assert torch.equal(got, want)
+        assert got[want == 0].signbit().all()
+
+
 def test_subnormal_quotients_half_way_between_two_numbers() -> None:
     odd = torch.arange(1, 2001, 2)
     for divisor in (6, 98, 206):
