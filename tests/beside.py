@@ -52,12 +52,23 @@ def apart(opt: Optimizer) -> Callable[[], Any]:
     return lambda: opt.step()
 
 
+def inside(opt: Optimizer) -> Callable[[], Any]:
+    """A function of the user's is compiled, and Dynamo traces the step within it."""
+
+    def train() -> None:
+        opt.step()
+
+    return torch.compile(train, backend="fuseopt")
+
+
 def dynamo(opt: Optimizer) -> Callable[[], Any]:
     """Dynamo alone: is a difference of its making?"""
     return torch.compile(opt.step, backend="eager")
 
 
-WAYS = {"backend": backend, "compile": apart}
+WAYS = {"backend": backend, "compile": apart, "inside": inside}
+#: The first two are one path (tests/isolate/test_one_way.py); these are two.
+PATHS = ("compile", "inside")
 
 _loaded = 0
 

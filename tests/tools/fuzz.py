@@ -170,14 +170,14 @@ def way_told(outcomes: Sequence[str]) -> str:
 
 def summary(log: Log) -> str:
     """What became of all seeds that are written down."""
-    from tests.beside import WAYS
+    from tests.beside import PATHS
 
     entries = log.found.values()
     wrong = [entry["wrong"] for entry in entries if "wrong" in entry]
     silent = sum("Silent" in text.partition("\n")[0] for text in wrong)
     lines = [
         f"{way}: {way_told([entry['ways'][n] for entry in entries if 'ways' in entry])}"
-        for n, way in enumerate(WAYS)
+        for n, way in enumerate(PATHS)
     ]
     versions = len({entry.get("code") for entry in entries})
     if versions > 1:

@@ -58,7 +58,11 @@ def judge(trap: str, way: Any) -> str:
 
 @pytest.mark.parametrize("trap", TRAPS)
 @pytest.mark.parametrize(
-    "way", ["compile", pytest.param("backend", marks=pytest.mark.slow)]
+    "way",
+    [
+        "compile",
+        *(pytest.param(w, marks=pytest.mark.slow) for w in WAYS if w != "compile"),
+    ],
 )
 def test_trap(trap: str, way: str) -> None:
     judge(trap, WAYS[way])
