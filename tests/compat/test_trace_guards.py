@@ -157,7 +157,7 @@ def test_what_a_step_does_not_read_compiles_nothing_anew(way: str) -> None:
     assert len(fuseopt.reports()) == counted[-1] <= 2
 
 
-@way
+@pytest.mark.parametrize("way", ["backend", "compile"])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_no_hook_acts_on_torchs_own_steps(
     way: str, kind: Any, monkeypatch: pytest.MonkeyPatch
