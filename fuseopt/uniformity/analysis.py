@@ -12,11 +12,17 @@ import torch
 from torch.optim import Optimizer
 
 from . import (
+    assignments,
+    branches,
     calls,
+    class_functions,
     comparisons,
     comprehensions,
+    container_functions,
     expressions,
+    forms,
     invocations,
+    loop_statements,
     statements,
     torch_functions,
 )
@@ -29,12 +35,16 @@ from .world import Unknown, World
 #: What the step may write makes more to be looked at; so often.
 ROUNDS = 12
 #: Modules that say how forms of the syntax and functions are taken.
-RULES = (comparisons, comprehensions, invocations, torch_functions)
+RULES = (
+    *(assignments, branches, statements, loop_statements),
+    *(comparisons, comprehensions, invocations),
+    *(class_functions, container_functions, torch_functions),
+)
 _SOURCES = Sources()
 
 Machine.evaluate = staticmethod(expressions.evaluate)
 Machine.call = staticmethod(calls.call)
-Machine.execute = staticmethod(statements.execute)
+Machine.execute = staticmethod(forms.execute)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from . import containers, expressions, functions, iteration
+from . import expressions, functions, iteration, stores
+from .assignments import assign
 from .expressions import used
+from .loop_statements import UNROLLED
 from .loops import over_lanes, over_many, unrolled
 from .machine import Frame, Machine
 from .memory import Dict, merge
-from .statements import UNROLLED, assign
 from .values import Data, Known, Level, Many, Sequence, Value, join, types_of
 
 
@@ -21,7 +22,7 @@ def _list(machine: Machine, node: Any) -> Value:
 
     def add() -> None:
         value = used(machine, node.elt)
-        containers.append(machine, made, value, node.elt)
+        stores.append(machine, made, value, node.elt)
 
     _go(machine, node, add)
     if isinstance(node, ast.SetComp):
@@ -36,7 +37,7 @@ def _dict(machine: Machine, node: ast.DictComp) -> Value:
 
     def add() -> None:
         key = used(machine, node.key)
-        containers.store_ref(machine, made, key, used(machine, node.value), node)
+        stores.store_ref(machine, made, key, used(machine, node.value), node)
 
     _go(machine, node, add)
     return made
@@ -142,7 +143,7 @@ def _filtered(machine: Machine, args: Any, _: Any, node: ast.AST) -> Value:
         if known is False:
             return
         before = machine.now.copy()
-        containers.append(machine, made, x, node)
+        stores.append(machine, made, x, node)
         if known is None:
             machine.memory = merge(machine.memory, before, level, machine.branch(node))
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import replace
 
-from . import containers
+from . import stores
 from .machine import Loop, Machine
 from .memory import List, Memory, forget, merge
 from .values import (
@@ -116,7 +116,7 @@ def over_lanes(
         machine.memory = end = before.copy()
         _enter(machine, loop, known)
     machine.memory = end
-    containers.settle(machine, loop)
+    stores.settle(machine, loop)
     _leave(machine, loop, known, before, broken=False)
     for scope in set(end.scopes) - set(before.scopes):
         del end.scopes[scope]

@@ -6,7 +6,7 @@ import ast
 
 import torch
 
-from . import containers, functions, iteration, objects, tensors
+from . import containers, functions, iteration, objects, stores, tensors
 from .loops import over_lanes
 from .machine import Machine, usable
 from .memory import Dict, List, loose
@@ -113,7 +113,7 @@ def _of_list(
     node: ast.AST,
 ) -> Value:
     if name == "append":
-        containers.append(machine, ref, args[0], node)
+        stores.append(machine, ref, args[0], node)
         return Known(None)
     if name == "copy":
         return functions.RULES[id(list)](machine, [ref], {}, node)
@@ -133,10 +133,10 @@ def _extend(
         items = iteration.spread(machine, more, machine.site(node), node)
         if machine.own(held) and isinstance(items, list):
             for x in items:
-                containers.append(machine, ref, x, node)
+                stores.append(machine, ref, x, node)
             return Known(None)
         if machine.own(held) and isinstance(items, Many):
-            containers.append(machine, ref, items.item, node)
+            stores.append(machine, ref, items.item, node)
             kept = machine.now.heap[ref.number]
             assert isinstance(kept, List)
             known = [*(kept.items or ()), *([kept.many] if kept.many else [])]
@@ -147,7 +147,7 @@ def _extend(
         raise machine.refusal("it uses all lanes within a loop over lanes", node)
 
     def add(x: Value) -> None:
-        containers.append(machine, ref, x, node)
+        stores.append(machine, ref, x, node)
 
     over_lanes(machine, over, add, node, frozenset())
     return Known(None)
@@ -170,7 +170,7 @@ def _of_dict(
         found = held.get(args[0].value) if isinstance(args[0], Known) else None
         if known and found is None:
             if name == "setdefault":
-                containers.store_ref(machine, ref, args[0], default, node)
+                stores.store_ref(machine, ref, args[0], default, node)
             return default
         result = containers.ref_item(machine, ref, args[0], node)
         if not known:
@@ -187,7 +187,7 @@ def _of_dict(
         return Items(tuple(pairs[name]))
     if name == "update" and not args:
         for key, value in keywords.items():
-            containers.store_ref(machine, ref, Known(key), value, node)
+            stores.store_ref(machine, ref, Known(key), value, node)
         return Known(None)
     raise machine.refusal(f"it calls {name} of a dict", node)
 
@@ -203,7 +203,7 @@ def _of_state(
         default = args[1] if len(args) > 1 else Known(None)
         return containers.state_item(machine, args[0], node, default)
     if name == "setdefault":
-        containers.store_state(machine, args[0], args[1], node)
+        stores.store_state(machine, args[0], args[1], node)
         return containers.state_item(machine, args[0], node)
     if name == "update":
         if args:
@@ -213,9 +213,9 @@ def _of_state(
                     "the state of a lane is given what is not known", node
                 )
             for key, value in held.items:
-                containers.store_state(machine, Known(key), value, node)
+                stores.store_state(machine, Known(key), value, node)
         for word, value in keywords.items():
-            containers.store_state(machine, Known(word), value, node)
+            stores.store_state(machine, Known(word), value, node)
         return Known(None)
     if name == "keys":
         return Many(Data(Level.KIND, frozenset({str})), Level.KIND)
@@ -236,7 +236,7 @@ def _of_group(
                 return default
         return containers.group_item(machine, group, key, node, default)
     if name == "setdefault":
-        containers.store_item(machine, group, args[0], args[1], node)
+        stores.store_item(machine, group, args[0], args[1], node)
         return containers.group_item(machine, group, args[0], node)
     raise machine.refusal(f"it calls {name} of a group", node)
 

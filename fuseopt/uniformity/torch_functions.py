@@ -11,7 +11,9 @@ from torch.optim import optimizer as torch_optimizer
 
 from .. import compat
 from . import iteration, tensors
-from .functions import Args, Keywords, Rule, compute, empty, is_instance, rule
+from .class_functions import is_instance
+from .container_functions import empty
+from .functions import Args, Keywords, Rule, compute, rule
 from .machine import Machine, usable
 from .memory import List, pure
 from .values import (

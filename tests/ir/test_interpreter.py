@@ -21,14 +21,12 @@ from fuseopt.capture.scalars.host import Sym  # noqa: E402
 from fuseopt.errors import GraphError  # noqa: E402
 from fuseopt.ir.graph import ARITY, DTYPE_BYTES, Extern, Graph, Instr, Symbol  # noqa: E402
 from fuseopt.ir.interpreter import (  # noqa: E402
-    DTYPES,
     ExternRunner,
     Memory,
-    _fma,
-    evaluate,
     run_graph,
     run_schedule,
 )
+from fuseopt.ir.meaning import DTYPES, _fma, evaluate  # noqa: E402
 from fuseopt.ir.verifier import check_graph, check_schedule  # noqa: E402
 from fuseopt.scheduler import Machine, schedule  # noqa: E402
 from tests.build_graphs import GraphBuilder, adaptive, momentum, planned, scaled  # noqa: E402

@@ -15,7 +15,7 @@ from ...ir.graph import VECTOR, Kernel
 from ..optable import NARROW
 from ..target import Source, Target, layout
 from .headers import header
-from .reduce import ReduceWriter, in_one_thread, least_to_share
+from .reduce import in_one_thread, least_to_share, reduce
 from .variant import Function, has_elements, remembers
 
 
@@ -138,7 +138,7 @@ class CppTarget(Target):
         for number, variant in enumerate(kernel.every):
             writer = Function(number, variant)
             element = (
-                ReduceWriter(number, variant, writer).write()
+                reduce(number, variant, writer)
                 if variant.reduction
                 else writer.element()
             )

@@ -1,0 +1,94 @@
+"""The C++ of output code: what becomes of results that are neighbours."""
+
+from __future__ import annotations
+
+from ...ir.graph import REDUCTIONS
+from ..optable import LIBRARY, library_call
+from .folded import Folded
+
+
+def output(p: Folded) -> list[str]:
+    """Output code: what becomes of results that are neighbours."""
+    v, w, n = p.v, p.w, p.n
+    asks = bool(w.tails.asked)
+    given = "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in p.results)
+    given += "".join(f", const {kind}* y{k}" for k, kind in enumerate(p.kinds))
+    body = w.prologue([]) + w.lane_numbers(v.output_code, "output")
+    return [
+        f"static void output{n}(const Table& t, int64_t lane, int TAIL, "
+        f"int64_t count{given}) {{",
+        "  (void)TAIL;",
+        *(f"  {x}" for x in [*body, *_output_loops(p)]),
+        "}",
+        *(w.tails.ends(late=True) if v.reduction == "dims" and asks else ()),
+    ]
+
+
+def _output_loops(p: Folded) -> list[str]:
+    """One loop over the results; where there are many, calls of the library stand
+    between loops, and what crosses them waits in arrays.
+    """
+    v, w = p.v, p.w
+    many = v.reduction == "dims"
+    loops: list[list[str]] = [[]]
+    calls: list[list[str]] = []
+    made: dict[int, int] = {}  # in which loop, or by the call before it
+    waits: dict[int, None] = {}
+    given: set[tuple[int, int]] = set()
+
+    def use(x: int) -> None:
+        at = len(loops) - 1
+        crosses = made.get(x, at) < at or x in called
+        if crosses and (at, x) not in given:
+            given.add((at, x))
+            waits[x] = None
+            loops[at].append(f"const {p.kind(x)} x{x} = s{x}[j];")
+
+    called: set[int] = set()
+    for k, i in enumerate(p.folds):
+        loops[0].append(f"const {p.kinds[k]} x{i} = y{k}[j];")
+        made[i] = 0
+    for i in v.output_code:
+        instr = v.instrs[i]
+        if (instr.op, instr.dtype) in LIBRARY and many:
+            args, lines = [], []
+            for a in dict.fromkeys(instr.args):
+                if a in made:
+                    waits[a] = None
+                else:
+                    lines.append(f"const {p.kind(a)} one{i}_{a} = {w.name(a)};")
+            for a in instr.args:
+                args.append((f"s{a}", 1) if a in made else (f"&one{i}_{a}", 0))
+            call = library_call(instr.op, instr.dtype, "count", args, f"s{i}")
+            calls.append([*lines, call])
+            loops.append([])
+            made[i], waits[i] = len(loops) - 1, None
+            called.add(i)
+            continue
+        if instr.op in ("const", "tail", *REDUCTIONS):
+            continue
+        for a in instr.args:
+            use(a)
+        made[i] = len(loops) - 1
+        if instr.op == "load":
+            loops[-1].append(w.load(i, f"p{instr.attr}[j]"))
+        elif (instr.op, instr.dtype) in LIBRARY:
+            loops[-1] += w.call_once(i)
+        else:
+            loops[-1].append(w.compute(i))
+    for i, s in v.stores:
+        if v.slots[s].domain == "output":
+            use(i)
+            loops[-1].append(w.store(s, f"p{s}[j]", i))
+    lines = [f"alignas(64) {p.kind(x)} s{x}[GATHERED];" for x in waits]
+    for k, own in enumerate(loops):
+        kept = [x for x in waits if made[x] == k and x not in called]
+        lines += [
+            *(calls[k - 1] if k else ()),
+            "#pragma GCC ivdep",
+            "for (int64_t j = 0; j < count; ++j) {",
+            *(f"  {x}" for x in own),
+            *(f"  s{x}[j] = x{x};" for x in kept),
+            "}",
+        ]
+    return lines

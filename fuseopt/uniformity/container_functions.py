@@ -1,0 +1,186 @@
+"""Functions that make or go through containers: `len`, `zip`, `list`, `sorted`."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+from typing import Any
+
+from . import iteration
+from .functions import Args, Keywords, compute, rule
+from .machine import Machine, usable
+from .memory import Dict, List, pure
+from .values import (
+    Count,
+    Data,
+    Group,
+    Index,
+    Items,
+    Known,
+    Level,
+    Many,
+    Ref,
+    Sequence,
+    Tensor,
+    Value,
+    join,
+    level_of,
+    types_of,
+    uniform,
+)
+
+
+@rule(builtins.len)
+def _len(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    return iteration.length(machine, args[0], node)
+
+
+@rule(builtins.range)
+def _range(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    for value in args:
+        usable(machine, value, node)
+    if isinstance(args[-1], Count) and all(x == Known(0) for x in args[:-1]):
+        lanes = args[-1].lanes
+        if len(args) < 3 and lanes != "state":
+            return Sequence(lanes, Index(lanes))
+    found = compute(machine, args, node)
+    level = level_of(found)
+    assert level is not None
+    if level == Level.NUMBER:
+        raise machine.refusal("it counts to a number that was read from a lane", node)
+    values = [x.value for x in args if isinstance(x, Known)]
+    if len(values) == len(args):
+        known = range(*values)
+        if len(known) <= 8:
+            return Items(tuple(Known(i) for i in known))
+    return Many(Data(level, frozenset({int})), level)
+
+
+@rule(builtins.enumerate)
+def _enumerate(
+    machine: Machine, args: Args, keywords: Keywords, node: ast.AST
+) -> Value:
+    over = iteration.lanes_of(machine, args[0], node)
+    start = args[1] if len(args) > 1 else keywords.get("start", Known(0))
+    if over is not None:
+        if start != Known(0):
+            raise machine.refusal("it counts lanes from another number than 0", node)
+        return Sequence(over.lanes, Items((Index(over.lanes), over.item)))
+    items = iteration.spread(machine, args[0], machine.site(node), node)
+    assert not isinstance(items, Sequence)
+    if isinstance(items, list):
+        if isinstance(start, Known):
+            return Items(
+                tuple(Items((Known(start.value + i), x)) for i, x in enumerate(items))
+            )
+        return Items(tuple(Items((uniform(int), x)) for x in items))
+    if isinstance(items.item, Group):
+        return Many(Items((uniform(int), items.item)))
+    return Many(Items((Data(items.level, frozenset({int})), items.item)), items.level)
+
+
+@rule(builtins.zip)
+def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
+    if keywords.keys() - {"strict"}:
+        raise machine.refusal("it is not known what this gives", node)
+    over = [iteration.lanes_of(machine, x, node) for x in args]
+    if any(x is not None for x in over):
+        items: list[Value] = []
+        lanes: Any = next(x.lanes for x in over if x is not None)
+        for x, value in zip(over, args, strict=True):
+            if x is None:
+                if empty(machine, value):
+                    return Items(())
+                raise machine.refusal("it gives lanes items by their places", node)
+            item = x.item
+            if x.lanes != lanes:
+                if not pure(item):
+                    raise machine.refusal(
+                        "lists are not known to have the same lanes", node
+                    )
+                assert isinstance(item, Tensor)
+                item = Tensor(none=item.none, foreign=True)
+            items.append(item)
+        return Sequence(lanes, Items(tuple(items)))
+    spread = [iteration.spread(machine, x, machine.site(node), node) for x in args]
+    if all(isinstance(x, list) for x in spread):
+        rows = zip(*spread, strict=False)
+        return Items(tuple(Items(tuple(row)) for row in rows))
+    level = Level.UNIFORM
+    parts: list[Value] = []
+    for column in spread:
+        if isinstance(column, list):
+            if not column:
+                return Items(())
+            found = column[0]
+            for y in column[1:]:
+                found = join(found, y, Level.UNIFORM)
+            parts.append(found)
+        else:
+            assert isinstance(column, Many)
+            level = max(level, column.level)
+            parts.append(column.item)
+    return Many(Items(tuple(parts)), level)
+
+
+def empty(machine: Machine, value: Value) -> bool:
+    """Is it a list or a tuple that is known to be empty?"""
+    if isinstance(value, Ref):
+        held = machine.now.heap[value.number]
+        return isinstance(held, List) and held.items == () and not held.broken
+    return value == Items(())
+
+
+@rule(list, tuple)
+def _list(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    if not args:
+        return machine.list_of()
+    value = args[0]
+    over = iteration.lanes_of(machine, value, node)
+    if over is not None:
+        return machine.new(
+            List(None, lanes=over.lanes, item=over.item, writer=machine.site(node))
+        )
+    items = iteration.spread(machine, value, machine.site(node), node)
+    if isinstance(items, list):
+        return machine.list_of(*items)
+    assert isinstance(items, Many)
+    if isinstance(items.item, Group):
+        return value
+    return machine.new(List(None, items.item, items.level))
+
+
+@rule(builtins.reversed, builtins.sorted, set, frozenset)
+def _ordered(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
+    if iteration.lanes_of(machine, args[0], node) is not None:
+        raise machine.refusal("it takes lanes in an order of its own", node)
+    if keywords.keys() - {"reverse"}:
+        raise machine.refusal("it sorts by a function", node)
+    items = iteration.spread(machine, args[0], machine.site(node), node)
+    assert not isinstance(items, Sequence)
+    known = items if isinstance(items, list) else [items.item]
+    level = Level.UNIFORM if isinstance(items, list) else items.level
+    found = compute(machine, known, node)
+    own = level_of(found)
+    if own is None or own == Level.NUMBER:
+        raise machine.refusal("it sorts what differs between lanes", node)
+    types_: frozenset[type] | None = frozenset()
+    for x in known:
+        theirs = types_of(x)
+        types_ = None if theirs is None or types_ is None else types_ | theirs
+    return machine.new(List(None, Data(max(own, level), types_), max(own, level)))
+
+
+@rule(dict)
+def _dict(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
+    if args:
+        raise machine.refusal("it makes a dict of what is not known", node)
+    return machine.new(Dict(tuple(keywords.items())))
+
+
+@rule(copy.copy)
+def _copy(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
+    if level_of(args[0]) is not None:
+        return args[0]
+    raise machine.refusal("it copies an object", node)

@@ -1,0 +1,45 @@
+"""Which function takes which form of a statement; statements one after the other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from .machine import Machine, Raises
+
+Form = Callable[[Machine, Any], None]
+FORMS: dict[type, Form] = {}
+#: These are given the statements behind them, too, and say whether they took them.
+LOOPS: dict[type, Callable[[Machine, Any, Seq[ast.stmt]], bool]] = {}
+
+
+def form(*kinds: type) -> Callable[[Form], Form]:
+    """Say how some forms of the syntax are taken."""
+
+    def take(made: Form) -> Form:
+        for kind in kinds:
+            FORMS[kind] = made
+        return made
+
+    return take
+
+
+def execute(machine: Machine, body: Seq[ast.stmt]) -> None:
+    """Go through statements; afterwards `memory` is None if nobody gets there."""
+    for k, node in enumerate(body):
+        if machine.memory is None:
+            return
+        machine.spend(node)
+        loop, plain = LOOPS.get(type(node)), FORMS.get(type(node))
+        try:
+            if loop is not None:
+                if loop(machine, node, body[k + 1 :]):
+                    return
+            elif plain is not None:
+                plain(machine, node)
+            else:
+                raise machine.refusal(f"a {type(node).__name__} is not analysed", node)
+        except Raises:
+            machine.memory = None

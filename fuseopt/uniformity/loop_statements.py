@@ -1,0 +1,154 @@
+"""Loops: over lanes, over what is known, over anything else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence as Seq
+
+from . import calls, iteration
+from .assignments import assign
+from .expressions import used
+from .forms import LOOPS, execute, form
+from .loops import over_lanes, over_many, unrolled
+from .machine import Machine
+from .memory import merge
+from .values import (
+    Data,
+    Grouped,
+    Items,
+    Known,
+    Level,
+    Many,
+    Method,
+    Sequence,
+    Value,
+    join,
+    types_of,
+)
+
+#: So many known items are gone through one by one.
+UNROLLED = 16
+
+
+@form(ast.Continue)
+def _continue(machine: Machine, node: ast.Continue) -> None:
+    loop = machine.loops[-1]
+    loop.continues.append((machine.memory, machine.level, machine.branch(node)))
+    machine.memory = None
+
+
+@form(ast.Break)
+def _break(machine: Machine, node: ast.Break) -> None:
+    loop = machine.loops[-1]
+    loop.breaks.append(machine.now)
+    loop.level = max(loop.level, machine.level)
+    machine.memory = None
+
+
+def _set_in(node: ast.For | ast.While) -> frozenset[str]:
+    """The variables that a loop sets, as far as its own text says."""
+    names: set[str] = set()
+    targets: list[ast.AST] = [*node.body]
+    if isinstance(node, ast.For):
+        targets.append(node.target)
+    for x in calls.stored(targets):
+        if isinstance(x, ast.Name):
+            names.add(x.id)
+        elif isinstance(x, ast.FunctionDef):
+            names.add(x.name)
+    return frozenset(names)
+
+
+def _for(machine: Machine, node: ast.For, rest: Seq[ast.stmt]) -> bool:
+    """Go through a loop. True: and through the rest, once for each way it may end."""
+    value = used(machine, node.iter)
+
+    def body(x: Value) -> None:
+        assign(machine, node.target, x)
+        execute(machine, node.body)
+
+    if isinstance(value, Method) and isinstance(value.of, Grouped):
+        grouped, whole = value.of, value.name.endswith("items")
+
+        def turn() -> None:
+            site = machine.site(node)
+            key, held = iteration.sorted_lists(machine, grouped, site)
+            body(Items((key, held)) if whole else held)
+
+        over_many(machine, turn, node, Level.UNIFORM, _set_in(node))
+        _orelse(machine, node)
+        return False
+    items = iteration.spread(machine, value, machine.site(node), node.iter)
+
+    if isinstance(items, Sequence):
+        broken = over_lanes(machine, items, body, node, _set_in(node))
+        if broken is None:
+            _orelse(machine, node)
+            return False
+        if node.orelse:
+            raise machine.refusal("it leaves a loop over lanes before its end", node)
+        # a lane was met that ends the loop, or none: the same for all lanes
+        ended = machine.memory
+        execute(machine, rest)
+        first = machine.memory
+        machine.memory = broken
+        execute(machine, rest)
+        machine.memory = merge(first, machine.memory, Level.UNIFORM, None)
+        del ended
+        return True
+    if isinstance(items, list) and len(items) <= UNROLLED and not _breaks(node.body):
+        unrolled(machine, items, body, node)
+        _orelse(machine, node)
+        return False
+    if isinstance(items, list):
+        found = items[0] if items else Known(None)
+        for x in items[1:]:
+            found = join(found, x, Level.UNIFORM)
+        if isinstance(found, Known):
+            found = Data(Level.UNIFORM, types_of(found))
+        items = Many(found)
+    each = items.item
+    over_many(machine, lambda: body(each), node, items.level, _set_in(node))
+    _orelse(machine, node)
+    return False
+
+
+def _orelse(machine: Machine, node: ast.For | ast.While) -> None:
+    if node.orelse:
+        if _breaks(node.body):
+            raise machine.refusal("the else of a loop is not analysed", node)
+        if machine.memory is not None:
+            execute(machine, node.orelse)
+
+
+def _breaks(body: Seq[ast.stmt]) -> bool:
+    for x in body:
+        for y in ast.walk(x):
+            if isinstance(y, (ast.Break, ast.Continue)):
+                return True
+    return False
+
+
+@form(ast.While)
+def _while(machine: Machine, node: ast.While) -> None:
+    level = Level.UNIFORM
+
+    def body() -> None:
+        nonlocal level
+        test = used(machine, node.test)
+        found, own = iteration.truth(machine, test, node.test)
+        level = max(level, own)
+        if found is False:
+            machine.memory = None
+            return
+        execute(machine, node.body)
+
+    before = machine.now.copy()
+    over_many(machine, body, node, Level.UNIFORM, _set_in(node))
+    if level != Level.UNIFORM:
+        machine.memory = before
+        over_many(machine, body, node, level, _set_in(node))
+    _orelse(machine, node)
+
+
+LOOPS[ast.For] = _for
