@@ -129,8 +129,8 @@ def _vector(name: str, dtype: str) -> Vector:
         lanes, accuracy = "f8" if single else "d4", _SLEEF.get(function, "_u10")
         symbol = f"Sleef_{function}{lanes}{accuracy}"
     else:
-        own = _VENDOR.get(function, function.capitalize())
-        symbol = f"vm{'s' if single else 'd'}{own}"
+        vendor = _VENDOR.get(function, function.capitalize())
+        symbol = f"vm{'s' if single else 'd'}{vendor}"
     return Vector(symbol, plain, FUNCTIONS[function])
 
 
@@ -153,14 +153,14 @@ def library_call(
     """
     if op == "vsqrt":
         return f"library_sqrt_{dtype}(t.library, {n}, {args[0][0]}, {out});"
-    own = LIBRARY[op, dtype]
+    symbol = LIBRARY[op, dtype]
     kind = "sleef" if op.startswith("sleef_") else "vendor"
-    if own.arity == 1:
+    if symbol.arity == 1:
         places = args[0][0]
     else:
         places = ", ".join(f"{x}, {step}" for x, step in args)
-    number = SYMBOLS.index(own.symbol)
-    return f"{kind}(t.library, {number}, {own.plain}, {n}, {places}, {out});"
+    number = SYMBOLS.index(symbol.symbol)
+    return f"{kind}(t.library, {number}, {symbol.plain}, {n}, {places}, {out});"
 
 
 #: Functions of the device's math library that Triton's text may call, by arity.

@@ -114,10 +114,10 @@ def overlaps(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
 
     Linear where storages hold one buffer or disjoint ranges, which is nearly always.
     """
-    found: dict[int, list[int]] = {}
+    overlapping: dict[int, list[int]] = {}
     shared = shared_storages(buffers)
     if not shared:
-        return found
+        return overlapping
     by_storage: dict[int, list[int]] = defaultdict(list)
     for index, buffer in enumerate(buffers):
         if buffer.storage in shared:
@@ -131,7 +131,7 @@ def overlaps(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
                 continue
             for _, other in active:
                 if may_share(buffers[other], buffers[member]):
-                    found.setdefault(other, []).append(member)
-                    found.setdefault(member, []).append(other)
+                    overlapping.setdefault(other, []).append(member)
+                    overlapping.setdefault(member, []).append(other)
             active.append((end, member))
-    return found
+    return overlapping

@@ -78,8 +78,8 @@ def _of_call(
         node = stacked(rows)
         if _independent(node, values, near):
             return [node]
-    found = _in_order(rows, values, near)
-    return [stacked(own) if len(own) > 1 else own[0] for own in found]
+    groups = _in_order(rows, values, near)
+    return [stacked(group) if len(group) > 1 else group[0] for group in groups]
 
 
 def _independent(
@@ -106,7 +106,7 @@ def _in_order(
     rows: Sequence[SchedulerNode], values: Sequence[int], near: dict[int, list[int]]
 ) -> list[list[SchedulerNode]]:
     """Nodes of one body together, each behind all that it depends on."""
-    found: list[list[SchedulerNode]] = []
+    groups: list[list[SchedulerNode]] = []
     last: dict[int, int] = {}  # by body
     wrote: dict[int, int] = {}  # buffer -> the last node that did
     touched: dict[int, int] = {}
@@ -121,14 +121,14 @@ def _in_order(
                 behind = max(behind, touched.get(x, -1))
         at = last.get(id(n.body), -1)
         if at <= behind:
-            at = last[id(n.body)] = len(found)
-            found.append([])
-        found[at].append(n)
+            at = last[id(n.body)] = len(groups)
+            groups.append([])
+        groups[at].append(n)
         for b in chain(read, written):
             touched[b] = max(at, touched.get(b, -1))
         for b in written:
             wrote[b] = max(at, wrote.get(b, -1))
-    return found
+    return groups
 
 
 # ---------------------------------------------------------------- loops over lanes
@@ -151,8 +151,8 @@ def _of_loops(
     for islands in alike.values():
         if len(islands) > 1:
             for places in zip(*islands, strict=True):
-                own = [parts[i] for i in places]
-                rows = [n for n in own if isinstance(n, SchedulerNode)]
+                members = [parts[i] for i in places]
+                rows = [n for n in members if isinstance(n, SchedulerNode)]
                 joined[places[0]] = stacked(rows)
                 gone.update(places[1:])
     return [joined.get(i, n) for i, n in enumerate(parts) if i not in gone]

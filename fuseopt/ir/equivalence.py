@@ -135,34 +135,36 @@ def _instr_terms(
     """The term of each instruction. `one[x]`: does %x see a single element? `dims`:
     what reductions take away.
     """
-    made: list[int] = []
+    results: list[int] = []
     for instr, single in zip(instrs, one, strict=True):
         if instr.op == "load":
-            made.append(loads[int(instr.attr or 0)])
+            results.append(loads[int(instr.attr or 0)])
         elif instr.op == "scalar":
-            made.append(
+            results.append(
                 terms.make("scalar", instr.dtype, scalars[int(instr.attr or 0)])
             )
         elif instr.op == "const":
-            made.append(terms.make("const", instr.dtype, repr(float(instr.attr or 0))))
+            results.append(
+                terms.make("const", instr.dtype, repr(float(instr.attr or 0)))
+            )
         elif instr.op == "cast" and instrs[instr.args[0]].dtype == instr.dtype:
-            made.append(made[instr.args[0]])
+            results.append(results[instr.args[0]])
         else:
             # a tail is what it is where it is used
             args = tuple(
-                terms.make("tail", single) if instrs[a].op == "tail" else made[a]
+                terms.make("tail", single) if instrs[a].op == "tail" else results[a]
                 for a in instr.args
             )
             how = (dims, instr.attr) if instr.op in REDUCTIONS else ()
-            made.append(terms.make(instr.op, instr.dtype, args, *how))
-    return made
+            results.append(terms.make(instr.op, instr.dtype, args, *how))
+    return results
 
 
 def _run_extern(graph: Graph, memory: _Memory, node: Extern) -> None:
     seen = tuple(memory.read(graph.values[v]) for v in node.reads)
     for k, v in enumerate(node.writes):
-        made = memory.terms.make("extern", node.payload, k, seen)
-        memory.write(graph.values[v], made)
+        result = memory.terms.make("extern", node.payload, k, seen)
+        memory.write(graph.values[v], result)
 
 
 class Difference(NamedTuple):
@@ -194,11 +196,11 @@ def difference(
         single = graph.buffers[graph.values[node.writes[0]]].shape == ()
         loads = [expected.read(graph.values[v]) for v in node.reads]
         instrs = node.body.instrs
-        made = _instr_terms(
+        results = _instr_terms(
             terms, instrs, loads, node.scalars, [single] * len(instrs), node.dims
         )
         for v, (x, _) in zip(node.writes, node.body.writes, strict=True):
-            expected.write(graph.values[v], made[x])
+            expected.write(graph.values[v], results[x])
     got = _Memory(terms, graph, near, schedule.memory.offsets)
     for step in schedule.steps:
         if isinstance(step, Extern):
@@ -238,7 +240,7 @@ def _run_variants(memory: _Memory, variants: Sequence[Variant]) -> None:
                 for x in range(len(v.instrs))
             ]
             refs = [column[lane] for column in v.scalars]
-            made = _instr_terms(memory.terms, v.instrs, loads, refs, single, dims)
-            results += [(v.columns[s][lane], made[x]) for x, s in v.stores]
+            computed = _instr_terms(memory.terms, v.instrs, loads, refs, single, dims)
+            results += [(v.columns[s][lane], computed[x]) for x, s in v.stores]
     for b, term in results:
         memory.write(b, term)

@@ -125,13 +125,13 @@ def formulas(numbers: Sequence[Expr], wanted: Iterable[int]) -> dict[int, str]:
             needed.add(i)
             expr = numbers[i]
             todo += syms((expr.args, expr.kwargs)) if isinstance(expr, Apply) else []
-    known: dict[int, tuple[str, int]] = {}
+    texts: dict[int, tuple[str, int]] = {}
     for i in sorted(needed):
-        known[i] = _formula(numbers[i], known)
-    return {i: known[i][0] for i in wanted}
+        texts[i] = _formula(numbers[i], texts)
+    return {i: texts[i][0] for i in wanted}
 
 
-def _formula(expr: Expr, known: dict[int, tuple[str, int]]) -> tuple[str, int]:
+def _formula(expr: Expr, texts: dict[int, tuple[str, int]]) -> tuple[str, int]:
     """The text of a number, and how its outermost part binds."""
     if isinstance(expr, Item):
         return expr.name or f"item{expr.position}", NAME
@@ -140,7 +140,7 @@ def _formula(expr: Expr, known: dict[int, tuple[str, int]]) -> tuple[str, int]:
 
     def operand(x: Any) -> tuple[str, int]:
         if isinstance(x, Sym):
-            text = known[x.index]
+            text = texts[x.index]
             return text if len(text[0]) <= LONGEST else (f"sym{x.index}", NAME)
         if isinstance(x, (list, tuple)):
             inside = "".join(f"{operand(y)[0]}, " for y in x)
@@ -214,5 +214,5 @@ def evaluator(numbers: Sequence[Expr]) -> Evaluator:
         lines.append(f"    n{i} = {value}")
     lines.append(f"    return [{', '.join(f'n{i}' for i in range(len(numbers)))}]")
     exec(compile("\n".join(lines), "<numbers of a step>", "exec"), names)
-    made: Evaluator = names["evaluate"]
-    return made
+    evaluate: Evaluator = names["evaluate"]
+    return evaluate

@@ -207,11 +207,11 @@ class Run:
 
     def part(self, block: Block, k: int) -> Kernel:
         """Kernel k with the lanes of one block alone; a variant may have none."""
-        own: dict[int, list[int]] = {}
+        lanes: dict[int, list[int]] = {}
         for v, lane in block[k]:
-            own.setdefault(v, []).append(lane)
+            lanes.setdefault(v, []).append(lane)
         kernel = self.kernels[k]
-        variants = [_some(x, own.get(v, [])) for v, x in enumerate(kernel.variants)]
+        variants = [_some(x, lanes.get(v, [])) for v, x in enumerate(kernel.variants)]
         return replace(kernel, variants=tuple(variants))
 
 
@@ -270,11 +270,11 @@ class Schedule:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """All kernels, those of runs among them, in order."""
-        found: list[Kernel] = []
+        kernels: list[Kernel] = []
         for step in self.steps:
             if not isinstance(step, Extern):
-                found += step.kernels if isinstance(step, Run) else [step]
-        return tuple(found)
+                kernels += step.kernels if isinstance(step, Run) else [step]
+        return tuple(kernels)
 
     @property
     def externs(self) -> tuple[Extern, ...]:

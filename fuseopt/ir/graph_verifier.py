@@ -161,8 +161,8 @@ def _check_body(where: str, body: Body) -> None:
     )
     for x, dtype in body.writes:
         require(0 <= x < len(body.instrs), f"{where}: writes missing %{x}")
-        made = body.instrs[x].dtype
-        require(made == dtype, f"{where}: writes %{x}, which is {made}, as {dtype}")
+        result = body.instrs[x].dtype
+        require(result == dtype, f"{where}: writes %{x}, which is {result}, as {dtype}")
 
 
 def check_instrs(

@@ -55,9 +55,9 @@ def run_graph(
         loads = [memory.load(graph.values[v]) for v in node.reads]
         numbers = [_number(ref, scalars) for ref in node.scalars]
         space = graph.buffers[graph.values[node.reads[0]]].shape if node.dims else ()
-        made = evaluate(node.body.instrs, loads, numbers, tail, node.dims, space)
+        results = evaluate(node.body.instrs, loads, numbers, tail, node.dims, space)
         for v, (x, _) in zip(node.writes, node.body.writes, strict=True):
-            memory.store(graph.values[v], made[x])
+            memory.store(graph.values[v], results[x])
     return tuple(memory.tensor(b) for b in graph.outputs)
 
 
@@ -82,8 +82,8 @@ def run_schedule(
         elif isinstance(step, Run):
             for block in step.blocks:
                 for k in range(len(step.kernels)):
-                    own = step.part(block, k)
-                    _run_kernel(own, memory, scalars, tail, backwards)
+                    part = step.part(block, k)
+                    _run_kernel(part, memory, scalars, tail, backwards)
         else:
             _run_kernel(step, memory, scalars, tail, backwards)
     return tuple(memory.tensor(b) for b in graph.outputs)
@@ -113,15 +113,15 @@ def _run_lane(
     if dims:
         left = kept(v.shapes[lane], dims)
         for s, slot in enumerate(v.slots):
-            own = loads[s]
-            if slot.domain == "output" and own is not None:
-                loads[s] = own.reshape(left if own.numel() > 1 else ())
-            elif slot.domain == "element" and own is not None:
-                loads[s] = own.expand(v.shapes[lane])
+            load = loads[s]
+            if slot.domain == "output" and load is not None:
+                loads[s] = load.reshape(left if load.numel() > 1 else ())
+            elif slot.domain == "element" and load is not None:
+                loads[s] = load.expand(v.shapes[lane])
     numbers = [_number(column[lane], scalars) for column in v.scalars]
-    made = evaluate(v.instrs, loads, numbers, tail, dims, v.shapes[lane])
+    results = evaluate(v.instrs, loads, numbers, tail, dims, v.shapes[lane])
     for x, s in v.stores:
-        memory.store(v.columns[s][lane], made[x])
+        memory.store(v.columns[s][lane], results[x])
 
 
 # ---------------------------------------------------------------- memory
@@ -147,10 +147,10 @@ class Memory:
         self._bases: dict[int, tuple[torch.Tensor, int]] = {}  # storage -> tensor, byte
         for b, buffer in enumerate(graph.buffers):
             if buffer.kind in ("static", "arg"):
-                own = tensors[buffer.source].detach()
-                self._tensors[b] = own
+                tensor = tensors[buffer.source].detach()
+                self._tensors[b] = tensor
                 first = buffer.offset * DTYPE_BYTES[buffer.dtype]
-                self._bases.setdefault(buffer.storage, (own, first))
+                self._bases.setdefault(buffer.storage, (tensor, first))
 
     def tensor(self, b: int) -> torch.Tensor:
         """The memory of buffer b, made when it is first asked for."""

@@ -36,7 +36,7 @@ def evaluate(
 
     `dims`: what reductions take away from the shape `space`.
     """
-    made: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for x, instr in enumerate(instrs):
         dtype = DTYPES[instr.dtype]
         if instr.op == "load":
@@ -52,19 +52,19 @@ def evaluate(
         elif instr.op == "tail":
             value = torch.tensor(tail)
         elif instr.op == "cast":
-            value = made[instr.args[0]].to(dtype)
+            value = results[instr.args[0]].to(dtype)
         elif instr.op == "bitcast":
-            value = made[instr.args[0]].view(dtype)
+            value = results[instr.args[0]].view(dtype)
         elif instr.op in REDUCTIONS:
-            operand = made[instr.args[0]]
+            operand = results[instr.args[0]]
             operand = operand.expand(space) if space else operand
             value = FOLDS[instr.op](operand, list(dims))
         else:
-            value = _apply(instr.op, [made[a] for a in instr.args])
+            value = _apply(instr.op, [results[a] for a in instr.args])
         if value.dtype != dtype:
             raise GraphError(f"%{x} = {instr.op} is {value.dtype}, not {dtype}")
-        made.append(value)
-    return made
+        results.append(value)
+    return results
 
 
 def _apply(op: str, args: list[torch.Tensor]) -> torch.Tensor:

@@ -63,11 +63,13 @@ def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
     lines = [f"schedule: {kernels} kernels, {externs} externs"]
     freed = schedule.memory.freed or ((),) * len(schedule.steps)
     members = {b.storage: b.name for b in reversed(graph.buffers)}
-    for step, own in zip(schedule.steps, freed, strict=True):
+    for step, storages in zip(schedule.steps, freed, strict=True):
         if isinstance(step, Extern):
             lines += ["", *_extern(step, names, first)]
-            if own:
-                lines.append(f"  gives back {_few([members[s] for s in own], first)}")
+            if storages:
+                lines.append(
+                    f"  gives back {_few([members[s] for s in storages], first)}"
+                )
         elif isinstance(step, Run):
             lines += ["", *_run(step, first)]
             for kernel in step.kernels:
@@ -138,12 +140,12 @@ def _instr(x: int, instr: Instr, loads: str) -> str:
 
 def _buffers(graph: Graph, first: int) -> Iterable[str]:
     for kind in ("static", "arg", "view", "temp"):
-        own = [b for b in graph.buffers if b.kind == kind]
-        if own:
-            yield f"{kind}: {len(own)}"
-            yield from (f"  {_buffer(b)}" for b in own[:first])
-            if len(own) > first:
-                yield f"  … {len(own) - first} more"
+        of_kind = [b for b in graph.buffers if b.kind == kind]
+        if of_kind:
+            yield f"{kind}: {len(of_kind)}"
+            yield from (f"  {_buffer(b)}" for b in of_kind[:first])
+            if len(of_kind) > first:
+                yield f"  … {len(of_kind) - first} more"
 
 
 def _numbers(graph: Graph, first: int) -> Iterable[str]:
@@ -196,9 +198,9 @@ def _call(
     for k in range(min(first, node.rows)):
         row = node.row(k)
         args = [*(names[v] for v in row.reads), *map(_scalar, row.scalars)]
-        made = ", ".join(names[v] for v in row.writes)
+        written = ", ".join(names[v] for v in row.writes)
         over = f" over {_shape(row.dims)}" if row.dims else ""
-        yield f"  {made} = {bodies[id(row.body)]}({', '.join(args)}){over}"
+        yield f"  {written} = {bodies[id(row.body)]}({', '.join(args)}){over}"
     if node.rows > first:
         yield f"  … {node.rows - first} more"
 
@@ -224,21 +226,21 @@ def _kernel(graph: Graph, kernel: Kernel, first: int) -> Iterable[str]:
 def _run(run: Run, first: int) -> Iterable[str]:
     """Its blocks: of each, how many lanes it has of each kernel."""
     yield f"{run.name}: block by block, {len(run.blocks)} in all"
-    lanes = [", ".join(str(len(own)) for own in block) for block in run.blocks]
+    lanes = [", ".join(str(len(part)) for part in block) for block in run.blocks]
     yield f"  lanes of each kernel: {_few([f'({x})' for x in lanes], first)}"
 
 
 def _places(graph: Graph, schedule: Schedule, first: int) -> Iterable[str]:
     """Where temps lie: in the arena, in what externs return, or allocated."""
     plan = schedule.memory
-    own = [(graph.buffers[b], graph.buffers[b].storage) for b in schedule.temps]
-    placed = [f"{b.name} at {plan.offsets[s]}" for b, s in own if s in plan.offsets]
-    known = plan.returned | plan.offsets.keys()
-    left = [b.name for b, s in own if s not in known]
+    temps = [(graph.buffers[b], graph.buffers[b].storage) for b in schedule.temps]
+    placed = [f"{b.name} at {plan.offsets[s]}" for b, s in temps if s in plan.offsets]
+    accounted = plan.returned | plan.offsets.keys()
+    left = [b.name for b, s in temps if s not in accounted]
     if placed:
         yield f"  arena of {plan.size} bytes: {_few(placed, first)}"
     for title, names in (
-        ("returned by externs", [b.name for b, s in own if s in plan.returned]),
+        ("returned by externs", [b.name for b, s in temps if s in plan.returned]),
         ("allocated at each call", left),
     ):
         if names:

@@ -53,14 +53,14 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
     )
     _check_temps(graph, schedule)
     _check_memory(graph, schedule)
-    found = difference(graph, schedule, near)
-    if found is not None:
-        name, by = graph.buffers[found.buffer].name, "a view of it"
-        if found.node is not None:
-            by = name_of(found.node, graph.nodes[found.node])
+    wrong = difference(graph, schedule, near)
+    if wrong is not None:
+        name, by = graph.buffers[wrong.buffer].name, "a view of it"
+        if wrong.node is not None:
+            by = name_of(wrong.node, graph.nodes[wrong.node])
         raise GraphError(
             f"{by}: the schedule "
-            + (f"never writes {name}" if found.untouched else f"leaves another {name}")
+            + (f"never writes {name}" if wrong.untouched else f"leaves another {name}")
         )
 
 
@@ -87,12 +87,14 @@ def _check_run(run: Run) -> None:
             f"not of {len(run.kernels)}",
         )
     for k, kernel in enumerate(run.kernels):
-        found = sorted(lane for block in run.blocks for lane in block[k])
+        lanes = sorted(lane for block in run.blocks for lane in block[k])
         every = [
-            (v, x) for v, own in enumerate(kernel.variants) for x in range(own.lanes)
+            (v, x)
+            for v, variant in enumerate(kernel.variants)
+            for x in range(variant.lanes)
         ]
-        wrong = sorted(set(found) ^ set(every)) or [
-            a for a, b in itertools.pairwise(found) if a == b
+        wrong = sorted(set(lanes) ^ set(every)) or [
+            a for a, b in itertools.pairwise(lanes) if a == b
         ]
         require(
             not wrong,
@@ -158,9 +160,9 @@ def _check_slots(where: str, v: Variant, lane: set[int]) -> None:
         require(0 <= s < len(v.slots), f"{where}: stores to missing slot {s}")
         require(s not in stored, f"{where}: slot {s} is stored twice")
         stored.add(s)
-        slot, made = v.slots[s], v.instrs[x].dtype
+        slot, dtype = v.slots[s], v.instrs[x].dtype
         require(slot.write, f"{where}: slot {s} is stored, but not writable")
-        require(made == slot.dtype, f"{where}: slot {s} is {slot.dtype}, %{x} {made}")
+        require(dtype == slot.dtype, f"{where}: slot {s} is {slot.dtype}, %{x} {dtype}")
         require(
             slot.domain == "output" or x not in set(v.output_code),
             f"{where}: slot {s} is stored by output code, but is of {slot.domain}",
@@ -280,28 +282,28 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
         members.setdefault(b.storage, []).append(b)
     ends: dict[int, int] = {}
     for s, at in plan.offsets.items():
-        own = members.get(s, [])
-        name = own[0].name if own else f"storage {s}"
+        views = members.get(s, [])
+        name = views[0].name if views else f"storage {s}"
         require(
-            bool(own) and all(x.kind == "temp" and x.device == "cpu" for x in own),
+            bool(views) and all(x.kind == "temp" and x.device == "cpu" for x in views),
             f"arena: {name} is no temp of the CPU",
         )
-        ends[s] = at + storage_bytes(own)
+        ends[s] = at + storage_bytes(views)
         require(
             at >= 0 and at % ALIGNED == 0 and ends[s] <= plan.size,
             f"arena of {plan.size} bytes: {name} lies from {at} to {ends[s]}",
         )
     storage = [b.storage for b in graph.buffers]
-    made: set[int] = set()
+    from_externs: set[int] = set()
     shared = {storage[b] for b in graph.outputs}
     for e in schedule.externs:
         read = {storage[graph.values[v]] for v in e.reads}
         written = {storage[graph.values[v]] for v in e.writes}
-        made |= written - read
+        from_externs |= written - read
         shared |= written | read
     for s in sorted(shared & plan.offsets.keys()):
         raise GraphError(f"arena: {members[s][0].name} is seen by others than kernels")
-    for s in sorted(plan.returned - made):
+    for s in sorted(plan.returned - from_externs):
         raise GraphError(f"storage {s} is returned by no extern")
     in_kernels = {
         storage[b] for k in schedule.kernels for v in k.every for b in _seen_by(v)
@@ -336,10 +338,10 @@ def _check_freed(
     later = {storage[b] for b in graph.outputs}
     for step, freed in reversed([*zip(schedule.steps, plan.freed, strict=True)]):
         for s in freed:
-            own = members.get(s, [])
-            name = own[0].name if own else f"storage {s}"
+            views = members.get(s, [])
+            name = views[0].name if views else f"storage {s}"
             require(
-                bool(own) and all(x.kind == "temp" for x in own),
+                bool(views) and all(x.kind == "temp" for x in views),
                 f"{step.name}: gives back {name}, which is no temp",
             )
             require(s not in later, f"{step.name}: gives back {name} too early")
@@ -347,7 +349,7 @@ def _check_freed(
         if isinstance(step, Extern):
             touched = {graph.values[v] for v in (*step.reads, *step.writes)}
         else:
-            touched = {b for _, own in _launches(step) for b in own}
+            touched = {b for _, views in _launches(step) for b in views}
         later.update(storage[b] for b in touched)
 
 

@@ -34,17 +34,17 @@ def div_trunc(b: Builder, x: int, y: int) -> int | None:
         quotient = b.op("div", x, y)
         # eager computes in float32 throughout, if one number divides all
         return b.op("trunc", quotient if y in b.shared else b.rounded(quotient))
-    made = integer_quotient(b, x, y)
-    return made and made[1]
+    integer = integer_quotient(b, x, y)
+    return integer and integer[1]
 
 
 def div_floor(b: Builder, x: int, y: int) -> int | None:
     """As Python does it: the quotient of what fmod leaves, made whole."""
     if b.is_int():
-        made = integer_quotient(b, x, y)
-        if made is None:
+        integer = integer_quotient(b, x, y)
+        if integer is None:
             return None
-        y, quotient, rest = made
+        y, quotient, rest = integer
         less = b.op("sub", quotient, b.const(1))
         return b.op("where", other_side(b, rest, y), less, quotient)
     zero, one = b.const(0.0), b.const(1.0)
@@ -70,10 +70,10 @@ def div_floor(b: Builder, x: int, y: int) -> int | None:
 def remainder(b: Builder, x: int, y: int) -> int | None:
     """With the sign of the divisor."""
     if b.is_int():
-        made = integer_quotient(b, x, y)
-        if made is None:
+        quotient = integer_quotient(b, x, y)
+        if quotient is None:
             return None
-        y, _, rest = made
+        y, _, rest = quotient
     else:
         rest = loop("fmod")(b, x, y)
     return b.op("where", other_side(b, rest, y), b.op("add", rest, y), rest)
@@ -83,8 +83,8 @@ def fmod(b: Builder, x: int, y: int) -> int | None:
     """With the sign of the dividend."""
     if not b.is_int():
         return loop("fmod")(b, x, y)
-    made = integer_quotient(b, x, y)
-    return made and made[2]
+    quotient = integer_quotient(b, x, y)
+    return quotient and quotient[2]
 
 
 def frac(b: Builder, x: int) -> int:

@@ -72,10 +72,10 @@ def erf(b: Builder, x: int) -> int:
 def over_exp(b: Builder, top: int, x: int) -> int:
     """top / (1 + exp(-x))."""
     one, minus = b.const(1.0), b.op("neg", x)
-    made = []
+    terms = []
     for function in ("exp", "sleef_exp"):
-        made.append(b.op("div", top, b.op("add", one, b.op(function, minus))))
-    plain, vector = made
+        terms.append(b.op("div", top, b.op("add", one, b.op(function, minus))))
+    plain, vector = terms
     if not b.vector_library:
         return plain
     return vector if b.narrow() else b.tail(plain, vector, DTYPE_BYTES[b.compute])
@@ -94,11 +94,11 @@ def silu(b: Builder, x: int) -> int:
 def softplus(b: Builder, x: int, beta: int, threshold: int) -> int:
     """log1p(exp(beta * x)) / beta; x where beta * x is over the threshold."""
     scaled = b.op("mul", x, beta)
-    made = []
+    terms = []
     for library in ("", "sleef_"):
         grown = b.op(f"{library}log1p", b.op(f"{library}exp", scaled))
-        made.append(b.op("div", grown, beta))
-    plain, vector = made
+        terms.append(b.op("div", grown, beta))
+    plain, vector = terms
     if b.vector_library:
         size = DTYPE_BYTES[b.compute]
         plain = vector if b.narrow() else b.tail(plain, vector, size)

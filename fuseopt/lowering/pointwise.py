@@ -246,10 +246,10 @@ def lower(
         b.numbers[x] = operand.value
         b.shared.add(x)
         args.append(x)
-    made = rule(b, *args)
-    if made is None:
+    returned = rule(b, *args)
+    if returned is None:
         return None
-    result = b.cast(made, out)
+    result = b.cast(returned, out)
     return Body(op, tuple(reads), n_scalars, tuple(b.instrs), ((result, out),))
 
 

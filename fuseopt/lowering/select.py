@@ -152,7 +152,7 @@ def nan_to_num(
         (-infinity, below, -largest),
     ):
         other = b.const(default) if number is None else number
-        found = b.compare("eq", x, b.const(value))
-        result = b.op("where", found, other, result)
+        is_value = b.compare("eq", x, b.const(value))
+        result = b.op("where", is_value, other, result)
     other = b.const(0.0) if nan is None else nan
     return b.op("where", b.compare("ne", x, x), other, result)

@@ -81,8 +81,8 @@ def align(graph: Graph, tied: frozenset[int] = frozenset()) -> Aligned:
             home.append((i, rows))
             index.append(rows[0] if _rows(n) > 1 else -1)
     first = tuple([n if isinstance(n, Extern) else n.row(0) for n in nodes])
-    made = replace(graph, nodes=tuple(nodes))
-    return Aligned(made, first, tuple(home), tuple(index), near)
+    aligned = replace(graph, nodes=tuple(nodes))
+    return Aligned(aligned, first, tuple(home), tuple(index), near)
 
 
 def _rows(node: Node) -> int:
@@ -119,11 +119,11 @@ def _frames(facts: _Facts, tied: frozenset[int]) -> Iterator[Frame]:
     for i in nodes:
         bundles.setdefault(sets.find(place[i]), []).append(i)
     rough = {sets.find(place[i]) for i in crossed}
-    for root, own in bundles.items():
+    for root, bundle in bundles.items():
         if root in rough:
-            yield from _untangled(facts, own, joining)
+            yield from _untangled(facts, bundle, joining)
         else:
-            yield {i: range(_rows(facts.graph.nodes[i])) for i in own}
+            yield {i: range(_rows(facts.graph.nodes[i])) for i in bundle}
 
 
 def _untangled(
@@ -186,11 +186,11 @@ class _Facts:
                         b = graph.values[v]
                         self.outside[b] = (*self.outside.get(b, ()), (i, write))
             elif isinstance(n, ForeachSchedulerNode):
-                found = [
+                node_columns = [
                     tuple(map(graph.values.__getitem__, c))
                     for c in chain(n.reads, n.writes)
                 ]
-                self.columns[i] = [interned.setdefault(c, c) for c in found]
+                self.columns[i] = [interned.setdefault(c, c) for c in node_columns]
         #: where a buffer stands that rows touch: (column, row)
         self.position: dict[int, tuple[int, int]] = {}
         if near:
@@ -199,16 +199,16 @@ class _Facts:
 
     def joining(self, tied: frozenset[int]) -> frozenset[int]:
         """The buffers that make one lane of the rows that touch them."""
-        found = set(tied)
+        joins = set(tied)
         for i, n in enumerate(self.graph.nodes):
             if isinstance(n, Extern):
                 continue
             written = map(self.graph.values.__getitem__, written_by(n))
             if i in self.columns:
-                found.update(written)
+                joins.update(written)
             else:
-                found.update(b for b in written if self.graph.buffers[b].shape)
-        return frozenset(found)
+                joins.update(b for b in written if self.graph.buffers[b].shape)
+        return frozenset(joins)
 
     def alike(self, frame: Frame) -> list[Frame]:
         """A frame in parts, of which all lanes are alike."""
@@ -222,7 +222,7 @@ class _Facts:
         for k, label in enumerate(zip(*labels, strict=True)):
             classes.setdefault(label, []).append(k)
         return [
-            {i: [own[k] for k in part] for i, own in frame.items()}
+            {i: [rows_of_node[k] for k in part] for i, rows_of_node in frame.items()}
             for part in classes.values()
         ]
 
@@ -249,10 +249,10 @@ class _Facts:
                 touched[c if whole else tuple([c[k] for k in rows])] = None
         shapes: dict[tuple[Any, ...], None] = {}
         for c in touched:
-            own = list(map(graph.buffers.__getitem__, c))
-            yield [b.device for b in own]
-            yield [b.kind == "temp" for b in own]
-            shape = tuple([b.shape for b in own])
+            buffers = list(map(graph.buffers.__getitem__, c))
+            yield [b.device for b in buffers]
+            yield [b.kind == "temp" for b in buffers]
+            shape = tuple([b.shape for b in buffers])
             shapes[shape] = None
             yield shape if reduces else list(map(bool, shape))
             yield from self._memory(c)
@@ -270,12 +270,12 @@ class _Facts:
 
     def _near(self, b: int) -> tuple[tuple[bool, int], ...]:
         """What overlaps a buffer: columns where that is its own row, else buffers."""
-        own = self.position[b][1]
-        found: list[tuple[bool, int]] = []
+        position = self.position[b][1]
+        overlapping: list[tuple[bool, int]] = []
         for x in self.near.get(b, ()):
             column, row = self.position.get(x, (-1, -1))
-            found.append((True, column) if row == own else (False, x))
-        return tuple(sorted(found))
+            overlapping.append((True, column) if row == position else (False, x))
+        return tuple(sorted(overlapping))
 
 
 def _same(columns: Iterable[Sequence[Any]]) -> Iterator[Sequence[bool]]:

@@ -59,9 +59,9 @@ def edges(aligned: Aligned) -> Iterator[Edge]:
             last_ordered = i
         for v in node.reads:
             b = values[v]
-            made = producer.get(v)
-            if made is not None:
-                yield Edge(made, i, b, "raw")
+            maker = producer.get(v)
+            if maker is not None:
+                yield Edge(maker, i, b, "raw")
             elif b in writer and v != graph.initial[b]:
                 yield Edge(writer[b], i, b, "raw", exact=False)
             for other in near.get(b, ()):

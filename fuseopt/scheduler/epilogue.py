@@ -96,10 +96,10 @@ def _kernel_before(
     graph: Graph, done: Sequence[Kernel | Extern], k: Kernel
 ) -> int | None:
     """The last kernel on the device of `k`, if it makes numbers."""
-    own = kernel_device(graph, k)
+    device = kernel_device(graph, k)
     for at in reversed(range(len(done))):
         step = done[at]
-        if isinstance(step, Kernel) and kernel_device(graph, step) == own:
+        if isinstance(step, Kernel) and kernel_device(graph, step) == device:
             return at if _makes_numbers(step) else None
     return None
 
@@ -132,7 +132,7 @@ def _may(
     """May variant `v` run at the end of `kernel`, before what stands between?"""
     if v.lanes > FEW or v.reduction == "dims":
         return False
-    own = _Touched.by([v])
+    touched = _Touched.by([v])
     counted = [x for x in kernel.variants if makes_numbers(x)]
     numbers = frozenset(
         b for b in _Touched.by(counted).writes if graph.buffers[b].numel == 1
@@ -145,8 +145,8 @@ def _may(
                 return False  # its elements are no numbers of those lanes
             if slot.write and graph.buffers[b].numel > len(numbers):
                 return False
-    if not own.meets(_Touched.by(counted), near):
+    if not touched.meets(_Touched.by(counted), near):
         return False  # it waits for something else
     rest = [x for x in kernel.variants if not makes_numbers(x)]
     others = _Touched.by([*rest, *kernel.finish])
-    return not own.meets(others, near) and not own.meets(between, near)
+    return not touched.meets(others, near) and not touched.meets(between, near)

@@ -35,16 +35,16 @@ def fuse(
     """
     graph, first = aligned.graph, tables[0]
     instrs: list[Instr] = []
-    known: dict[Instr, int] = {}
+    numbering: dict[Instr, int] = {}
     slot_of = {place: s for s, place in enumerate(first.slots)}
 
     def emit(instr: Instr) -> int:
-        if instr not in known:
-            known[instr] = len(instrs)
+        if instr not in numbering:
+            numbering[instr] = len(instrs)
             instrs.append(instr)
-        return known[instr]
+        return numbering[instr]
 
-    own: dict[int, int] = {}  # value -> instruction
+    instr_of: dict[int, int] = {}  # value -> instruction
     scalar = 0
     for position, i in enumerate(first.nodes):
         node = aligned.first[i]
@@ -53,8 +53,8 @@ def fuse(
         for instr in node.body.instrs:
             if instr.op == "load":
                 v = node.reads[int(instr.attr or 0)]
-                if v in own:
-                    local.append(own[v])
+                if v in instr_of:
+                    local.append(instr_of[v])
                 else:
                     b = graph.values[v]
                     slot = slot_of.get((b, i in late), -1)
@@ -75,8 +75,8 @@ def fuse(
                     local.append(emit(Instr(instr.op, args, instr.dtype, instr.attr)))
         scalar += node.body.n_scalars
         for v, (result, _) in zip(node.writes, node.body.writes, strict=True):
-            own[v] = local[result]
-    stores = [(own[v], slot) for v, slot in first.stores]
+            instr_of[v] = local[result]
+    stores = [(instr_of[v], slot) for v, slot in first.stores]
     per_result = {s for s, (_, late_) in enumerate(first.slots) if late_}
     names = tuple(graph.nodes[i].body.name for i in first.nodes)  # type: ignore[union-attr]
     return _split(graph, instrs, stores, merged(tables), names, per_result)

@@ -135,7 +135,9 @@ def shared_numbers(aligned: Aligned, all_edges: list[Edge]) -> SharedNumbers:
     for a, b in bridges:
         users.setdefault(numbers.find(a), set()).add(elements.find(b))
     many = {
-        root for root, own in users.items() if numbers.meeting(root, own, elements) > 1
+        root
+        for root, elsewhere in users.items()
+        if numbers.meeting(root, elsewhere, elements) > 1
     }
     shared = {
         i
@@ -148,8 +150,8 @@ def shared_numbers(aligned: Aligned, all_edges: list[Edge]) -> SharedNumbers:
         feeders.setdefault(root, set()).add(elements.find(reduction))
     few = {
         root
-        for root, own in feeders.items()
-        if numbers.meeting(root, own, elements) <= FEEDERS
+        for root, elsewhere in feeders.items()
+        if numbers.meeting(root, elsewhere, elements) <= FEEDERS
     }
     fed = {i for i in shared if numbers.find(i) in few}
     return SharedNumbers(clones, frozenset(shared), frozenset(fed))
@@ -230,10 +232,10 @@ def describe_lanes(
 
     def of_lanes(column: Column) -> Column:
         """The buffers of a column; a clone has one for all lanes."""
-        found = aligned.buffers(column)
-        return found if len(found) == len(rows) else found * len(rows)
+        buffers = aligned.buffers(column)
+        return buffers if len(buffers) == len(rows) else buffers * len(rows)
 
-    own: dict[int, int] = {}
+    local: dict[int, int] = {}
     slot_of: dict[tuple[int, bool], int] = {}
     columns: list[Column] = []
     scalars: list[tuple[ScalarRef, ...]] = []
@@ -249,8 +251,8 @@ def describe_lanes(
         own_space = buffers[values[n.writes[0][0]]].shape
         for column in n.reads:
             v = column[0]
-            if v in own:
-                form.append(own[v])
+            if v in local:
+                form.append(local[v])
                 continue
             b = values[v]
             number = buffers[b].shape == () and own_space != ()
@@ -265,7 +267,7 @@ def describe_lanes(
             reduction, space = n, n.reads[0]
         for column in n.writes:
             v = column[0]
-            own[v] = len(own)
+            local[v] = len(local)
             last[values[v]] = v, per_result or bool(n.body.reduction), column
             if reduction is None and (buffers[values[v]].shape or not space):
                 space = column
@@ -277,7 +279,7 @@ def describe_lanes(
                 slot = slot_of[b, per_result] = len(slot_of)
                 columns.append(of_lanes(column))
             stores.append((v, slot))
-            form.append((own[v], slot))
+            form.append((local[v], slot))
     whole = of_lanes(space)
     return LaneTable(
         tuple(form),
@@ -301,11 +303,11 @@ def merged(tables: list[LaneTable]) -> LaneTable:
     order = sorted(range(len(home)), key=home.__getitem__)
 
     def column(entries: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-        every = [x for own in entries for x in own]
+        every = [x for entry in entries for x in entry]
         return tuple([every[k] for k in order]) if every else ()
 
-    def columns(own: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-        return tuple([column(c) for c in zip(*own, strict=True)])
+    def columns(lists: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+        return tuple([column(c) for c in zip(*lists, strict=True)])
 
     return first._replace(
         home=column(t.home for t in tables),

@@ -56,8 +56,8 @@ def _overlap(p: Pair) -> str | None:
 def _index_space(p: Pair) -> str | None:
     if p.buffer.shape == ():
         return None  # one number per lane, known before the elements
-    own, other = p.producer_space, p.consumer_space
-    return None if own == other else f"{list(own)} and {list(other)}"
+    produced, other = p.producer_space, p.consumer_space
+    return None if produced == other else f"{list(produced)} and {list(other)}"
 
 
 def _broadcast(p: Pair) -> str | None:

@@ -27,7 +27,7 @@ PASSES = (
 
 def schedule(
     graph: Graph,
-    passed: Callable[[str, Schedule | None], None] = lambda name, made: None,
+    passed: Callable[[str, Schedule | None], None] = lambda name, result: None,
     machine: Machine | None = None,
 ) -> Schedule:
     """Fuse a captured step into as few kernels as the rules allow, and say how they run
@@ -37,9 +37,9 @@ def schedule(
     made; with None if there is none yet, or still the one before.
     """
     machine = machine or Machine()
-    made = schedule_kernels(graph, lambda name: passed(name, None))
-    passed("fusion", made)
-    for own in PASSES:
-        before, made = made, own.apply(graph, made, machine)
-        passed(own.name, None if made is before else made)
-    return made
+    result = schedule_kernels(graph, lambda name: passed(name, None))
+    passed("fusion", result)
+    for scheduler_pass in PASSES:
+        before, result = result, scheduler_pass.apply(graph, result, machine)
+        passed(scheduler_pass.name, None if result is before else result)
+    return result

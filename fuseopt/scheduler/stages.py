@@ -80,9 +80,9 @@ class _Stager:
         self.fused.extend(legal)
 
     def _legal(self, e: Edge) -> bool:
-        made = self.nodes[e.producer]
-        if isinstance(made, Extern):
-            self._refuse(e, "extern", made.reason)
+        producer = self.nodes[e.producer]
+        if isinstance(producer, Extern):
+            self._refuse(e, "extern", producer.reason)
             return False
         shared = self.numbers.shared
         crosses = (e.producer in shared) != (e.consumer in shared)
@@ -120,32 +120,32 @@ class _Stager:
         """Does a node of the CPU give a device something? In a stage the CPU is first,
         so that its counters do not tear the passes of a device apart.
         """
-        own, other = self.devices[e.producer], self.devices[e.consumer]
-        return own == CPU != other
+        device, other = self.devices[e.producer], self.devices[e.consumer]
+        return device == CPU != other
 
     # ------------------------------------------------------------ reductions
 
     def _after(self, e: Edge) -> bool:
         """Is the producer's side of an edge there only when the elements are done?"""
-        made = self.reduces[e.producer] and e.kind != "war"
-        return made or e.producer in self.late
+        waits = self.reduces[e.producer] and e.kind != "war"
+        return waits or e.producer in self.late
 
     def _conflict(self, i: int, beside: list[Edge]) -> str | None:
         """Why node i cannot run in the lane of its producers; None if it can."""
-        found: set[Geometry] = {
+        spaces: set[Geometry] = {
             self.geometry[root]
             for root in {self.lanes.find(e.producer) for e in beside}
             if root in self.geometry
         }
-        own = self._geometry(i) if self.reduces[i] else None
-        if len(found | ({own} if own else set())) > 1:
+        space = self._geometry(i) if self.reduces[i] else None
+        if len(spaces | ({space} if space else set())) > 1:
             return "two reductions of other dimensions or shapes"
         after = [e for e in beside if self._after(e)]
         if not after:
             return None
-        if own:
+        if space:
             return "it reduces what a reduction gave"
-        (geometry,) = found
+        (geometry,) = spaces
         if not self._fits(i, geometry):
             return "it runs over other elements than the results"
         for e in beside:

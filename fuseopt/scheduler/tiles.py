@@ -28,12 +28,12 @@ def _tiled(graph: Graph, run: Run, most: int) -> Run:
     groups: list[list[Block]] = []
     filled = 0
     for strand in run.blocks:
-        own = _touched_bytes(graph, run, strand)
-        if not groups or filled + own > most:
+        touched = _touched_bytes(graph, run, strand)
+        if not groups or filled + touched > most:
             groups.append([])
             filled = 0
         groups[-1].append(strand)
-        filled += own
+        filled += touched
     return replace(run, blocks=tuple(map(_joined, groups)))
 
 

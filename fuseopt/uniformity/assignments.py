@@ -122,46 +122,46 @@ def _augmented(machine: Machine, node: ast.AugAssign) -> None:
             operation = "or" if isinstance(node.op, ast.BitOr) else "and"
             if _gather(machine, target, operation, node.value):
                 return
-        known = expressions.evaluate(machine, _read(target))
+        before = expressions.evaluate(machine, _read(target))
         value = used(machine, node.value)
-        if isinstance(known, (Carried, Bad)):
+        if isinstance(before, (Carried, Bad)):
             why = f"{target.id} counts lanes"
             assign(machine, target, Bad(why))
             return
-        usable(machine, known, target)
-        if isinstance(known, Ref) and isinstance(node.op, ast.Add):
-            methods.method(machine, known, "extend", [value], {}, node)
+        usable(machine, before, target)
+        if isinstance(before, Ref) and isinstance(node.op, ast.Add):
+            methods.method(machine, before, "extend", [value], {}, node)
             return
-        result = expressions.operate(machine, type(node.op), known, value, node)
-        if isinstance(known, Tensor):
+        result = expressions.operate(machine, type(node.op), before, value, node)
+        if isinstance(before, Tensor):
             machine.effects += 1
-        if isinstance(known, Tensor) and isinstance(result, Tensor):
-            result = known if not result.number else result
+        if isinstance(before, Tensor) and isinstance(result, Tensor):
+            result = before if not result.number else result
         assign(machine, target, result)
         return
     read = _read(target)
-    known = used(machine, read)
+    before = used(machine, read)
     value = used(machine, node.value)
-    result = expressions.operate(machine, type(node.op), known, value, node)
+    result = expressions.operate(machine, type(node.op), before, value, node)
     machine.effects += 1
-    if isinstance(known, Tensor) and not known.plain and isinstance(result, Tensor):
+    if isinstance(before, Tensor) and not before.plain and isinstance(result, Tensor):
         # in place: what holds the tensor still holds it
         if isinstance(target, ast.Attribute):
             return
-        result = known
+        result = before
     assign(machine, target, result)
 
 
 def _read(target: ast.expr) -> ast.expr:
     """The same place, to be read."""
     if isinstance(target, ast.Name):
-        made: ast.expr = ast.Name(target.id, ast.Load())
+        reading: ast.expr = ast.Name(target.id, ast.Load())
     elif isinstance(target, ast.Attribute):
-        made = ast.Attribute(target.value, target.attr, ast.Load())
+        reading = ast.Attribute(target.value, target.attr, ast.Load())
     else:
         assert isinstance(target, ast.Subscript)
-        made = ast.Subscript(target.value, target.slice, ast.Load())
-    return ast.copy_location(made, target)
+        reading = ast.Subscript(target.value, target.slice, ast.Load())
+    return ast.copy_location(reading, target)
 
 
 def _gathers(machine: Machine, target: ast.Name, value: ast.expr) -> bool:
@@ -182,25 +182,25 @@ def _gather(
     scope = machine.place(target.id)
     if scope is None:
         return False
-    known = machine.now.scopes[scope].get(target.id)
+    before = machine.now.scopes[scope].get(target.id)
     types_: frozenset[type] | None
-    if isinstance(known, Carried):
-        if known.before is None or level_of(known.before) != Level.UNIFORM:
+    if isinstance(before, Carried):
+        if before.before is None or level_of(before.before) != Level.UNIFORM:
             return False
-        types_ = types_of(known.before)
-    elif isinstance(known, Gathered) and known.operation == operation:
-        types_ = known.types
+        types_ = types_of(before.before)
+    elif isinstance(before, Gathered) and before.operation == operation:
+        types_ = before.types
     else:
         return False
-    found = used(machine, value)
-    level, own = level_of(found), types_of(found)
-    if level not in (Level.UNIFORM, Level.KIND) or types_ is None or own is None:
+    operand = used(machine, value)
+    level, types = level_of(operand), types_of(operand)
+    if level not in (Level.UNIFORM, Level.KIND) or types_ is None or types is None:
         raise machine.refusal("it gathers what is not known over lanes", value)
-    if not (types_ | own) <= {bool}:
+    if not (types_ | types) <= {bool}:
         raise machine.refusal("it gathers what is not known over lanes", value)
-    if found == Known(operation == "and"):
+    if operand == Known(operation == "and"):
         return True  # which changes nothing
-    machine.store(scope, target.id, Gathered(operation, types_ | own), target)
+    machine.store(scope, target.id, Gathered(operation, types_ | types), target)
     return True
 
 
@@ -222,9 +222,9 @@ def _define(machine: Machine, node: ast.FunctionDef) -> None:
         raise machine.refusal("a function has a decorator that is not known", node)
     scope = machine.place(node.name)
     assert scope is not None
-    made: Value = expressions.define(machine, node)
-    assert isinstance(made, Closure)
-    machine.store(scope, node.name, made, node)
+    closure: Value = expressions.define(machine, node)
+    assert isinstance(closure, Closure)
+    machine.store(scope, node.name, closure, node)
 
 
 @form(ast.Import, ast.ImportFrom)
@@ -232,15 +232,15 @@ def _import(machine: Machine, node: ast.Import | ast.ImportFrom) -> None:
     for name in node.names:
         if isinstance(node, ast.Import):
             bare = name.name if name.asname else name.name.partition(".")[0]
-            found: Any = sys.modules.get(bare)
+            imported: Any = sys.modules.get(bare)
             if name.name not in sys.modules:
-                found = None
+                imported = None
         else:
             module = sys.modules.get(node.module or "")
-            found = None if node.level else getattr(module, name.name, None)
-        if found is None:
+            imported = None if node.level else getattr(module, name.name, None)
+        if imported is None:
             raise machine.refusal("it imports what is not known", node)
-        own = name.asname or name.name.partition(".")[0]
-        scope = machine.place(own)
+        bound = name.asname or name.name.partition(".")[0]
+        scope = machine.place(bound)
         assert scope is not None
-        machine.store(scope, own, machine.world.value(found, own), node)
+        machine.store(scope, bound, machine.world.value(imported, bound), node)

@@ -28,9 +28,9 @@ def _if(machine: Machine, node: ast.If) -> None:
     if _first_sets(machine, node):
         return
     test = used(machine, node.test)
-    found, level = iteration.truth(machine, test, node.test)
-    if found is not None:
-        execute(machine, node.body if found else node.orelse)
+    outcome, level = iteration.truth(machine, test, node.test)
+    if outcome is not None:
+        execute(machine, node.body if outcome else node.orelse)
         return
     before = machine.now.copy()
     with machine.under(level):
@@ -50,9 +50,9 @@ def _fill(machine: Machine, test: ast.expr, held: bool) -> None:
     if held and isinstance(test, ast.Name):
         value = used(machine, test)
         if isinstance(value, Ref):
-            own = machine.now.heap[value.number]
-            if isinstance(own, List) and own.lanes is not None:
-                machine.now.heap[value.number] = replace(own, filled=True)
+            contents = machine.now.heap[value.number]
+            if isinstance(contents, List) and contents.lanes is not None:
+                machine.now.heap[value.number] = replace(contents, filled=True)
 
 
 def _first_sets(machine: Machine, node: ast.If) -> bool:
@@ -80,20 +80,20 @@ def _first_sets(machine: Machine, node: ast.If) -> bool:
     scope = machine.place(target.id)
     if scope is None:
         return False
-    known = machine.now.scopes[scope].get(target.id)
-    if not isinstance(known, Carried) or known.before is None:
+    carried = machine.now.scopes[scope].get(target.id)
+    if not isinstance(carried, Carried) or carried.before is None:
         return False
-    before = types_of(known.before)
-    if level_of(known.before) != Level.UNIFORM or before is None:
+    before = types_of(carried.before)
+    if level_of(carried.before) != Level.UNIFORM or before is None:
         return False
-    found = used(machine, node.body[0].value)
-    own = types_of(found)
-    if level_of(found) not in (Level.UNIFORM, Level.KIND) or own is None:
+    value = used(machine, node.body[0].value)
+    types = types_of(value)
+    if level_of(value) not in (Level.UNIFORM, Level.KIND) or types is None:
         raise machine.refusal("the first lane sets what the others read", node.body[0])
-    if NONE in own:
+    if NONE in types:
         raise machine.refusal("the first lane sets what the others read", node.body[0])
-    made = Data(Level.UNIFORM, (before - {NONE}) | own)
-    machine.store(scope, target.id, made, target)
+    result = Data(Level.UNIFORM, (before - {NONE}) | types)
+    machine.store(scope, target.id, result, target)
     if machine.lane is not None:
         machine.lane.firsts[scope, target.id] = machine.site(target)
     return True

@@ -93,10 +93,10 @@ def _known(
     # Dynamo puts a layer around what it is not to trace: it runs it for real, as
     # `_init_group`, or does not trace the leading lanes' step at all
     function = getattr(function, "_torchdynamo_orig_callable", function)
-    made = functions.RULES.get(id(function))
-    if made is not None:
+    rule = functions.RULES.get(id(function))
+    if rule is not None:
         with _arguments(machine, node):
-            return made(machine, args, keywords, node)
+            return rule(machine, args, keywords, node)
     if tensors.is_foreach(function):
         return torch_functions.foreach(machine, function.__name__, args, keywords, node)
     name = tensors.is_aten(function)
@@ -249,69 +249,69 @@ def _closure(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    made: Definition = machine.definitions[function.number]
-    if any(f.source.node is made.node for f in machine.frames):
+    definition: Definition = machine.definitions[function.number]
+    if any(f.source.node is definition.node for f in machine.frames):
         raise machine.refusal("it calls itself", node)
-    outer = made.frames[-1]
-    source = Source(made.node, outer.source.filename, outer.source.code)
+    outer = definition.frames[-1]
+    source = Source(definition.node, outer.source.filename, outer.source.code)
     frame = Frame(
         source,
         machine.scope(),
-        local_names(made.node),
+        local_names(definition.node),
         outer.globals,
         outer.cells,
-        made.frames,
+        definition.frames,
         owner=outer.owner,
     )
-    given = made.node.args
+    given = definition.node.args
     names = [a.arg for a in (*given.posonlyargs, *given.args)]
-    defaults = made.defaults
+    defaults = definition.defaults
     values = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    values.update(made.keyword_defaults)
+    values.update(definition.keyword_defaults)
     _bind(machine, frame, given, values, args, keywords, node)
     return run(machine, frame, node)
 
 
 def local_names(node: ast.AST) -> frozenset[str]:
     """The variables of a function that the step defines."""
-    found: set[str] = set()
+    bound: set[str] = set()
     outside: set[str] = set()
     if isinstance(node, (ast.FunctionDef, ast.Lambda)):
         given = node.args
-        found |= {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-        found |= {a.arg for a in (given.vararg, given.kwarg) if a is not None}
+        bound |= {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+        bound |= {a.arg for a in (given.vararg, given.kwarg) if a is not None}
     body = node.body if isinstance(node, ast.FunctionDef) else []
     for x in stored(body):
         if isinstance(x, (ast.Global, ast.Nonlocal)):
             outside |= set(x.names)
         elif isinstance(x, ast.Name):
-            found.add(x.id)
+            bound.add(x.id)
         elif isinstance(x, ast.FunctionDef):
-            found.add(x.name)
+            bound.add(x.name)
         elif isinstance(x, ast.alias):
-            found.add(x.asname or x.name.partition(".")[0])
+            bound.add(x.asname or x.name.partition(".")[0])
         elif isinstance(x, ast.ExceptHandler) and x.name:
-            found.add(x.name)
-    return frozenset(found - outside)
+            bound.add(x.name)
+    return frozenset(bound - outside)
 
 
 def stored(body: Seq[ast.AST]) -> list[ast.AST]:
     """What sets variables in some statements, not in functions that they define."""
-    found: list[ast.AST] = []
+    targets: list[ast.AST] = []
     waiting = list(body)
     while waiting:
         x = waiting.pop()
         if isinstance(x, ast.FunctionDef):
-            found.append(x)
+            targets.append(x)
             continue
         if isinstance(x, ast.Lambda):
             continue
         if (
             isinstance(x, ast.Name) and isinstance(x.ctx, (ast.Store, ast.Del))
         ) or isinstance(x, (ast.Global, ast.Nonlocal, ast.alias, ast.ExceptHandler)):
-            found.append(x)
+            targets.append(x)
         waiting.extend(ast.iter_child_nodes(x))
-    return found
+    return targets
 
 
 def run(machine: Machine, frame: Frame, node: ast.AST) -> Value:
@@ -340,20 +340,22 @@ def run(machine: Machine, frame: Frame, node: ast.AST) -> Value:
 
 def _returned(machine: Machine, frame: Frame, node: ast.AST) -> Value:
     memory: Memory | None = None
-    found: Value | None = None
+    result: Value | None = None
     worst = Level.UNIFORM
     # the last return is met by all ways that no earlier one took
-    for k, (value, own, level) in enumerate(reversed(frame.returns)):
+    for k, (value, after, level) in enumerate(reversed(frame.returns)):
         worst = max(worst, level)
-        if found is not None and memory is not None and own is not None:
-            found = meet(found, value, worst, (memory, own))
+        if result is not None and memory is not None and after is not None:
+            result = meet(result, value, worst, (memory, after))
         else:
-            found = value if found is None else join(found, value, worst)
+            result = value if result is None else join(result, value, worst)
         branch = Branch((*machine.site(node), "return", k), machine.turns())
-        memory = merge(memory, own, worst, branch)
+        memory = merge(memory, after, worst, branch)
     machine.memory = memory
     if memory is None:
         raise Raises
-    if not any(frame is x for made in machine.definitions for x in made.frames):
+    if not any(
+        frame is x for definition in machine.definitions for x in definition.frames
+    ):
         memory.scopes.pop(frame.scope, None)
-    return Known(None) if found is None else found
+    return Known(None) if result is None else result

@@ -57,15 +57,15 @@ def _compared(
     machine: Machine, op: ast.cmpop, a: Value, b: Value, node: ast.AST
 ) -> Value:
     if isinstance(op, (ast.In, ast.NotIn)):
-        found = iteration.contains(machine, b, a, node)
-        if isinstance(found, Known) and isinstance(op, ast.NotIn):
-            return Known(not found.value)
-        return found
+        outcome = iteration.contains(machine, b, a, node)
+        if isinstance(outcome, Known) and isinstance(op, ast.NotIn):
+            return Known(not outcome.value)
+        return outcome
     if isinstance(op, (ast.Is, ast.IsNot)):
-        found = _same(machine, a, b, node)
-        if isinstance(found, Known) and isinstance(op, ast.IsNot):
-            return Known(not found.value)
-        return found
+        outcome = _same(machine, a, b, node)
+        if isinstance(outcome, Known) and isinstance(op, ast.IsNot):
+            return Known(not outcome.value)
+        return outcome
     for x, y in ((a, b), (b, a)):
         if isinstance(x, Count):
             return _counted(machine, op, x, y, swapped=x is b, node=node)
@@ -149,10 +149,10 @@ def _counted(
     """Is a sequence of lanes empty? More may not be asked of how many there are."""
     if isinstance(other, Count) and other.lanes == count.lanes:
         return Data(Level.UNIFORM, frozenset({bool}))
-    known = other.value if isinstance(other, Known) else None
+    number = other.value if isinstance(other, Known) else None
     zero = (ast.Eq, ast.NotEq, ast.Gt, ast.LtE)
     if swapped:
         zero = (ast.Eq, ast.NotEq, ast.Lt, ast.GtE)  # type: ignore[assignment]
-    if type(known) is int and known == 0 and isinstance(op, zero):
+    if type(number) is int and number == 0 and isinstance(op, zero):
         return Data(Level.UNIFORM, frozenset({bool}))
     raise machine.refusal("it computes with how many lanes there are", node)

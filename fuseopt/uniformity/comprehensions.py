@@ -18,29 +18,29 @@ from .values import Data, Known, Level, Many, Sequence, Value, join, types_of
 
 @expressions.form(ast.ListComp, ast.GeneratorExp, ast.SetComp)
 def _list(machine: Machine, node: Any) -> Value:
-    made = machine.list_of()
+    result = machine.list_of()
 
     def add() -> None:
         value = used(machine, node.elt)
-        stores.append(machine, made, value, node.elt)
+        stores.append(machine, result, value, node.elt)
 
     _go(machine, node, add)
     if isinstance(node, ast.SetComp):
-        if iteration.lanes_of(machine, made, node) is not None:
+        if iteration.lanes_of(machine, result, node) is not None:
             raise machine.refusal("it makes a set of lanes", node)
-    return made
+    return result
 
 
 @expressions.form(ast.DictComp)
 def _dict(machine: Machine, node: ast.DictComp) -> Value:
-    made = machine.new(Dict())
+    result = machine.new(Dict())
 
     def add() -> None:
         key = used(machine, node.key)
-        stores.store_ref(machine, made, key, used(machine, node.value), node)
+        stores.store_ref(machine, result, key, used(machine, node.value), node)
 
     _go(machine, node, add)
-    return made
+    return result
 
 
 def _go(machine: Machine, node: Any, add: Callable[[], None]) -> None:
@@ -54,7 +54,7 @@ def _go(machine: Machine, node: Any, add: Callable[[], None]) -> None:
         if isinstance(x, ast.Name)
     )
     outer = (*frame.outer, frame)
-    own = Frame(
+    inner = Frame(
         frame.source,
         machine.scope(),
         names,
@@ -64,13 +64,13 @@ def _go(machine: Machine, node: Any, add: Callable[[], None]) -> None:
         frame.owner,
         frame.first,
     )
-    machine.frames.append(own)
+    machine.frames.append(inner)
     try:
         _generate(machine, node, 0, add, first)
     finally:
         machine.frames.pop()
     if machine.memory is not None:
-        machine.memory.scopes.pop(own.scope, None)
+        machine.memory.scopes.pop(inner.scope, None)
 
 
 def _generate(
@@ -101,12 +101,12 @@ def _generate(
         unrolled(machine, items, body, generator)
         return
     if isinstance(items, list):
-        found = items[0]
+        item = items[0]
         for x in items[1:]:
-            found = join(found, x, Level.UNIFORM)
-        if isinstance(found, Known):
-            found = Data(Level.UNIFORM, types_of(found))
-        items = Many(found)
+            item = join(item, x, Level.UNIFORM)
+        if isinstance(item, Known):
+            item = Data(Level.UNIFORM, types_of(item))
+        items = Many(item)
     each = items.item
     over_many(machine, lambda: body(each), generator, items.level, frozenset())
 
@@ -116,13 +116,13 @@ def _filter(machine: Machine, tests: list[ast.expr], then: Callable[[], None]) -
         then()
         return
     test = tests[0]
-    found, level = iteration.truth(machine, used(machine, test), test)
-    if found is False:
+    outcome, level = iteration.truth(machine, used(machine, test), test)
+    if outcome is False:
         return
     before = machine.now.copy()
     with machine.under(level):
         _filter(machine, tests[1:], then)
-    if found is None:
+    if outcome is None:
         machine.memory = merge(machine.memory, before, level, machine.branch(test))
 
 
@@ -132,20 +132,20 @@ def _filtered(machine: Machine, args: Any, _: Any, node: ast.AST) -> Value:
     over = iteration.lanes_of(machine, args[1], node)
     if over is None:
         raise machine.refusal("it filters what are no lanes", node)
-    made = machine.list_of()
+    kept = machine.list_of()
 
     def body(x: Value) -> None:
         test = args[0]
-        found: Value = x
+        asked: Value = x
         if test != Known(None):
-            found = machine.call(machine, test, [x], {}, node)
-        known, level = iteration.truth(machine, found, node)
-        if known is False:
+            asked = machine.call(machine, test, [x], {}, node)
+        outcome, level = iteration.truth(machine, asked, node)
+        if outcome is False:
             return
         before = machine.now.copy()
-        stores.append(machine, made, x, node)
-        if known is None:
+        stores.append(machine, kept, x, node)
+        if outcome is None:
             machine.memory = merge(machine.memory, before, level, machine.branch(node))
 
     over_lanes(machine, over, body, node, frozenset())
-    return made
+    return kept

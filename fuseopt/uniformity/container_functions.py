@@ -44,16 +44,16 @@ def _range(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
         lanes = args[-1].lanes
         if len(args) < 3 and lanes != "state":
             return Sequence(lanes, Index(lanes))
-    found = compute(machine, args, node)
-    level = level_of(found)
+    computed = compute(machine, args, node)
+    level = level_of(computed)
     assert level is not None
     if level == Level.NUMBER:
         raise machine.refusal("it counts to a number that was read from a lane", node)
     values = [x.value for x in args if isinstance(x, Known)]
     if len(values) == len(args):
-        known = range(*values)
-        if len(known) <= 8:
-            return Items(tuple(Known(i) for i in known))
+        numbers = range(*values)
+        if len(numbers) <= 8:
+            return Items(tuple(Known(i) for i in numbers))
     return Many(Data(level, frozenset({int})), level)
 
 
@@ -113,10 +113,10 @@ def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
         if isinstance(column, list):
             if not column:
                 return Items(())
-            found = column[0]
+            joined = column[0]
             for y in column[1:]:
-                found = join(found, y, Level.UNIFORM)
-            parts.append(found)
+                joined = join(joined, y, Level.UNIFORM)
+            parts.append(joined)
         else:
             assert isinstance(column, Many)
             level = max(level, column.level)
@@ -159,17 +159,19 @@ def _ordered(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) ->
         raise machine.refusal("it sorts by a function", node)
     items = iteration.spread(machine, args[0], machine.site(node), node)
     assert not isinstance(items, Sequence)
-    known = items if isinstance(items, list) else [items.item]
+    values = items if isinstance(items, list) else [items.item]
     level = Level.UNIFORM if isinstance(items, list) else items.level
-    found = compute(machine, known, node)
-    own = level_of(found)
-    if own is None or own == Level.NUMBER:
+    computed = compute(machine, values, node)
+    item_level = level_of(computed)
+    if item_level is None or item_level == Level.NUMBER:
         raise machine.refusal("it sorts what differs between lanes", node)
     types_: frozenset[type] | None = frozenset()
-    for x in known:
+    for x in values:
         theirs = types_of(x)
         types_ = None if theirs is None or types_ is None else types_ | theirs
-    return machine.new(List(None, Data(max(own, level), types_), max(own, level)))
+    return machine.new(
+        List(None, Data(max(item_level, level), types_), max(item_level, level))
+    )
 
 
 @rule(dict)

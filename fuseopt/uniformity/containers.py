@@ -116,10 +116,10 @@ def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
 
 def _part_types(value: Value, key: Value) -> frozenset[type] | None:
 
-    own = types_of(value)
-    if own == frozenset({torch.Size}):
-        return own if is_slice(key) else frozenset({int})
-    return own if own == frozenset({str}) else None
+    types = types_of(value)
+    if types == frozenset({torch.Size}):
+        return types if is_slice(key) else frozenset({int})
+    return types if types == frozenset({str}) else None
 
 
 def _tuple_item(machine: Machine, value: Items, key: Value, node: ast.AST) -> Value:
@@ -132,12 +132,12 @@ def _tuple_item(machine: Machine, value: Items, key: Value, node: ast.AST) -> Va
     level = key_level(machine, key, node)
     if is_slice(key) or not value.items:
         raise machine.refusal("it takes a part of a tuple that is not known", node)
-    found = value.items[0]
+    result = value.items[0]
     for x in value.items[1:]:
-        found = join(found, x, level)
-    if isinstance(found, (Known, Data)):
-        found = join(found, Data(level, types_of(found)), level)
-    return usable(machine, found, node)
+        result = join(result, x, level)
+    if isinstance(result, (Known, Data)):
+        result = join(result, Data(level, types_of(result)), level)
+    return usable(machine, result, node)
 
 
 def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
@@ -150,9 +150,9 @@ def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
     held = machine.held(ref, node)
     if isinstance(held, Dict):
         if isinstance(key, Known):
-            found = held.get(key.value)
-            if found is not None:
-                return usable(machine, found, node)
+            value = held.get(key.value)
+            if value is not None:
+                return usable(machine, value, node)
         level = key_level(machine, key, node)
         values = [v for _, v in held.items]
         if held.other is not None:
@@ -180,10 +180,10 @@ def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
         raise machine.refusal("it takes lanes by their places", node)
     if isinstance(key, Known) and held.items is not None:
         if type(key.value) is int or isinstance(key.value, slice):
-            found = _tuple_item(machine, Items(held.items), key, node)
-            if isinstance(found, Items) and isinstance(key.value, slice):
-                return machine.list_of(*found.items)
-            return found
+            value = _tuple_item(machine, Items(held.items), key, node)
+            if isinstance(value, Items) and isinstance(key.value, slice):
+                return machine.list_of(*value.items)
+            return value
     level = key_level(machine, key, node)
     if held.items is not None and not is_slice(key):
         return _tuple_item(machine, Items(held.items), key, node)
@@ -213,10 +213,10 @@ def held_item(machine: Machine, held: Held, key: Value, node: ast.AST) -> Value:
         return Data(level)
     if isinstance(key, Known) and not is_slice(key):
         try:
-            found = x[key.value]
+            value = x[key.value]
         except (KeyError, IndexError, TypeError):
             raise machine.refusal(f"{held.name} has no such item", node) from None
-        return usable(machine, world.value(found, f"{held.name}[...]"), node)
+        return usable(machine, world.value(value, f"{held.name}[...]"), node)
     values = list(x.values()) if isinstance(x, dict) else list(x)
     result = usable(machine, world.all_of(values, held.name, level), node)
     return Many(result, level) if is_slice(key) else result
@@ -269,21 +269,21 @@ def state_item(
     """An item of the state of the lane at hand."""
     key_level(machine, key, node)
     fields = machine.world.fields
-    found: Value | None = None
+    result: Value | None = None
     if isinstance(key, Known):
         if not isinstance(key.value, str):
             raise machine.refusal("the state has a key that is no string", node)
-        found = fields.get(key.value)
+        result = fields.get(key.value)
     else:
         for name, value in fields.items():
             if isinstance(name, str):
-                found = value if found is None else join(found, value, Level.KIND)
+                result = value if result is None else join(result, value, Level.KIND)
     other = fields.get(None)
     if other is not None:
-        found = other if found is None else join(found, other, Level.KIND)
-    if found is None:
+        result = other if result is None else join(result, other, Level.KIND)
+    if result is None:
         # in a way that is not taken, or one that raises
         return Tensor() if default is None else default
     if default is not None:
-        found = join(found, default, Level.KIND)
-    return usable(machine, found, node)
+        result = join(result, default, Level.KIND)
+    return usable(machine, result, node)

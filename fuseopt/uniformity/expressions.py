@@ -36,10 +36,10 @@ FORMS: dict[type, Form] = {}
 def form(*kinds: type) -> Callable[[Form], Form]:
     """Say how some forms of the syntax are taken."""
 
-    def take(made: Form) -> Form:
+    def take(function: Form) -> Form:
         for kind in kinds:
-            FORMS[kind] = made
-        return made
+            FORMS[kind] = function
+        return function
 
     return take
 
@@ -47,10 +47,10 @@ def form(*kinds: type) -> Callable[[Form], Form]:
 def evaluate(machine: Machine, node: ast.expr) -> Value:
     """What is known of the value of an expression."""
     machine.spend(node)
-    made = FORMS.get(type(node))
-    if made is None:
+    rule = FORMS.get(type(node))
+    if rule is None:
         raise machine.refusal(f"a {type(node).__name__} is not analysed", node)
-    return made(machine, node)
+    return rule(machine, node)
 
 
 def used(machine: Machine, node: ast.expr) -> Value:
@@ -77,10 +77,10 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     mangled(machine, name, node)
     scope = machine.place(name)
     if scope is not None:
-        found = machine.now.scopes[scope].get(name)
-        if found is None:
+        value = machine.now.scopes[scope].get(name)
+        if value is None:
             raise machine.refusal(f"{name} is not known here", node)
-        return found
+        return value
     if name in frame.cells:
         return machine.world.value(frame.cells[name], name)
     if name in frame.globals:
@@ -205,14 +205,14 @@ def _number_too(a: Value, b: Value) -> Value:
 
 def _types(op: type, a: Value, b: Value) -> tuple[type, ...]:
     """The types of what an operator gives, where they are plain."""
-    own, other = types_of(a), types_of(b)
-    if own is None or other is None:
+    types, other = types_of(a), types_of(b)
+    if types is None or other is None:
         return ()
-    both = own | other
+    both = types | other
     if both <= {int, bool} and op not in (ast.Div, ast.Pow):
         return (int,) if op not in (ast.BitAnd, ast.BitOr) or int in both else (bool,)
     if both <= {int, bool, float}:
-        return (float, int) if float not in own and float not in other else (float,)
+        return (float, int) if float not in types and float not in other else (float,)
     if both == {str}:
         return (str,)
     return ()
@@ -242,15 +242,15 @@ def _lists(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Val
         held = machine.held(ref, node)
         level = containers.key_level(machine, other, node)
         if isinstance(held, List) and held.lanes is None:
-            found = [*(held.items or ()), *([held.many] if held.many else [])]
-            if found:
-                item = found[0]
-                for x in found[1:]:
+            parts = [*(held.items or ()), *([held.many] if held.many else [])]
+            if parts:
+                item = parts[0]
+                for x in parts[1:]:
                     item = join(item, x, level)
                 return machine.new(List(None, item, max(level, held.level)))
         raise machine.refusal("it repeats what differs between lanes", node)
     if op is ast.Add:
-        known: list[Value] = []
+        values: list[Value] = []
         level = Level.UNIFORM
         exact = True
         for x in (a, b):
@@ -258,14 +258,14 @@ def _lists(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Val
                 raise machine.refusal("it puts lanes together", node)
             items = iteration.spread(machine, x, machine.site(node), node)
             if isinstance(items, list):
-                known += items
+                values += items
             elif isinstance(items, Many):
-                known.append(items.item)
+                values.append(items.item)
                 level, exact = max(level, items.level), False
         if exact:
-            return machine.list_of(*known)
-        item = known[0]
-        for x in known[1:]:
+            return machine.list_of(*values)
+        item = values[0]
+        for x in values[1:]:
             item = join(item, x, level)
         return machine.new(List(None, item, level))
     raise machine.refusal("it computes with what differs between lanes", node)
@@ -275,9 +275,9 @@ def _lists(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Val
 def _unary(machine: Machine, node: ast.UnaryOp) -> Value:
     value = used(machine, node.operand)
     if isinstance(node.op, ast.Not):
-        found, level = iteration.truth(machine, value, node)
-        if found is not None:
-            return Known(not found)
+        outcome, level = iteration.truth(machine, value, node)
+        if outcome is not None:
+            return Known(not outcome)
         return Data(level, frozenset({bool}))
     if isinstance(value, Tensor):
         if value.number or value.plain:
@@ -299,9 +299,9 @@ def _chain(machine: Machine, node: ast.BoolOp, k: int) -> Value:
     if k == len(node.values) - 1:
         return value
     stops = isinstance(node.op, ast.Or)
-    found, level = iteration.truth(machine, value, node.values[k])
-    if found is not None:
-        return value if found == stops else _chain(machine, node, k + 1)
+    outcome, level = iteration.truth(machine, value, node.values[k])
+    if outcome is not None:
+        return value if outcome == stops else _chain(machine, node, k + 1)
     if isinstance(value, Count):
         value = Data(Level.UNIFORM, frozenset({int}))
     return machine.either(
@@ -312,9 +312,9 @@ def _chain(machine: Machine, node: ast.BoolOp, k: int) -> Value:
 @form(ast.IfExp)
 def _choice(machine: Machine, node: ast.IfExp) -> Value:
     test = used(machine, node.test)
-    found, level = iteration.truth(machine, test, node.test)
-    if found is not None:
-        return evaluate(machine, node.body if found else node.orelse)
+    outcome, level = iteration.truth(machine, test, node.test)
+    if outcome is not None:
+        return evaluate(machine, node.body if outcome else node.orelse)
     return machine.either(
         level,
         node,
@@ -337,17 +337,17 @@ def _list(machine: Machine, node: ast.List) -> Value:
 
 
 def _items(machine: Machine, nodes: list[ast.expr]) -> list[Value]:
-    found: list[Value] = []
+    values: list[Value] = []
     for x in nodes:
         if isinstance(x, ast.Starred):
             value = used(machine, x.value)
             items = iteration.spread(machine, value, machine.site(x), x)
             if not isinstance(items, list):
                 raise machine.refusal("it spreads what is not known", x)
-            found += items
+            values += items
         else:
-            found.append(used(machine, x))
-    return found
+            values.append(used(machine, x))
+    return values
 
 
 @form(ast.Set)
@@ -360,7 +360,7 @@ def _set(machine: Machine, node: ast.Set) -> Value:
 
 @form(ast.Dict)
 def _dict(machine: Machine, node: ast.Dict) -> Value:
-    made = Dict()
+    result = Dict()
     for k, v in zip(node.keys, node.values, strict=True):
         if k is None:
             value = used(machine, v)
@@ -368,13 +368,13 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
             if not isinstance(held, Dict) or held.other is not None:
                 raise machine.refusal("it spreads what is not known", v)
             for name, item in held.items:
-                made = made.put(name, item)
+                result = result.put(name, item)
             continue
         name = used(machine, k)
         if not isinstance(name, Known):
             raise machine.refusal("it makes a dict with keys that are not known", node)
-        made = made.put(name.value, used(machine, v))
-    return machine.new(made)
+        result = result.put(name.value, used(machine, v))
+    return machine.new(result)
 
 
 @form(ast.JoinedStr)
@@ -390,10 +390,10 @@ def _text(machine: Machine, node: ast.JoinedStr) -> Value:
             parts.append(used(machine, x))
     if all(isinstance(x, Known) and type(x.value) in (str, int) for x in parts):
         return Known("".join(str(x.value) for x in parts))  # type: ignore[attr-defined]
-    found = functions.compute(machine, parts, node, (str,))
-    if level_of(found) == Level.NUMBER:
+    computed = functions.compute(machine, parts, node, (str,))
+    if level_of(computed) == Level.NUMBER:
         raise machine.refusal("it makes text of contents of a tensor", node)
-    return found
+    return computed
 
 
 @form(ast.Lambda)

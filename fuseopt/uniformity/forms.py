@@ -18,10 +18,10 @@ LOOPS: dict[type, Callable[[Machine, Any, Seq[ast.stmt]], bool]] = {}
 def form(*kinds: type) -> Callable[[Form], Form]:
     """Say how some forms of the syntax are taken."""
 
-    def take(made: Form) -> Form:
+    def take(function: Form) -> Form:
         for kind in kinds:
-            FORMS[kind] = made
-        return made
+            FORMS[kind] = function
+        return function
 
     return take
 

@@ -48,12 +48,12 @@ _alive: list[Any] = []
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
     """Say what is known of calls of some functions."""
 
-    def take(made: Rule) -> Rule:
+    def take(taken: Rule) -> Rule:
         for function in functions:
             if function is not None:
                 _alive.append(function)
-                RULES[id(function)] = made
-        return made
+                RULES[id(function)] = taken
+        return taken
 
     return take
 
@@ -85,19 +85,19 @@ def compute(
             level = Level.NUMBER
             continue
         if isinstance(value, Items):
-            own: Level | None = level_of(compute(machine, list(value.items), node))
+            of_value: Level | None = level_of(compute(machine, list(value.items), node))
         elif isinstance(value, Many):
-            own = level_of(compute(machine, [value.item], node))
-            own = None if own is None else max(own, value.level)
+            of_value = level_of(compute(machine, [value.item], node))
+            of_value = None if of_value is None else max(of_value, value.level)
         elif isinstance(value, Ref):
-            own = _of_list(machine, value, node)
+            of_value = _of_list(machine, value, node)
         else:
-            own = level_of(value)
-        if own is None or (
+            of_value = level_of(value)
+        if of_value is None or (
             isinstance(value, Known) and not isinstance(value.value, PLAIN)
         ):
             raise machine.refusal(f"it computes with {odd(value)}", node)
-        level = max(level, own)
+        level = max(level, of_value)
     if types:
         return Data(level, frozenset(types))
     return Data(level, NUMERIC if numeric else None)
@@ -107,17 +107,17 @@ def _numbers(value: Value) -> bool:
     """Is it a number, or several? Then what is computed from it is no other thing."""
     if isinstance(value, Items):
         return all(map(_numbers, value.items))
-    own = types_of(value)
-    return isinstance(value, Tensor) or (own is not None and own <= NUMERIC)
+    types = types_of(value)
+    return isinstance(value, Tensor) or (types is not None and types <= NUMERIC)
 
 
 def _of_list(machine: Machine, value: Ref, node: ast.AST) -> Level | None:
     held = machine.held(value, node)
     if not isinstance(held, List) or held.lanes is not None:
         return None
-    known = [*(held.items or ()), *([] if held.many is None else [held.many])]
-    found = level_of(compute(machine, known, node))
-    return None if found is None else max(found, held.level)
+    values = [*(held.items or ()), *([] if held.many is None else [held.many])]
+    level = level_of(compute(machine, values, node))
+    return None if level is None else max(level, held.level)
 
 
 # ---------------------------------------------------------------- numbers
@@ -160,8 +160,8 @@ def _abs(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 def _bool(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     if not args:
         return Known(False)
-    found, level = iteration.truth(machine, args[0], node)
-    return Known(found) if found is not None else Data(level, frozenset({bool}))
+    outcome, level = iteration.truth(machine, args[0], node)
+    return Known(outcome) if outcome is not None else Data(level, frozenset({bool}))
 
 
 @rule(builtins.min, builtins.max)
@@ -186,16 +186,16 @@ def _fold(machine: Machine, over: Value, more: Args, node: ast.AST) -> Value:
     assert not isinstance(items, Sequence)
     if isinstance(items, list):
         return _of_all(machine, [*items, *more], node)
-    found = _of_all(machine, [items.item, *more], node)
-    own = level_of(found)
-    return found if own is None else Data(max(own, items.level), types_of(found))
+    result = _of_all(machine, [items.item, *more], node)
+    level = level_of(result)
+    return result if level is None else Data(max(level, items.level), types_of(result))
 
 
 def _of_all(machine: Machine, args: Args, node: ast.AST) -> Value:
-    found = compute(machine, args, node)
+    computed = compute(machine, args, node)
     if any(isinstance(x, Tensor) for x in args):
         return _of_tensors(args)
-    return found
+    return computed
 
 
 def _of_tensors(args: Args) -> Value:
@@ -213,9 +213,9 @@ def _any(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     items = iteration.spread(machine, args[0], machine.site(node), node)
     if isinstance(items, Sequence):
         raise machine.refusal("it asks of lanes", node)
-    known = items if isinstance(items, list) else [items.item]
+    values = items if isinstance(items, list) else [items.item]
     worst = Level.UNIFORM if isinstance(items, list) else items.level
-    for x in known:
+    for x in values:
         level = iteration.truth(machine, x, node)[1]
         worst = max(worst, level)
     return Data(worst, frozenset({bool}))
@@ -231,12 +231,12 @@ def _getattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     if not isinstance(name, Known) or type(name.value) is not str:
         raise machine.refusal("it reads an attribute whose name is not known", node)
     if isinstance(value, Optimizer):
-        found = objects.of_optimizer(machine, value, name.value, node)
-        if found is None:
+        attribute = objects.of_optimizer(machine, value, name.value, node)
+        if attribute is None:
             if len(args) > 2:
                 return args[2]
             raise machine.refusal(f"the optimizer has no attribute {name.value}", node)
-        return found
+        return attribute
     return objects.attribute(machine, value, name.value, node)
 
 
@@ -249,8 +249,8 @@ def _hasattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     if isinstance(value, Optimizer):
         if ("attribute", name.value) in machine.world.written:
             return uniform(bool)
-        found = objects.of_optimizer(machine, value, name.value, node)
-        return Known(found is not None)
+        attribute = objects.of_optimizer(machine, value, name.value, node)
+        return Known(attribute is not None)
     if isinstance(value, Known):
         return Known(hasattr(value.value, name.value))
     if isinstance(value, (Tensor, First)):
@@ -266,10 +266,10 @@ def _hasattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 def _text(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     if len(args) == 1 and isinstance(args[0], Known) and type(args[0].value) is str:
         return args[0]
-    found = compute(machine, args, node, (str,))
-    if level_of(found) == Level.NUMBER:
+    computed = compute(machine, args, node, (str,))
+    if level_of(computed) == Level.NUMBER:
         raise machine.refusal("it makes text of contents of a tensor", node)
-    return found
+    return computed
 
 
 @rule(warnings.warn)

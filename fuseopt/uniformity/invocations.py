@@ -38,9 +38,9 @@ def _call(machine: Machine, node: ast.Call) -> Value:
         if function.value is next:
             return _next(machine, node)
         if function.value is zip and isinstance(node.args[0], ast.Starred):
-            found = _columns(machine, node)
-            if found is not None:
-                return found
+            columns = _columns(machine, node)
+            if columns is not None:
+                return columns
     for x in node.args:
         if isinstance(x, ast.Starred):
             args += _starred(machine, x, function)
@@ -76,21 +76,21 @@ def _next(machine: Machine, node: ast.Call) -> Value:
         value = used(machine, over.args[0])
     else:
         raise machine.refusal("how far something was gone through is not known", node)
-    found: Value
+    result: Value
     lanes = iteration.lanes_of(machine, value, node)
     if lanes is not None:
-        found = containers.first_of(machine, lanes.item, node)
+        result = containers.first_of(machine, lanes.item, node)
     elif isinstance(value, Method) and isinstance(value.of, Grouped):
         key, held = iteration.sorted_lists(machine, value.of, machine.site(node))
-        found = Items((key, held)) if value.name.endswith("items") else held
+        result = Items((key, held)) if value.name.endswith("items") else held
     else:
         items = iteration.spread(machine, value, machine.site(node), node)
         if not isinstance(items, list) or not items:
             raise machine.refusal("the first of what is not known", node)
-        found = items[0]
+        result = items[0]
     if len(node.args) > 1:
-        found = join(found, used(machine, node.args[1]), Level.UNIFORM)
-    return found
+        result = join(result, used(machine, node.args[1]), Level.UNIFORM)
+    return result
 
 
 def _columns(machine: Machine, node: ast.Call) -> Value | None:

@@ -54,20 +54,20 @@ def lanes_of(machine: Machine, value: Value, node: ast.AST) -> Sequence | None:
 
 def sorted_lists(machine: Machine, value: Grouped, loop: Any) -> tuple[Value, Value]:
     """One group of lists that were sorted by kind: its key, and what it holds."""
-    made: list[Value] = []
+    lists: list[Value] = []
     lanes = Sorted(loop, value.lanes)
     for x in value.lists:
-        found = lanes_of(machine, x, ast.Pass())
-        if found is None:
-            made.append(machine.list_of())
+        sequence = lanes_of(machine, x, ast.Pass())
+        if sequence is None:
+            lists.append(machine.list_of())
         else:
-            held = List(None, lanes=lanes, item=found.item, writer="sorted")
-            made.append(machine.new(held))
+            held = List(None, lanes=lanes, item=sequence.item, writer="sorted")
+            lists.append(machine.new(held))
     key = Items(value.keys)
     if not value.indices:
-        return key, machine.list_of(*made)
+        return key, machine.list_of(*lists)
     places = List(None, lanes=lanes, item=Index(value.lanes), writer="sorted")
-    return key, Items((machine.list_of(*made), machine.new(places)))
+    return key, Items((machine.list_of(*lists), machine.new(places)))
 
 
 def spread(
@@ -75,9 +75,9 @@ def spread(
 ) -> list[Value] | Many | Sequence:
     """What a loop goes over: known items, items of which one is known, or lanes."""
     usable(machine, value, node)
-    found = lanes_of(machine, value, node)
-    if found is not None:
-        return found
+    lanes = lanes_of(machine, value, node)
+    if lanes is not None:
+        return lanes
     if isinstance(value, Groups):
         return Many(Group(loop))
     if isinstance(value, Items):
@@ -187,9 +187,9 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
 def length(machine: Machine, value: Value, node: ast.AST) -> Value:
     """`len(value)`."""
     usable(machine, value, node)
-    found = lanes_of(machine, value, node)
-    if found is not None:
-        return Count(found.lanes)
+    lanes = lanes_of(machine, value, node)
+    if lanes is not None:
+        return Count(lanes.lanes)
     if isinstance(value, Items):
         return Data(Level.UNIFORM, frozenset({int}))
     if isinstance(value, Ref):
@@ -245,18 +245,18 @@ def contains(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value
     if isinstance(key, Known) and not isinstance(key.value, PLAIN):
         raise machine.refusal("it looks up an object", node)
     level = key_level(machine, key, node)
-    known = isinstance(key, Known)
+    constant = isinstance(key, Known)
     if isinstance(value, Group):
         place = ("group", key.value) if isinstance(key, Known) else None
-        if known and place not in machine.world.written:
-            found = {key.value in g for g in machine.world.groups}  # type: ignore
-            if len(found) == 1:
-                return Known(found.pop())
+        if constant and place not in machine.world.written:
+            answers = {key.value in g for g in machine.world.groups}  # type: ignore
+            if len(answers) == 1:
+                return Known(answers.pop())
         return Data(Level.UNIFORM, frozenset({bool}))
-    if isinstance(value, Known) and isinstance(value.value, str) and known:
+    if isinstance(value, Known) and isinstance(value.value, str) and constant:
         return Known(key.value in value.value)  # type: ignore[attr-defined]
     if isinstance(value, Items):
-        if known and all(isinstance(x, Known) for x in value.items):
+        if constant and all(isinstance(x, Known) for x in value.items):
             return Known(any(x == key for x in value.items))
         for x in value.items:
             level = max(level, key_level(machine, x, node))
@@ -264,7 +264,7 @@ def contains(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value
     if isinstance(value, Ref):
         held = machine.held(value, node)
         if isinstance(held, Dict):
-            if known and held.other is None:
+            if constant and held.other is None:
                 return Known(held.get(key.value) is not None)  # type: ignore
             mine = Level.UNIFORM if held.lane is None else Level.KIND
             return Data(max(level, mine), frozenset({bool}))

@@ -101,12 +101,12 @@ def _for(machine: Machine, node: ast.For, rest: Seq[ast.stmt]) -> bool:
         _orelse(machine, node)
         return False
     if isinstance(items, list):
-        found = items[0] if items else Known(None)
+        item = items[0] if items else Known(None)
         for x in items[1:]:
-            found = join(found, x, Level.UNIFORM)
-        if isinstance(found, Known):
-            found = Data(Level.UNIFORM, types_of(found))
-        items = Many(found)
+            item = join(item, x, Level.UNIFORM)
+        if isinstance(item, Known):
+            item = Data(Level.UNIFORM, types_of(item))
+        items = Many(item)
     each = items.item
     over_many(machine, lambda: body(each), node, items.level, _set_in(node))
     _orelse(machine, node)
@@ -136,9 +136,9 @@ def _while(machine: Machine, node: ast.While) -> None:
     def body() -> None:
         nonlocal level
         test = used(machine, node.test)
-        found, own = iteration.truth(machine, test, node.test)
-        level = max(level, own)
-        if found is False:
+        outcome, test_level = iteration.truth(machine, test, node.test)
+        level = max(level, test_level)
+        if outcome is False:
             machine.memory = None
             return
         execute(machine, node.body)

@@ -43,22 +43,22 @@ def unrolled(
         machine.path = path
 
 
-def _enter(machine: Machine, loop: Loop, known: set[tuple[int, str]]) -> None:
+def _enter(machine: Machine, loop: Loop, variables: set[tuple[int, str]]) -> None:
     """Forget, at the begin of a turn, what another turn may have set."""
     scopes = machine.now.scopes
-    for scope, name in known:
+    for scope, name in variables:
         if scope in scopes:
             before = scopes[scope].get(name)
             scopes[scope][name] = Carried(name, before)
 
 
 def _names(machine: Machine, names: frozenset[str]) -> set[tuple[int, str]]:
-    found: set[tuple[int, str]] = set()
+    variables: set[tuple[int, str]] = set()
     for name in names:
         scope = machine.place(name)
         if scope is not None:
-            found.add((scope, name))
-    return found
+            variables.add((scope, name))
+    return variables
 
 
 def over_lanes(
@@ -76,14 +76,14 @@ def over_lanes(
     if machine.lane is not None:
         raise machine.refusal("it goes over lanes within a loop over lanes", node)
     before = machine.now
-    known = _names(machine, names)
+    variables = _names(machine, names)
     growing: set[int] = set()
     level, effects = machine.level, machine.effects
     while True:
         machine.memory = before.copy()
         loop = Loop(machine.site(node), machine.frame, lanes.lanes)
         loop.scopes = machine.number()
-        _enter(machine, loop, known)
+        _enter(machine, loop, variables)
         for number in growing:
             held = machine.now.heap[number]
             assert isinstance(held, List)
@@ -97,9 +97,9 @@ def over_lanes(
             machine.loops.pop()
             machine.lane = None
             machine.level = level
-        if loop.stores.keys() <= known and loop.grown <= growing:
+        if loop.stores.keys() <= variables and loop.grown <= growing:
             break
-        known |= loop.stores.keys()
+        variables |= loop.stores.keys()
         growing |= loop.grown
     for variable, place in loop.firsts.items():
         if any(site != place for site, _ in loop.stores[variable]):
@@ -107,32 +107,32 @@ def over_lanes(
     if (loop.breaks or loop.leaves) and machine.effects != effects:
         raise machine.refusal("a lane ends a loop that changes lanes", node)
     end: Memory | None = machine.memory
-    for own, own_level, site in reversed(loop.continues):
-        end = merge(end, own, own_level, site)
+    for after, own_level, site in reversed(loop.continues):
+        end = merge(end, after, own_level, site)
     broken: Memory | None = None
-    for own in loop.breaks:
-        broken = merge(broken, own, Level.KIND, machine.branch(node))
+    for after in loop.breaks:
+        broken = merge(broken, after, Level.KIND, machine.branch(node))
     if end is None:
         machine.memory = end = before.copy()
-        _enter(machine, loop, known)
+        _enter(machine, loop, variables)
     machine.memory = end
     stores.settle(machine, loop)
-    _leave(machine, loop, known, before, broken=False)
+    _leave(machine, loop, variables, before, broken=False)
     for scope in set(end.scopes) - set(before.scopes):
         del end.scopes[scope]
-    for value, own in loop.leaves:
-        _break_off(machine, loop, known, before, end, own)
-        loop.frame.returns.append((value, own, Level.UNIFORM))
+    for value, after in loop.leaves:
+        _break_off(machine, loop, variables, before, end, after)
+        loop.frame.returns.append((value, after, Level.UNIFORM))
     if broken is None:
         return None
-    _break_off(machine, loop, known, before, end, broken)
+    _break_off(machine, loop, variables, before, end, broken)
     return broken
 
 
 def _break_off(
     machine: Machine,
     loop: Loop,
-    known: set[tuple[int, str]],
+    variables: set[tuple[int, str]],
     before: Memory,
     end: Memory,
     broken: Memory,
@@ -149,7 +149,7 @@ def _break_off(
         ):
             broken.heap[number] = List(None, broken=why)
     ended, machine.memory = machine.memory, broken
-    _leave(machine, loop, known, before, broken=True)
+    _leave(machine, loop, variables, before, broken=True)
     for scope in set(broken.scopes) - set(before.scopes):
         del broken.scopes[scope]
     machine.memory = ended
@@ -158,13 +158,13 @@ def _break_off(
 def _leave(
     machine: Machine,
     loop: Loop,
-    known: set[tuple[int, str]],
+    variables: set[tuple[int, str]],
     before: Memory,
     broken: bool,
 ) -> None:
     """Say what is known of variables after a loop over lanes."""
     memory = machine.now
-    for scope, name in known:
+    for scope, name in variables:
         if scope not in before.scopes:
             continue
         value = memory.scopes[scope].get(name)
@@ -231,14 +231,14 @@ def over_many(
     before = machine.now
     forget(before, site)
     head = before.copy()
-    known = _names(machine, names)
+    variables = _names(machine, names)
     for _ in range(TURNS):
         machine.memory = head.copy()
         loop = Loop(site, machine.frame, level=level)
         loop.scopes = machine.number()
         # what was not set before and is read before it is set is of another turn
         unset = {
-            (s, n) for s, n in known if s in head.scopes and n not in head.scopes[s]
+            (s, n) for s, n in variables if s in head.scopes and n not in head.scopes[s]
         }
         _enter(machine, loop, unset)
         machine.loops.append(loop)
@@ -248,10 +248,10 @@ def over_many(
         finally:
             machine.loops.pop()
         end = machine.memory
-        for own, own_level, place in reversed(loop.continues):
-            end = merge(end, own, max(level, own_level), place)
+        for after, own_level, place in reversed(loop.continues):
+            end = merge(end, after, max(level, own_level), place)
         level = max(level, loop.level)
-        fresh = {x for x in loop.stores if x not in known}
+        fresh = {x for x in loop.stores if x not in variables}
         turn = None if end is None else end.copy()
         if turn is not None:
             forget(turn, site)
@@ -262,7 +262,7 @@ def over_many(
         now: Memory = merge(head, turn, level, site)
         if not fresh and _same_before(now, head):
             break
-        known |= fresh
+        variables |= fresh
         head = now
     else:
         raise machine.refusal("a loop is too involved to be analysed", node)
@@ -272,11 +272,11 @@ def over_many(
             if isinstance(end.scopes[s].get(n), Carried):
                 del end.scopes[s][n]
         result = merge(head.copy(), end, level, site)
-    for own in loop.breaks:
+    for after in loop.breaks:
         for s, n in unset:
-            if isinstance(own.scopes[s].get(n), Carried):
-                del own.scopes[s][n]
-        result = merge(result, own, level, site)
+            if isinstance(after.scopes[s].get(n), Carried):
+                del after.scopes[s][n]
+        result = merge(result, after, level, site)
     assert result is not None
     for s in set(result.scopes) - set(before.scopes):
         del result.scopes[s]

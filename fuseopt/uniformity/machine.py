@@ -177,17 +177,19 @@ class Machine:
         self.now.scopes[scope][name] = value
         for loop in self.loops:
             if scope <= loop.scopes:
-                known = loop.stores.setdefault((scope, name), [])
-                known.append((self.site(node), value))
+                stored = loop.stores.setdefault((scope, name), [])
+                stored.append((self.site(node), value))
 
     # ---------------------------------------------------------------- the heap
 
-    def new(self, made: List | Dict) -> Ref:
+    def new(self, container: List | Dict) -> Ref:
         """A list or a dict that is made here."""
         number = self.number()
         lane = None if self.lane is None else self.lane.site
-        made = type(made)(**{**vars(made), "made": self.turns(), "lane": lane})
-        self.now.heap[number] = made
+        container = type(container)(
+            **{**vars(container), "made": self.turns(), "lane": lane}
+        )
+        self.now.heap[number] = container
         return Ref(number)
 
     def list_of(self, *items: Value) -> Ref:
@@ -195,12 +197,14 @@ class Machine:
 
     def held(self, ref: Ref, node: ast.AST) -> List | Dict:
         """A list or dict, to be read. Refuses one that may not be."""
-        found = self.now.heap[ref.number]
-        if found.broken:
-            raise self.refusal(found.broken, node)
-        if isinstance(found, List) and (found.growing or found.added is not None):
+        container = self.now.heap[ref.number]
+        if container.broken:
+            raise self.refusal(container.broken, node)
+        if isinstance(container, List) and (
+            container.growing or container.added is not None
+        ):
             raise self.refusal("a list is read to which lanes are being added", node)
-        return found
+        return container
 
     def own(self, held: List | Dict) -> bool:
         """Was it made in the iteration over lanes that we are in, if in any?"""
@@ -211,12 +215,12 @@ class Machine:
     @contextmanager
     def under(self, level: Level) -> Iterator[None]:
         """Go a way that was chosen by what has this level."""
-        known = self.level
-        self.level = max(known, level)
+        before = self.level
+        self.level = max(before, level)
         try:
             yield
         finally:
-            self.level = known
+            self.level = before
 
     def either(
         self,

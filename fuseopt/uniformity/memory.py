@@ -100,10 +100,10 @@ class Memory:
         self.heap: dict[int, List | Dict] = {}
 
     def copy(self) -> Memory:
-        made = Memory()
-        made.scopes = {k: dict(v) for k, v in self.scopes.items()}
-        made.heap = dict(self.heap)
-        return made
+        copy = Memory()
+        copy.scopes = {k: dict(v) for k, v in self.scopes.items()}
+        copy.heap = dict(self.heap)
+        return copy
 
     def same(self, other: Memory) -> bool:
         return self.scopes == other.scopes and self.heap == other.heap
@@ -116,16 +116,16 @@ def merge(a: Memory | None, b: Memory | None, level: Level, branch: Any) -> Any:
     """
     if a is None or b is None:
         return b if a is None else a
-    made = Memory()
+    merged = Memory()
     for number in a.scopes.keys() | b.scopes.keys():
         x, y = a.scopes.get(number), b.scopes.get(number)
         if x is None or y is None:
-            made.scopes[number] = dict(y if x is None else x)  # type: ignore[arg-type]
+            merged.scopes[number] = dict(y if x is None else x)  # type: ignore[arg-type]
             continue
         if x == y:
-            made.scopes[number] = dict(x)
+            merged.scopes[number] = dict(x)
             continue
-        scope = made.scopes[number] = {}
+        scope = merged.scopes[number] = {}
         for name in x.keys() | y.keys():
             # a variable that is not set raises where it is read, in any run
             if name not in x:
@@ -137,16 +137,16 @@ def merge(a: Memory | None, b: Memory | None, level: Level, branch: Any) -> Any:
     for number in a.heap.keys() | b.heap.keys():
         p, q = a.heap.get(number), b.heap.get(number)
         if p is None or q is None:
-            found = q if p is None else p
-            assert found is not None
-            made.heap[number] = found
+            value = q if p is None else p
+            assert value is not None
+            merged.heap[number] = value
         elif p == q:
-            made.heap[number] = p
+            merged.heap[number] = p
         elif isinstance(p, List) and isinstance(q, List):
-            made.heap[number] = _lists(p, q, level, branch)
+            merged.heap[number] = _lists(p, q, level, branch)
         elif isinstance(p, Dict) and isinstance(q, Dict):
-            made.heap[number] = _dicts(p, q, level)
-    return made
+            merged.heap[number] = _dicts(p, q, level)
+    return merged
 
 
 def pure(value: Value | None) -> bool:
@@ -161,24 +161,28 @@ def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> V
     """
     if x == y or not all(isinstance(z, (Ref, Sequence)) for z in (x, y)):
         return join(x, y, level)
-    found: list[List] = []
+    lists: list[List] = []
     for ref in (x, y):
         if isinstance(ref, Sequence):
-            found.append(List(None, lanes=ref.lanes, item=ref.item))
+            lists.append(List(None, lanes=ref.lanes, item=ref.item))
             continue
         assert isinstance(ref, Ref)
         held = [m.heap.get(ref.number) for m in memories]
-        own = next((h for h in held if h is not None), None)
-        if not isinstance(own, List) or own.broken or own.added is not None:
+        container = next((h for h in held if h is not None), None)
+        if (
+            not isinstance(container, List)
+            or container.broken
+            or container.added is not None
+        ):
             return Bad("it may be one thing or another")
-        found.append(own)
+        lists.append(container)
     for ref in (x, y):
         for m in memories if isinstance(ref, Ref) else ():
             assert isinstance(ref, Ref)
-            own = m.heap.get(ref.number)
-            if isinstance(own, List):
-                m.heap[ref.number] = replace(own, frozen=True)
-    a, b = found
+            container = m.heap.get(ref.number)
+            if isinstance(container, List):
+                m.heap[ref.number] = replace(container, frozen=True)
+    a, b = lists
     if a.lanes is not None and a.lanes == b.lanes:
         assert a.item is not None
         assert b.item is not None
@@ -255,21 +259,21 @@ def _values(x: List) -> list[Value]:
 
 def loose(x: List, values: Iterable[Value]) -> List:
     """A list of which no more is known than what its items may be."""
-    found: Value | None = None
+    item: Value | None = None
     for value in values:
-        found = value if found is None else join(found, value, x.level)
-    return replace(x, items=None, many=found)
+        item = value if item is None else join(item, value, x.level)
+    return replace(x, items=None, many=item)
 
 
 def _added(a: Added | None, b: Added | None, level: Level, branch: Any) -> Added | None:
     if a is None or b is None:
-        found = b if a is None else a
-        assert found is not None
+        added = b if a is None else a
+        assert added is not None
         # in some turns of a loop, perhaps: then it is not there for all lanes
-        if level == Level.UNIFORM and not found.loops:
-            return found
+        if level == Level.UNIFORM and not added.loops:
+            return added
         side = "else" if a is None else "then"
-        return replace(found, branches=(*found.branches, (branch, side)))
+        return replace(added, branches=(*added.branches, (branch, side)))
     if (a.branches, a.loops, a.writer) != (b.branches, b.loops, b.writer):
         return None
     return replace(a, item=join(a.item, b.item, level))
@@ -300,9 +304,9 @@ def forget(memory: Memory, loop: Any) -> None:
                 scope[name] = Bad(f"{name} is of another turn of a loop")
     for number, held in memory.heap.items():
         if isinstance(held, List):
-            own = [*(held.items or ()), held.many, held.item]
+            values = [*(held.items or ()), held.many, held.item]
             if (held.lanes is not None and depends(held.lanes, loop)) or any(
-                x is not None and follows(x, loop) for x in own
+                x is not None and follows(x, loop) for x in values
             ):
                 why = "it is of another turn of a loop"
                 memory.heap[number] = replace(held, broken=why)

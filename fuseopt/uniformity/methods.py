@@ -83,16 +83,16 @@ def _of_tensor(
     level = Level.UNIFORM
     for x in (*args, *keywords.values()):
         usable(machine, x, node)
-        own = level_of(x)
-        if own is not None:
-            level = max(level, own)
-    found = tensors.asked(machine, value, name, level, node)
-    if found is not None:
+        argument_level = level_of(x)
+        if argument_level is not None:
+            level = max(level, argument_level)
+    answer = tensors.asked(machine, value, name, level, node)
+    if answer is not None:
         if level == Level.NUMBER:
             raise machine.refusal(
                 "it asks for sizes by a number read from a lane", node
             )
-        return found
+        return answer
     if isinstance(value, First):
         raise machine.refusal("it uses a tensor of the first lane", node)
     if name in tensors.READS:
@@ -139,8 +139,8 @@ def _extend(
             stores.append(machine, ref, items.item, node)
             kept = machine.now.heap[ref.number]
             assert isinstance(kept, List)
-            known = [*(kept.items or ()), *([kept.many] if kept.many else [])]
-            machine.now.heap[ref.number] = loose(kept, known)
+            values = [*(kept.items or ()), *([kept.many] if kept.many else [])]
+            machine.now.heap[ref.number] = loose(kept, values)
             return Known(None)
         raise machine.refusal("it adds to a list what is not known", node)
     if machine.lane is not None:
@@ -166,16 +166,16 @@ def _of_dict(
         raise machine.refusal(held.broken, node)
     if name in ("get", "setdefault", "pop"):
         default = args[1] if len(args) > 1 else Known(None)
-        known = isinstance(args[0], Known) and held.other is None
-        found = held.get(args[0].value) if isinstance(args[0], Known) else None
-        if known and found is None:
+        certain = isinstance(args[0], Known) and held.other is None
+        present = held.get(args[0].value) if isinstance(args[0], Known) else None
+        if certain and present is None:
             if name == "setdefault":
                 stores.store_ref(machine, ref, args[0], default, node)
             return default
         result = containers.ref_item(machine, ref, args[0], node)
-        if not known:
+        if not certain:
             result = join(result, default, Level.KIND)
-        if name == "get" or (name == "setdefault" and known):
+        if name == "get" or (name == "setdefault" and certain):
             return result
         raise machine.refusal(f"it calls {name} of a dict", node)
     if name in ("items", "keys", "values") and held.other is None:
@@ -259,8 +259,8 @@ def _of_held(
             if args[0].value in x:
                 return containers.held_item(machine, held, args[0], node)
             return default
-        found = containers.held_item(machine, held, args[0], node)
-        return usable(machine, join(found, default, level), node)
+        item = containers.held_item(machine, held, args[0], node)
+        return usable(machine, join(item, default, level), node)
     if isinstance(x, dict) and name in ("items", "keys", "values") and not written:
         value = machine.world.value
         rows: list[Value] = []
@@ -295,14 +295,14 @@ def _of_data(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    found = functions.compute(machine, [value, *args, *keywords.values()], node)
-    level = level_of(found)
+    computed = functions.compute(machine, [value, *args, *keywords.values()], node)
+    level = level_of(computed)
     assert level is not None
     kinds = types_of(value) or frozenset()
     if level == Level.NUMBER and name not in ("is_integer", "conjugate"):
         raise machine.refusal("it makes text of contents of a tensor", node)
-    known = [value, *args, *keywords.values()]
-    if all(isinstance(x, Known) and isinstance(x.value, PLAIN) for x in known):
+    values = [value, *args, *keywords.values()]
+    if all(isinstance(x, Known) and isinstance(x.value, PLAIN) for x in values):
         words = {k: v.value for k, v in keywords.items()}  # type: ignore[attr-defined]
         result = getattr(value.value, name)(*(x.value for x in args), **words)  # type: ignore
         if isinstance(result, PLAIN):

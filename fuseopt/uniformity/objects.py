@@ -45,10 +45,10 @@ def attribute(machine: Machine, value: Value, name: str, node: ast.AST) -> Value
     if isinstance(value, (Tensor, First)):
         return tensors.attribute(machine, value, name, node)
     if isinstance(value, Optimizer):
-        found = of_optimizer(machine, value, name, node)
-        if found is None:
+        value_of_name = of_optimizer(machine, value, name, node)
+        if value_of_name is None:
             raise machine.refusal(f"the optimizer has no attribute {name}", node)
-        return found
+        return value_of_name
     if isinstance(value, Known):
         return _of_known(machine, value.value, name, node)
     if isinstance(value, Data):
@@ -79,51 +79,51 @@ def of_optimizer(
     order = list(world.kind.__mro__)
     if value.past is not None:
         order = order[order.index(value.past) + 1 :]
-    found: Any = _MISSING
+    attribute: Any = _MISSING
     for c in order:
         if name in vars(c):
-            found = vars(c)[name]
+            attribute = vars(c)[name]
             break
-    if isinstance(found, property):
-        if not isinstance(found.fget, types.FunctionType):
+    if isinstance(attribute, property):
+        if not isinstance(attribute.fget, types.FunctionType):
             raise machine.refusal(f"{name} is a property without a function", node)
-        return machine.call(machine, Known(found.fget), [Optimizer()], {}, node)
-    if found is not _MISSING and not isinstance(found, types.FunctionType):
-        kind = type(found)
+        return machine.call(machine, Known(attribute.fget), [Optimizer()], {}, node)
+    if attribute is not _MISSING and not isinstance(attribute, types.FunctionType):
+        kind = type(attribute)
         if hasattr(kind, "__set__") or (
             hasattr(kind, "__get__") and kind not in (staticmethod, classmethod)
         ):
             raise machine.refusal(f"{name} is a {kind.__name__}", node)
-    own = vars(world.optimizer)
-    if value.past is None and name in own:
+    attributes = vars(world.optimizer)
+    if value.past is None and name in attributes:
         if ("attribute", name) in world.written:
-            return _written(machine, ("attribute", name), own[name], name)
-        return usable_value(machine, own[name], f"self.{name}", node)
-    if found is _MISSING:
+            return _written(machine, ("attribute", name), attributes[name], name)
+        return usable_value(machine, attributes[name], f"self.{name}", node)
+    if attribute is _MISSING:
         if ("attribute", name) in world.written:
             return _written(machine, ("attribute", name), _MISSING, name)
         return None
-    if isinstance(found, staticmethod):
-        return Known(found.__func__)
-    if isinstance(found, classmethod):
-        return Bound(Known(found.__func__), Known(world.kind))
-    if isinstance(found, types.FunctionType):
-        return Bound(Known(found), Optimizer())
+    if isinstance(attribute, staticmethod):
+        return Known(attribute.__func__)
+    if isinstance(attribute, classmethod):
+        return Bound(Known(attribute.__func__), Known(world.kind))
+    if isinstance(attribute, types.FunctionType):
+        return Bound(Known(attribute), Optimizer())
     if ("attribute", name) in world.written:
-        return _written(machine, ("attribute", name), found, name)
-    return usable_value(machine, found, f"{world.kind.__name__}.{name}", node)
+        return _written(machine, ("attribute", name), attribute, name)
+    return usable_value(machine, attribute, f"{world.kind.__name__}.{name}", node)
 
 
 def _written(machine: Machine, place: Any, value: Any, name: str) -> Value:
     """What is known of what the step itself changes."""
-    found: Value = machine.world.fields.get(place, uniform())
+    result: Value = machine.world.fields.get(place, uniform())
     if value is not _MISSING:
         from .values import join
 
-        found = join(found, machine.world.value(value, name), Level.UNIFORM)
-        if isinstance(found, Known) and isinstance(found.value, PLAIN):
-            found = Data(Level.UNIFORM, frozenset({type(found.value)}))
-    return found
+        result = join(result, machine.world.value(value, name), Level.UNIFORM)
+        if isinstance(result, Known) and isinstance(result.value, PLAIN):
+            result = Data(Level.UNIFORM, frozenset({type(result.value)}))
+    return result
 
 
 def usable_value(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
@@ -151,10 +151,10 @@ def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
     elif isinstance(value, Items):
         value = uniform(tuple)
     fields = machine.world.fields
-    known = fields.get(place)
+    before = fields.get(place)
 
-    now = value if known is None else join(known, value, Level.UNIFORM)
-    if now != known:
+    now = value if before is None else join(before, value, Level.UNIFORM)
+    if now != before:
         fields[place] = now
         machine.world.changed = True
 
@@ -176,9 +176,9 @@ def _of_known(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
     if name in ("__name__", "__qualname__", "__doc__", "__module__"):
         return uniform(str)
     if type(x).__module__.startswith("torch") and not callable(x):
-        found = inspect.getattr_static(x, name, _MISSING)
-        if isinstance(found, PLAIN):
-            return machine.world.value(found, name)
+        static = inspect.getattr_static(x, name, _MISSING)
+        if isinstance(static, PLAIN):
+            return machine.world.value(static, name)
     raise machine.refusal(f"it reads {name} of a {type(x).__name__}", node)
 
 
@@ -190,14 +190,14 @@ def _of_class(machine: Machine, c: type, name: str, node: ast.AST) -> Value:
             raise machine.refusal(f"{c.__name__} has a class of its own kind", node)
     for owner in c.__mro__:
         if name in vars(owner):
-            found = vars(owner)[name]
-            if isinstance(found, staticmethod):
-                return Known(found.__func__)
-            if isinstance(found, classmethod):
-                return Bound(Known(found.__func__), Known(c))
-            if isinstance(found, property):
-                return Known(found)
-            return usable_value(machine, found, f"{c.__name__}.{name}", node)
+            static = vars(owner)[name]
+            if isinstance(static, staticmethod):
+                return Known(static.__func__)
+            if isinstance(static, classmethod):
+                return Bound(Known(static.__func__), Known(c))
+            if isinstance(static, property):
+                return Known(static)
+            return usable_value(machine, static, f"{c.__name__}.{name}", node)
     raise machine.refusal(f"{c.__name__} has no {name} of its own", node)
 
 
@@ -219,7 +219,7 @@ def _of_data(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
     methods = [getattr(k, name, None) for k in kinds if k is not type(None)]
     if any(callable(m) for m in methods):
         return Method(value, name)
-    known = {
+    answers = {
         "type": str,
         "index": int,
         "itemsize": int,
@@ -238,4 +238,4 @@ def _of_data(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
     }
     if isinstance(value, Known) and hasattr(value.value, name):
         return machine.world.value(getattr(value.value, name), name)
-    return Data(level, frozenset({known[name]}) if name in known else None)
+    return Data(level, frozenset({answers[name]}) if name in answers else None)

@@ -48,12 +48,12 @@ class Sources:
     def of(self, function: types.FunctionType) -> Source:
         """The definition of a function. Raises NoSource."""
         code = function.__code__
-        known = self._known.get(id(code))
-        if known is not None:
-            return known[1]
-        found = self._find(code)
-        self._known[id(code)] = code, found
-        return found
+        cached = self._known.get(id(code))
+        if cached is not None:
+            return cached[1]
+        definition = self._find(code)
+        self._known[id(code)] = code, definition
+        return definition
 
     def _find(self, code: types.CodeType) -> Source:
         name = code.co_filename
@@ -70,37 +70,37 @@ class Sources:
 
     def _file(self, name: str) -> _File:
         lines = linecache.getlines(name)
-        known = self._files.get(name)
-        if known is not None and known.lines is lines:
-            return known
+        cached = self._files.get(name)
+        if cached is not None and cached.lines is lines:
+            return cached
         if not lines:
             raise NoSource("there is no source of it")
-        made = self._files[name] = _File(lines)
+        file = self._files[name] = _File(lines)
         try:
             tree = ast.parse("".join(lines), name)
             whole = compile(tree, name, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise NoSource("its source cannot be compiled") from error
-        _collect(whole, made.codes)
+        _collect(whole, file.codes)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 first = node.decorator_list[0] if node.decorator_list else node
                 place = node.name, first.lineno
-                made.nodes.setdefault(place, []).append(node)
+                file.nodes.setdefault(place, []).append(node)
             elif isinstance(node, ast.Lambda):
                 place = "<lambda>", node.lineno
-                made.nodes.setdefault(place, []).append(node)
-        return made
+                file.nodes.setdefault(place, []).append(node)
+        return file
 
 
 def _collect(
-    code: types.CodeType, found: dict[tuple[str, int], list[types.CodeType]]
+    code: types.CodeType, codes: dict[tuple[str, int], list[types.CodeType]]
 ) -> None:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             place = constant.co_name, constant.co_firstlineno
-            found.setdefault(place, []).append(constant)
-            _collect(constant, found)
+            codes.setdefault(place, []).append(constant)
+            _collect(constant, codes)
 
 
 def same_code(a: types.CodeType, b: types.CodeType) -> bool:
@@ -135,8 +135,8 @@ def _same_constant(a: Any, b: Any) -> bool:
 
 def inner_codes(code: types.CodeType) -> set[types.CodeType]:
     """A code object and all that are made inside it."""
-    found = {code}
+    codes = {code}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= inner_codes(constant)
-    return found
+            codes |= inner_codes(constant)
+    return codes

@@ -39,8 +39,8 @@ def _return(machine: Machine, node: ast.Return) -> None:
         lane.leaves.append((value, machine.now))
         machine.memory = None
         return
-    own = [x for x in machine.loops if x.frame is frame]
-    level = max([machine.level, *(x.level for x in own)])
+    loops = [x for x in machine.loops if x.frame is frame]
+    level = max([machine.level, *(x.level for x in loops)])
     frame.returns.append((value, machine.memory, level))
     machine.memory = None
 
@@ -52,6 +52,6 @@ def _raise(machine: Machine, node: ast.Raise) -> None:
 
 @form(ast.Assert)
 def _assert(machine: Machine, node: ast.Assert) -> None:
-    found, _ = iteration.truth(machine, used(machine, node.test), node.test)
-    if found is False:
+    outcome, _ = iteration.truth(machine, used(machine, node.test), node.test)
+    if outcome is False:
         machine.memory = None

@@ -142,8 +142,8 @@ def store_ref(
             return
     if is_slice(key):
         raise machine.refusal("it sets a part of a list", node)
-    known = list(held.items or ()) if held.many is None else [held.many]
-    machine.now.heap[ref.number] = loose(replace(held, level=level), [*known, new])
+    before = list(held.items or ()) if held.many is None else [held.many]
+    machine.now.heap[ref.number] = loose(replace(held, level=level), [*before, new])
 
 
 def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
@@ -160,9 +160,9 @@ def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
         if held.items is not None and held.made == machine.turns():
             now = replace(held, items=(*held.items, new))
         else:
-            known = list(held.items or ()) if held.many is None else [held.many]
+            before = list(held.items or ()) if held.many is None else [held.many]
             level = max(held.level, machine.level)
-            now = loose(replace(held, level=level), [*known, new])
+            now = loose(replace(held, level=level), [*before, new])
         machine.now.heap[ref.number] = now
         return
     lane = machine.lane

@@ -113,25 +113,25 @@ def returns(name: str) -> tuple[str, ...] | None:
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return None
-    found: set[tuple[str, ...]] = set()
+    forms: set[tuple[str, ...]] = set()
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema
         if not any("Tensor" in str(r.type) for r in schema.returns):
             taken = {str(a.type) for a in schema.arguments}
             if not taken & {"Tensor", "Optional[Tensor]", "Tensor?"}:
                 continue  # of numbers and lists of TorchScript
-        found.add(tuple(_kind(str(r.type)) for r in schema.returns))
-    found.discard(())
-    if not found:
+        forms.add(tuple(_kind(str(r.type)) for r in schema.returns))
+    forms.discard(())
+    if not forms:
         return ("nothing",)
-    if len(found) == 1:
-        return found.pop()
-    if any("number" in x for x in found):
+    if len(forms) == 1:
+        return forms.pop()
+    if any("number" in x for x in forms):
         return ("number",)
-    longest = max(found, key=len)
-    if ("tensor",) in found and len(longest) > 1:
+    longest = max(forms, key=len)
+    if ("tensor",) in forms and len(longest) > 1:
         return "mixed", str(len(longest))
-    return ("list",) if ("list",) in found else ("tensor",)
+    return ("list",) if ("list",) in forms else ("tensor",)
 
 
 def _kind(name: str) -> str:
@@ -149,9 +149,9 @@ def op_of(name: str) -> str | None:
         bare = name[2:-2]
         if bare[:1] in "ri" and returns(bare) is None:
             bare = bare[1:]
-    for known in (name, bare, bare.rstrip("_")):
-        if known not in DENIED and returns(known) is not None:
-            return known
+    for candidate in (name, bare, bare.rstrip("_")):
+        if candidate not in DENIED and returns(candidate) is not None:
+            return candidate
     return None
 
 
@@ -202,8 +202,8 @@ def attribute(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> 
 def _near(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> None:
     """Refuse to ask anything of a tensor that may be another lane's."""
     if isinstance(t, Tensor) and t.foreign:
-        known = (METADATA, SIZES, ASKED, ASKED_SIZES, READS)
-        if name == "grad" or any(name in x for x in known):
+        names = (METADATA, SIZES, ASKED, ASKED_SIZES, READS)
+        if name == "grad" or any(name in x for x in names):
             raise machine.refusal("lists are not known to have the same lanes", node)
 
 
@@ -301,9 +301,9 @@ def aten(
     sized = {"full": 0, "new_full": 1}.get(bare)
     if sized is not None:
         size = args[sized] if len(args) > sized else keywords.get("size", Known(None))
-        own = Operands(machine, node)
-        own.take(size)
-        if own.number:
+        operands_of_out = Operands(machine, node)
+        operands_of_out.take(size)
+        if operands_of_out.number:
             raise machine.refusal("a size was read from contents of a tensor", node)
     if operands.number and bare not in VALUED:
         raise machine.refusal(
@@ -313,12 +313,12 @@ def aten(
         raise machine.refusal("lists are not known to have the same lanes", node)
     if machine.lane is None and not operands.shared:
         raise machine.refusal("it uses a tensor of one lane for all", node)
-    made = Tensor(shared=operands.shared, foreign=operands.foreign)
+    result = Tensor(shared=operands.shared, foreign=operands.foreign)
     if name in _FACTORIES or name in METHODS or op is None:
         if name in ("split", "chunk", "unbind"):
             machine.sizes = True
-            return Many(made, Level.KIND)
-        return made
+            return Many(result, Level.KIND)
+        return result
     form = returns(op)
     assert form is not None
     if form == ("nothing",):
@@ -326,19 +326,19 @@ def aten(
     if form[0] == "mixed":
         second = args[1] if len(args) > 1 else keywords.get("dim")
         if second is not None and level_of(second) is not None:
-            return Items((made,) * int(form[1]))
-        return made
+            return Items((result,) * int(form[1]))
+        return result
     if len(form) == 1:
-        return _one(machine, form[0], made)
-    return Items(tuple(_one(machine, x, made) for x in form))
+        return _one(machine, form[0], result)
+    return Items(tuple(_one(machine, x, result) for x in form))
 
 
-def _one(machine: Machine, form: str, made: Tensor) -> Value:
+def _one(machine: Machine, form: str, result: Tensor) -> Value:
     if form == "list":
         machine.sizes = True  # which say how many there are
     if form == "tensor":
-        return made
-    return Many(made, Level.KIND) if form == "list" else NUMBER
+        return result
+    return Many(result, Level.KIND) if form == "list" else NUMBER
 
 
 def is_aten(function: Any) -> str | None:

@@ -80,8 +80,8 @@ def _dtype(*_: Any) -> Value:
 @rule(torch.finfo, torch.iinfo)
 def _finfo(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     info = type(torch.finfo(torch.float32)), type(torch.iinfo(torch.int32))
-    found = compute(machine, args, node)
-    return Data(level_of(found) or Level.UNIFORM, frozenset(info))
+    computed = compute(machine, args, node)
+    return Data(level_of(computed) or Level.UNIFORM, frozenset(info))
 
 
 @rule(torch.device)
@@ -99,9 +99,9 @@ def _asked(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     name = ast.unparse(node.func).rpartition(".")[2]  # type: ignore[attr-defined]
     value = usable(machine, args[0], node)
     if isinstance(value, (Tensor, First)):
-        found = tensors.asked(machine, value, name, Level.UNIFORM, node)
-        if found is not None:
-            return found
+        answer = tensors.asked(machine, value, name, Level.UNIFORM, node)
+        if answer is not None:
+            return answer
     raise machine.refusal("it asks what is not known", node)
 
 
@@ -117,9 +117,9 @@ rule(torch.numel)(lambda m, a, k, n: _metadata(m, a, n, "numel"))
 def _metadata(machine: Machine, args: Args, node: ast.AST, name: str) -> Value:
     value = usable(machine, args[0], node)
     if isinstance(value, (Tensor, First)):
-        found = tensors.asked(machine, value, name, Level.UNIFORM, node)
-        assert found is not None
-        return found
+        answer = tensors.asked(machine, value, name, Level.UNIFORM, node)
+        assert answer is not None
+        return answer
     if level_of(value) is not None:
         return compute(machine, [value], node, (bool,))
     raise machine.refusal("it asks what is not known", node)
@@ -164,23 +164,23 @@ def _sorted_by(machine: Machine, args: Args, node: ast.AST, keys: Any) -> Value:
         raise machine.refusal("it sorts lists that are not known", node)
     lanes: Any = None
     for x in outer.items:
-        found = iteration.lanes_of(machine, x, node)
-        if found is None:
+        sequence = iteration.lanes_of(machine, x, node)
+        if sequence is None:
             if not empty(machine, x):
                 raise machine.refusal("it sorts what are no lanes", node)
             continue
-        if lanes is not None and found.lanes != lanes:
+        if lanes is not None and sequence.lanes != lanes:
             raise machine.refusal("lists are not known to have the same lanes", node)
-        lanes = found.lanes
+        lanes = sequence.lanes
     first = outer.items[0] if outer.items else Known(None)
     held = machine.now.heap[first.number] if isinstance(first, Ref) else None
-    own = iteration.lanes_of(machine, first, node)
+    over = iteration.lanes_of(machine, first, node)
     single = (
         isinstance(held, List)
         and held.filled
-        and own is not None
-        and isinstance(own.item, Tensor)
-        and own.item.role == "param"
+        and over is not None
+        and isinstance(over.item, Tensor)
+        and over.item.role == "param"
         and machine.world.single
     )
     return Grouped(outer.items, lanes, keys[0], keys[1], single)
@@ -212,7 +212,7 @@ def foreach(
 ) -> Value:
     """A call of torch._foreach_*: what it does to a position is of one lane."""
     lanes: Any = None
-    own: list[Value] = []
+    values: list[Value] = []
     nothing, tensors_only, other = False, True, False
     for value in (*args, *keywords.values()):
         usable(machine, value, node)
@@ -221,7 +221,7 @@ def foreach(
             if empty(machine, value):
                 nothing = True
             else:
-                own.append(value)
+                values.append(value)
             continue
         if lanes is not None and over.lanes != lanes:
             other = True
@@ -236,14 +236,14 @@ def foreach(
         if nothing:
             return machine.list_of()
         operands = tensors.Operands(machine, node)
-        for value in own:
+        for value in values:
             operands.take(value)
         if name.endswith("_"):
             return Known(None)
         return Many(Tensor(shared=operands.shared), Level.KIND)
     if machine.lane is not None:
         raise machine.refusal("it uses all lanes within a loop over lanes", node)
-    for value in own:
+    for value in values:
         scalar = isinstance(value, Tensor) and value.shared
         if level_of(value) is None and not scalar:
             raise machine.refusal("it gives lanes items by their places", node)
@@ -251,8 +251,8 @@ def foreach(
             raise machine.refusal("a call of torch is given an object", node)
     if name.endswith("_"):
         return Known(None)
-    made = List(None, lanes=lanes, item=Tensor(), writer=machine.site(node))
-    return machine.new(made)
+    result = List(None, lanes=lanes, item=Tensor(), writer=machine.site(node))
+    return machine.new(result)
 
 
 _OPERATORS = {

@@ -289,13 +289,13 @@ def types_of(value: Value) -> frozenset[type] | None:
 
 
 def _types(*values: Value) -> frozenset[type] | None:
-    found: frozenset[type] = frozenset()
+    types: frozenset[type] = frozenset()
     for value in values:
-        own = types_of(value)
-        if own is None:
+        item_types = types_of(value)
+        if item_types is None:
             return None
-        found |= own
-    return found
+        types |= item_types
+    return types
 
 
 def join(a: Value, b: Value, level: Level) -> Value:
@@ -311,13 +311,13 @@ def join(a: Value, b: Value, level: Level) -> Value:
     for x in (a, b):
         if isinstance(x, Carried):
             return Bad(f"{x.name} may be what another lane left")
-    known, other = level_of(a), level_of(b)
-    if known is not None and other is not None:
+    level_of_a, other = level_of(a), level_of(b)
+    if level_of_a is not None and other is not None:
         if not (_plain(a) and _plain(b)):
             if level == Level.UNIFORM and isinstance(a, Known) and isinstance(b, Known):
                 return Choice((a, b))
             return Bad("it may be one of several functions or classes")
-        return Data(max(known, other, level), _types(a, b))
+        return Data(max(level_of_a, other, level), _types(a, b))
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return Tensor(
             a.shared and b.shared and level == Level.UNIFORM,
@@ -329,7 +329,7 @@ def join(a: Value, b: Value, level: Level) -> Value:
         )
     if isinstance(b, Tensor):
         a, b = b, a
-        known = other = level_of(b)
+        level_of_a = other = level_of(b)
     if isinstance(a, Tensor) and other is not None:
         return _or_data(a, b, level)
     if isinstance(a, Items) and isinstance(b, Items) and len(a.items) == len(b.items):
@@ -352,16 +352,16 @@ def _plain(x: Value) -> bool:
 
 
 def _or_data(t: Tensor, other: Value, level: Level) -> Value:
-    known = level_of(other)
-    assert known is not None
+    of_other = level_of(other)
+    assert of_other is not None
     if not _plain(other):
         return Bad("it may be one thing or another")
     nothing = isinstance(other, Known) and other.value is None
     types_ = types_of(other)
     return Tensor(
-        t.shared and known == level == Level.UNIFORM,
+        t.shared and of_other == level == Level.UNIFORM,
         t.none or types_ is None or NONE in types_,
-        t.number or known == Level.NUMBER,
+        t.number or of_other == Level.NUMBER,
         t.role,
         t.plain or not nothing,
         t.foreign,

@@ -97,10 +97,10 @@ class World:
                 raise Unknown("a parameter has attributes that hide a tensor's own")
         tensors += [p.grad for p in tensors if p.grad is not None]
         self.fields: dict[Any, Value] = {}
-        for own in optimizer.state.values():
-            if type(own) is not dict:
+        for state in optimizer.state.values():
+            if type(state) is not dict:
                 raise Unknown("the state of a parameter is no dict")
-            for key, value in own.items():
+            for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     tensors.append(value)
                 self.field(key, self._own(value))
@@ -125,9 +125,9 @@ class World:
 
     def field(self, key: Any, value: Value) -> None:
         """Take note of what the state of lanes may hold under a key."""
-        known = self.fields.get(key)
-        now = value if known is None else join(known, value, Level.KIND)
-        if now != known:
+        before = self.fields.get(key)
+        now = value if before is None else join(before, value, Level.KIND)
+        if now != before:
             self.fields[key] = now
             self.changed = True
 
@@ -178,7 +178,7 @@ class World:
 
     def all_of(self, values: Any, name: str, level: Level) -> Value:
         """What is known of any of some objects that exist."""
-        found: Value | None = None
+        result: Value | None = None
         for number, x in enumerate(values):
             if number >= MANY and not isinstance(x, PLAIN):
                 return Bad(f"{name} holds more than {MANY} objects")
@@ -192,5 +192,5 @@ class World:
                 value = Data(max(value.level, level), value.types)
             elif isinstance(value, Tensor) and level != Level.UNIFORM:
                 value = Tensor()
-            found = value if found is None else join(found, value, level)
-        return Data(level, frozenset({NONE})) if found is None else found
+            result = value if result is None else join(result, value, level)
+        return Data(level, frozenset({NONE})) if result is None else result

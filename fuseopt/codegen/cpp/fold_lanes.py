@@ -17,7 +17,7 @@ def fold_lanes(p: Folded) -> list[str]:
     """
     v, n = p.v, p.n
     instrs = [v.instrs[i] for i in p.folds]
-    own = [
+    declared = [
         f"{run_type(x.op, kind, int(x.attr or 0))} f{k};"
         for k, (x, kind) in enumerate(zip(instrs, p.kinds, strict=True))
     ]
@@ -27,7 +27,7 @@ def fold_lanes(p: Folded) -> list[str]:
     end = "all" if any(whole) else "shorter(item * part + part, all)"
     lines = [
         f"struct Folds{n} {{",
-        *(f"  {x}" for x in own),
+        *(f"  {x}" for x in declared),
         "};",
         *_feed(p, whole),
         *_range(p),
@@ -43,7 +43,7 @@ def fold_lanes(p: Folded) -> list[str]:
         f"  range{n}(t, lane, {begin}, {end}, f, 0, 0);",
         "}",
     ]
-    return [*lines, *_finish(p, own, whole)]
+    return [*lines, *_finish(p, declared, whole)]
 
 
 def _feed(p: Folded, whole: list[bool]) -> list[str]:
@@ -145,7 +145,7 @@ def _kept_part(p: Folded, k: int) -> str:
     return "x"
 
 
-def _finish(p: Folded, own: list[str], whole: list[bool]) -> list[str]:
+def _finish(p: Folded, declared: list[str], whole: list[bool]) -> list[str]:
     """Combine the parts of a lane, in their order, and run output code."""
     n, count = p.n, len(p.folds)
     lines = [
@@ -165,7 +165,7 @@ def _finish(p: Folded, own: list[str], whole: list[bool]) -> list[str]:
         is_sum = p.v.instrs[p.folds[k]].op == "sum"
         again = f"InOrderRun<{kind}> f{k};"
         if is_sum or p.v.instrs[p.folds[k]].op in ("largest", "least"):
-            again = own[k]
+            again = declared[k]
         last = "t.threads" if is_sum else "parts"
         lines += [
             "  if (parts > 1) {",

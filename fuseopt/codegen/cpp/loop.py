@@ -117,5 +117,5 @@ class _Loop:
 
 def loop(w: Instructions, k: int) -> list[str]:
     """The loop of phase k over a block of n neighbours from i."""
-    own = _Loop(w, k)
-    return own.pairs() if own.is_pairs() else own.single()
+    written = _Loop(w, k)
+    return written.pairs() if written.is_pairs() else written.single()

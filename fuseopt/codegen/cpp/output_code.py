@@ -32,13 +32,13 @@ def _output_loops(p: Folded) -> list[str]:
     many = v.reduction == "dims"
     loops: list[list[str]] = [[]]
     calls: list[list[str]] = []
-    made: dict[int, int] = {}  # in which loop, or by the call before it
+    loop_of: dict[int, int] = {}  # in which loop, or by the call before it
     waits: dict[int, None] = {}
     given: set[tuple[int, int]] = set()
 
     def use(x: int) -> None:
         at = len(loops) - 1
-        crosses = made.get(x, at) < at or x in called
+        crosses = loop_of.get(x, at) < at or x in called
         if crosses and (at, x) not in given:
             given.add((at, x))
             waits[x] = None
@@ -47,29 +47,29 @@ def _output_loops(p: Folded) -> list[str]:
     called: set[int] = set()
     for k, i in enumerate(p.folds):
         loops[0].append(f"const {p.kinds[k]} x{i} = y{k}[j];")
-        made[i] = 0
+        loop_of[i] = 0
     for i in v.output_code:
         instr = v.instrs[i]
         if (instr.op, instr.dtype) in LIBRARY and many:
             args, lines = [], []
             for a in dict.fromkeys(instr.args):
-                if a in made:
+                if a in loop_of:
                     waits[a] = None
                 else:
                     lines.append(f"const {p.kind(a)} one{i}_{a} = {w.name(a)};")
             for a in instr.args:
-                args.append((f"s{a}", 1) if a in made else (f"&one{i}_{a}", 0))
+                args.append((f"s{a}", 1) if a in loop_of else (f"&one{i}_{a}", 0))
             call = library_call(instr.op, instr.dtype, "count", args, f"s{i}")
             calls.append([*lines, call])
             loops.append([])
-            made[i], waits[i] = len(loops) - 1, None
+            loop_of[i], waits[i] = len(loops) - 1, None
             called.add(i)
             continue
         if instr.op in ("const", "tail", *REDUCTIONS):
             continue
         for a in instr.args:
             use(a)
-        made[i] = len(loops) - 1
+        loop_of[i] = len(loops) - 1
         if instr.op == "load":
             loops[-1].append(w.load(i, f"p{instr.attr}[j]"))
         elif (instr.op, instr.dtype) in LIBRARY:
@@ -81,13 +81,13 @@ def _output_loops(p: Folded) -> list[str]:
             use(i)
             loops[-1].append(w.store(s, f"p{s}[j]", i))
     lines = [f"alignas(64) {p.kind(x)} s{x}[GATHERED];" for x in waits]
-    for k, own in enumerate(loops):
-        kept = [x for x in waits if made[x] == k and x not in called]
+    for k, body in enumerate(loops):
+        kept = [x for x in waits if loop_of[x] == k and x not in called]
         lines += [
             *(calls[k - 1] if k else ()),
             "#pragma GCC ivdep",
             "for (int64_t j = 0; j < count; ++j) {",
-            *(f"  {x}" for x in own),
+            *(f"  {x}" for x in body),
             *(f"  s{x}[j] = x{x};" for x in kept),
             "}",
         ]

@@ -60,13 +60,13 @@ def _fits(instr: Instr, args: list[tuple[Instr, frozenset[str]]]) -> frozenset[s
         return NARROW & {instr.dtype}
     if instr.op not in _CHOICES:
         return frozenset()
-    own = frozenset(NARROW)
+    fitting = frozenset(NARROW)
     for arg, held in args:
         # 0 and 1
-        own &= NARROW if arg.dtype == "b8" else held
-    if instr.op == "cast" and instr.dtype in NARROW and instr.dtype not in own:
+        fitting &= NARROW if arg.dtype == "b8" else held
+    if instr.op == "cast" and instr.dtype in NARROW and instr.dtype not in fitting:
         return frozenset({instr.dtype})
-    return own
+    return fitting
 
 
 def _holds(dtype: str, value: float) -> bool:

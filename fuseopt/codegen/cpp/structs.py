@@ -15,10 +15,10 @@ def fields(text: str, name: str) -> list[tuple[str, Any]]:
     body = re.search(rf"struct {name} {{(.*?)\n}};", text, re.DOTALL)
     if body is None:
         raise ValueError(f"no struct {name}")
-    found: list[tuple[str, Any]] = []
+    declared: list[tuple[str, Any]] = []
     for line in re.sub(r"//[^\n]*", "", body.group(1)).split(";")[:-1]:
-        found += _declared(" ".join(line.split()))
-    return found
+        declared += _declared(" ".join(line.split()))
+    return declared
 
 
 def _declared(line: str) -> list[tuple[str, Any]]:
@@ -29,13 +29,13 @@ def _declared(line: str) -> list[tuple[str, Any]]:
     fields: list[tuple[str, Any]] = []
     kind = ""
     for text in line.split(","):
-        found = re.match(r"(.*?)(\w+)(?:\[(\d+)\])?$", text.strip())
-        if found is None:
+        match = re.match(r"(.*?)(\w+)(?:\[(\d+)\])?$", text.strip())
+        if match is None:
             raise ValueError(f"not understood: {line}")
-        before, name, size = found.groups()
+        before, name, size = match.groups()
         kind = kind or before.strip()
         if "*" not in before and kind != "int64_t":
             raise ValueError(f"neither a pointer nor an int64_t: {line}")
-        own: Any = ctypes.c_void_p if "*" in before else ctypes.c_int64
-        fields.append((name, own * int(size) if size else own))
+        ctype: Any = ctypes.c_void_p if "*" in before else ctypes.c_int64
+        fields.append((name, ctype * int(size) if size else ctype))
     return fields

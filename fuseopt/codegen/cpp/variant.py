@@ -42,8 +42,8 @@ class Function(Instructions):
         keeps = remembers(v)
         stores = [(i, s) for i, s in v.stores if v.slots[s].domain == "lane"]
         loads = [i for i in v.lane_code if v.instrs[i].op == "load"]
-        made = [i for i, _ in stores if v.instrs[i].op != "const"]
-        kept = list(dict.fromkeys([*loads, *made, *self.handed]))
+        stored = [i for i, _ in stores if v.instrs[i].op != "const"]
+        kept = list(dict.fromkeys([*loads, *stored, *self.handed]))
         kinds = [REGISTER[v.instrs[i].dtype] for i in kept]
         results = [self.store(s, f"p{s}[0]", i) for i, s in stores] + [
             f"t.values[lane * {len(self.handed)} + {k}] = (double)x{i};"

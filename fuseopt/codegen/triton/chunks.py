@@ -61,11 +61,11 @@ class Chunks:
 
     def functions(self, packs: bool) -> list[list[str]]:
         """All functions; `packs`: also that of programs that take several lanes."""
-        made = []
+        functions = []
         if self.w.element_stores:
-            made += [self.w.element(), *self.main_element(), self.w.general()]
-        made.append(self.variant())
-        return [*made, self.packed()] if packs else made
+            functions += [self.w.element(), *self.main_element(), self.w.general()]
+        functions.append(self.variant())
+        return [*functions, self.packed()] if packs else functions
 
     # ---------------------------------------------------------------- chunks
 
@@ -73,23 +73,26 @@ class Chunks:
     def inverses(self) -> dict[int, list[str]]:
         """By divisor, the names of what `inverse` gives."""
         parts = ("minus", "near", "under", "rest")
-        own = sorted({q.divisor for q in self.quotients.by_instr.values()})
-        return {i: [f"{self.w.name(i)}_{part}" for part in parts] for i in own}
+        divisors = sorted({q.divisor for q in self.quotients.by_instr.values()})
+        return {i: [f"{self.w.name(i)}_{part}" for part in parts] for i in divisors}
 
     def main_element(self) -> list[list[str]]:
         """Element code of the main path, where it is another: with few divisions."""
         instead = {}
         for i, q in self.quotients.by_instr.items():
-            x, own = self.w.name(self.v.instrs[i].args[0]), self.inverses[q.divisor]
-            helper, own = ("narrow", own[2:]) if q.narrow else ("quotient", own)
-            instead[i] = f"{helper}({', '.join([x, *own])})"
+            x, parts = self.w.name(self.v.instrs[i].args[0]), self.inverses[q.divisor]
+            helper, parts = ("narrow", parts[2:]) if q.narrow else ("quotient", parts)
+            instead[i] = f"{helper}({', '.join([x, *parts])})"
         if not instead:
             return []
         return [self.w.arithmetic(f"main{self.n}", self.main_arguments, instead)]
 
     @property
     def main_arguments(self) -> list[str]:
-        return [*self.w.arguments, *(x for own in self.inverses.values() for x in own)]
+        return [
+            *self.w.arguments,
+            *(x for parts in self.inverses.values() for x in parts),
+        ]
 
     def variant(self) -> list[str]:
         """Lane code, then some chunks on the main path, the rest on the general one."""
@@ -115,14 +118,14 @@ class Chunks:
     def checks(self) -> list[str]:
         """How far the main path goes: nowhere, where a divisor is not in its range."""
         lines = [
-            f"{', '.join(own)} = inverse({self.w.name(i)})"
-            for i, own in self.inverses.items()
+            f"{', '.join(parts)} = inverse({self.w.name(i)})"
+            for i, parts in self.inverses.items()
         ]
-        known = conditions(self.quotients, self.w.name)
-        if not known:
+        tests = conditions(self.quotients, self.w.name)
+        if not tests:
             return [*lines, "end = grouped"]
-        lines.append(f"safe = {known[0]}")
-        lines += [f"safe &= {x}" for x in known[1:]]
+        lines.append(f"safe = {tests[0]}")
+        lines += [f"safe &= {x}" for x in tests[1:]]
         return [*lines, "end = tl.where(safe, grouped, 0)"]
 
     def loop(self) -> list[str]:
@@ -155,7 +158,8 @@ class Chunks:
         v, w = self.v, self.w
         rows = [f"p{s}" for s in (*w.lane_slots, *w.element_slots)]
         places = [
-            f"{p} = {w.address(int(p[1:])).replace('lane +', 'own +')}" for p in rows
+            f"{p} = {w.address(int(p[1:])).replace('lane +', 'per_lane +')}"
+            for p in rows
         ]
         lines = [
             f"each = tl.arange(0, {ROWS})",
@@ -176,8 +180,8 @@ class Chunks:
             varies: set[int] = set()
             for i in v.lane_code:
                 instr = v.instrs[i]
-                own = instr.op in ("load", "scalar")
-                if own or any(a in varies for a in instr.args):
+                per_lane = instr.op in ("load", "scalar")
+                if per_lane or any(a in varies for a in instr.args):
                     varies.add(i)
             place = {s: f"a{s}" for s in w.element_slots}
             lines += [

@@ -178,12 +178,12 @@ def functions(kernel: Kernel) -> tuple[int, ...]:
     (Capture tells apart what differs in rank, the scheduler what differs in slots; the
     text need not.) The chunk table holds these numbers.
     """
-    known: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     return tuple(
-        known.setdefault(
+        numbers.setdefault(
             # as text: 0.0 and -0.0 are equal, but not the same constant
             repr((v.reduction, v.instrs, v.lane_code, v.code, v.stores, v.slots)),
-            len(known),
+            len(numbers),
         )
         for v in kernel.every
     )
@@ -231,8 +231,8 @@ class TritonTarget(Target):
         if " = inverse(" in code:
             code = f"{QUOTIENTS}\n\n{code}"
         if re.search(r"\bpower\(", code):
-            own = self.cuda is not None and self.cuda >= OWN
-            code = f"{FROM_CUDA if own else FROM_LIBRARY}\n\n{code}"
+            has_power = self.cuda is not None and self.cuda >= OWN
+            code = f"{FROM_CUDA if has_power else FROM_LIBRARY}\n\n{code}"
         library = "from triton.language.extra import libdevice\n"
         head = PRELUDE + (library if "libdevice." in code else "")
         block, warps = _launch(kernel)

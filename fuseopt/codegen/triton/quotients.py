@@ -118,19 +118,19 @@ class Range(NamedTuple):
 
 def quotients(v: Variant) -> Quotients:
     """The quotients of a variant's element code that need no division."""
-    made = Quotients()
+    taken = Quotients()
     lane = set(v.lane_code)
     uses = _uses(v)
-    known: dict[int, Range | None] = dict.fromkeys(range(len(v.instrs)))
+    ranges: dict[int, Range | None] = dict.fromkeys(range(len(v.instrs)))
     for i in v.code:
         instr = v.instrs[i]
         if instr.op == "div" and instr.args[1] in lane and instr.dtype == "f32":
-            found = _divided(v, i, known[instr.args[0]], uses, made)
+            result = _divided(v, i, ranges[instr.args[0]], uses, taken)
         else:
-            found = _range(v, instr, known, lane, made)
-        known[i] = found or _any(instr.dtype)
-    _widen(v, known, made)
-    return made
+            result = _range(v, instr, ranges, lane, taken)
+        ranges[i] = result or _any(instr.dtype)
+    _widen(v, ranges, taken)
+    return taken
 
 
 def _any(dtype: str) -> Range | None:
@@ -144,7 +144,7 @@ def _divided(
     i: int,
     x: Range | None,
     uses: dict[int, list[Instr | None]],
-    made: Quotients,
+    taken: Quotients,
 ) -> Range | None:
     """Take a quotient, if its numerator and divisors lie in a useful range."""
     source, divisor = v.instrs[i].args
@@ -159,7 +159,7 @@ def _divided(
     )
     to_bf16 = all(u is not None and _is_cast(u, "bf16") for u in uses[i])
     narrow = from_bf16 and to_bf16 and x.low - above >= NARROW
-    made.by_instr[i] = Quotient(divisor, -below, above, narrow)
+    taken.by_instr[i] = Quotient(divisor, -below, above, narrow)
     signs = None if x.signs is None else x.signs | {i}
     return Range(x.low - above, x.high + below, signs, x.through | {i})
 
@@ -167,22 +167,22 @@ def _divided(
 def _range(
     v: Variant,
     instr: Instr,
-    known: dict[int, Range | None],
+    by_instr: dict[int, Range | None],
     lane: set[int],
-    made: Quotients,
+    taken: Quotients,
 ) -> Range | None:
     """What an instruction of element code gives, which is no quotient taken."""
-    xs = [known.get(a) for a in instr.args]
+    xs = [by_instr.get(a) for a in instr.args]
     if instr.op == "add" and len(lane.intersection(instr.args)) == 1:
         (addend,) = lane.intersection(instr.args)
-        x = next(known.get(a) for a in instr.args if a != addend)
+        x = next(by_instr.get(a) for a in instr.args if a != addend)
         if x is None or x.signs is None or instr.dtype != "f32":
             return None
         if v.instrs[addend].op == "const":
             return None
         for q in x.signs:
-            made.by_instr[q].positive = True
-        made.addends.append(addend)
+            taken.by_instr[q].positive = True
+        taken.addends.append(addend)
         low, high = min(x.low, -LAST_BELOW), max(x.high, ABOVE) + 1
         return Range(low, high, frozenset(), x.through)
     if not xs or any(x is None for x in xs):
@@ -210,34 +210,36 @@ def _range(
     return None
 
 
-def conditions(made: Quotients, name: Callable[[int], str]) -> list[str]:
+def conditions(taken: Quotients, name: Callable[[int], str]) -> list[str]:
     """Expressions over lane numbers that must all be true; `inverse` has been called on
     each divisor.
     """
-    found: dict[str, None] = {}
-    for q in made.by_instr.values():
+    texts: dict[str, None] = {}
+    for q in taken.by_instr.values():
         d = name(q.divisor)
         size = d if q.positive else f"tl.abs({d})"
-        found[f"({size} >= {2.0**q.low!r})"] = None
-        found[f"({size} <= {2.0**q.high!r})"] = None
+        texts[f"({size} >= {2.0**q.low!r})"] = None
+        texts[f"({size} <= {2.0**q.high!r})"] = None
         if q.narrow:
-            found[f"serves({d}, {d}_under, {d}_rest)"] = None
-    for addend in made.addends:
+            texts[f"serves({d}, {d}_under, {d}_rest)"] = None
+    for addend in taken.addends:
         x = name(addend)
         low, high = 2.0**-LAST_BELOW, 2.0**ABOVE
-        found[f"(({x} == 0) | ({x} >= {low!r}))"] = None
-        found[f"({x} <= {high!r})"] = None
-    return list(found)
+        texts[f"(({x} == 0) | ({x} >= {low!r}))"] = None
+        texts[f"({x} <= {high!r})"] = None
+    return list(texts)
 
 
-def _widen(v: Variant, known: dict[int, Range | None], made: Quotients) -> None:
+def _widen(v: Variant, ranges: dict[int, Range | None], taken: Quotients) -> None:
     """Let small divisors be, where no other quotient depends on the range."""
     inner: set[int] = set()
-    for i in made.by_instr:
-        own = known[i]
-        inner.update(own.through - {i} if own is not None else ())
-    for i, q in made.by_instr.items():
-        numerator = known[v.instrs[i].args[0]]
+    for i in taken.by_instr:
+        numerator_range = ranges[i]
+        inner.update(
+            numerator_range.through - {i} if numerator_range is not None else ()
+        )
+    for i, q in taken.by_instr.items():
+        numerator = ranges[v.instrs[i].args[0]]
         if i not in inner and numerator is not None:
             q.low = -min(LAST_BELOW, LARGE - numerator.high)
 
@@ -248,10 +250,10 @@ def _is_cast(instr: Instr, dtype: str) -> bool:
 
 def _uses(v: Variant) -> dict[int, list[Instr | None]]:
     """By instruction, those that read it; None for a store."""
-    found: dict[int, list[Instr | None]] = {i: [] for i in range(len(v.instrs))}
+    readers: dict[int, list[Instr | None]] = {i: [] for i in range(len(v.instrs))}
     for i in (*v.lane_code, *v.code, *v.output_code):
         for a in v.instrs[i].args:
-            found[a].append(v.instrs[i])
+            readers[a].append(v.instrs[i])
     for i, _ in v.stores:
-        found[i].append(None)
-    return found
+        readers[i].append(None)
+    return readers

@@ -95,9 +95,9 @@ class ReduceWriter:
             for i in self.folds
         ]
 
-    def reduce(self, made: str, blocks: str = "v", axis: str = "0") -> list[str]:
+    def reduce(self, operand: str, blocks: str = "v", axis: str = "0") -> list[str]:
         return [
-            f"{made}{i} = tl.reduce({blocks}{i}, {axis}, {self.combine(i)})"
+            f"{operand}{i} = tl.reduce({blocks}{i}, {axis}, {self.combine(i)})"
             for i in self.folds
         ]
 

@@ -141,21 +141,27 @@ class Function:
         code = [i for i in self.v.code if self.v.instrs[i].op != "load"]
         body = [self.assign(i) for i in self.consts if i not in code]
         for i in code:
-            own = instead.get(i)
-            body.append(self.assign(i) if own is None else f"{self.name(i)} = {own}")
-        made = [self.name(i) for i, _ in self.element_stores]
-        made += [self.name(self.v.instrs[i].args[0]) for i in self.v.folds]
+            replacement = instead.get(i)
+            body.append(
+                self.assign(i)
+                if replacement is None
+                else f"{self.name(i)} = {replacement}"
+            )
+        returned = [self.name(i) for i, _ in self.element_stores]
+        returned += [self.name(self.v.instrs[i].args[0]) for i in self.v.folds]
         return [
             "@triton.jit",
             *over_lines(f"def {name}(", args, "):"),
-            *indent([*body, f"return {', '.join(made)}"]),
+            *indent([*body, f"return {', '.join(returned)}"]),
         ]
 
     def call(self, name: str, args: list[str]) -> list[str]:
         """Element code: results are y<slot>, what fold i takes is f<i>."""
-        made = [f"y{s}" for _, s in self.element_stores]
-        made += [f"f{i}" for i in self.v.folds]
-        return over_lines(f"{', '.join(made)} = {name}(", args, ")") if made else []
+        results = [f"y{s}" for _, s in self.element_stores]
+        results += [f"f{i}" for i in self.v.folds]
+        return (
+            over_lines(f"{', '.join(results)} = {name}(", args, ")") if results else []
+        )
 
     def element_loads(self, place: Mapping[int, str]) -> list[str]:
         instrs = self.v.instrs
