@@ -96,6 +96,8 @@ OPS: dict[str, Op] = {
     "silu": lambda x, y, z: F.silu(x),
     "softplus": lambda x, y, z: F.softplus(x, 1.5, 2.0),
     "leaky_relu": lambda x, y, z: F.leaky_relu(x, 0.3),
+    "hardshrink": lambda x, y, z: F.hardshrink(x, 0.3),
+    "softshrink": lambda x, y, z: F.softshrink(x, 0.3),
     "threshold": lambda x, y, z: F.threshold(x, 0.3, 0.7),
     "masked_fill a number": lambda x, y, z: x.masked_fill(y > 0, 0.3),
     "masked_fill": lambda x, y, z: x.masked_fill(y > 0, z.flatten()[0]),

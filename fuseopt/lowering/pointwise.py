@@ -59,7 +59,7 @@ ROUND_NUMBERS = frozenset(
     (
         "add sub rsub mul_rounded pow clamp clamp_min clamp_max maximum minimum "
         "hardtanh lt le gt ge eq ne copysign heaviside xlogy fmod remainder "
-        "masked_fill nan_to_num atan2 hypot"
+        "masked_fill nan_to_num atan2 hypot hardshrink"
     ).split()
 )
 #: Those of them whose kernels for GPUs keep it in float32 as well. (`maximum` and
@@ -147,6 +147,8 @@ RULES: dict[str, Rule] = {
     "masked_fill": select.masked_fill,
     "threshold": select.threshold,
     "leaky_relu": select.leaky_relu,
+    "hardshrink": select.hardshrink,
+    "softshrink": select.softshrink,
     "softplus": functions.softplus,
     "silu": functions.silu,
     "heaviside": select.heaviside,

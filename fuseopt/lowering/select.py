@@ -129,6 +129,23 @@ def threshold(b: Builder, x: int, threshold: int, value: int) -> int:
     return b.op("where", b.compare("le", x, threshold), value, x)
 
 
+def hardshrink(b: Builder, x: int, most: int) -> int:
+    """0 where x lies within `most` of it, else x."""
+    least = b.op("neg", most)
+    above = b.op("where", b.compare("le", x, most), b.const(0), x)
+    return b.op("where", b.compare("le", least, x), above, x)
+
+
+def softshrink(b: Builder, x: int, most: int) -> int:
+    """x, moved towards 0 by `most`, and no further: what least squares with a penalty of
+    `most` times the 1-norm give.
+    """
+    least = b.op("neg", most)
+    within = b.op("where", b.compare("eq", x, x), b.const(0), x)  # NaN stays
+    below = b.op("where", b.compare("lt", x, least), b.op("add", x, most), within)
+    return b.op("where", b.compare("lt", most, x), b.op("sub", x, most), below)
+
+
 def leaky_relu(b: Builder, x: int, slope: int) -> int:
     """x above zero, else x * slope."""
     above = b.compare("lt", b.const(0), x)

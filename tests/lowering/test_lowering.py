@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from fuseopt.ir.graph import ARITY, Body
@@ -14,28 +16,28 @@ MASKED |= {"isinf", "signbit"}
 #: Ops of integers alone, on whose bits they work.
 WHOLE = {op for op in RULES if op.startswith(("bitwise", "__"))}
 COMPARE = {"lt", "le", "gt", "ge", "eq", "ne"}
-#: How many tensors an op takes where it is neither one nor two.
-THREE = {"addcmul", "addcdiv", "lerp", "fma", "where", "masked_fill", "threshold"}
-THREE |= {"softplus", "lerp_listed"}
-TWO = COMPARE | {"add", "sub", "rsub", "mul", "mul_rounded", "div", "pow", "maximum"}
-TWO |= {"div_listed", "div_exact"}
-TWO |= WHOLE - {"bitwise_not"}
-TWO |= {"leaky_relu", "heaviside", "xlogy", "copysign", "fmod", "remainder"}
-TWO |= {"floor_divide", "div_floor", "div_trunc", "atan2", "hypot", "nextafter"}
-TWO |= {"minimum", "clamp_min", "clamp_max", "logical_and", "logical_or", "logical_xor"}
-TWO |= {"add_parts", "sub_parts"}
-
-
 #: Ops that compute nothing, or nothing on floats, or not on all of them.
 ELSEWHERE = {"copy", "fill", "where", "masked_fill", "bitcast", "nextafter", *WHOLE}
 
 
 def operands(op: str, dtype: str) -> tuple[Operand, ...]:
-    count = 3 if op in THREE else 2 if op in TWO else 1
+    """As many tensors as the rule asks for; of a rule for any number, as many as its
+    instructions take.
+    """
+    kinds = list(inspect.signature(RULES[op]).parameters.values())[1:]
+    count = sum(x.default is x.empty for x in kinds)
+    if any(x.kind is x.VAR_POSITIONAL for x in kinds):
+        count = next(n for n in (1, 2, 3) if takes(op, n, dtype))
     tensors: list[Operand] = [Tensor(dtype)] * count
     if op in ("where", "masked_fill"):
         tensors[op == "masked_fill"] = Tensor("b8")
     return tuple(tensors)
+
+
+def takes(op: str, count: int, dtype: str) -> bool:
+    lowered = lower(op, (Tensor(dtype),) * count, dtype, dtype)
+    assert lowered is not None
+    return all(len(i.args) == ARITY[i.op] for i in lowered.instrs)
 
 
 def body(op: str, *args: Operand | None, dtype: str = "f32", **more) -> Body:
@@ -171,7 +173,7 @@ def test_numbers_meet_16_bits_unrounded_on_a_gpu() -> None:
 
 def rounds(op: str, position: int, operand: Operand) -> bool:
     """Is the operand at a position rounded to bfloat16 beside tensors of a GPU?"""
-    args: list[Operand] = [H] * max(position + 1, 3 if op in THREE else 2)
+    args: list[Operand] = [H] * max(position + 1, len(operands(op, "f32")), 2)
     args[position] = operand
     made = body(op, *args, dtype="bf16", on_gpu=True)
     of = [x.op in ("scalar", "load") and x.dtype == "f32" for x in made.instrs]
