@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from .compiler.timing import Clock
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
 from .isolate.compile import unfuse
+from .isolate.decorators import peel
 
 
 def explain(
@@ -50,7 +52,7 @@ def explain(
         reason = compat.disabled(twin)
         if reason:
             raise UnsupportedInput(reason)
-        function = getattr(twin, function.__name__)
+        function = _unprofiled(getattr(twin, function.__name__))
     found: list[Report] = []
 
     class Planned(Exception):
@@ -86,6 +88,14 @@ def explain(
             "TORCH_LOGS=graph_breaks to see why"
         )
     return found[0]
+
+
+def _unprofiled(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound step without torch's layer for profilers, of which Dynamo warns."""
+    layers, _ = peel(getattr(step, "__func__", step))
+    if layers and layers[0].__code__ is compat.PROFILED:
+        return types.MethodType(layers[0].__wrapped__, step.__self__)  # type: ignore[attr-defined]
+    return step
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

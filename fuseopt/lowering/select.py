@@ -137,8 +137,8 @@ def hardshrink(b: Builder, x: int, most: int) -> int:
 
 
 def softshrink(b: Builder, x: int, most: int) -> int:
-    """x, moved towards 0 by `most`, and no further: what least squares with a penalty of
-    `most` times the 1-norm give.
+    """x, moved towards 0 by `most`, and no further: the proximal map of `most` times
+    the 1-norm.
     """
     least = b.op("neg", most)
     within = b.op("where", b.compare("eq", x, x), b.const(0), x)  # NaN stays

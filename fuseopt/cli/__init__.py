@@ -1,0 +1,1 @@
+"""The command line: what is installed, what a step becomes, what the cache holds."""

@@ -1,0 +1,162 @@
+"""What `doctor` looks at: one function a question, one Finding an answer."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .cache import megabytes, usage
+
+#: Versions of torch whose private parts were checked: from, and before.
+CHECKED = ((2, 11), (2, 14))
+#: The entry point by which Dynamo finds the backend: its group, its name.
+ENTRY_POINT = ("torch_dynamo_backends", "fuseopt")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `doctor`.
+
+    state: "ok", "warn" (works, with less) or "fail" (steps run in eager). remedy: the
+    command or the setting that mends it; empty where nothing has to be.
+    """
+
+    name: str
+    state: str
+    told: str
+    remedy: str = ""
+
+
+def python() -> Finding:
+    """The interpreter, and the machine."""
+    version = platform.python_version()
+    return Finding("python", "ok", f"{version} on {platform.platform(terse=True)}")
+
+
+def torch_version() -> Finding:
+    """Is torch there, in a version that was checked?"""
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("torch", "fail", str(error), "pip install 'torch>=2.11'")
+    version = torch.__version__
+    numbers = tuple(int(x) for x in version.split("+")[0].split(".")[:2])
+    if numbers < CHECKED[0]:
+        return Finding("torch", "fail", version, "pip install 'torch>=2.11'")
+    if numbers >= CHECKED[1]:
+        first, end = (".".join(map(str, x)) for x in CHECKED)
+        told = f"{version} is newer than what was checked ({first} to before {end})"
+        return Finding("torch", "warn", told, f"pip install 'torch<{end}'")
+    return Finding("torch", "ok", version)
+
+
+def entry_point() -> Finding:
+    """Will `torch.compile(..., backend="fuseopt")` find the backend by its name?"""
+    group, name = ENTRY_POINT
+    if any(x.name == name for x in importlib.metadata.entry_points(group=group)):
+        return Finding("entry point", "ok", f"torch finds the backend {name!r}")
+    return Finding(
+        "entry point",
+        "warn",
+        f"torch does not find the backend {name!r} by its name",
+        "pip install fuseopt (or `import fuseopt.backend` and pass "
+        "`backend=fuseopt.fuseopt`)",
+    )
+
+
+def compiler() -> Finding:
+    """The C++ compiler, for tensors of the CPU."""
+    from ..errors import CompilerMissing
+    from ..runtime.cpp.toolchain import find_compiler
+
+    try:
+        return Finding("C++ compiler", "ok", find_compiler().name)
+    except CompilerMissing as error:
+        return Finding("C++ compiler", "fail", str(error), "apt install g++")
+
+
+def triton() -> Finding:
+    """Triton, for tensors of a GPU."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        told = "not installed: steps of tensors on a GPU run in eager"
+        return Finding("triton", "warn", told, "pip install triton")
+    return Finding("triton", "ok", version)
+
+
+def cache() -> Finding:
+    """The folder of built kernels: does it count, how much does it hold?"""
+    from ..config import resolve
+    from ..runtime.folders import chosen
+
+    folder = chosen(resolve(None, None).cache_dir)
+    try:
+        kernels, size = usage(folder)
+    except FileNotFoundError:
+        return Finding("kernel cache", "ok", f"{folder}, not made yet")
+    except OSError as error:
+        return Finding("kernel cache", "warn", str(error), f"chmod -R go-w {folder}")
+    told = f"{folder}: {kernels:,} kernels, {megabytes(size)}"
+    return Finding("kernel cache", "ok", told)
+
+
+def gpu() -> Finding:
+    """The GPU, its driver, and whether steps are replayed as graphs."""
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or torch.version.hip
+        told = "none that torch can use" if built else "none: torch is a CPU build"
+        return Finding("GPU", "ok", told)
+    where = torch.cuda.get_device_properties(0)
+    more = torch.cuda.device_count() - 1
+    told = f"{where.name}, {where.total_memory / 2**30:.0f} GiB"
+    told += f", compute capability {where.major}.{where.minor}"
+    told += f", and {more} more" if more else ""
+    return Finding("GPU", "ok", f"{told}; CUDA {torch.version.cuda}")
+
+
+def step_on(device: str) -> Finding:
+    """Compile a small step on a device, run it, compare it with eager's bits."""
+    import torch
+
+    import fuseopt
+
+    from .trial import Trial
+
+    name = f"a step on {device}"
+    drawn = torch.Generator().manual_seed(0)
+    start = [torch.randn(7, generator=drawn).to(device) for _ in range(4)]
+    grads = [torch.randn(7, generator=drawn).to(device) for _ in range(4)]
+    mine, theirs = ([torch.nn.Parameter(t.clone()) for t in start] for _ in range(2))
+    try:
+        optimizer = fuseopt.compile(Trial(mine), fallback="error")
+        plain = Trial(theirs)
+        for _ in range(2):
+            for p, q, g in zip(mine, theirs, grads, strict=True):
+                p.grad, q.grad = g.clone(), g.clone()
+            optimizer.step()
+            plain.step()
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Finding(name, "fail", first, "python -m fuseopt doctor --verbose")
+    if not all(torch.equal(p, q) for p, q in zip(mine, theirs, strict=True)):
+        return Finding(name, "fail", "its bits are not eager's", "please report it")
+    launches = fuseopt.reports()[-1].launches
+    return Finding(name, "ok", f"{launches} launch, the bits of eager")
+
+
+def all_checks() -> Iterator[Callable[[], Finding]]:
+    """What there is to ask here, in order; a later one may need an earlier one."""
+    yield from (python, torch_version, entry_point, compiler, triton, cache)
+    try:
+        import torch
+    except ImportError:
+        return
+    yield gpu
+    yield lambda: step_on("cpu")
+    if torch.cuda.is_available():
+        yield lambda: step_on("cuda")

@@ -1,0 +1,150 @@
+"""`python -m fuseopt`: doctor, explain, cache.
+
+Text is plain where it is piped; `--json` gives one JSON object instead. Exit status: 0,
+1 where something is wrong, 2 where the command line is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status."""
+    given = _parser().parse_args(arguments)
+    try:
+        status: int = given.run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m fuseopt", description="Look at fuseopt from outside."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    doctor = commands.add_parser("doctor", help="what works here, and what mends it")
+    doctor.add_argument(
+        "--verbose", action="store_true", help="raise where a step fails"
+    )
+    doctor.set_defaults(run=_doctor)
+    explain = commands.add_parser("explain", help="plan the step of an optimizer")
+    explain.add_argument(
+        "target",
+        metavar="FILE.py:OBJECT",
+        help="an optimizer, or a function that makes one",
+    )
+    explain.set_defaults(run=_explain)
+    cache = commands.add_parser("cache", help="built kernels")
+    cache.add_argument("what", choices=["ls", "clear", "path"])
+    cache.set_defaults(run=_cache)
+    for command in (doctor, explain, cache):
+        command.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from .checks import all_checks
+
+    findings = []
+    for check in all_checks():
+        if given.verbose:
+            print(f"asking: {getattr(check, '__name__', 'step')}", file=sys.stderr)
+        findings.append(check())
+    failed = any(finding.state == "fail" for finding in findings)
+    if given.json:
+        _print_json({"findings": [dataclasses.asdict(x) for x in findings]})
+        return int(failed)
+    table = _table("", "", "")
+    for finding in findings:
+        mended = f"\n-> {finding.remedy}" if finding.remedy else ""
+        table.add_row(MARKS[finding.state], finding.name, finding.told + mended)
+    _print(table)
+    return int(failed)
+
+
+def _explain(given: argparse.Namespace) -> int:
+    from ..errors import FuseoptError
+    from ..explanation import explain
+    from .target import NoTarget, optimizer_of
+
+    try:
+        report = explain(optimizer_of(given.target))
+    except (NoTarget, FuseoptError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if given.json:
+        _print_json(dataclasses.asdict(report))
+    else:
+        _print(report)
+    return int(bool(report.fallback))
+
+
+def _cache(given: argparse.Namespace) -> int:
+    from ..config import resolve
+    from ..runtime.folders import chosen
+    from .cache import clear, entries, megabytes
+
+    path = chosen(resolve(None, None).cache_dir)
+    if given.what == "path":
+        _print_json({"path": path}) if given.json else print(path)
+        return 0
+    try:
+        if given.what == "clear":
+            kernels, size = clear(path)
+            if given.json:
+                _print_json({"path": path, "removed": kernels, "bytes": size})
+            else:
+                print(f"{kernels:,} kernels, {megabytes(size)} removed from {path}")
+            return 0
+        every = list(entries(path))
+    except FileNotFoundError:
+        every = []
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if given.what == "ls" and not given.json:
+        table = _table("kernel", "built", "bytes")
+        for entry in every:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.built))
+            table.add_row(entry.key, when, f"{entry.bytes:,}")
+        _print(table)
+        print(f"{len(every):,} kernels in {path}")
+        return 0
+    listed = [dataclasses.asdict(entry) for entry in every]
+    _print_json({"path": path, "kernels": listed})
+    return 0
+
+
+def _table(*columns: str) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=any(columns), pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _print(shown: object) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, no_color=True, width=100)
+    console.print(shown)
+
+
+def _print_json(content: object) -> None:
+    print(json.dumps(content, default=str))
