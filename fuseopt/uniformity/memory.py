@@ -122,9 +122,6 @@ def merge(a: Memory | None, b: Memory | None, level: Level, branch: Any) -> Any:
         if x is None or y is None:
             merged.scopes[number] = dict(y if x is None else x)  # type: ignore[arg-type]
             continue
-        if x == y:
-            merged.scopes[number] = dict(x)
-            continue
         scope = merged.scopes[number] = {}
         for name in x.keys() | y.keys():
             # a variable that is not set raises where it is read, in any run
@@ -140,7 +137,7 @@ def merge(a: Memory | None, b: Memory | None, level: Level, branch: Any) -> Any:
             value = q if p is None else p
             assert value is not None
             merged.heap[number] = value
-        elif p == q:
+        elif p is q:
             merged.heap[number] = p
         elif isinstance(p, List) and isinstance(q, List):
             merged.heap[number] = _lists(p, q, level, branch)
@@ -159,7 +156,9 @@ def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> V
 
     Neither list may be changed from then on, in either memory.
     """
-    if x == y or not all(isinstance(z, (Ref, Sequence)) for z in (x, y)):
+    if (isinstance(x, Ref) and x == y) or not all(
+        isinstance(z, (Ref, Sequence)) for z in (x, y)
+    ):
         return join(x, y, level)
     lists: list[List] = []
     for ref in (x, y):
@@ -212,20 +211,16 @@ def _lists(a: List, b: List, level: Level, branch: Any) -> List:
         return a if a.broken else b
     if a.frozen != b.frozen:
         a, b = replace(a, frozen=True), replace(b, frozen=True)
-        if a == b:
-            return a
     if a.filled != b.filled:
         a, b = replace(a, filled=False), replace(b, filled=False)
-        if a == b:
-            return a
     if a.added != b.added:
         added = _added(a.added, b.added, level, branch)
         if added is None:
             return replace(a, broken="lanes add to it in several ways")
         a = replace(a, added=added)
         b = replace(b, added=added)
-        if a == b:
-            return a
+    if _same_contents(a, b):
+        return a
     for x, y in ((a, b), (b, a)):
         if x.items == () and y.lanes is not None and level == Level.UNIFORM:
             if _in_turns(y, branch):
@@ -243,6 +238,12 @@ def _lists(a: List, b: List, level: Level, branch: Any) -> List:
     return loose(
         replace(a, level=max(a.level, b.level, level)), [*_values(a), *_values(b)]
     )
+
+
+def _same_contents(a: List, b: List) -> bool:
+    """Has neither way changed what the list holds?"""
+    items = a.items is b.items and a.many is b.many and a.item is b.item
+    return items and (a.lanes, a.writer, a.level) == (b.lanes, b.writer, b.level)
 
 
 def _in_turns(x: List, branch: Any) -> bool:

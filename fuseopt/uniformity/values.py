@@ -298,9 +298,17 @@ def _types(*values: Value) -> frozenset[type] | None:
     return types
 
 
+#: Of two of these that are equal, as much is known: they need not be the same.
+ALIKE = (Data, Tensor, First, Items, Sequence, Many, Choice)
+
+
 def join(a: Value, b: Value, level: Level) -> Value:
-    """What is known of a value that is either; `level` says by what it is decided."""
-    if a == b:
+    """What is known of a value that is either; `level` says by what it is decided.
+
+    Of two values of which as much is known, each may be another one; only an object of
+    the analysis that is in both ways stands for what neither way has changed.
+    """
+    if a is b or (a == b and not isinstance(a, ALIKE)):
         return a
     for x in (a, b):
         if isinstance(x, Bad):
@@ -327,6 +335,8 @@ def join(a: Value, b: Value, level: Level) -> Value:
             a.plain or b.plain,
             a.foreign or b.foreign,
         )
+    if isinstance(a, First) and isinstance(b, First) and level == Level.UNIFORM:
+        return a
     if isinstance(b, Tensor):
         a, b = b, a
         level_of_a = other = level_of(b)

@@ -17,6 +17,7 @@ from fuseopt.uniformity.source import NoSource, Sources
 from tests import papers
 from tests.steps import make_params
 from tests.uniformity.divergence import harmless, identity, numbers, subtle
+from tests.uniformity.traps import choices
 
 SHAPES = [(4, 3)] * 4 + [(5,)] * 4
 #: Classes of packages of which a few lanes led where a dry run alone was asked; of each
@@ -198,3 +199,14 @@ def test_an_error_of_the_analysis_proves_nothing(
     monkeypatch.setattr(iteration, "spread", lambda *_: 1 / 0)
     opt = harmless.Plain(make_params(SHAPES))
     assert "its analysis fails: ZeroDivisionError" in proof(opt).why
+
+
+@pytest.mark.parametrize(
+    "name", [x for x in vars(choices) if x.startswith(("AfterTheLoop", "Asked"))]
+)
+def test_a_choice_between_equals_is_a_choice(name: str) -> None:
+    """Of two rates as much is known, and they are two: no second net is asked."""
+    kind = getattr(choices, name)
+    found = proof(kind(kind.params()))
+    assert found.why
+    assert "its analysis fails" not in found.why

@@ -20,7 +20,10 @@ import pytest
 from tests.beside import WAYS, Run, beside, dynamo
 
 HOME = Path(__file__).parent / "traps"
-MODULES = ("around", "attributes", "calls", "lists", "memory", "numbers", "tables")
+MODULES = (
+    *("around", "attributes", "calls", "choices", "lists", "memory", "numbers"),
+    "tables",
+)
 
 
 def traps() -> Iterator[str]:
