@@ -23,7 +23,6 @@ from .dynamo import (
     on_recompile_limit,
     on_trace,
     refusal_of,
-    trace_power,
     traces_step,
 )
 from .fields import (
@@ -38,6 +37,7 @@ from .hazards import acts_otherwise
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
+from .powers import power_unchecked, trace_power
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .schemas import Schema, changes_first, name_of, schema_of, written
@@ -107,6 +107,7 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "power_unchecked",
     "refusal_of",
     "refusals_pass",
     "requires_grad_function",

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import math
 import sys
 import threading
 import types
@@ -380,37 +379,6 @@ def on_failure(
         raise AssertionError("a graph went on that was ended")
 
     ConvertFrameAssert.__call__ = converted  # type: ignore[method-assign]
-
-
-def _power(x: float, y: float) -> float:
-    """`math.pow`, in what Dynamo can keep symbolic."""
-    power: float = float(x) ** float(y)
-    return power
-
-
-def trace_power(backend: Callable[..., Any]) -> None:
-    """Let `math.pow` of a counter stay symbolic where Dynamo traces for `backend`.
-
-    Dynamo takes the result for a constant and compiles anew at each value. Relies on
-    its table of handlers; where there is none, that is what happens.
-    """
-    try:
-        from torch._dynamo.variables.base import VariableTracker
-        from torch._dynamo.variables.tensor import SymNodeVariable
-        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
-        handlers: Any = TorchInGraphFunctionVariable._get_handlers()
-    except (ImportError, AttributeError):
-        return
-
-    def handle(_: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        symbolic = any(isinstance(x, SymNodeVariable) for x in args)
-        if not symbolic or not leads_to(tx.output.compiler_fn, backend):
-            return None  # as ever
-        function = VariableTracker.build(tx, _power)
-        return tx.inline_user_function_return(function, list(args), kwargs)
-
-    handlers.setdefault(math.pow, handle)
 
 
 def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:

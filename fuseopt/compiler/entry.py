@@ -97,6 +97,7 @@ def attach() -> None:
         compat.trace_guarded()
         compat.keep_attributes(BACKEND)
         compat.trace_power(BACKEND)
+        compat.power_unchecked()
         compat.trace_rewrites(BACKEND)
         compat.spare_inductor()
         compat.on_recompile_limit(BACKEND, _tell_of_limit)
