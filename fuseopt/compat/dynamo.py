@@ -367,7 +367,8 @@ def on_failure(
         try:
             return convert(self, frame, *args, **kwargs)
         except InternalTorchDynamoError as error:
-            within = error.__cause__
+            # torch 2.11 raises without a cause
+            within = error.__cause__ or error.__context__
             if not leads_to(self, backend) or isinstance(within, Warning):
                 raise
             code = frame.f_code
