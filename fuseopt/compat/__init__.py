@@ -41,6 +41,7 @@ from .plain import as_if_compiling, trace_plainly
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .schemas import Schema, changes_first, name_of, schema_of, written
+from .symbols import TraceAgain, has_symbols, plainly, trace_symbols
 from .tensors import (
     GRAD_SWITCH,
     HIGHER_ORDER,
@@ -80,6 +81,7 @@ __all__ = [
     "LibraryStruct",
     "Schema",
     "TensorFunctions",
+    "TraceAgain",
     "Traced",
     "acts_otherwise",
     "as_if_compiling",
@@ -94,6 +96,7 @@ __all__ = [
     "first_difference",
     "forget",
     "gradient_getter",
+    "has_symbols",
     "initialize",
     "keep_attributes",
     "leave_no_patches",
@@ -107,6 +110,7 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "plainly",
     "refusal_of",
     "refusals_pass",
     "requires_grad_function",
@@ -122,6 +126,7 @@ __all__ = [
     "trace_plainly",
     "trace_power",
     "trace_rewrites",
+    "trace_symbols",
     "traces_step",
     "undisturbed",
     "vector_library",

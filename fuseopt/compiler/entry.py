@@ -98,6 +98,7 @@ def attach() -> None:
         compat.keep_attributes(BACKEND)
         compat.trace_power(BACKEND)
         compat.trace_rewrites(BACKEND)
+        compat.trace_symbols(BACKEND)
         compat.spare_inductor()
         compat.on_recompile_limit(BACKEND, _tell_of_limit)
         compat.on_graph_break(BACKEND, _tell_of_graph_break)
