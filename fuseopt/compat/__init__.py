@@ -8,7 +8,7 @@ from .accelerators import (
     end_allocation,
     end_generator_capture,
 )
-from .attributes import keep_attributes
+from .attributes import keep_attributes, read_attributes
 from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
@@ -41,7 +41,13 @@ from .plain import as_if_compiling, trace_plainly
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .schemas import Schema, changes_first, name_of, schema_of, written
-from .symbols import TraceAgain, has_symbols, plainly, trace_symbols
+from .symbols import (
+    TraceAgain,
+    has_symbols,
+    plainly,
+    symbol_sources,
+    trace_symbols,
+)
 from .tensors import (
     GRAD_SWITCH,
     HIGHER_ORDER,
@@ -111,6 +117,7 @@ __all__ = [
     "on_recompile_limit",
     "on_trace",
     "plainly",
+    "read_attributes",
     "refusal_of",
     "refusals_pass",
     "requires_grad_function",
@@ -119,6 +126,7 @@ __all__ = [
     "shapes_of",
     "spare_inductor",
     "stance",
+    "symbol_sources",
     "tensor_functions",
     "tidy",
     "trace_branches",

@@ -9,10 +9,12 @@ from __future__ import annotations
 import collections
 import functools
 import os
+from operator import is_not
 from typing import Any
 
 from .dynamo import refuse, traces_own
 from .hooks import Hook, all_kinds, around, asks
+from .symbols import constant
 
 #: What a class may define without that its values are compared or computed otherwise.
 HARMLESS = frozenset(
@@ -66,7 +68,10 @@ def refuse_texts() -> None:
 
     def text(original: Hook, self: Any, *args: Any) -> Any:
         if asks(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
-            refuse(self, "it makes text of a number that changes")
+            known = constant(self, self.stack[-1].realize())
+            if known is None:
+                refuse(self, "it makes text of a number that changes")
+            self.stack[-1] = known
         return original(self, *args)
 
     around(InstructionTranslatorBase, "_format_value", text)
@@ -79,10 +84,18 @@ def refuse_symbols() -> None:
 
     def contains(original: Hook, self: Any, tx: Any, item: Any) -> Any:
         if asks(tx):
-            both = [item, *self.items]
-            if any(isinstance(x.realize(), SymNodeVariable) for x in both):
-                refuse(tx, "it looks for a number that changes, or among such numbers")
+            item, *items = (settle(tx, x) for x in (item, *self.items))
+            if any(map(is_not, items, self.items)):
+                self = self.clone(items=items)
         return original(self, tx, item)
+
+    def settle(tx: Any, x: Any) -> Any:
+        if not isinstance(x.realize(), SymNodeVariable):
+            return x
+        known = constant(tx, x.realize())
+        if known is None:
+            refuse(tx, "it looks for a number that changes, or among such numbers")
+        return known
 
     for kind in set(all_kinds(BaseListVariable)):
         if "sq_contains" in vars(kind):

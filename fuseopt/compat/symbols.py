@@ -65,8 +65,8 @@ class _Tracing(threading.local):
     def __init__(self) -> None:
         #: are numbers constants, as Dynamo has them?
         self.plainly = False
-        #: how many symbols the trace has
-        self.symbols = 0
+        #: where the numbers are found that the trace has as symbols
+        self.symbols: list[str] = []
 
 
 _tracing = _Tracing()
@@ -76,6 +76,10 @@ _counters: weakref.WeakKeyDictionary[CodeType, set[str]] = weakref.WeakKeyDictio
 
 def trace_symbols(backend: Callable[..., Any]) -> None:
     """Put the hooks in place; they act where a step is traced for `backend`."""
+    try:
+        _trace_again(backend)
+    except (ImportError, AttributeError):
+        return  # what fails with symbols could not be traced without
     for put in (
         _make_symbols,
         _find_counters,
@@ -85,8 +89,6 @@ def trace_symbols(backend: Callable[..., Any]) -> None:
     ):
         with contextlib.suppress(ImportError, AttributeError):
             put()
-    with contextlib.suppress(ImportError, AttributeError):
-        _trace_again(backend)
 
 
 def _moves(builder: Any) -> bool:
@@ -142,7 +144,7 @@ def _make_symbols() -> None:
         ):
             return original(self, value)
         tx, source = self.tx, self.source
-        seen = process_automatic_dynamic(tx, source.name, entry.make_scalar(value))
+        seen = process_automatic_dynamic(tx, name_of(source), entry.make_scalar(value))
         env = tx.output.shape_env
         symbol = env.create_unspecified_symbol(
             value, source=source, dynamic_dim=DimDynamic.DYNAMIC
@@ -166,7 +168,7 @@ def _make_symbols() -> None:
         )
         if seen.scalar is moved:
             vars(tx.output).setdefault("fuseopt_moved", set()).add(proxy.node)
-        _tracing.symbols += 1
+        _tracing.symbols.append(name_of(source))
         return made
 
     around(VariableBuilder, "wrap_symfloat", wrap_float)
@@ -176,7 +178,7 @@ def _make_symbols() -> None:
     def wrap_int(original: Hook, self: Any, value: int, *args: Any, **more: Any) -> Any:
         known = _counters.get(self.tx.output.root_tx.f_code, ())
         if not args and not more and _pattern(self.source) in known and _moves(self):
-            _tracing.symbols += 1
+            _tracing.symbols.append(name_of(self.source))
             more = {"dynamism": DimDynamic.DYNAMIC}
         return original(self, value, *args, **more)
 
@@ -190,6 +192,8 @@ def _pattern(source: Any) -> str:
     base = getattr(source, "base", None)
     if base is None:
         return name_of(source)
+    if name_of(base) == name_of(source):  # says what kind of object it is, no step
+        return _pattern(base)
     step = getattr(source, "member", None) or getattr(source, "index", None)
     return f"{_pattern(base)}.{step if isinstance(step, str) else '*'}"
 
@@ -472,6 +476,13 @@ def has_symbols() -> bool:
     return bool(_tracing.symbols) and not _tracing.plainly
 
 
+def symbol_sources() -> list[str]:
+    """Where numbers are found that the trace which goes on now has as symbols, whether
+    or not its graph computes with them: "L['self'].t".
+    """
+    return [*_tracing.symbols]
+
+
 def _trace_again(backend: Callable[..., Any]) -> None:
     """A trace with symbols that fails is made once more without."""
     converter: Any = importlib.import_module("torch._dynamo.convert_frame")
@@ -481,7 +492,7 @@ def _trace_again(backend: Callable[..., Any]) -> None:
     def traced(*args: Any, **kwargs: Any) -> Any:
         if not any(leads_to(x, backend) for x in args if callable(x)):
             return trace(*args, **kwargs)
-        before, _tracing.symbols = _tracing.symbols, 0
+        before, _tracing.symbols = _tracing.symbols, []
         try:
             return trace(*args, **kwargs)
         except Exception as error:

@@ -96,6 +96,7 @@ def attach() -> None:
         compat.trace_branches(BACKEND)
         compat.trace_guarded()
         compat.keep_attributes(BACKEND)
+        compat.read_attributes(BACKEND)
         compat.trace_power(BACKEND)
         compat.trace_rewrites(BACKEND)
         compat.trace_symbols(BACKEND)
