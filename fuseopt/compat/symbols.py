@@ -52,7 +52,7 @@ ARITHMETIC = frozenset(
         "add sub mul div true_divide truediv rsub addcmul addcdiv lerp fma "
         "clamp clamp_min clamp_max maximum minimum where masked_fill fill full "
         "full_like scalar_tensor tensor as_tensor copy eq ne lt le gt ge neg "
-        "iadd isub imul itruediv"
+        "iadd isub imul itruediv sym_ite"
     ).split()
 )
 #: Of these calls, the operands from which place on may not be symbols.
@@ -167,7 +167,7 @@ def _make_symbols() -> None:
             example_strong_ref=number,
         )
         if seen.scalar is moved:
-            vars(tx.output).setdefault("fuseopt_moved", set()).add(proxy.node)
+            _note_moved(tx, proxy.node)
         _tracing.symbols.append(name_of(source))
         return made
 
@@ -180,7 +180,10 @@ def _make_symbols() -> None:
         if not args and not more and _pattern(self.source) in known and _moves(self):
             _tracing.symbols.append(name_of(self.source))
             more = {"dynamism": DimDynamic.DYNAMIC}
-        return original(self, value, *args, **more)
+        made = original(self, value, *args, **more)
+        if isinstance(made, SymNodeVariable):
+            _note_moved(self.tx, made.proxy.node)
+        return made
 
     around(VariableBuilder, "wrap_symint", wrap_int)
 
@@ -324,6 +327,11 @@ def constant(tx: Any, value: Any) -> Any:
     return settled(tx, value)
 
 
+def _note_moved(tx: Any, node: Node) -> None:
+    """A number is another one in other calls: it is never held to what it is."""
+    vars(tx.output).setdefault("fuseopt_moved", set()).add(node)
+
+
 def _has_moved(output: Any, node: Node) -> bool:
     """Has one of the numbers that this is computed from changed since the first call?"""
     moved = vars(output).get("fuseopt_moved", ())
@@ -381,7 +389,7 @@ def _is_arithmetic(target: Any, args: Any, kwargs: Any) -> bool | None:
 
 def _settle(output: Any, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    name = name.removeprefix("_foreach_").strip("_")
+    name = name.partition(".")[0].removeprefix("_foreach_").strip("_")
     tx = output.current_tx
 
     def settle(x: Any) -> Any:
