@@ -41,12 +41,12 @@ from .plain import as_if_compiling, trace_plainly
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .schemas import Schema, changes_first, name_of, schema_of, written
+from .symbol_uses import trace_symbols
 from .symbols import (
     TraceAgain,
     has_symbols,
     plainly,
     symbol_sources,
-    trace_symbols,
 )
 from .tensors import (
     GRAD_SWITCH,

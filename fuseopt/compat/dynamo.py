@@ -67,9 +67,9 @@ def on_trace(
 
     An exception from `check` reaches the caller of the step before anything ran. Code
     that holds an optimizer of which `keep(optimizer)` gives a reason runs in eager, and
-    Dynamo goes on with what that code calls. While Dynamo traces code that holds an optimizer, or that one calls, `.item()`
-    becomes part of its graph, in this thread; without that it would end the graph. No
-    garbage is collected meanwhile.
+    Dynamo goes on with what that code calls. While Dynamo traces code that holds an
+    optimizer, or that one calls, `.item()` becomes part of its graph, in this thread;
+    without that it would end the graph. No garbage is collected meanwhile.
     Relies on Dynamo's compile callbacks and on local names of the frames that trace;
     where they are others, nothing is checked and Dynamo keeps to its own settings.
     """

@@ -9,12 +9,12 @@ from __future__ import annotations
 import collections
 import functools
 import os
-from operator import is_not
 from typing import Any
 
 from .dynamo import refuse, traces_own
 from .hooks import Hook, all_kinds, around, asks
-from .symbols import constant
+from .outcomes import is_among
+from .symbol_uses import constant
 
 #: What a class may define without that its values are compared or computed otherwise.
 HARMLESS = frozenset(
@@ -83,19 +83,15 @@ def refuse_symbols() -> None:
     from torch._dynamo.variables.tensor import SymNodeVariable
 
     def contains(original: Hook, self: Any, tx: Any, item: Any) -> Any:
-        if asks(tx):
-            item, *items = (settle(tx, x) for x in (item, *self.items))
-            if any(map(is_not, items, self.items)):
-                self = self.clone(items=items)
+        if not asks(tx):
+            return original(self, tx, item)
+        both = [item.realize(), *(x.realize() for x in self.items)]
+        if any(isinstance(x, SymNodeVariable) for x in both):
+            answer = is_among(tx, item, self.items)
+            if answer is None:
+                refuse(tx, "it looks for a number that changes, or among such numbers")
+            return answer
         return original(self, tx, item)
-
-    def settle(tx: Any, x: Any) -> Any:
-        if not isinstance(x.realize(), SymNodeVariable):
-            return x
-        known = constant(tx, x.realize())
-        if known is None:
-            refuse(tx, "it looks for a number that changes, or among such numbers")
-        return known
 
     for kind in set(all_kinds(BaseListVariable)):
         if "sq_contains" in vars(kind):

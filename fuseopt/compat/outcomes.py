@@ -26,7 +26,7 @@ from .hooks import found_at, install, name_of
 #: Modules whose functions give the same for the same numbers.
 HOMES = ("_operator", "operator", "math", "builtins")
 #: What Dynamo writes for Python's own functions.
-WRITTEN = {
+WRITTEN: dict[Any, Callable[..., Any]] = {
     torch.sym_not: operator.not_,
     torch.sym_float: float,
     torch.sym_int: int,
@@ -268,6 +268,24 @@ def truth(tx: Any, value: Any) -> bool | None:
         return bool(guard_number(tx, node, bool))
     except Unknown:
         return None
+
+
+def is_among(tx: Any, item: Any, items: Any) -> Any:
+    """Is a number one of these? As a constant with a guard; None where it cannot be
+    said.
+    """
+    from torch._dynamo.variables.constant import ConstantVariable
+
+    try:
+        listed = [x.as_proxy() for x in items]
+        proxy = tx.output.create_proxy(
+            "call_function", operator.contains, (listed, item.as_proxy()), {}
+        )
+        found = guard_number(tx, proxy.node)
+    except (Unknown, NotImplementedError):
+        return None
+    tx.output.remove_node(proxy.node)
+    return ConstantVariable.create(found)
 
 
 def node_of(value: Any) -> Node | None:

@@ -4,7 +4,8 @@ Dynamo takes a float for a constant until it has changed, and compiles anew then
 floats that an optimizer holds are symbols from the first trace on, and so are integers
 that its step counts. Where a step uses a number in a way that makes another structure
 of it (an exponent, a size, a text) the number is a constant, which a guard holds to,
-until it has changed once. What a step asks of a number is in outcomes.py.
+until it has changed once. What a step asks of a number is in outcomes.py, what it does
+with it in symbol_uses.py.
 
 A trace that cannot be followed with symbols is made once more without.
 
@@ -33,32 +34,8 @@ from torch.fx import Node
 
 from .dynamo import leads_to, traces_step
 from .hooks import Hook, around, found_at, install, name_of
-from .outcomes import (
-    HOMES,
-    WRITTEN,
-    Unknown,
-    guard_number,
-    node_of,
-    number_of,
-    settled,
-    truth,
-)
 
 log = logging.getLogger("fuseopt")
-
-#: Calls of which a symbol may be an operand: by name, without `_foreach_` and `_`.
-ARITHMETIC = frozenset(
-    (
-        "add sub mul div true_divide truediv rsub addcmul addcdiv lerp fma "
-        "clamp clamp_min clamp_max maximum minimum where masked_fill fill full "
-        "full_like scalar_tensor tensor as_tensor copy eq ne lt le gt ge neg "
-        "iadd isub imul itruediv sym_ite"
-    ).split()
-)
-#: Of these calls, the operands from which place on may not be symbols.
-FIRST_ONLY = frozenset({"pow", "ipow", "float_power"})
-#: Of these calls, the only operands that may be symbols.
-VALUES = {"full": (1, "fill_value"), "full_like": (1, "fill_value")}
 
 
 class _Tracing(threading.local):
@@ -74,21 +51,16 @@ _tracing = _Tracing()
 _counters: weakref.WeakKeyDictionary[CodeType, set[str]] = weakref.WeakKeyDictionary()
 
 
-def trace_symbols(backend: Callable[..., Any]) -> None:
-    """Put the hooks in place; they act where a step is traced for `backend`."""
+def make_symbols(backend: Callable[..., Any]) -> bool:
+    """Have numbers enter traces for `backend` as symbols; False where it cannot be."""
     try:
         _trace_again(backend)
+        _make_symbols()
     except (ImportError, AttributeError):
-        return  # what fails with symbols could not be traced without
-    for put in (
-        _make_symbols,
-        _find_counters,
-        _answer_exactly,
-        _settle_operands,
-        _trace_functions,
-    ):
-        with contextlib.suppress(ImportError, AttributeError):
-            put()
+        return False
+    with contextlib.suppress(ImportError, AttributeError):
+        _find_counters()
+    return True
 
 
 def _moves(builder: Any) -> bool:
@@ -103,17 +75,28 @@ def _moves(builder: Any) -> bool:
         and bool(config.automatic_dynamic_shapes)
         and not is_constant_source(source)
         and not is_from_defaults(source)
-        and _is_held(builder.tx, source)
+        and _holder(builder.tx, source) is not None
     )
 
 
-def _is_held(tx: Any, source: Any) -> bool:
-    """Is a number found in an optimizer that the code has as a local?"""
+def _holder(tx: Any, source: Any) -> Any:
+    """The optimizer in which a number is found, which the code has; None if in none."""
     while getattr(source, "base", None) is not None:
         source = source.base
-        if isinstance(found_at(tx, source), torch.optim.Optimizer):
-            return True
-    return False
+        found = found_at(tx, source)
+        if isinstance(found, torch.optim.Optimizer):
+            return found
+    return None
+
+
+def _is_foreign(tx: Any, source: Any) -> bool:
+    """Is a number in a group one that somebody else keeps there, such as an epoch?"""
+    holder = _holder(tx, source)
+    return (
+        isinstance(getattr(source, "index", None), str)
+        and any(found_at(tx, source.base) is x for x in holder.param_groups)
+        and source.index not in holder.defaults
+    )
 
 
 # ---------------------------------------------------------------- symbols
@@ -123,15 +106,13 @@ def _make_symbols() -> None:
     """Floats are symbols, and so are integers that the step counts."""
     from torch._dynamo import config
     from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.variables.builder import (
-        GraphArg,
-        TrackedFake,
-        VariableBuilder,
-        process_automatic_dynamic,
-    )
+    from torch._dynamo.variables.builder import GraphArg, VariableBuilder
     from torch._dynamo.variables.tensor import SymNodeVariable
     from torch.fx.experimental.symbolic_shapes import DimDynamic
 
+    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
+    tracked = builder.TrackedFake
+    look = builder.process_automatic_dynamic
     pgo: Any = importlib.import_module("torch._dynamo.pgo")
     entry, moved = pgo.FrameStateSizeEntry, pgo.auto_dynamic
 
@@ -144,13 +125,13 @@ def _make_symbols() -> None:
         ):
             return original(self, value)
         tx, source = self.tx, self.source
-        seen = process_automatic_dynamic(tx, name_of(source), entry.make_scalar(value))
+        seen = look(tx, name_of(source), entry.make_scalar(value))
         env = tx.output.shape_env
         symbol = env.create_unspecified_symbol(
             value, source=source, dynamic_dim=DimDynamic.DYNAMIC
         )
         number = env.create_symfloatnode(symbol, hint=value, source=source)
-        tx.output.tracked_fakes.append(TrackedFake(number, source, None))
+        tx.output.tracked_fakes.append(tracked(number, source, None))
         install(source, GuardBuilder.TYPE_MATCH)
         name = re.sub(r"[^a-zA-Z0-9]+", "_", self.name)
         tracer = tx.output.root_tracer
@@ -167,7 +148,7 @@ def _make_symbols() -> None:
             example_strong_ref=number,
         )
         if seen.scalar is moved:
-            _note_moved(tx, proxy.node)
+            note_moved(tx, proxy.node)
         _tracing.symbols.append(name_of(source))
         return made
 
@@ -176,13 +157,16 @@ def _make_symbols() -> None:
         return
 
     def wrap_int(original: Hook, self: Any, value: int, *args: Any, **more: Any) -> Any:
-        known = _counters.get(self.tx.output.root_tx.f_code, ())
-        if not args and not more and _pattern(self.source) in known and _moves(self):
-            _tracing.symbols.append(name_of(self.source))
+        tx, source = self.tx, self.source
+        known = _counters.get(tx.output.root_tx.f_code, ())
+        if args or more or not _moves(self):
+            return original(self, value, *args, **more)
+        if _pattern(source) in known or _is_foreign(tx, source):
+            _tracing.symbols.append(name_of(source))
             more = {"dynamism": DimDynamic.DYNAMIC}
         made = original(self, value, *args, **more)
         if isinstance(made, SymNodeVariable):
-            _note_moved(self.tx, made.proxy.node)
+            note_moved(tx, made.proxy.node)
         return made
 
     around(VariableBuilder, "wrap_symint", wrap_int)
@@ -241,11 +225,11 @@ def _find_counters() -> None:
             note(self, value, AttrSource(owner.source, inst.argval))
         return original(self, inst)
 
-    _on_instruction(InstructionTranslatorBase, "STORE_SUBSCR", item)
-    _on_instruction(InstructionTranslatorBase, "STORE_ATTR", attribute)
+    on_instruction(InstructionTranslatorBase, "STORE_SUBSCR", item)
+    on_instruction(InstructionTranslatorBase, "STORE_ATTR", attribute)
 
 
-def _on_instruction(base: Any, name: str, hook: Hook) -> None:
+def on_instruction(base: Any, name: str, hook: Hook) -> None:
     """Put a hook around what traces an instruction, where Dynamo looks it up."""
     kinds = [base]
     for kind in kinds:
@@ -259,81 +243,16 @@ def _on_instruction(base: Any, name: str, hook: Hook) -> None:
         table[dis.opmap[name]] = functools.wraps(original)(traced)
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- which have changed
 
 
-def _answer_exactly() -> None:
-    """What a trace asks of a number of the host is Python's answer, guarded."""
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-    from torch._dynamo.variables.tensor import SymNodeVariable
-
-    def evaluate(original: Hook, self: Any, *args: Any) -> Any:
-        tx = _translator()
-        if tx is not None and traces_step():
-            node = node_of(self)
-            with contextlib.suppress(Unknown):
-                if node is not None:
-                    return guard_number(tx, node)
-        return original(self, *args)
-
-    around(SymNodeVariable, "evaluate_expr", evaluate)
-
-
-    codes = [
-        name
-        for name in dis.opmap
-        if "JUMP" in name and "IF" in name and name.endswith(("TRUE", "FALSE", "POP"))
-    ]
-    for name in codes:
-        _on_instruction(InstructionTranslatorBase, name, _jump)
-
-
-def _jump(original: Hook, self: Any, inst: Any) -> Any:
-    """A branch on a number of the host: one way, as long as the number says so."""
-    value = self.stack[-1]
-    found = truth(self, value) if traces_step() else None
-    if found is None:
-        return original(self, inst)
-    from torch._dynamo.variables.constant import ConstantVariable
-
-    before = len(self.stack)
-    self.stack[-1] = ConstantVariable.create(found)
-    done = original(self, inst)
-    if len(self.stack) == before:  # `x or y` gives x itself
-        self.stack[-1] = value
-    return done
-
-
-def _translator() -> Any:
-    """What Dynamo traces the code of a frame with, now."""
-    try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        return InstructionTranslator.current_tx()
-    except (ImportError, AttributeError):
-        return None
-
-
-# ---------------------------------------------------------------- what becomes of them
-
-
-def constant(tx: Any, value: Any) -> Any:
-    """A variable of Dynamo's that is a number which has not changed yet -> a constant
-    with a guard; None for any other.
-    """
-    node = node_of(value) if traces_step() else None
-    if node is None or _has_moved(tx.output, node):
-        return None
-    return settled(tx, value)
-
-
-def _note_moved(tx: Any, node: Node) -> None:
+def note_moved(tx: Any, node: Node) -> None:
     """A number is another one in other calls: it is never held to what it is."""
     vars(tx.output).setdefault("fuseopt_moved", set()).add(node)
 
 
-def _has_moved(output: Any, node: Node) -> bool:
-    """Has one of the numbers that this is computed from changed since the first call?"""
+def has_moved(output: Any, node: Node) -> bool:
+    """Has a number that this is computed from changed since the first call?"""
     moved = vars(output).get("fuseopt_moved", ())
     left, seen = [node], set()
     while left:
@@ -344,122 +263,6 @@ def _has_moved(output: Any, node: Node) -> bool:
             seen.add(now)
             left += now.all_input_nodes
     return False
-
-
-def _settle_operands() -> None:
-    """In a call with tensors a symbol stands where it is an operand of arithmetic."""
-    from torch._dynamo.output_graph import SubgraphTracer
-
-    def create(original: Hook, self: Any, *given: Any, **named: Any) -> Any:
-        if _tracing.symbols and traces_step() and len(given) == 4 and has_symbols():
-            kind, target, args, kwargs = given
-            if kind.startswith("call") and _is_arithmetic(target, args, kwargs) is False:
-                args, kwargs = _settle(self.output_graph, target, args, kwargs)
-                given = kind, target, args, kwargs
-        return original(self, *given, **named)
-
-    around(SubgraphTracer, "create_proxy", create)
-
-
-def _leaves(x: Any) -> Iterator[Any]:
-    if isinstance(x, (list, tuple)):
-        for y in x:
-            yield from _leaves(y)
-    elif isinstance(x, dict):
-        yield from _leaves(list(x.values()))
-    else:
-        yield x
-
-
-def _is_arithmetic(target: Any, args: Any, kwargs: Any) -> bool | None:
-    """Is it a function of numbers? None where there is no number that is a symbol."""
-    symbols = tensors = False
-    for x in _leaves((args, kwargs)):
-        if isinstance(x, torch.fx.Proxy):
-            value = x.node.meta.get("example_value")
-            symbol = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-            symbols |= symbol
-            tensors |= not symbol
-    if not symbols:
-        return None
-    home = getattr(target, "__module__", None) or ""
-    plain = home in HOMES or target in WRITTEN or isinstance(target, str)
-    return plain and not tensors
-
-
-def _settle(output: Any, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    name = name.partition(".")[0].removeprefix("_foreach_").strip("_")
-    tx = output.current_tx
-
-    def settle(x: Any) -> Any:
-        if isinstance(x, (list, tuple)):
-            return type(x)(settle(y) for y in x)
-        if isinstance(x, dict):
-            return {k: settle(y) for k, y in x.items()}
-        if not isinstance(x, torch.fx.Proxy) or _has_moved(output, x.node):
-            return x
-        try:
-            return guard_number(tx, x.node)
-        except Unknown:
-            return x
-
-    if name in VALUES:
-        place, key = VALUES[name]
-        args = tuple(x if i == place else settle(x) for i, x in enumerate(args))
-        return args, {k: x if k == key else settle(x) for k, x in kwargs.items()}
-    if name in FIRST_ONLY:
-        return (*args[:1], *map(settle, args[1:])), settle(kwargs)
-    if name in ARITHMETIC:
-        return args, kwargs
-    return tuple(map(settle, args)), settle(kwargs)
-
-
-#: Functions of Python's own that give a float; those that Dynamo knows stay its own.
-FUNCTIONS = (
-    *("exp", "exp2", "expm1", "log", "log10", "log1p", "pow", "hypot", "fmod"),
-    *("atan2", "copysign", "cbrt", "erf", "erfc", "asinh", "acosh", "atanh"),
-    *("degrees", "radians", "gamma", "lgamma", "fabs", "ldexp", "fsum", "dist"),
-)
-
-
-def _trace_functions() -> None:
-    """Functions of `math` of numbers of the host stay what they are."""
-    from torch._dynamo.variables.tensor import SymNodeVariable
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
-    handlers: Any = TorchInGraphFunctionVariable._get_handlers()
-
-    def stay(function: Any, own: Any) -> Any:
-        def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-            given = [x.realize() for x in args]
-            if (
-                traces_step()
-                and not kwargs
-                and any(isinstance(x, SymNodeVariable) for x in given)
-                and all(
-                    isinstance(x, SymNodeVariable) or x.is_python_constant()
-                    for x in given
-                )
-            ):
-                proxy = tx.output.create_proxy(
-                    "call_function", function, tuple(x.as_proxy() for x in given), {}
-                )
-                try:
-                    if type(number_of(tx, proxy.node)) is float:
-                        symbol = tx.output.shape_env.create_unbacked_symfloat()
-                        return SymNodeVariable.create(tx, proxy, symbol)
-                except Unknown:
-                    pass
-                tx.output.remove_node(proxy.node)
-            return own(this, tx, *args, **kwargs) if own else None
-
-        return handle
-
-    for name in FUNCTIONS:
-        function = getattr(math, name, None)
-        if function is not None:
-            handlers[function] = stay(function, handlers.get(function))
 
 
 # ---------------------------------------------------------------- without
@@ -480,7 +283,7 @@ class TraceAgain(Exception):
 
 
 def has_symbols() -> bool:
-    """Does the trace that goes on now have numbers as symbols that could be constants?"""
+    """Does the trace that goes on now have numbers as symbols?"""
     return bool(_tracing.symbols) and not _tracing.plainly
 
 

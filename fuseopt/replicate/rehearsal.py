@@ -33,8 +33,9 @@ def rehearse_all(
     moving = {x.item() if isinstance(x, torch.Tensor) else x for x in numbers}
 
     def run(members: Sequence[int], others: Collection[Any] | None) -> Record:
-        perturb = None if others is None else functools.partial(_moved, others)
-        return rehearse(optimizer(), function, lanes, members, perturb)
+        perturb: Any = None if others is None else functools.partial(_moved, others)
+        made: Record = rehearse(optimizer(), function, lanes, members, perturb)
+        return made
 
     alone = run(lanes.leads, None)
 
@@ -56,7 +57,7 @@ def rehearse_all(
         if strange:
             raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
         # torch's own code chooses by what it reads within the graph alone
-        if kept is not None or not moving and not (full.reads and full.paths):
+        if kept is not None or (not moving and not (full.reads and full.paths)):
             return
         kept = moving
         if not goes_on(moving):
