@@ -8,7 +8,7 @@ from .accelerators import (
     end_allocation,
     end_generator_capture,
 )
-from .attributes import keep_attributes
+from .attributes import keep_attributes, read_attributes
 from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
@@ -41,6 +41,13 @@ from .powers import power_unchecked, trace_power
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .schemas import Schema, changes_first, name_of, schema_of, written
+from .symbol_uses import trace_symbols
+from .symbols import (
+    TraceAgain,
+    has_symbols,
+    plainly,
+    symbol_sources,
+)
 from .tensors import (
     GRAD_SWITCH,
     HIGHER_ORDER,
@@ -80,6 +87,7 @@ __all__ = [
     "LibraryStruct",
     "Schema",
     "TensorFunctions",
+    "TraceAgain",
     "Traced",
     "acts_otherwise",
     "as_if_compiling",
@@ -94,6 +102,7 @@ __all__ = [
     "first_difference",
     "forget",
     "gradient_getter",
+    "has_symbols",
     "initialize",
     "keep_attributes",
     "leave_no_patches",
@@ -107,7 +116,9 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "plainly",
     "power_unchecked",
+    "read_attributes",
     "refusal_of",
     "refusals_pass",
     "requires_grad_function",
@@ -116,6 +127,7 @@ __all__ = [
     "shapes_of",
     "spare_inductor",
     "stance",
+    "symbol_sources",
     "tensor_functions",
     "tidy",
     "trace_branches",
@@ -123,6 +135,7 @@ __all__ = [
     "trace_plainly",
     "trace_power",
     "trace_rewrites",
+    "trace_symbols",
     "traces_step",
     "undisturbed",
     "vector_library",

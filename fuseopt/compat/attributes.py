@@ -44,3 +44,27 @@ def keep_attributes(backend: Callable[..., Any]) -> None:
         return store(self, item, *args, **kwargs)
 
     made.store_attr = stored
+
+
+def read_attributes(backend: Callable[..., Any]) -> None:
+    """Where Dynamo traces for `backend`, an attribute is read by its whole name.
+
+    Dynamo takes each name that is a part of "_init_group" for that method: a counter
+    `self.t` is then no number (torch 2.11 to 2.13). Relies on the method with which it
+    reads an optimizer's attributes; where that is another, such a step runs in eager.
+    """
+    try:
+        from torch._dynamo.variables.optimizer import OptimizerVariable
+    except ImportError:
+        return
+    kind: Any = OptimizerVariable
+    read = kind.var_getattr
+
+    @functools.wraps(read)
+    def whole(self: Any, tx: Any, name: str) -> Any:
+        part = name in "_init_group" and name != "_init_group"
+        if part and leads_to(getattr(tx.output, "compiler_fn", None), backend):
+            return super(kind, self).var_getattr(tx, name)
+        return read(self, tx, name)
+
+    kind.var_getattr = whole

@@ -27,6 +27,14 @@ from torch.fx import Node
 from .dynamo import leads_to
 from .plain import is_unknown
 from .schemas import written
+from .tensor_branches import (
+    choose,
+    refuse_branch,
+    refused,
+    tensor_of,
+    truth_of,
+    watch_choices,
+)
 
 log = logging.getLogger("fuseopt")
 
@@ -37,8 +45,6 @@ Place = int | tuple[Any, ...]
 _meetings: weakref.WeakKeyDictionary[CodeType, dict[int, Place]] = (
     weakref.WeakKeyDictionary()
 )
-#: By code, the branches within it of which both ways cannot be traced.
-_refused: weakref.WeakKeyDictionary[CodeType, set[int]] = weakref.WeakKeyDictionary()
 JUMPS = ("POP_JUMP_IF", "POP_JUMP_FORWARD_IF", "POP_JUMP_BACKWARD_IF")
 LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD", "SEND")
 #: Instructions that always jump.
@@ -71,19 +77,20 @@ def trace_branches(backend: Callable[..., Any]) -> None:
             if name.startswith(JUMPS) and name.endswith(("TRUE", "FALSE"))
         ]
         tables = {id(c.dispatch_table): c.dispatch_table for c in classes}
+        watch_choices()
     except (ImportError, AttributeError):
         return
 
     def both(own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)
         def jump(self: Any, inst: Any) -> Any:
-            value = self.stack[-1]
-            if (
-                isinstance(value, SymNodeVariable)
-                and is_unknown(value.sym_num)
-                and leads_to(getattr(self.output, "compiler_fn", None), backend)
-                and self.indexof[inst] not in _refused.get(self.f_code, ())
-            ):
+            if not leads_to(getattr(self.output, "compiler_fn", None), backend):
+                return own(self, inst)
+            if self.indexof[inst] in refused.get(self.f_code, ()):
+                return own(self, inst)
+            value = truth_of(self, self.stack[-1]) or self.stack[-1]
+            if isinstance(value, SymNodeVariable) and is_unknown(value.sym_num):
+                self.stack[-1] = value
                 _Fork(self, inst).run()
                 return None
             return own(self, inst)
@@ -236,18 +243,15 @@ class _Fork:
         self.graph: torch.fx.Graph = tx.output.graph
         self.value = tx.stack[-1]
         self._conditions: dict[torch.device, Node] = {}
+        self.branch = tx.f_code, tx.indexof[inst]
 
     def run(self) -> None:
         try:
             self._run()
         except Refused as reason:
-            from torch._dynamo.exc import SpeculationRestartAnalysis
-
             # once more from the beginning, and here as ever
-            tx = self.tx
             log.debug("a branch on a number is left to Dynamo: %s", reason)
-            _refused.setdefault(tx.f_code, set()).add(tx.indexof[self.inst])
-            raise SpeculationRestartAnalysis(restart_reason=str(reason)) from None
+            refuse_branch(*self.branch, str(reason))
 
     def _run(self) -> None:
         tx = self.tx
@@ -437,6 +441,13 @@ class _Fork:
 
         if x is y:
             return x
+        known = tensor_of(x) if tensor_of(y) is not None else None
+        if known is not None:
+            condition = self._condition(known.device)
+            made = choose(self.tx, condition, x, y, self.branch)
+            if made is None:
+                raise Refused("they leave tensors that are unlike")
+            return made
         numbers = [_number(x), _number(y)]
         if any(n is None for n in numbers):
             raise Refused("they leave other objects")

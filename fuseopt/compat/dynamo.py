@@ -66,12 +66,9 @@ def on_trace(
 
     An exception from `check` reaches the caller of the step before anything ran. Code
     that holds an optimizer of which `keep(optimizer)` gives a reason runs in eager, and
-    Dynamo goes on with what that code calls. From
-    its second trace on, a step takes the learning rate as a symbol: it may have been
-    traced again for the state that its first call made, and the rate would change next.
-    While Dynamo traces code that holds an optimizer, or that one calls, `.item()`
-    becomes part of its graph, in this thread; without that it would end the graph. No
-    garbage is collected meanwhile.
+    Dynamo goes on with what that code calls. While Dynamo traces code that holds an
+    optimizer, or that one calls, `.item()` becomes part of its graph, in this thread;
+    without that it would end the graph. No garbage is collected meanwhile.
     Relies on Dynamo's compile callbacks and on local names of the frames that trace;
     where they are others, nothing is checked and Dynamo keeps to its own settings.
     """
@@ -80,8 +77,6 @@ def on_trace(
         from torch._dynamo.callback import callback_handler
     except ImportError:
         return
-
-    traced_before: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def started(_: Any) -> None:
         frame = sys._getframe(1)
@@ -97,9 +92,6 @@ def on_trace(
         owner = traced.f_locals.get("self")
         if isinstance(owner, torch.optim.Optimizer):
             check(owner)
-            if owner in traced_before:
-                _expect_changes(traced.f_code, "['lr']")
-            traced_before.add(owner)
         seen = _optimizers(traced)
         for reason in filter(None, map(keep, seen)):
             _leave_to_eager(reason)
@@ -235,30 +227,6 @@ def leave_no_patches(backend: Callable[..., Any]) -> None:
         return trace(*args, **kwargs)
 
     converter._compile = traced
-
-
-def _expect_changes(code: types.CodeType | None, ending: str) -> None:
-    """Let Dynamo's next compilation of `code` take floats of such names as symbols.
-
-    Relies on the record by which Dynamo knows which numbers changed; where it is
-    missing, a number becomes a symbol when it has changed, one compilation later.
-    """
-    try:
-        from torch._dynamo.pgo import auto_dynamic, get_code_state
-
-        for place, state in get_code_state().items():
-            if code is None or place.name != code.co_name:
-                continue
-            if (place.filename, place.firstlineno) != (
-                code.co_filename,
-                code.co_firstlineno,
-            ):
-                continue
-            for name, entry in state.automatic_dynamic.items():
-                if name.endswith(ending) and isinstance(entry.scalar, float):
-                    entry.scalar = auto_dynamic
-    except (ImportError, AttributeError):
-        return
 
 
 #: Ends of a graph that are meant: by torch.optim's own decorator, and by closures.

@@ -13,6 +13,8 @@ from typing import Any
 
 from .dynamo import refuse, traces_own
 from .hooks import Hook, all_kinds, around, asks
+from .outcomes import is_among
+from .symbol_uses import constant
 
 #: What a class may define without that its values are compared or computed otherwise.
 HARMLESS = frozenset(
@@ -66,7 +68,10 @@ def refuse_texts() -> None:
 
     def text(original: Hook, self: Any, *args: Any) -> Any:
         if asks(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
-            refuse(self, "it makes text of a number that changes")
+            known = constant(self, self.stack[-1].realize())
+            if known is None:
+                refuse(self, "it makes text of a number that changes")
+            self.stack[-1] = known
         return original(self, *args)
 
     around(InstructionTranslatorBase, "_format_value", text)
@@ -78,10 +83,14 @@ def refuse_symbols() -> None:
     from torch._dynamo.variables.tensor import SymNodeVariable
 
     def contains(original: Hook, self: Any, tx: Any, item: Any) -> Any:
-        if asks(tx):
-            both = [item, *self.items]
-            if any(isinstance(x.realize(), SymNodeVariable) for x in both):
+        if not asks(tx):
+            return original(self, tx, item)
+        both = [item.realize(), *(x.realize() for x in self.items)]
+        if any(isinstance(x, SymNodeVariable) for x in both):
+            answer = is_among(tx, item, self.items)
+            if answer is None:
                 refuse(tx, "it looks for a number that changes, or among such numbers")
+            return answer
         return original(self, tx, item)
 
     for kind in set(all_kinds(BaseListVariable)):

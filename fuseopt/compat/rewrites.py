@@ -54,7 +54,7 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
     try:
         from torch._dynamo.variables.base import VariableTracker
         from torch._dynamo.variables.lists import BaseListVariable
-        from torch._dynamo.variables.tensor import TensorVariable
+        from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
         handlers: Any = TorchInGraphFunctionVariable._get_handlers()
@@ -124,6 +124,12 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
             return None
         return fused(this, tx, other, alpha)
 
+    def is_number(value: Any) -> bool:
+        if isinstance(value.realize(), SymNodeVariable):
+            return value.python_type() in (int, float)
+        known = value.is_python_constant()
+        return known and type(value.as_python_constant()) in (int, float)
+
     def fill(this: Any, tx: Any, key: Any, value: Any) -> Any:
         """`x[mask] = number`, for a mask of x's shape."""
         known = [getattr(x, "_size", None) for x in (this, key)]
@@ -132,8 +138,7 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
             or key.dtype is not torch.bool
             or known[0] is None
             or known[0] != known[1]
-            or not value.is_python_constant()
-            or type(value.as_python_constant()) not in (int, float)
+            or not is_number(value)
         ):
             return NotImplemented
         this.call_method(tx, "masked_fill_", [key, value], {})

@@ -79,6 +79,8 @@ def _update(
         source = GraphTensors(gm, program.plan.captured.tensor_args)
         return CompiledStep(source, program, plan, EagerCalls(gm, config, tell), verify)
     except CaptureError as error:
+        if compat.has_symbols() and not isinstance(error, EagerOnly):
+            raise compat.TraceAgain(str(error)) from error
         _warn_of(error, config)
         return _fall_back(gm, args, config, str(error), True, parts)
     except CannotBuild as error:
@@ -161,6 +163,7 @@ def _split(
     """Run each part of a graph where it belongs, one after another."""
     other = next(part for part in parts if part.side != "update")
     where = _elsewhere(config, f"a part of the graph is no update: {other.why}")
+    _without_symbols(args, where)
     told = part_reports(parts, where)
     runs: list[Callable[..., Any]] = []
     for part in parts:
@@ -226,6 +229,7 @@ def _fall_back(
 ) -> Callable[..., Any]:
     """Run a graph that is no optimizer step elsewhere, and report it."""
     where = _elsewhere(config, reason, eager)
+    _without_symbols(args, where)
     told = Report(fallback=f"It runs in {where}: {reason}", parts=list(parts))
     session.reports.append(told)
     return _run_elsewhere(gm, args, where)
@@ -238,6 +242,15 @@ def _elsewhere(config: Config, reason: str, eager: bool = False) -> str:
     where = "eager" if eager else config.fallback
     log.info("a graph goes to %s: %s", where, reason)
     return where
+
+
+def _without_symbols(args: Sequence[Any], where: str) -> None:
+    """Have a graph traced again whose floats are arguments, which Inductor does not
+    take. Raises TraceAgain.
+    """
+    floats = any(isinstance(x, torch.SymFloat) for x in args)
+    if where != "eager" and floats and compat.has_symbols():
+        raise compat.TraceAgain(f"{where} takes no floats as arguments")
 
 
 def _run_elsewhere(

@@ -6,7 +6,8 @@ numbers where it is given some; `compare` says of what must agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,27 +32,46 @@ def rehearse_all(
     every = range(len(lanes.params))
     moving = {x.item() if isinstance(x, torch.Tensor) else x for x in numbers}
 
-    def moved(x: Any) -> Any:
-        """A number a little beside that of this call, if it may be another."""
-        if isinstance(x, torch.Tensor) or x in moving:
-            if isinstance(x, int):
-                return x + 1
-            value = float(x)
-            return value * (1 + 2**-10) if value else 2**-10
-        return x
+    def run(members: Sequence[int], others: Collection[Any] | None) -> Record:
+        perturb: Any = None if others is None else functools.partial(_moved, others)
+        made: Record = rehearse(optimizer(), function, lanes, members, perturb)
+        return made
 
-    for perturb in (None, moved):
-        runs = [
-            rehearse(optimizer(), function, lanes, members, perturb)
-            for members in (every, lanes.leads)
-        ]
-        compare(lanes, *runs)
-        strange = {code for code, _, _ in runs[0].paths} - proof.codes
+    alone = run(lanes.leads, None)
+
+    def goes_on(others: Collection[Any]) -> bool:
+        """Does the step take the same ways with other numbers in the place of these?
+
+        Where it branches on one of them, the step is traced anew before it does.
+        """
+        try:
+            return run(lanes.leads, others).paths == alone.paths
+        except Exception:
+            return False
+
+    kept: Collection[Any] | None = None
+    while True:
+        full, cut = run(every, kept), alone if kept is None else run(lanes.leads, kept)
+        compare(lanes, full, cut)
+        strange = {code for code, _, _ in full.paths} - proof.codes
         if strange:
             raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
         # torch's own code chooses by what it reads within the graph alone
-        if not moving and not (runs[0].reads and runs[0].paths):
-            break
+        if kept is not None or (not moving and not (full.reads and full.paths)):
+            return
+        kept = moving
+        if not goes_on(moving):
+            kept = {x for x in moving if goes_on({x})}
+
+
+def _moved(moving: Collection[Any], x: Any) -> Any:
+    """A number a little beside that of this call, if it may be another."""
+    if isinstance(x, torch.Tensor) or x in moving:
+        if isinstance(x, int):
+            return x + 1
+        value = float(x)
+        return value * (1 + 2**-10) if value else 2**-10
+    return x
 
 
 def compare(lanes: Lanes, full: Record, cut: Record) -> None:

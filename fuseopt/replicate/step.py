@@ -98,9 +98,9 @@ class LedStep:
         #: what the last call made for led lanes, by what it made for the leading ones
         self.made: dict[int, list[torch.Tensor]] = {}
         self.numbers = compat.number_sources(gm)
-        self.moving = frozenset(
-            place for place in map(_place, self.numbers.values()) if place
-        )
+        # of what moves besides, Dynamo guards what the step asks of it
+        names = [*self.numbers.values(), *compat.symbol_sources()]
+        self.moving = frozenset(place for place in map(_place, names) if place)
 
     @property
     def helper(self) -> ctypes.PyDLL | None:
@@ -160,7 +160,11 @@ class LedStep:
             function = self.task.function
             rehearse_all(owner.shadow_of_all, function, self.lanes, proof, given)
             clock.lap("rehearsal")
-            self.rehearsed.append(held)
+            if self.rehearsed:
+                # Dynamo's guards held: the step, which is proven to treat lanes alike,
+                # asks of these numbers nothing that has changed
+                self.moving |= noticed.moved
+            self.rehearsed.append(noticed.held(self.moving))
         if failed is not None:
             raise failed
         assert inner is not None

@@ -1,0 +1,297 @@
+"""What a trace asks of a number that it knows as a symbol: Python's answer, guarded.
+
+A step branches on its numbers (`if lr == 0`, `step % 10`), and some it uses as they are
+(in a text, as the exponent of a tensor). Dynamo answers from formulas of real numbers,
+which it simplifies: `(lr + 1) - 1 == 0` is no longer asked of floats. Here the answer
+is what Python computes from the numbers as they are now, in the order of the step, and
+the guard computes the same again at each call. So one compilation serves all numbers
+with the same answers.
+
+Relies on what Dynamo notes at the nodes of its graph. Checked with torch 2.13, and by
+name with 2.11; where it is missing, Dynamo answers and guards as ever.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .hooks import found_at, install, name_of
+
+#: Modules whose functions give the same for the same numbers.
+HOMES = ("_operator", "operator", "math", "builtins")
+#: What Dynamo writes for Python's own functions.
+WRITTEN: dict[Any, Callable[..., Any]] = {
+    torch.sym_not: operator.not_,
+    torch.sym_float: float,
+    torch.sym_int: int,
+    torch.sym_max: torch.sym_max,
+    torch.sym_min: torch.sym_min,
+    **{
+        function: getattr(math, name)
+        for name in (
+            *("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos"),
+            *("atan", "log2"),
+        )
+        if (function := getattr(torch, f"_sym_{name}", None)) is not None
+    },
+}
+#: The same number, as a node's value or as an argument.
+Number = int | float | bool
+NUMBERS = (int, float, bool)
+KNOWN = "fuseopt_number"
+
+
+class Unknown(Exception):
+    """A node is no number that follows from numbers of the host."""
+
+
+def source_of(node: Node) -> Any:
+    """Where a number of the host comes from, which a node is; None if it is none."""
+    if node.op == "call_method" and node.target == "item":
+        (node, *more) = node.args  # type: ignore[assignment]
+        given = node.meta.get("grapharg") if isinstance(node, Node) else None
+        as_tensor = getattr(given, "pass_arg_as_tensor", False)
+        return given.source if as_tensor and not more else None  # type: ignore[union-attr]
+    if node.op != "placeholder":
+        return None
+    given = node.meta.get("grapharg")
+    symbolic = isinstance(
+        node.meta.get("example_value"), (torch.SymInt, torch.SymFloat)
+    )
+    return getattr(given, "source", None) if symbolic else None
+
+
+def function_of(node: Node) -> Callable[..., Any] | None:
+    """The function of numbers that a node calls, as Python has it."""
+    target: Any = node.target
+    if node.op == "call_method":
+        named = isinstance(target, str) and target.startswith("__")
+        return getattr(operator, target, None) if named else None
+    if node.op != "call_function":
+        return None
+    if target in WRITTEN:
+        return WRITTEN[target]
+    home = getattr(target, "__module__", None)
+    return target if home in HOMES else None
+
+
+def number_of(tx: Any, x: Any) -> Number:
+    """What a node, or an argument of one, is in this call. Raises Unknown."""
+    if not isinstance(x, Node):
+        if type(x) in NUMBERS:
+            return x  # type: ignore[no-any-return]
+        raise Unknown
+    if KNOWN not in x.meta:
+        x.meta[KNOWN] = _number_of(tx, x)
+    known = x.meta[KNOWN]
+    if known is Unknown:
+        raise Unknown
+    return known  # type: ignore[no-any-return]
+
+
+def _number_of(tx: Any, node: Node) -> Any:
+    source = source_of(node)
+    if source is not None:
+        value = found_at(tx, source)
+        return value if type(value) in NUMBERS else Unknown
+    function = function_of(node)
+    if function is None:
+        return Unknown
+    try:
+        args = [_argument(tx, x) for x in node.args]
+        kwargs = {k: _argument(tx, x) for k, x in node.kwargs.items()}
+        value = function(*args, **kwargs)
+    except Exception:  # the step raises it, where it gets there
+        return Unknown
+    return value if type(value) in NUMBERS else Unknown
+
+
+def _argument(tx: Any, x: Any) -> Any:
+    if isinstance(x, (list, tuple)):
+        return type(x)(_argument(tx, y) for y in x)
+    return number_of(tx, x)
+
+
+# ---------------------------------------------------------------- guards
+
+
+class _Condition:
+    """That a number computed from others has the value that it had."""
+
+    def __init__(self, node: Node) -> None:
+        self.sources: dict[str, Any] = {}
+        self.names: dict[str, Any] = {}
+        self.lines: list[str] = []
+        self._done: dict[Node, str] = {}
+        self.result = self._text(node)
+
+    def _text(self, x: Any) -> str:
+        if isinstance(x, (list, tuple)):
+            inside = "".join(f"{self._text(y)}, " for y in x)
+            return f"({inside})" if isinstance(x, tuple) else f"[{inside}]"
+        if not isinstance(x, Node):
+            return self._named(x)
+        if x not in self._done:
+            self._done[x] = self._node(x)
+        return self._done[x]
+
+    def _node(self, node: Node) -> str:
+        source = source_of(node)
+        if source is not None:
+            name = name_of(source)
+            self.sources[name] = source
+            return f"s{[*self.sources].index(name)}"
+        given = [self._text(x) for x in node.args]
+        given += [f"{k}={self._text(x)}" for k, x in node.kwargs.items()]
+        name = f"n{len(self.lines)}"
+        function = self._named(function_of(node))
+        self.lines.append(f"    {name} = {function}({', '.join(given)})")
+        return name
+
+    def _named(self, x: Any) -> str:
+        if type(x) in (int, bool):
+            return repr(x)
+        name = f"c{len(self.names)}"
+        self.names[name] = x
+        return name
+
+    def function(self, value: Number, read: Callable[[Number], Number]) -> Any:
+        """Of the sources' values: does the number read as `value`?"""
+        given = ", ".join(f"s{i}" for i in range(len(self.sources)))
+        text = "\n".join(
+            [
+                f"def holds({given}):",
+                *self.lines,
+                f"    return same(read({self.result}), {self._named(value)})",
+            ]
+        )
+        names: dict[str, Any] = {**self.names, "same": _same, "read": read}
+        exec(compile(text, "<a branch of a step>", "exec"), names)
+        asked: Callable[..., bool] = names["holds"]
+
+        def holds(*numbers: Any) -> bool:
+            try:
+                return asked(*numbers)
+            except Exception:
+                return False  # it is for the step to raise it
+
+        return holds
+
+
+def _same(x: Any, y: Any) -> bool:
+    """Equal, of one type, and zeros of one sign."""
+    if type(x) is not type(y) or x != y:
+        return False
+    return bool(x) or type(x) is not float or math.copysign(1, x) == math.copysign(1, y)
+
+
+def _itself(x: Number) -> Number:
+    return x
+
+
+def guard_number(
+    tx: Any, node: Node, read: Callable[[Number], Number] = _itself
+) -> Number:
+    """What a node is in this call; a guard asks at each call that it is the same.
+
+    `read`: what of the number is asked. Raises Unknown where it does not follow from
+    numbers of the host.
+    """
+    value = read(number_of(tx, node))
+    asked = vars(tx.output).setdefault("fuseopt_numbers", set())
+    if (node, read) in asked:
+        return value
+    asked.add((node, read))
+    condition = _Condition(node)
+    holds = condition.function(value, read)
+    names, sources = [*condition.sources], [*condition.sources.values()]
+    what = f"{node.target} of {', '.join(names)} is {value}"
+
+    def create(builder: Any, guard: Any) -> None:
+        if len(sources) == 1:
+            _add(builder.get_guard_manager(guard), holds, what, guard)
+            return
+        text = f"({', '.join(names)},)"
+        found = compile(text, "<numbers of a step>", "eval")
+        scope = builder.scope["G"]
+
+        def all_hold(local: Any) -> bool:
+            try:
+                return bool(holds(*eval(found, {"L": local, "G": scope})))
+            except Exception:
+                return False  # one of them is no longer there
+
+        _add(builder.guard_manager.root, all_hold, what, guard)
+
+    if sources:
+        install(sources[0], create)
+    return value
+
+
+def _add(manager: Any, holds: Callable[[Any], bool], what: str, guard: Any) -> None:
+    try:
+        manager.add_lambda_guard(holds, [what], guard.user_stack)
+    except TypeError:  # as before torch 2.13
+        manager.add_lambda_guard(holds, [what])
+
+
+# ---------------------------------------------------------------- for the trace
+
+
+def settled(tx: Any, value: Any) -> Any:
+    """A variable of Dynamo's that is a number of the host -> the same as a constant,
+    which a guard holds to; None for any other variable.
+    """
+    from torch._dynamo.variables.constant import ConstantVariable
+
+    node = node_of(value)
+    if node is None:
+        return None
+    try:
+        return ConstantVariable.create(guard_number(tx, node))
+    except Unknown:
+        return None
+
+
+def truth(tx: Any, value: Any) -> bool | None:
+    """Is a number true, as a branch asks? None if it is no number of the host."""
+    node = node_of(value)
+    if node is None:
+        return None
+    try:
+        return bool(guard_number(tx, node, bool))
+    except Unknown:
+        return None
+
+
+def is_among(tx: Any, item: Any, items: Any) -> Any:
+    """Is a number one of these? As a constant with a guard; None where it cannot be
+    said.
+    """
+    from torch._dynamo.variables.constant import ConstantVariable
+
+    try:
+        listed = [x.as_proxy() for x in items]
+        proxy = tx.output.create_proxy(
+            "call_function", operator.contains, (listed, item.as_proxy()), {}
+        )
+        found = guard_number(tx, proxy.node)
+    except (Unknown, NotImplementedError):
+        return None
+    tx.output.remove_node(proxy.node)
+    return ConstantVariable.create(found)
+
+
+def node_of(value: Any) -> Node | None:
+    """The node of a variable of Dynamo's that is a symbol."""
+    number = getattr(value, "sym_num", None)
+    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return None
+    node: Node = value.as_proxy().node
+    return node

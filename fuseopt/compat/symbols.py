@@ -1,0 +1,318 @@
+"""Numbers of an optimizer enter a trace as symbols: a schedule compiles nothing anew.
+
+Dynamo takes a float for a constant until it has changed, and compiles anew then. Here
+floats that an optimizer holds are symbols from the first trace on, and so are integers
+that its step counts. Where a step uses a number in a way that makes another structure
+of it (an exponent, a size, a text) the number is a constant, which a guard holds to,
+until it has changed once. What a step asks of a number is in outcomes.py, what it does
+with it in symbol_uses.py.
+
+A trace that cannot be followed with symbols is made once more without.
+
+Checked with torch 2.13, and by name with 2.11. Where what a hook relies on is missing,
+numbers are constants until they have changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import importlib
+import inspect
+import logging
+import math
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .dynamo import leads_to, traces_step
+from .hooks import Hook, around, found_at, install, name_of
+
+log = logging.getLogger("fuseopt")
+
+
+class _Tracing(threading.local):
+    def __init__(self) -> None:
+        #: are numbers constants, as Dynamo has them?
+        self.plainly = False
+        #: where the numbers are found that the trace has as symbols
+        self.symbols: list[str] = []
+
+
+_tracing = _Tracing()
+#: By code, the integers that it counts: patterns of where they are found.
+_counters: weakref.WeakKeyDictionary[CodeType, set[str]] = weakref.WeakKeyDictionary()
+
+
+def make_symbols(backend: Callable[..., Any]) -> bool:
+    """Have numbers enter traces for `backend` as symbols; False where it cannot be."""
+    try:
+        _trace_again(backend)
+        _make_symbols()
+    except (ImportError, AttributeError):
+        return False
+    with contextlib.suppress(ImportError, AttributeError):
+        _find_counters()
+    return True
+
+
+def _moves(builder: Any) -> bool:
+    """May a number that Dynamo is about to take in be a symbol from now on?"""
+    from torch._dynamo import config
+    from torch._dynamo.source import is_constant_source, is_from_defaults
+
+    source = builder.source
+    return (
+        traces_step()
+        and not _tracing.plainly
+        and bool(config.automatic_dynamic_shapes)
+        and not is_constant_source(source)
+        and not is_from_defaults(source)
+        and _holder(builder.tx, source) is not None
+    )
+
+
+def _holder(tx: Any, source: Any) -> Any:
+    """The optimizer in which a number is found, which the code has; None if in none."""
+    while getattr(source, "base", None) is not None:
+        source = source.base
+        found = found_at(tx, source)
+        if isinstance(found, torch.optim.Optimizer):
+            return found
+    return None
+
+
+def _is_foreign(tx: Any, source: Any) -> bool:
+    """Is a number in a group one that somebody else keeps there, such as an epoch?"""
+    holder = _holder(tx, source)
+    return (
+        isinstance(getattr(source, "index", None), str)
+        and any(found_at(tx, source.base) is x for x in holder.param_groups)
+        and source.index not in holder.defaults
+    )
+
+
+# ---------------------------------------------------------------- symbols
+
+
+def _make_symbols() -> None:
+    """Floats are symbols, and so are integers that the step counts."""
+    from torch._dynamo import config
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables.builder import GraphArg, VariableBuilder
+    from torch._dynamo.variables.tensor import SymNodeVariable
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
+    tracked = builder.TrackedFake
+    look = builder.process_automatic_dynamic
+    pgo: Any = importlib.import_module("torch._dynamo.pgo")
+    entry, moved = pgo.FrameStateSizeEntry, pgo.auto_dynamic
+
+    def wrap_float(original: Hook, self: Any, value: float) -> Any:
+        if (
+            self.name in self.tx.output.unspec_variable_map
+            or config.specialize_float
+            or not math.isfinite(value)
+            or not _moves(self)
+        ):
+            return original(self, value)
+        tx, source = self.tx, self.source
+        seen = look(tx, name_of(source), entry.make_scalar(value))
+        env = tx.output.shape_env
+        symbol = env.create_unspecified_symbol(
+            value, source=source, dynamic_dim=DimDynamic.DYNAMIC
+        )
+        number = env.create_symfloatnode(symbol, hint=value, source=source)
+        tx.output.tracked_fakes.append(tracked(number, source, None))
+        install(source, GuardBuilder.TYPE_MATCH)
+        name = re.sub(r"[^a-zA-Z0-9]+", "_", self.name)
+        tracer = tx.output.root_tracer
+        proxy = tracer.create_graph_input(name, type(number), number, source=source)
+        tracer.bound_symbols[symbol] = proxy
+        made = SymNodeVariable.create(tx, proxy, number, source=source)
+        tx.output.unspec_variable_map[self.name] = made
+        proxy.node.meta["grapharg"] = GraphArg(
+            source,
+            number,
+            pass_arg_as_tensor=False,
+            fake_tensor=None,
+            is_tensor=False,
+            example_strong_ref=number,
+        )
+        if seen.scalar is moved:
+            note_moved(tx, proxy.node)
+        _tracing.symbols.append(name_of(source))
+        return made
+
+    around(VariableBuilder, "wrap_symfloat", wrap_float)
+    if "dynamism" not in inspect.signature(VariableBuilder.wrap_symint).parameters:
+        return
+
+    def wrap_int(original: Hook, self: Any, value: int, *args: Any, **more: Any) -> Any:
+        tx, source = self.tx, self.source
+        known = _counters.get(tx.output.root_tx.f_code, ())
+        if args or more or not _moves(self):
+            return original(self, value, *args, **more)
+        if _pattern(source) in known or _is_foreign(tx, source):
+            _tracing.symbols.append(name_of(source))
+            more = {"dynamism": DimDynamic.DYNAMIC}
+        made = original(self, value, *args, **more)
+        if isinstance(made, SymNodeVariable):
+            note_moved(tx, made.proxy.node)
+        return made
+
+    around(VariableBuilder, "wrap_symint", wrap_int)
+
+
+def _pattern(source: Any) -> str:
+    """Where a number is found, with `*` for each key that is no name: the same for all
+    groups and parameters.
+    """
+    base = getattr(source, "base", None)
+    if base is None:
+        return name_of(source)
+    if name_of(base) == name_of(source):  # says what kind of object it is, no step
+        return _pattern(base)
+    step = getattr(source, "member", None) or getattr(source, "index", None)
+    return f"{_pattern(base)}.{step if isinstance(step, str) else '*'}"
+
+
+def _find_counters() -> None:
+    """An integer that the step replaces by another one is traced as a symbol.
+
+    The trace begins anew when it comes to the first such, which is in the first round
+    of a loop over lanes.
+    """
+    from torch._dynamo.exc import SpeculationRestartAnalysis
+    from torch._dynamo.source import AttrSource, DictGetItemSource
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    def note(tx: Any, value: Any, source: Any) -> None:
+        value = value.realize() if value.source is None else value
+        if value.source is not None or not value.is_python_constant():
+            return
+        now, before = value.as_python_constant(), found_at(tx, source)
+        if type(now) is not int or type(before) is not int or now == before:
+            return
+        known = _counters.setdefault(tx.output.root_tx.f_code, set())
+        pattern = _pattern(source)
+        if pattern not in known:
+            known.add(pattern)
+            raise SpeculationRestartAnalysis(restart_reason=f"{pattern} is counted")
+
+    def active() -> bool:
+        return traces_step() and not _tracing.plainly
+
+    def item(original: Hook, self: Any, inst: Any) -> Any:
+        value, owner, key = self.stack[-3:]
+        if active() and getattr(owner, "source", None) and key.is_python_constant():
+            name = key.as_python_constant()
+            if isinstance(name, str):
+                note(self, value, DictGetItemSource(owner.source, name))
+        return original(self, inst)
+
+    def attribute(original: Hook, self: Any, inst: Any) -> Any:
+        value, owner = self.stack[-2:]
+        if active() and getattr(owner, "source", None):
+            note(self, value, AttrSource(owner.source, inst.argval))
+        return original(self, inst)
+
+    on_instruction(InstructionTranslatorBase, "STORE_SUBSCR", item)
+    on_instruction(InstructionTranslatorBase, "STORE_ATTR", attribute)
+
+
+def on_instruction(base: Any, name: str, hook: Hook) -> None:
+    """Put a hook around what traces an instruction, where Dynamo looks it up."""
+    kinds = [base]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    for table in {id(k.dispatch_table): k.dispatch_table for k in kinds}.values():
+        original: Any = table[dis.opmap[name]]
+
+        def traced(self: Any, inst: Any, original: Any = original) -> Any:
+            return hook(original, self, inst)
+
+        table[dis.opmap[name]] = functools.wraps(original)(traced)
+
+
+# ---------------------------------------------------------------- which have changed
+
+
+def note_moved(tx: Any, node: Node) -> None:
+    """A number is another one in other calls: it is never held to what it is."""
+    vars(tx.output).setdefault("fuseopt_moved", set()).add(node)
+
+
+def has_moved(output: Any, node: Node) -> bool:
+    """Has a number that this is computed from changed since the first call?"""
+    moved = vars(output).get("fuseopt_moved", ())
+    left, seen = [node], set()
+    while left:
+        now = left.pop()
+        if now in moved:
+            return True
+        if now not in seen:
+            seen.add(now)
+            left += now.all_input_nodes
+    return False
+
+
+# ---------------------------------------------------------------- without
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Within this, numbers are constants until they have changed."""
+    before, _tracing.plainly = _tracing.plainly, True
+    try:
+        yield
+    finally:
+        _tracing.plainly = before
+
+
+class TraceAgain(Exception):
+    """What was traced with symbols cannot be compiled so."""
+
+
+def has_symbols() -> bool:
+    """Does the trace that goes on now have numbers as symbols?"""
+    return bool(_tracing.symbols) and not _tracing.plainly
+
+
+def symbol_sources() -> list[str]:
+    """Where numbers are found that the trace which goes on now has as symbols, whether
+    or not its graph computes with them: "L['self'].t".
+    """
+    return [*_tracing.symbols]
+
+
+def _trace_again(backend: Callable[..., Any]) -> None:
+    """A trace with symbols that fails is made once more without."""
+    converter: Any = importlib.import_module("torch._dynamo.convert_frame")
+    trace = converter._compile
+
+    @functools.wraps(trace)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        if not any(leads_to(x, backend) for x in args if callable(x)):
+            return trace(*args, **kwargs)
+        before, _tracing.symbols = _tracing.symbols, []
+        try:
+            return trace(*args, **kwargs)
+        except Exception as error:
+            if not has_symbols():
+                raise
+            log.debug("a step is traced with constants: %s", error)
+            with plainly():
+                return trace(*args, **kwargs)
+        finally:
+            _tracing.symbols = before
+
+    converter._compile = traced

@@ -1,0 +1,146 @@
+"""A branch on a tensor (`if grad.norm() > 1`): its truth as a number, tensors chosen.
+
+A variable that is one tensor after one way and another one after the other becomes a
+tensor of its own, `torch.where(condition, x, y)`. That is as good as eager's as long as
+nobody can tell it from `x` and `y`: where the step later writes it, or what it was
+chosen from, or keeps it, the trace begins anew and Dynamo ends its graph at the branch.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .dynamo import traces_step
+from .hooks import Hook, around
+from .schemas import written
+
+#: By code, the branches within it of which both ways cannot be traced.
+refused: weakref.WeakKeyDictionary[CodeType, set[int]] = weakref.WeakKeyDictionary()
+#: A branch: the code that it is in, and the place of its instruction.
+Branch = tuple[CodeType, int]
+
+
+def truth_of(tx: Any, value: Any) -> Any:
+    """Whether a tensor is true, as a number that nobody knows; None for any other
+    variable, and for tensors of which eager does not ask that.
+    """
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+
+    if not isinstance(value, TensorVariable) or not traces_step():
+        return None
+    example = value.as_proxy().node.meta.get("example_value")
+    if (
+        not isinstance(example, torch.Tensor)
+        or any(type(n) is not int for n in example.shape)
+        or example.numel() != 1
+        or example.is_complex()
+    ):
+        return None
+    if example.dim():
+        value = value.call_method(tx, "reshape", [VariableTracker.build(tx, ())], {})
+    kind = VariableTracker.build(tx, torch.float64)
+    number = value.call_method(tx, "to", [kind], {}).call_method(tx, "item", [], {})
+    if not isinstance(number, SymNodeVariable):
+        return None
+    zero = VariableTracker.build(tx, 0)
+    return VariableTracker.build(tx, operator.ne).call_function(tx, [number, zero], {})
+
+
+def tensor_of(value: Any) -> torch.Tensor | None:
+    """What a trace takes a variable for that is a tensor; None for any other."""
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    if type(value.realize()) is not TensorVariable:
+        return None
+    example = value.as_proxy().node.meta.get("example_value")
+    return example if isinstance(example, torch.Tensor) else None
+
+
+def are_alike(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Do tensors differ in nothing but contents and memory?"""
+    return (
+        type(x) is type(y)
+        and (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
+        and x.layout is y.layout is torch.strided
+        and x.stride() == y.stride()
+        and not (x.requires_grad or y.requires_grad)
+        and not (x.is_conj() or y.is_conj() or x.is_neg() or y.is_neg())
+    )
+
+
+def choose(tx: Any, condition: Node, x: Any, y: Any, branch: Branch) -> Any:
+    """A variable that is one tensor or the other. None where they are unlike."""
+    from torch._dynamo.variables.builder import wrap_fx_proxy
+
+    a, b = tensor_of(x), tensor_of(y)
+    if a is None or b is None or not are_alike(a, b):
+        return None
+    given = torch.fx.Proxy(condition, tx.output.current_tracer)
+    made = wrap_fx_proxy(
+        tx,
+        tx.output.create_proxy(
+            "call_function", torch.where, (given, x.as_proxy(), y.as_proxy()), {}
+        ),
+    )
+    chosen = tensor_of(made)
+    if chosen is None or not are_alike(a, chosen):
+        return None
+    known = vars(tx.output)
+    known.setdefault("fuseopt_chosen", {})[_storage(chosen)] = branch
+    known.setdefault("fuseopt_sides", {}).update({_storage(t): branch for t in (a, b)})
+    return made
+
+
+def _storage(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def watch_choices() -> None:
+    """What was chosen is neither written nor kept, nor written what it was chosen from.
+
+    Relies on the method by which Dynamo's tracer makes the nodes of its graph.
+    """
+    from torch._dynamo.output_graph import SubgraphTracer
+
+    def create(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
+        node = original(self, *args, **kwargs)
+        known = vars(self.output_graph)
+        chosen = known.get("fuseopt_chosen")
+        if chosen and node.op == "output":
+            _refuse_any(node.all_input_nodes, chosen)
+        elif chosen and node.op.startswith("call"):
+            _refuse_any(written(node), {**chosen, **known["fuseopt_sides"]})
+        return node
+
+    around(SubgraphTracer, "create_node", create)
+
+
+def _refuse_any(nodes: Any, known: dict[int, Branch]) -> None:
+    for node in nodes:
+        for t in _tensors(node.meta.get("example_value")):
+            if _storage(t) in known:
+                refuse_branch(*known[_storage(t)], "it writes or keeps what it chose")
+
+
+def _tensors(x: Any) -> Iterator[torch.Tensor]:
+    if isinstance(x, torch.Tensor):
+        yield x
+    elif isinstance(x, (list, tuple)):
+        for y in x:
+            yield from _tensors(y)
+
+
+def refuse_branch(code: CodeType, place: int, why: str) -> None:
+    """Begin the trace anew, and let Dynamo end its graph at a branch."""
+    from torch._dynamo.exc import SpeculationRestartAnalysis
+
+    refused.setdefault(code, set()).add(place)
+    raise SpeculationRestartAnalysis(restart_reason=why)
