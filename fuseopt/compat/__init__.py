@@ -12,6 +12,7 @@ from .attributes import keep_attributes
 from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
+from .counters import can_stay_symbolic, keep_symbolic, stay_symbolic, symbolic
 from .dynamo import (
     disabled,
     initialize,
@@ -86,6 +87,7 @@ __all__ = [
     "before_process_groups_end",
     "bound_op",
     "bump_versions",
+    "can_stay_symbolic",
     "changes_first",
     "disabled",
     "dynamo_errors",
@@ -96,6 +98,7 @@ __all__ = [
     "gradient_getter",
     "initialize",
     "keep_attributes",
+    "keep_symbolic",
     "leave_no_patches",
     "metadata_guard",
     "name_of",
@@ -115,6 +118,8 @@ __all__ = [
     "shapes_of",
     "spare_inductor",
     "stance",
+    "stay_symbolic",
+    "symbolic",
     "tensor_functions",
     "tidy",
     "trace_branches",

@@ -1,12 +1,12 @@
-"""Proof before a step of many lanes runs: all lanes do as the ones that lead them.
+"""Proof before a step of many lanes runs: all lanes do as their models.
 
-The step is run dry on all lanes and on the leading ones alone, and once more with other
+The step is run dry on all lanes and on the models alone, and once more with other
 numbers where it is given some; `compare` says of what must agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,17 @@ def rehearse_all(
     optimizer: Callable[[], Any],
     function: Callable[..., Any],
     lanes: Lanes,
+    models: Lanes,
+    at: Mapping[int, int],
     proof: Proof,
     numbers: Iterable[Any],
 ) -> None:
-    """Raise Unlike unless all lanes of a step do as the one that leads them.
+    """Raise Unlike unless all lanes of a step do as the models of their kinds.
 
-    `optimizer()`: a shadow of all lanes, which a run may change. `numbers`: those that
-    the call was given.
+    `optimizer()`: a shadow of the optimizer, which a run may change. `models`: these,
+    as lanes, and `at` which of them each is; there may be more kinds of them.
+    `numbers`: those that the call was given.
     """
-    every = range(len(lanes.params))
     moving = {x.item() if isinstance(x, torch.Tensor) else x for x in numbers}
 
     def moved(x: Any) -> Any:
@@ -42,10 +44,10 @@ def rehearse_all(
 
     for perturb in (None, moved):
         runs = [
-            rehearse(optimizer(), function, lanes, members, perturb)
-            for members in (every, lanes.leads)
+            rehearse(optimizer(), function, own, range(len(own.params)), perturb)
+            for own in (lanes, models)
         ]
-        compare(lanes, *runs)
+        compare(lanes, at, *runs)
         strange = {code for code, _, _ in runs[0].paths} - proof.codes
         if strange:
             raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
@@ -54,22 +56,41 @@ def rehearse_all(
             break
 
 
-def compare(lanes: Lanes, full: Record, cut: Record) -> None:
-    """Raise Unlike unless led lanes do as their lead, and that as it does alone."""
-    if full.shared != cut.shared or full.rest != cut.rest:
-        raise Unlike("what the step does to all lanes depends on how many there are")
-    if not full.paths <= cut.paths:
-        raise Unlike("the step takes ways for some lanes that it takes for no lead")
-    if not set(cut.lanes) <= set(lanes.leads):
-        raise Unlike("the step reaches parameters that are not in its groups")
-    for kind in lanes.kinds:
-        lead = kind.lead
-        calls, state = full.lanes.get(lead, []), full.states[lead]
-        if calls != cut.lanes.get(lead, []) or state != cut.states[lead]:
+def rehearse_fewer(
+    optimizer: Callable[[], Any],
+    function: Callable[..., Any],
+    models: Lanes,
+    present: Sequence[int],
+) -> None:
+    """Raise Unlike unless the step does to some of the models what it does to them
+    where all are there, and the same besides.
+    """
+    every = range(len(models.params))
+    full, cut = (
+        rehearse(optimizer(), function, models, members, None)
+        for members in (every, present)
+    )
+    _same_besides(cut, full)
+    for i in present:
+        if full.lanes.get(i) != cut.lanes.get(i) or full.states[i] != cut.states[i]:
             raise Unlike("what the step does to a lane depends on the others")
-        for i in kind.others:
+
+
+def _same_besides(some: Record, more: Record) -> None:
+    if some.shared != more.shared or some.rest != more.rest:
+        raise Unlike("what the step does to all lanes depends on how many there are")
+    if not some.paths <= more.paths:
+        raise Unlike("the step takes ways for some lanes that it takes for no model")
+
+
+def compare(lanes: Lanes, at: Mapping[int, int], full: Record, models: Record) -> None:
+    """Raise Unlike unless lanes do as the models of their kinds."""
+    _same_besides(full, models)
+    for kind in lanes.kinds:
+        calls = models.lanes.get(at[kind.model], [])
+        state = models.states[at[kind.model]]
+        for i in kind.lanes:
             if full.lanes.get(i, []) != calls or full.states[i] != state:
                 raise Unlike(
-                    f"lanes {lead} and {i} look alike, and the step treats them "
-                    "in different ways"
+                    f"lane {i} looks like others, and the step treats it in another way"
                 )
