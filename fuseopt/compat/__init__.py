@@ -12,7 +12,12 @@ from .attributes import keep_attributes
 from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
-from .counters import can_stay_symbolic, keep_symbolic, stay_symbolic, symbolic
+from .counters import (
+    can_stay_symbolic,
+    keep_symbolic,
+    stay_symbolic,
+    take_for_symbols,
+)
 from .dynamo import (
     disabled,
     initialize,
@@ -119,7 +124,7 @@ __all__ = [
     "spare_inductor",
     "stance",
     "stay_symbolic",
-    "symbolic",
+    "take_for_symbols",
     "tensor_functions",
     "tidy",
     "trace_branches",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,16 +24,11 @@ _symbolic = _Symbolic()
 _hooked: list[bool] = []
 
 
-@contextlib.contextmanager
-def symbolic(values: frozenset[int]) -> Iterator[None]:
-    """Meanwhile Dynamo takes these integers, where it finds them in the state of a
-    parameter, for any numbers; they are numbers that nothing else has.
+def take_for_symbols(values: frozenset[int]) -> None:
+    """Let Dynamo, in this thread and from now on, take these integers, where it finds
+    them in the state of a parameter, for any numbers; nothing else may be one of them.
     """
-    before, _symbolic.values = _symbolic.values, values
-    try:
-        yield
-    finally:
-        _symbolic.values = before
+    _symbolic.values = values
 
 
 def can_stay_symbolic() -> bool:
@@ -44,7 +37,7 @@ def can_stay_symbolic() -> bool:
 
 
 def keep_symbolic() -> None:
-    """Let `symbolic` have its effect.
+    """Let `take_for_symbols` have its effect.
 
     Relies on the function by which Dynamo asks whether a number has changed before, and
     on what it answers (torch 2.11.0, 2.13.0); where they are others `can_stay_symbolic`

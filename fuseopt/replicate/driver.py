@@ -77,6 +77,8 @@ class Trace:
         self.shadow: Shadow | None = None
         self.compiled: Callable[..., Any] | None = None
         self.steps: list[LedStep] = []
+        #: those of its last call
+        self.lanes: Lanes | None = None
         #: sets of models, fewer than these, for which it does not do
         self.refused: set[tuple[int, ...]] = set()
 
@@ -246,6 +248,7 @@ class Representatives:
                     assert self.trace is not None
                     assert self.lanes is not None
                     self.trace.refused.add(_present(self.lanes))
+                    self.trace.lanes = None
                 except Stale:
                     call.entered, call.quiet = False, True
                     self.recent.clear()
@@ -305,6 +308,7 @@ class Representatives:
         for k, numbers in found.numbers.items():
             self.models.follow(self.lanes.kinds[k], numbers)
         trace = self.trace = self._trace()
+        trace.lanes = self.lanes
         if trace.compiled is None:
             trace.compiled = make(self._backend())
         shadow = trace.refreshed(optimizer)
@@ -312,15 +316,14 @@ class Representatives:
         self.stepped = None
         begun = self.pending.start()
         traced = len(trace.steps)
-        counted = frozenset(self.models.counted)
         try:
-            with compat.symbolic(counted):
-                trace.compiled(shadow.itself)
+            trace.compiled(shadow.itself)
         finally:
-            self.models.empty()
+            if self.models.filled:
+                self.models.empty()
         if self._fresh or shadow.changed():
             writes = self._writes(optimizer)
-            if counted and len(trace.steps) > traced:
+            if self.models.counted and len(trace.steps) > traced:
                 self._check_counters(trace, optimizer)
             self.pending.finish(begun, writes)
         else:
@@ -336,6 +339,8 @@ class Representatives:
     def _trace(self) -> Trace:
         """What was traced of the kinds of lanes that there are, and of more at most."""
         assert self.lanes is not None
+        if self.trace is not None and self.trace.lanes is self.lanes:
+            return self.trace
         present = _present(self.lanes)
         fit = [
             trace

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..shadow.lanes import GRAD, PARAM, Kind, Lanes, Role, Unlike, lane_key
 
 #: What integers in the state of models begin with: each has one of its own.
@@ -204,10 +205,13 @@ class Models:
         return found
 
     def fill(self) -> bool:
-        """Give their tensors memory, of which nothing is known; had they none?"""
+        """Be ready to be traced, or captured, until `empty`; were they not? Their
+        tensors have memory then, of which nothing is known.
+        """
         if self.filled:
             return False
         self.filled = True
+        compat.take_for_symbols(frozenset(self.counted))
         for t in self._every():
             storage = t.untyped_storage()
             if not storage.nbytes():
@@ -216,11 +220,11 @@ class Models:
         return True
 
     def empty(self) -> None:
-        """Take it away."""
-        if self.filled:
-            self.filled = False
-            for t in self._every():
-                _empty(t)
+        """Have no memory."""
+        self.filled = False
+        compat.take_for_symbols(frozenset())
+        for t in self._every():
+            _empty(t)
 
     def _every(self) -> Iterator[torch.Tensor]:
         for p in self.params:
