@@ -12,6 +12,12 @@ from .attributes import keep_attributes, read_attributes
 from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
+from .counters import (
+    can_stay_symbolic,
+    keep_symbolic,
+    stay_symbolic,
+    take_for_symbols,
+)
 from .dynamo import (
     disabled,
     initialize,
@@ -94,6 +100,7 @@ __all__ = [
     "before_process_groups_end",
     "bound_op",
     "bump_versions",
+    "can_stay_symbolic",
     "changes_first",
     "disabled",
     "dynamo_errors",
@@ -105,6 +112,7 @@ __all__ = [
     "has_symbols",
     "initialize",
     "keep_attributes",
+    "keep_symbolic",
     "leave_no_patches",
     "metadata_guard",
     "name_of",
@@ -127,7 +135,9 @@ __all__ = [
     "shapes_of",
     "spare_inductor",
     "stance",
+    "stay_symbolic",
     "symbol_sources",
+    "take_for_symbols",
     "tensor_functions",
     "tidy",
     "trace_branches",

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from . import class_guards, hazards
+from . import class_guards, counters, hazards
 from .dynamo import refuse, traces_own, traces_step
 from .hooks import Hook, all_kinds, around, asks, found_at, install, name_of
 from .plain import OPTIM
@@ -39,6 +39,7 @@ def trace_guarded() -> None:
         _trace_groups,
         _guard_metadata,
         _keep_kinds,
+        counters.keep_symbolic,
         class_guards.guard_builtins,
         class_guards.guard_classes,
         class_guards.guard_instances,
@@ -314,9 +315,6 @@ def _guard_metadata() -> None:
     for name in METADATA:
         if hasattr(TensorVariable, f"method_{name}"):
             around(TensorVariable, f"method_{name}", asked)
-
-
-SOURCE, GUARDED = "fuseopt_source", "fuseopt_guarded"
 
 
 SOURCE, GUARDED = "fuseopt_source", "fuseopt_guarded"

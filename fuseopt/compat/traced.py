@@ -75,6 +75,15 @@ class Traced:
         self._note()
         return result
 
+    def fitting(self, x: Any) -> list[int]:
+        """Which of the graphs have guards that hold for `x`, as far as can be known."""
+        arguments = {"self": x, **self.closed}
+        return [
+            i
+            for i, (guards, fit, _) in enumerate(self.known)
+            if guards.cache_entry is not None and fit(arguments)
+        ]
+
     def _note(self) -> None:
         """Take over what Dynamo has now."""
         known: list[Any] = []

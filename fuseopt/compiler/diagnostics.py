@@ -17,6 +17,9 @@ def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
     reason = compat.never_compiled(optimizer)
     if reason:
         raise UnsupportedInput(reason)
+    if optimizer in session.hollow:
+        session.hollow[optimizer]()
+        return
     for number, group in enumerate(optimizer.param_groups):
         for position, p in enumerate(group["params"]):
             name = f"parameter {position} of group {number}"

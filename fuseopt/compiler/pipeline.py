@@ -59,13 +59,14 @@ def plan_graph(
     args: Sequence[Any],
     config: Config,
     clock: Clock | None = None,
-    extend: Callable[[Captured], Captured] | None = None,
+    captured: Callable[[GraphModule, Sequence[Any]], Captured] = capture,
 ) -> tuple[Program, Report]:
     """Capture, schedule, generate, build: one graph for tensors like these.
 
-    `clock` has the seconds of what came before. `extend` makes the captured step one of
-    more tensors. Kernels may still be being built when this returns; the plan waits for
-    them when it is first bound, and only then does the report know all seconds.
+    `clock` has the seconds of what came before. `captured` is what captures the step,
+    or makes one of more tensors of it. Kernels may still be being built when this
+    returns; the plan waits for them when it is first bound, and only then does the
+    report know all seconds.
     """
     clock, report = clock or Clock(), Report()
     # compilers run beside each other, and beside what needs no kernel
@@ -73,7 +74,7 @@ def plan_graph(
     built: list[str] = []
     helper = compilers.submit(_helper, config, built)
     check_contents([*static_tensors(gm).values(), *args])
-    lowered = _lower(gm, args, config, clock, extend)
+    lowered = _lower(gm, args, config, clock, captured)
     sources, targets = lowered.sources, lowered.targets
     loading = {
         name: compilers.submit(_load, source, config, built)
@@ -137,17 +138,17 @@ def replanner(
     config: Config,
     tell: Callable[[Report], None],
     clock: Clock | None = None,
-    extend: Callable[[Captured], Captured] | None = None,
+    captured: Callable[[GraphModule, Sequence[Any]], Captured] = capture,
 ) -> Callable[[Sequence[Any]], Program]:
     """What plans a graph for the arguments of a call; `tell` is given each Report.
 
-    `clock`, `extend` as in `plan_graph`; the clock is the first plan's.
+    `clock`, `captured` as in `plan_graph`; the clock is the first plan's.
     """
     clocks = [clock]
 
     def plan(args: Sequence[Any]) -> Program:
         spent = clocks.pop() if clocks else None
-        program, report = plan_graph(gm, args, config, spent, extend)
+        program, report = plan_graph(gm, args, config, spent, captured)
         tell(report)
         return program
 
@@ -159,12 +160,10 @@ def _lower(
     args: Sequence[Any],
     config: Config,
     clock: Clock,
-    extend: Callable[[Captured], Captured] | None = None,
+    capture_: Callable[[GraphModule, Sequence[Any]], Captured] = capture,
 ) -> Lowered:
     """Capture, schedule, generate: all that needs no compiler."""
-    captured: Captured = capture(gm, args)
-    if extend is not None:
-        captured = extend(captured)
+    captured = capture_(gm, args)
     clock.lap("capture")
     checks = config.check or config.debug > 0 or config.dump_dir is not None
     if checks:

@@ -7,6 +7,7 @@ import functools
 import gc
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from ..runtime.cpp.build import Builder
@@ -34,6 +35,11 @@ class Session:
         self.mishaps: list[str] = []  # errors of fuseopt's own
         #: what stands for optimizers whose steps are compiled apart from all others
         self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: those of them whose tensors have no memory, and what gives them some, which
+        #: Dynamo wants while it traces
+        self.hollow: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = (
+            weakref.WeakKeyDictionary()
+        )
         #: why steps run in eager, as was told
         self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 

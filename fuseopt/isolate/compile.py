@@ -225,6 +225,8 @@ class Isolated:
         self.lock = threading.RLock()
         self.wanted = wanted
         self.options = options = dict(wanted.options)
+        #: which parameters lacked a gradient when all lanes were traced
+        self.missing: set[tuple[bool, ...]] = set()
         #: what the step's code is found in
         self.methods = Methods()
         #: state, groups and their number in the last call
@@ -258,6 +260,7 @@ class Isolated:
         """Let nothing that was compiled count."""
         self.release()
         self.representatives = Representatives(self.function, self.options, self.told)
+        self.missing.clear()
         self.whole = Whole(self.function)
 
     def configure(self, options: Mapping[str, Any]) -> None:
@@ -418,8 +421,13 @@ class Isolated:
         # Dynamo keeps each backend that it was ever given
         fakes, told = self.fakes, self.told
 
+        itself = weakref.ref(self)
+
         def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
             fakes.note()
+            self = itself()
+            if self is not None:
+                self._note_gradients()
             first = len(session.reports)
             try:
                 return backend(gm, example_inputs, **keywords)
@@ -430,6 +438,15 @@ class Isolated:
         noting.reset = BACKEND.reset  # type: ignore[attr-defined]
         self.known.append(([function.__code__], noting))
         return torch.compile(function, backend=noting, **keywords)
+
+    def _note_gradients(self) -> None:
+        """Take note of which gradients there are, while a step is traced."""
+        optimizer = self.owner()
+        if optimizer is not None and not self.representatives.under_way:
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            self.missing.add(tuple([p.grad is None for p in params]))
+            if len(self.missing) > 1:
+                self.representatives.want()
 
     def _outside(self, place: int | str, value: Any) -> Any:
         """A closure runs as it is: no part of the graph, and no reason to retrace.

@@ -1,14 +1,18 @@
 """An optimizer of many lanes -> its step, of which Dynamo traces a few lanes.
 
-Lanes that are alike have one of them lead. Dynamo compiles the step of an optimizer
-that has only the leading ones; what it captured is extended to all. That this gives
-what the whole step would is not assumed: the step is rehearsed on all lanes and on the
-leading ones, and the calls that reach a lane must be those that reach the one that
-leads it, in both. What it may depend on and no guard of Dynamo's covers is compared at
-each call. Where anything stands against it, Dynamo traces the whole step as ever.
+Lanes that are alike have a model, a lane of nobody's. Dynamo compiles the step of an
+optimizer that has only the models; what it captured is extended to all lanes. That this
+gives what the whole step would is not assumed: the step is rehearsed on all lanes and
+on the models, and the calls that reach a lane must be those that reach its model. What
+it may depend on and no guard of Dynamo's covers is compared at each call. Where
+anything stands against it, Dynamo traces the whole step as ever.
+
+Which lanes there are of a kind may be another thing in each call, for gradients come
+and go: what was captured of the models is then extended to other lanes, and nothing is
+traced or built. A new kind is a new trace.
 
 The optimizer itself is never given to what Dynamo traces: its shadow is, which has the
-leading lanes. What the step left there is written to all lanes when it is launched.
+models. What the step left there is written to all lanes when it is launched.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from ..compiler.entry import BACKEND
 from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.partition import decide
 from ..compiler.report import Report
+from ..compiler.session import session
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..runtime.commit import Pending
@@ -39,8 +44,9 @@ from ..shadow.optimizer import Shadow, Write
 from ..shadow.state_guard import StateGuard
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
+from .models import Models
 from .source import Call
-from .step import PATIENCE, LedStep, Stale, Task
+from .step import KEPT, PATIENCE, Fewer, LedStep, Stale, Task
 from .writes import Writes
 
 log = logging.getLogger("fuseopt")
@@ -50,13 +56,64 @@ FEW = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
 NOTHING = Found([])
+UNLIKE = "lanes are unlike"
+#: So often an optimizer's step is traced, for other kinds of lanes.
+TRACES = 12
+#: So often one call is begun anew, where what was known of lanes does not hold.
+TRIES = 4
 REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 
 
-class Representatives:
-    """The step of one optimizer, led by a few lanes. `why`: why it no longer is.
+class Trace:
+    """What Dynamo traced of some models: `active`, by number."""
 
-    `told` gets its Reports.
+    def __init__(self, models: Models, active: tuple[int, ...]) -> None:
+        self.active = active
+        #: those that stand for lanes
+        self.kinds = [k for k in active if k in models.of.values()]
+        self.fill = models.fill
+        self.lists = models.lists(active)
+        self.state: Any = models.states(active)
+        self.shadow: Shadow | None = None
+        self.compiled: Callable[..., Any] | None = None
+        self.steps: list[LedStep] = []
+        #: those of its last call
+        self.lanes: Lanes | None = None
+        #: sets of models, fewer than these, for which it does not do
+        self.refused: set[tuple[int, ...]] = set()
+
+    @property
+    def shadow_of_models(self) -> Any:
+        """What the step is given."""
+        assert self.shadow is not None
+        return self.shadow.itself
+
+    def refreshed(self, optimizer: Optimizer, anew: bool = False) -> Shadow:
+        """The optimizer's shadow, with the models for lanes."""
+        if self.shadow is None:
+            if type(optimizer.state) not in (dict, collections.defaultdict):
+                raise Unlike(f"its state is a {type(optimizer.state).__name__}")
+            self.shadow = Shadow(optimizer)
+            session.hollow[self.shadow.itself] = self.fill
+            state = optimizer.state.copy()
+            state.clear()
+            state.update(self.state)
+            self.state = state
+        if anew:
+            self.shadow.clean = False
+        self.shadow.refresh(optimizer, self.state, self.lists)
+        return self.shadow
+
+
+def _present(lanes: Lanes) -> tuple[int, ...]:
+    """The models of the kinds that there are lanes of."""
+    return tuple(sorted({kind.model for kind in lanes.kinds}))
+
+
+class Representatives:
+    """The step of one optimizer, led by models of its lanes.
+
+    `why`: why it no longer is. `told` gets its Reports.
     """
 
     def __init__(
@@ -66,6 +123,8 @@ class Representatives:
         self.options = dict(options)
         config = resolve(None, options)
         self.why = "verify was asked for" if config.verify else ""
+        #: is it worth while even for few lanes, or for such as are unlike?
+        self.anyway = False
         self.noticed = StateGuard()
         self.pending = Pending()
         self.task = Task(function, config, self.noticed, self.pending, told)
@@ -73,18 +132,19 @@ class Representatives:
         self.calls = 0
         self.proven = -1  # the call in which the proof was made
         self.lanes: Lanes | None = None
-        self.few: list[list[torch.Tensor]] = []  # the leading ones of each group
-        self.compiled: Callable[..., Any] | None = None
-        #: may lanes of other sizes lead each other?
-        self.loose = True
-        self.surveys = 0
+        #: those of the last calls, the last ones last
+        self.recent: list[Lanes] = []
+        self.models = Models(0, False, False)
+        self.traces: list[Trace] = []
+        self.trace: Trace | None = None
+        #: may lanes of other sizes, or that count other steps, have one model?
+        self.loose = self.counters = True
+        #: does tracing make state for lanes that have none?
+        self.makes_state = False
         #: the last call, or the one that is under way
         self.call = Call(None, NOTHING, quiet=False)
-        self.steps: list[LedStep] = []
-        self.shadow: Shadow | None = None
-        # the state of the leading ones, for these lanes
-        self._few: Any = None
-        self._few_of: Lanes | None = None
+        #: the graph that ran last
+        self.stepped: LedStep | None = None
         # what lanes have been given in this call that have no state yet
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
         # did the last call end as calls do? Had the one before it compiled nothing?
@@ -99,7 +159,6 @@ class Representatives:
 
     def release(self) -> None:
         """The optimizer is no more: keep nothing of it."""
-        self.shadow = self._few = self._few_of = None
         self._cut_off(False)
 
     def wants(self, optimizer: Optimizer) -> bool:
@@ -107,7 +166,18 @@ class Representatives:
         n = 0
         for group in optimizer.param_groups:
             n += len(group["params"])
-        return not self.why and n >= FEW
+        return not self.why and (n >= FEW or self.anyway)
+
+    @property
+    def under_way(self) -> bool:
+        """Is a call of this one's under way?"""
+        return self.call.optimizer is not None
+
+    def want(self) -> None:
+        """Gradients come and go: traced whole, the step would be traced each time."""
+        self.anyway = True
+        if self.why.endswith(UNLIKE):
+            self.why = ""
 
     # ---------------------------------------------------------------- a call
 
@@ -125,15 +195,31 @@ class Representatives:
                     return True
             except NotTraced:
                 return False
-            loose = self.loose and self.lanes is not None and self.lanes.reshaped
-            self.lanes = self.compiled = self.proof = None
-            self.steps.clear()
-            if not loose:
+            # once more, with lanes that differ in less
+            if self.loose and self.lanes is not None and self._reshaped(self.lanes):
+                self.loose = False
+            elif self.counters and self.models.counted:
+                self.counters, self.loose = False, True
+            else:
+                self._start_anew()
                 name = type(optimizer).__name__
                 log.info("%s is traced whole: %s", name, self.why)
                 return False
-            # once more, with lanes that differ in nothing but contents
-            self.loose, self.why, self.surveys = False, "", 0
+            self._start_anew()
+            self.why = ""
+
+    def _start_anew(self) -> None:
+        self.lanes = self.proof = self.stepped = self.trace = None
+        self.recent.clear()
+        self.traces.clear()
+        self.models = Models(0, False, False)
+
+    @staticmethod
+    def _reshaped(lanes: Lanes) -> bool:
+        """Are lanes alike that are of other sizes?"""
+        return any(
+            len({lanes.params[i].shape for i in kind.lanes}) > 1 for kind in lanes.kinds
+        )
 
     def _attempt(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
@@ -146,7 +232,7 @@ class Representatives:
         self._steady, self._sound = quiet, False
         call = self.call = Call(optimizer, NOTHING)
         try:
-            for _ in range(2):
+            for _ in range(TRIES):
                 try:
                     if quiet:
                         self._step(call, make)
@@ -155,9 +241,21 @@ class Representatives:
                             self._step(call, make)
                     self._sound = True
                     return True
+                except Fewer as error:
+                    # it has written nothing
+                    log.info("%s is traced anew: %s", type(optimizer).__name__, error)
+                    call.entered, call.quiet = False, True
+                    assert self.trace is not None
+                    assert self.lanes is not None
+                    self.trace.refused.add(_present(self.lanes))
+                    self.trace.lanes = None
                 except Stale:
-                    call.entered, call.quiet = False, True  # it has written nothing
-                    self._survey(optimizer)
+                    call.entered, call.quiet = False, True
+                    self.recent.clear()
+                    for trace in self.traces:
+                        for step in trace.steps:
+                            step.drop()
+                    self._survey(call)
             raise Unlike("its lanes change while it steps")
         except NotTraced:
             self._sound = True
@@ -188,144 +286,140 @@ class Representatives:
         """
         self.noticed.forget()
         if not steady:
-            self.lanes = self.compiled = None
-            self.steps.clear()
+            self._start_anew()
             return
-        if self.lanes is not None:
-            self.lanes.forget()
-        for step in self.steps:
-            step.forget()
+        for lanes in self.recent:
+            lanes.forget()
+        for trace in self.traces:
+            for step in trace.steps:
+                step.forget()
 
     def _step(self, call: Call, make: Callable[..., Callable[..., Any]]) -> None:
         optimizer = call.optimizer
         if self.proof is None:
             self.prove()
-        found = None if self.lanes is None else self._look(optimizer)
+        found = self._look(optimizer)
         if found is None:
-            self._survey(optimizer)
-            found = self._look(optimizer)
-            if found is None:
-                raise Unlike("its lanes are not what they seem")
+            found = self._survey(call)
         call.found = found
         if not found.rest_same:
             self.noticed.look(optimizer)
         assert self.lanes is not None
-        if self.compiled is None:
-            self.few = [[] for _ in self.lanes.lists]
-            for i in self.lanes.leads:
-                self.few[self.lanes.groups[i]].append(self.lanes.params[i])
-            self.compiled = make(self._backend())
-            self.steps.clear()
-        shadow = self._shadow(optimizer)
+        for k, numbers in found.numbers.items():
+            self.models.follow(self.lanes.kinds[k], numbers)
+        trace = self.trace = self._trace()
+        trace.lanes = self.lanes
+        if trace.compiled is None:
+            trace.compiled = make(self._backend())
+        shadow = trace.refreshed(optimizer)
         shadow.clean = False
-        self._fresh = {}
+        self.stepped = None
         begun = self.pending.start()
-        self.compiled(shadow.itself)
+        traced = len(trace.steps)
+        try:
+            trace.compiled(shadow.itself)
+        finally:
+            if self.models.filled:
+                self.models.empty()
         if self._fresh or shadow.changed():
-            self.pending.finish(begun, self._writes(optimizer))
-            shadow.settle()
+            writes = self._writes(optimizer)
+            if self.models.counted and len(trace.steps) > traced:
+                self._check_counters(trace, optimizer)
+            self.pending.finish(begun, writes)
         else:
             self.pending.finish(begun)
             shadow.clean = True
 
-    def _look(self, optimizer: Optimizer) -> Found | None:
-        lanes = self.lanes
-        assert lanes is not None
-        if len(optimizer.param_groups) != len(lanes.lists):
-            return None
-        for kind in lanes.kinds:
-            own = lanes.states[kind.lead]
-            if tuple(own or ()) != kind.keys:
-                return None
-            if (lanes.params[kind.lead].grad is not None) != kind.has_grad:
-                return None
-        helper = self.steps[-1].helper if self.steps else None
-        return lanes.look(optimizer, self.noticed.struct, helper)
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The models that Dynamo was given, by number."""
+        assert self.trace is not None
+        return self.trace.active
 
-    def _survey(self, optimizer: Optimizer) -> None:
-        self.surveys += 1
-        if self.surveys > PATIENCE:
-            raise Unlike("its lanes change too often")
-        known = self.lanes
-        assert self.proof is not None
-        lanes = self.lanes = Lanes(optimizer, self.loose and not self.proof.sizes)
-        if len(lanes.leads) > SHARE * len(lanes.params):
-            raise Unlike(
-                f"{len(lanes.leads)} of its {len(lanes.params)} lanes are unlike"
-            )
-        same = known is not None and _grouping(known) == _grouping(lanes)
-        if not same:
-            self.compiled = None
-
-    def _shadow(self, optimizer: Optimizer) -> Shadow:
-        """The optimizer's shadow, with the leading lanes as they are now."""
-        lanes = self.lanes
-        assert lanes is not None
-        if self.shadow is None:
-            self.shadow = Shadow(optimizer)
-            if type(optimizer.state) not in (dict, collections.defaultdict):
-                raise Unlike(f"its state is a {type(optimizer.state).__name__}")
-            self._few = optimizer.state.copy()
-        if self._few_of is not lanes:
-            self._few.clear()
-            for i in lanes.leads:
-                state = lanes.states[i]
-                if state is not None:
-                    self._few[lanes.params[i]] = state
-            self._few_of = lanes
-        self.shadow.refresh(optimizer, self._few, self.few)
-        return self.shadow
-
-    # ---------------------------------------------------------------- Dynamo's side
-
-    def _backend(self) -> Callable[..., Any]:
-        # Dynamo keeps each backend that it was ever given
-        owner = weakref.ref(self)
-
-        @compat.refusals_pass(BACKEND)
-        def lead(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
-            self = owner()
-            assert self is not None
-            if len(self.steps) >= PATIENCE:
-                raise Unlike("its step is traced too often")
-            decision = decide(gm, list(args), compat.traces_step())
-            if decision.parts or decision.whole != "update":
-                raise Unlike(f"its graph is more than an update: {decision.why}")
-            self.call.quiet = False
-            made = LedStep(self, self.task, gm)
-            self.steps.append(made)
-            # Dynamo keeps what it is given with the code that calls it, and that code
-            # is kept by the optimizer's step: it must not keep the optimizer's tensors
-            return _Reference(made)
-
-        lead._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
-        return lead
-
-    def survey_holds(self) -> None:
-        """Raise Stale if lanes that were alike no longer are.
-
-        Each call compares which objects lanes hold. The dtype or shape of one of them
-        changes in place (`p.data = ...`); a plan notices, but not the first of a graph.
-        """
+    def _trace(self) -> Trace:
+        """What was traced of the kinds of lanes that there are, and of more at most."""
         assert self.lanes is not None
-        now = Lanes(self.call.optimizer, self.lanes.loose)
-        if _grouping(now) != _grouping(self.lanes):
-            raise Stale
+        if self.trace is not None and self.trace.lanes is self.lanes:
+            return self.trace
+        present = _present(self.lanes)
+        fit = [
+            trace
+            for trace in self.traces
+            if present not in trace.refused and set(present) <= set(trace.active)
+        ]
+        if fit:
+            return min(fit, key=lambda trace: len(trace.active))
+        if len(self.traces) >= TRACES:
+            raise Unlike("its lanes change too often")
+        models = self.models
+        wanted = set(present)
+        if any(models.params[k].grad is None for k in present):
+            # any of them may come to lack its gradient
+            wanted |= models.without_gradients(present)
+        for trace in self.traces:
+            own = {k for k in trace.active if models.params[k].grad is not None}
+            if own & wanted:
+                wanted |= set(trace.kinds)
+        for active in (models.active(sorted(wanted)), models.active(present)):
+            if not any(trace.active == active for trace in self.traces):
+                made = Trace(models, active)
+                self.traces.append(made)
+                return made
+        raise Unlike("what the step does to a lane depends on the others")
 
-    def settle(self) -> None:
-        """Have state ready for all lanes like the leading ones', which tracing made."""
-        optimizer, lanes = self.call.optimizer, self.lanes
-        assert lanes is not None
-        assert self.shadow is not None
-        seen = self.shadow.itself.state
-        leads = [kind.lead for kind in lanes.kinds if not kind.has_state]
-        made = [i for i in leads if seen.get(lanes.params[i])]
-        if not made:
-            return
+    def _look(self, optimizer: Any) -> Found | None:
+        """Lanes as they were in one of the last calls: this one's; None: in none."""
+        helper = None
+        if self.trace is not None and self.trace.steps:
+            helper = self.trace.steps[-1].helper
+        for lanes in reversed(self.recent):
+            found = lanes.look(optimizer, self.noticed.struct, helper)
+            if found is not None:
+                if lanes.replaced:
+                    # what the others know keeps alive what lanes had
+                    lanes.replaced = False
+                    self.recent = [lanes]
+                elif lanes is not self.recent[-1]:
+                    self.recent.remove(lanes)
+                    self.recent.append(lanes)
+                self.lanes = lanes
+                return found
+        return None
+
+    def _survey(self, call: Call) -> Found:
+        """Look at all lanes anew, and have a model for each kind of them."""
+        optimizer = call.optimizer
+        call.surveyed = True
+        assert self.proof is not None
+        loose = self.loose and not self.proof.sizes
+        if self.models.n_groups != len(optimizer.param_groups):
+            self.models = Models(len(optimizer.param_groups), loose, self.counters)
+            self.traces.clear()
+        lanes = Lanes(optimizer, loose, self.counters)
+        unmade = any(kind.has_grad and not kind.has_state for kind in lanes.kinds)
+        if unmade and self.makes_state:
+            return self._initialized(lanes)
+        return self._known(lanes, optimizer)
+
+    def _known(self, lanes: Lanes, optimizer: Any) -> Found:
+        """Take lanes for those of the optimizer, or of what is like it."""
+        few = len({kind.key[:2] for kind in lanes.kinds})
+        if not self.anyway and few > SHARE * len(lanes.params):
+            raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")
+        self.models.take(lanes)
+        self.lanes = lanes
+        known = [x for x in self.recent if x.holds_as(lanes)]
+        self.recent = [*known[1 - KEPT :], lanes]
+        found = self._look(optimizer)
+        if found is None or self.lanes is not lanes:
+            raise Unlike("its lanes are not what they seem")
+        return found
+
+    def _initialized(self, lanes: Lanes) -> Found:
+        """Make the state that tracing makes, for lanes that have gradients and none."""
+        optimizer = self.call.optimizer
         every = self.shadow_of_all()
         known = dict(optimizer.state)
-        for i in made:
-            every.state[lanes.params[i]] = dict(seen[lanes.params[i]])
         if not compat.initialize(every):
             raise Unlike("tracing made state, and nothing says how")
         if not all(_same(every.state[p], own) for p, own in known.items()):
@@ -339,14 +433,77 @@ class Representatives:
         state = {**known, **self._fresh}
         groups = optimizer.param_groups
         view: Any = types.SimpleNamespace(state=state, param_groups=groups)
-        now = Lanes(view, lanes.loose)
+        return self._known(Lanes(view, lanes.loose, lanes.counters), view)
+
+    # ---------------------------------------------------------------- Dynamo's side
+
+    def _backend(self) -> Callable[..., Any]:
+        # Dynamo keeps each backend that it was ever given
+        owner = weakref.ref(self)
+
+        @compat.refusals_pass(BACKEND)
+        def lead(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
+            self = owner()
+            assert self is not None
+            assert self.trace is not None
+            if len(self.trace.steps) >= PATIENCE:
+                raise Unlike("its step is traced too often")
+            if not compat.stay_symbolic(gm, frozenset(self.models.counted)):
+                raise Unlike("it goes a way that a number in its state chooses")
+            decision = decide(gm, list(args), compat.traces_step())
+            if decision.parts or decision.whole != "update":
+                raise Unlike(f"its graph is more than an update: {decision.why}")
+            self.call.quiet = False
+            made = LedStep(self, self.task, gm)
+            self.trace.steps.append(made)
+            # Dynamo keeps what it is given with the code that calls it, and that code
+            # is kept by the optimizer's step: it must not keep the optimizer's tensors
+            return _Reference(made)
+
+        lead._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
+        return lead
+
+    def _check_counters(self, trace: Trace, optimizer: Optimizer) -> None:
+        """Raise Unlike if what was traced is for the numbers alone that models count.
+
+        What the step left in the shadow has been taken.
+        """
+        shadow = trace.refreshed(optimizer, anew=True)
+        fitting: Any = getattr(trace.compiled, "fitting", lambda _: [])
+        before = fitting(shadow.itself)
+        for number, key in self.models.counted.values():
+            if number in trace.active:
+                shadow.itself.state[self.models.params[number]][key] += 1000
+        shadow.clean = False
+        if not before or fitting(shadow.itself) != before:
+            raise Unlike("what is traced is for one number of steps")
+
+    def survey_holds(self) -> None:
+        """Raise Stale if lanes that were alike no longer are.
+
+        Each call compares which objects lanes hold. The dtype or shape of one of them
+        changes in place (`p.data = ...`); a plan notices, but not the first of a graph.
+        """
+        assert self.lanes is not None
+        lanes = self.lanes
+        state = {**self.call.optimizer.state, **self._fresh}
+        groups = self.call.optimizer.param_groups
+        view: Any = types.SimpleNamespace(state=state, param_groups=groups)
+        now = Lanes(view, lanes.loose, lanes.counters)
         if _grouping(now) != _grouping(lanes):
-            raise Unlike("lanes that were alike get unlike state")
-        self.lanes = now
-        found = self._look(view)
-        if found is None:
-            raise Unlike("its lanes are not what they seem")
-        self.call.found = found
+            raise Stale
+
+    def settle(self) -> None:
+        """Have state ready for all lanes like that of models, which tracing made."""
+        assert self.lanes is not None
+        assert self.trace is not None
+        trace = self.trace
+        if self.models.adopt(trace.shadow_of_models.state):
+            trace.state.update(self.models.states(trace.active))
+            self.makes_state = True
+            self.call.found = self._initialized(self.lanes)
+            if not set(_present(self.lanes)) <= set(trace.active):
+                raise Unlike("lanes that were alike get unlike state")
 
     def prove(self) -> Proof:
         """The proof that the code which a step may run now treats lanes alike, or
@@ -355,25 +512,34 @@ class Representatives:
         Once in a call is enough, for nothing changes before the step has run.
         """
         if self.proof is None or self.proven != self.calls:
-            self.proof = prove(self.function, self.call.optimizer)
+            optimizer = self.call.optimizer
+            if self.counters and not compat.can_stay_symbolic():
+                self.counters = False
+            proof = prove(self.function, optimizer, counters=self.counters)
+            if proof.why and self.counters and not self.models.params:
+                proof = prove(self.function, optimizer)
+                self.counters = bool(proof.why)
+            self.proof = proof
             self.proven = self.calls
         if self.proof.why:
             raise Unlike(self.proof.why)
-        if self.proof.sizes and self.lanes is not None and self.lanes.reshaped:
+        if self.proof.sizes and self.lanes is not None and self._reshaped(self.lanes):
             raise Unlike("it reads sizes, in which lanes differ")
         return self.proof
 
     # ---------------------------------------------------------------- afterwards
 
     def _writes(self, optimizer: Optimizer) -> list[Write]:
-        """What gives all lanes what the step gave the leading ones, as calls of C."""
-        lanes, shadow = self.lanes, self.shadow
+        """What gives all lanes what the step gave the models, as calls of C."""
+        lanes, trace = self.lanes, self.trace
         assert lanes is not None
-        assert shadow is not None
-        made: dict[int, list[torch.Tensor]] = {}
-        for step in self.steps:
+        assert trace is not None
+        assert trace.shadow is not None
+        made: dict[int, dict[int, torch.Tensor]] = {}
+        for step in trace.steps:
             made.update(step.take())
-        return Writes(lanes, shadow, self._few, self._fresh, made).to(optimizer.state)
+        given = lanes, self.models, trace.shadow, self._fresh, made, self.stepped
+        return Writes(*given).to(optimizer.state)
 
 
 def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -393,7 +559,4 @@ class _Reference:
 
 
 def _grouping(lanes: Lanes) -> list[Any]:
-    return [
-        lanes.lists_of(),
-        [(kind.lead, kind.others) for kind in lanes.kinds],
-    ]
+    return [lanes.lists_of(), [kind.lanes for kind in lanes.kinds]]

@@ -1,8 +1,9 @@
-"""A captured step of a few lanes, lanes like them -> the captured step of all lanes.
+"""A captured step of models, the lanes they stand for -> the captured step of these.
 
-Every row of a node that belongs to a lane gets a twin for each lane that this one
-leads, right behind it, with buffers, values and numbers of its own. What belongs to no
-lane (a tensor learning rate, `1 - beta`) stays as it is, one for all.
+In the place of every row of a node that belongs to a model stands one for each of its
+lanes, with buffers, values and numbers of its own. What belongs to no lane (a tensor
+learning rate, `1 - beta`) stays as it is, one for all. What is left of the models
+themselves is numbers without meaning, and buffers that nothing touches.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.device import NumberRef
 from ..capture.trace import Captured
 from ..errors import CaptureError
-from ..ir.expressions import Apply, Expr, Item, Sym, syms
+from ..ir.expressions import Apply, Arg, Expr, Item, Sym, syms
 from ..ir.graph import (
     Buffer,
     Column,
@@ -32,6 +33,8 @@ from ..ir.graph import (
 
 #: The owner of what belongs to no lane.
 COMMON = -1
+#: A number that nothing uses.
+NOTHING = Apply(float, (1.0,), {})
 #: Sizes and strides.
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -40,14 +43,20 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 class Extended:
     """The captured step of all lanes.
 
-    `copies`: (buffer that the step returns, number of a lane that its lane leads) ->
-    buffer. The tensors of a call are those of `order`: (source of the captured few,
-    COMMON for its own or the number of the led lane).
+    `copies`: (buffer that the step returns, number of one of its model's lanes) ->
+    buffer; `numbers` the same of the numbers that belong to models. The tensors of a
+    call are those of `order`: (source in the captured step, COMMON or the number of a
+    lane). `asked`: (argument, number of a lane) of the numbers that lanes bring along,
+    which stand behind all arguments.
     """
 
     captured: Captured
     order: tuple[tuple[int, int], ...]
     copies: Mapping[tuple[int, int], int]
+    numbers: Mapping[tuple[int, int], int]
+    asked: tuple[tuple[int, int], ...]
+    owners: Sequence[int]
+    number_owners: Sequence[int]
 
 
 class _Owners:
@@ -55,7 +64,9 @@ class _Owners:
     those of all nodes, in order, and `owners` has the lane of each.
     """
 
-    def __init__(self, captured: Captured, source: Sequence[int]) -> None:
+    def __init__(
+        self, captured: Captured, source: Sequence[int], given: Mapping[int, int]
+    ) -> None:
         self.graph = graph = captured.graph
         self.buffers = [COMMON] * len(graph.buffers)
         base: dict[int, int] = {}
@@ -68,11 +79,11 @@ class _Owners:
         for expr in captured.graph.numbers:
             if isinstance(expr, Item):
                 self.exprs.append(source[expr.position])
-            elif isinstance(expr, Apply):
+            elif isinstance(expr, Arg):
+                self.exprs.append(given.get(expr.position, COMMON))
+            else:
                 known = [self.exprs[i] for i in syms((expr.args, expr.kwargs))]
                 self.exprs.append(self._one(known, "a number"))
-            else:
-                self.exprs.append(COMMON)
         self.rows = [row for n in graph.nodes for row in rows_of(n)]
         self.owners = [COMMON] * len(self.rows)
         while self._spread():
@@ -139,16 +150,19 @@ def extend(
     led: Mapping[int, int],
     late: frozenset[int],
     layouts: Mapping[int, Sequence[Layout]],
+    given: Mapping[int, int],
+    n_args: int,
 ) -> Extended:
-    """Extend a captured step to the lanes that its own ones lead.
+    """Extend a captured step to the lanes that its own ones, models, stand for.
 
-    `source[s]`: the lane whose tensor source s is, or COMMON. `led[lane]`: how many
-    lanes it leads. `late`: the sources that may be other tensors at each call, which
-    stand last. `layouts[lane]`: of its parameter and of those that it leads, where
-    these are of other sizes. Raises CaptureError where a call mixes lanes, and where
-    a lane that leads others of other sizes does more than arithmetic on elements.
+    `source[s]`: the model whose tensor source s is, or COMMON; `given`: the same of
+    arguments that are numbers, of `n_args`. `led[model]`: how many lanes it has.
+    `late`: the sources that may be other tensors at each call, which stand last.
+    `layouts[model]`: of its parameter and of those of its lanes, where these are of
+    other sizes. Raises CaptureError where a call mixes lanes, and where a model of
+    lanes of other sizes does more than arithmetic on elements.
     """
-    return _Extension(captured, source, led, late, layouts).run()
+    return _Extension(captured, source, led, late, layouts, given, n_args).run()
 
 
 class _Extension:
@@ -159,15 +173,19 @@ class _Extension:
         led: Mapping[int, int],
         late: frozenset[int],
         layouts: Mapping[int, Sequence[Layout]],
+        given: Mapping[int, int],
+        n_args: int,
     ) -> None:
         self.captured = captured
         self.graph = captured.graph
         self.source = source
         self.led = led
-        self.owners = _Owners(captured, source)
+        self.owners = _Owners(captured, source, given)
         self.layouts = layouts
+        self.n_args = n_args
+        self.asked: list[tuple[int, int]] = []
         self._check_layouts()
-        order = [(s, COMMON) for s in range(len(source))]
+        order = [(s, COMMON) for s, own in enumerate(source) if own == COMMON]
         order += [(s, m) for s, own in enumerate(source) for m in range(self._led(own))]
         order.sort(key=lambda place: place[0] in late)
         self.order = tuple(order)
@@ -194,14 +212,17 @@ class _Extension:
         owners = iter(self.owners.owners)
         for node in self.graph.nodes:
             if isinstance(node, Extern):
-                nodes.append(node)
-                nodes += [self._extern(node, m) for m in range(self._led(next(owners)))]
+                own = next(owners)
+                nodes += [node] if own == COMMON else []
+                nodes += [self._extern(node, m) for m in range(self._led(own))]
             else:
-                nodes.append(self._node(node, [next(owners) for _ in range(node.rows)]))
-        outputs = list(self.graph.outputs)
+                made = self._node(node, [next(owners) for _ in range(node.rows)])
+                nodes += [made] if made.rows else []
+        owned = self.owners.buffers
+        outputs = [b for b in self.graph.outputs if owned[b] == COMMON]
         copies: dict[tuple[int, int], int] = {}
         for b in self.graph.outputs:
-            for m in range(self._led(self.owners.buffers[b])):
+            for m in range(self._led(owned[b])):
                 copies[b, m] = self.new_buffer[b, m]
                 outputs.append(copies[b, m])
         captured = self.captured
@@ -215,17 +236,25 @@ class _Extension:
             tuple(dict.fromkeys(outputs)),
             tuple(self.numbers),
         )
-        made = replace(
+        twins = [x for x in captured.twins if (x[0], COMMON) in place]
+        made_ = replace(
             captured,
             graph=graph,
             calls=tuple(self.calls),
             statics=tuple(f"static{k}" for k in range(self.statics)),
             tensor_args=tuple(range(len(self.order) - self.statics)),
-            twins=tuple(
-                (place[a, COMMON], place[b, COMMON]) for a, b in captured.twins
-            ),
+            twins=tuple((place[a, COMMON], place[b, COMMON]) for a, b in twins),
         )
-        return Extended(made, self.order, copies)
+        numbers = self.new_expr
+        return Extended(
+            made_,
+            self.order,
+            copies,
+            numbers,
+            tuple(self.asked),
+            tuple(owned),
+            tuple(self.owners.exprs),
+        )
 
     # ---------------------------------------------------------------- sizes
 
@@ -272,8 +301,11 @@ class _Extension:
         for b, buffer in enumerate(graph.buffers):
             holders.setdefault(buffer.storage, set()).add(owners[b])
             ends[buffer.storage] = max(ends.get(buffer.storage, 0), span(buffer)[1])
-        for buffer in graph.buffers:
-            self.buffers.append(self._placed(buffer, COMMON))
+        for buffer, own in zip(graph.buffers, owners, strict=True):
+            if own == COMMON:
+                self.buffers.append(self._placed(buffer, COMMON))
+            else:
+                self.buffers.append(buffer._replace(kind="temp"))
         fresh: dict[tuple[int, int], int] = {}
         for b, buffer in enumerate(graph.buffers):
             own = owners[b]
@@ -304,6 +336,8 @@ class _Extension:
                 self.new_value[v, m] = len(self.values)
                 self.values.append(self.new_buffer[b, m])
         for b in range(len(graph.buffers)):
+            if owners[b] != COMMON:
+                self.initial[b] = self.final[b] = -1
             for m in range(self._led(owners[b])):
                 for now, known in (
                     (self.initial, graph.initial),
@@ -317,9 +351,12 @@ class _Extension:
     def _copy_scalars(self) -> None:
         """The same program, and behind it the numbers of the lanes that are led."""
         known, owners, exprs = self.graph.numbers, self.owners.exprs, self.numbers
-        for expr in known:
+        for expr, own in zip(known, owners, strict=True):
             moved = isinstance(expr, Item)
-            exprs.append(self._expr(expr, COMMON) if moved else expr)
+            if own != COMMON:
+                exprs.append(NOTHING)
+            else:
+                exprs.append(self._expr(expr, COMMON) if moved else expr)
         for i, expr in enumerate(known):
             for m in range(self._led(owners[i])):
                 self.new_expr[i, m] = len(exprs)
@@ -331,7 +368,8 @@ class _Extension:
         if isinstance(expr, Apply):
             args, kwargs = self._mapped(expr.args, m), self._mapped(expr.kwargs, m)
             return Apply(expr.function, args, kwargs)
-        return expr
+        self.asked.append((expr.position, m))
+        return Arg(self.n_args + len(self.asked) - 1, "")
 
     def _sym(self, index: int, m: int) -> int:
         return self.new_expr.get((index, m), index)
@@ -353,11 +391,11 @@ class _Extension:
     def _node(
         self, node: ForeachSchedulerNode, owners: Sequence[int]
     ) -> ForeachSchedulerNode:
-        """A node with the rows of lanes that are led, behind those that lead them."""
+        """A node with a row for each lane in the place of its model's."""
         rows = [
             (k, m)
             for k, own in enumerate(owners)
-            for m in (COMMON, *range(self._led(own)))
+            for m in ((COMMON,) if own == COMMON else range(self._led(own)))
         ]
         value = self.new_value
 

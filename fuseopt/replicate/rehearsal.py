@@ -1,13 +1,13 @@
-"""Proof before a step of many lanes runs: all lanes do as the ones that lead them.
+"""Proof before a step of many lanes runs: all lanes do as their models.
 
-The step is run dry on all lanes and on the leading ones alone, and once more with other
+The step is run dry on all lanes and on the models alone, and once more with other
 numbers where it is given some; `compare` says of what must agree.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,23 +21,26 @@ def rehearse_all(
     optimizer: Callable[[], Any],
     function: Callable[..., Any],
     lanes: Lanes,
+    models: Lanes,
+    at: Mapping[int, int],
     proof: Proof,
     numbers: Iterable[Any],
 ) -> None:
-    """Raise Unlike unless all lanes of a step do as the one that leads them.
+    """Raise Unlike unless all lanes of a step do as the models of their kinds.
 
-    `optimizer()`: a shadow of all lanes, which a run may change. `numbers`: those that
-    the call was given.
+    `optimizer()`: a shadow of the optimizer, which a run may change. `models`: these,
+    as lanes, and `at` which of them each is; there may be more kinds of them.
+    `numbers`: those that the call was given.
     """
-    every = range(len(lanes.params))
     moving = {x.item() if isinstance(x, torch.Tensor) else x for x in numbers}
 
-    def run(members: Sequence[int], others: Collection[Any] | None) -> Record:
+    def run(members: Lanes, others: Collection[Any] | None) -> Record:
         perturb: Any = None if others is None else functools.partial(_moved, others)
-        made: Record = rehearse(optimizer(), function, lanes, members, perturb)
-        return made
+        every = range(len(members.params))
+        record: Record = rehearse(optimizer(), function, members, every, perturb)
+        return record
 
-    alone = run(lanes.leads, None)
+    alone = run(models, None)
 
     def goes_on(others: Collection[Any]) -> bool:
         """Does the step take the same ways with other numbers in the place of these?
@@ -45,14 +48,14 @@ def rehearse_all(
         Where it branches on one of them, the step is traced anew before it does.
         """
         try:
-            return run(lanes.leads, others).paths == alone.paths
+            return run(models, others).paths == alone.paths
         except Exception:
             return False
 
     kept: Collection[Any] | None = None
     while True:
-        full, cut = run(every, kept), alone if kept is None else run(lanes.leads, kept)
-        compare(lanes, full, cut)
+        full, few = run(lanes, kept), alone if kept is None else run(models, kept)
+        compare(lanes, at, full, few)
         strange = {code for code, _, _ in full.paths} - proof.codes
         if strange:
             raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
@@ -74,22 +77,41 @@ def _moved(moving: Collection[Any], x: Any) -> Any:
     return x
 
 
-def compare(lanes: Lanes, full: Record, cut: Record) -> None:
-    """Raise Unlike unless led lanes do as their lead, and that as it does alone."""
-    if full.shared != cut.shared or full.rest != cut.rest:
-        raise Unlike("what the step does to all lanes depends on how many there are")
-    if not full.paths <= cut.paths:
-        raise Unlike("the step takes ways for some lanes that it takes for no lead")
-    if not set(cut.lanes) <= set(lanes.leads):
-        raise Unlike("the step reaches parameters that are not in its groups")
-    for kind in lanes.kinds:
-        lead = kind.lead
-        calls, state = full.lanes.get(lead, []), full.states[lead]
-        if calls != cut.lanes.get(lead, []) or state != cut.states[lead]:
+def rehearse_fewer(
+    optimizer: Callable[[], Any],
+    function: Callable[..., Any],
+    models: Lanes,
+    present: Sequence[int],
+) -> None:
+    """Raise Unlike unless the step does to some of the models what it does to them
+    where all are there, and the same besides.
+    """
+    every = range(len(models.params))
+    full, cut = (
+        rehearse(optimizer(), function, models, members, None)
+        for members in (every, present)
+    )
+    _same_besides(cut, full)
+    for i in present:
+        if full.lanes.get(i) != cut.lanes.get(i) or full.states[i] != cut.states[i]:
             raise Unlike("what the step does to a lane depends on the others")
-        for i in kind.others:
+
+
+def _same_besides(some: Record, more: Record) -> None:
+    if some.shared != more.shared or some.rest != more.rest:
+        raise Unlike("what the step does to all lanes depends on how many there are")
+    if not some.paths <= more.paths:
+        raise Unlike("the step takes ways for some lanes that it takes for no model")
+
+
+def compare(lanes: Lanes, at: Mapping[int, int], full: Record, models: Record) -> None:
+    """Raise Unlike unless lanes do as the models of their kinds."""
+    _same_besides(full, models)
+    for kind in lanes.kinds:
+        calls = models.lanes.get(at[kind.model], [])
+        state = models.states[at[kind.model]]
+        for i in kind.lanes:
             if full.lanes.get(i, []) != calls or full.states[i] != state:
                 raise Unlike(
-                    f"lanes {lead} and {i} look alike, and the step treats them "
-                    "in different ways"
+                    f"lane {i} looks like others, and the step treats it in another way"
                 )

@@ -1,10 +1,9 @@
-"""Where the tensors of all lanes come from, in a call for the leading ones."""
+"""Where the tensors of all lanes come from, in a call for their models."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..runtime.guards.lanes import LaneGuard, Meeting
@@ -17,8 +16,9 @@ class Call:
     """One call of an optimizer's step: what its graphs are told of it, and what they
     tell of themselves.
 
-    `found`: the tensors of the lanes that are led. `entered`: has a graph begun to run?
-    `quiet`: was nothing compiled or rehearsed so far?
+    `found`: the tensors of lanes. `entered`: has a graph begun to run?
+    `quiet`: was nothing compiled or rehearsed so far? `surveyed`: have all lanes been
+    looked at closely?
     """
 
     def __init__(self, optimizer: Any, found: Found, quiet: bool = True) -> None:
@@ -26,6 +26,7 @@ class Call:
         self.found = found
         self.entered = False
         self.quiet = quiet
+        self.surveyed = False
 
 
 class Finds(Protocol):
@@ -37,51 +38,53 @@ class Finds(Protocol):
 
 
 class LaneTensors:
-    """The tensors of a graph of the leading lanes, and of all lanes that these lead.
+    """The tensors of all lanes, for a graph of their models.
 
-    `owner.call.found` has the latter, in the call that is under way. `order`: the
-    places of the step's tensors, counted through the leading ones, then the led ones.
+    `owner.call.found` has the lanes', in the call that is under way. `order`: the
+    places of the step's tensors, counted through those of the graph, of which only
+    what belongs to no lane is taken, then the lanes'. `n`: how many the graph has.
     """
 
     def __init__(
-        self, leading: GraphTensors, order: Sequence[int], owner: Finds
+        self, models: GraphTensors, order: Sequence[int], n: int, owner: Finds
     ) -> None:
-        self.gm = leading.gm
-        self.leading = leading.tensors
+        self.gm = models.gm
+        self.models = models.tensors
         self.order = order
+        self.n = n
         self.owner = owner
         self._met: tuple[LaneGuard, Meeting] | None = None
         self._others = 0, 0
-        self._pick: Callable[[list[Any]], tuple[Any, ...]] = itemgetter(*order)
+        self._common = [place for place in order if place < n]
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
-        """See TensorSource. Led lanes have been compared when they were found, where
-        this is the step whose tensors were compared then.
+        """See TensorSource. Those of lanes have been compared when they were found,
+        where this is the step whose tensors were compared then.
         """
         found = self.owner.call.found
         if found.compared is guard and self._met is not None:
             found.compared = None
-            leading = self.leading(args)
-            seen = guard.look_at_others(leading, *self._others)
-            return seen, (leading, found.grads)
+            every = self.models(args) if self._common else []
+            common = [every[place] for place in self._common]
+            seen = guard.look_at_others(common, *self._others)
+            return seen, (common, found.grads)
         given = self._all(args)
         seen = guard.look({}, {}, given)
         if found.guard is not None:
             if self._met is None or self._met[0] is not found.guard:
-                n = len(self.leading(args))
-                self._met = found.guard, self._meeting(found, n)
-                self._others = address(self._met[1].others), n
+                self._met = found.guard, self._meeting(found)
+                self._others = address(self._met[1].others), len(self._common)
             found.guard.compare_with(guard, self._met[1])
         return seen, given
 
-    def _meeting(self, found: Found, n: int) -> Meeting:
-        """Where the tensors of led lanes are in the step; `n`: how many are before."""
-        gradients = {n + place: lane for place, lane in found.late}
-        of_lane, others = array("q", [-1] * len(found.grads)), array("q", [0] * n)
-        held = array("q")
+    def _meeting(self, found: Found) -> Meeting:
+        """Where the tensors of lanes are in the step."""
+        gradients = {self.n + place: lane for place, lane in found.late}
+        of_lane = array("q", [-1] * len(found.grads))
+        others, held = array("q"), array("q")
         for i, place in enumerate(self.order):
-            if place < n:
-                others[place] = i
+            if place < self.n:
+                others.append(i)
             elif place in gradients:
                 of_lane[gradients[place]] = i
             elif held and held[-1] == i:
@@ -91,7 +94,8 @@ class LaneTensors:
         return Meeting(of_lane, held, others)
 
     def _all(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return self._pick(self.leading(args) + self.owner.call.found.tensors())
+        every = self.models(args) + self.owner.call.found.tensors()
+        return tuple([every[place] for place in self.order])
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """See TensorSource."""
@@ -99,5 +103,7 @@ class LaneTensors:
 
     def tensor(self, args: Sequence[Any], i: int) -> Any:
         """See TensorSource."""
-        leading, place = self.leading(args), self.order[i]
-        return leading[place] if place < len(leading) else self.tensors(args)[i]
+        place = self.order[i]
+        if place < self.n:
+            return self.models(args)[place]
+        return self.owner.call.found.tensor(place - self.n)

@@ -1,4 +1,4 @@
-"""One of Dynamo's graphs of the leading lanes -> the step of all lanes.
+"""One of Dynamo's graphs of models -> the step of all lanes.
 
 Before it first runs, and whenever something changed that no guard of Dynamo's covers,
 the step is rehearsed (see rehearsal). Then what was captured is extended, planned and
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.fx import GraphModule
 
 from .. import compat
-from ..capture import Captured
+from ..capture import Captured, capture
 from ..compiler import internal_errors, pipeline
 from ..compiler.report import Report
 from ..compiler.session import session
@@ -27,23 +27,30 @@ from ..errors import CaptureError, FuseoptError
 from ..runtime.binding import Binding
 from ..runtime.commit import Pending
 from ..runtime.guards.tensors import CHANGED
-from ..runtime.memory import Memory
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shadow.double import own_attributes
 from ..shadow.lanes import GRAD, Lanes, Unlike
 from ..shadow.state_guard import Place, StateGuard
 from ..uniformity import Proof
-from .extend import COMMON, Extended, extend
-from .rehearsal import rehearse_all
+from .extend import COMMON, Extended, Layout, extend
+from .models import Models
+from .rehearsal import rehearse_all, rehearse_fewer
+from .results import OwnFloat, OwnInt, Results
 from .source import Finds, LaneTensors
 
 #: After so many rehearsals of one graph an optimizer is traced whole.
 PATIENCE = 6
+#: For so many sets of lanes what runs their step is kept.
+KEPT = 8
 
 
 class Stale(FuseoptError):
     """Lanes are other than they were surveyed to be; nothing was written yet."""
+
+
+class Fewer(FuseoptError):
+    """What was traced of some models does not do for fewer; nothing was written yet."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,22 @@ class Owner(Finds, Protocol):
     def lanes(self) -> Lanes | None:
         """The optimizer's, as they are known; another object where they changed."""
 
+    @property
+    def models(self) -> Models:
+        """What stands for the kinds of lanes that Dynamo traced."""
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The models that Dynamo was given, by number."""
+
+    #: the graph that ran last
+    stepped: LedStep | None
+
     def shadow_of_all(self) -> Any:
         """What a rehearsal is to take for the optimizer."""
 
     def settle(self) -> None:
-        """Have state ready for led lanes where tracing made some."""
+        """Have state ready for lanes where tracing made some for models."""
 
     def prove(self) -> Proof:
         """Which code the step may run now; Unlike unless it treats lanes alike."""
@@ -81,22 +99,38 @@ class Owner(Finds, Protocol):
         """Raise Stale unless lanes that were alike still are."""
 
 
+class _Program(NamedTuple):
+    """A step for some lanes of each model: what runs it, what it gives, and what
+    integers it asks of lanes.
+    """
+
+    step: CompiledStep
+    results: Results
+    asked: list[tuple[int, str]]
+
+
 class LedStep:
-    """One of Dynamo's graphs of the leading lanes, called in its place."""
+    """One of Dynamo's graphs of the models, called in its place."""
 
     def __init__(self, owner: Owner, task: Task, gm: GraphModule) -> None:
         self.owner = owner
         self.task = task
         self.gm = gm
-        #: those that the step was made for
+        self.active = owner.active
+        #: those that the program is for
         self.lanes: Lanes | None = None
         #: for which of what the optimizer held it was rehearsed: by count, by contents
         self.known = -1
         self.rehearsed: list[Any] = []
-        self.inner: CompiledStep | None = None
+        #: and with which models among the rest, for the last of these
+        self.present: set[Any] = set()
+        self.program: _Program | None = None
+        #: by the lanes of each model, the last ones
+        self.programs: dict[Any, _Program] = {}
+        #: the step of the models, once it is
+        self.captured: Captured | None = None
+        self.told = False
         self.untold: list[Report] = []  # of plans that have not run
-        #: what the last call made for led lanes, by what it made for the leading ones
-        self.made: dict[int, list[torch.Tensor]] = {}
         self.numbers = compat.number_sources(gm)
         # of what moves besides, Dynamo guards what the step asks of it
         names = [*self.numbers.values(), *compat.symbol_sources()]
@@ -105,77 +139,124 @@ class LedStep:
     @property
     def helper(self) -> ctypes.PyDLL | None:
         """The compiled helper, once a plan has it."""
-        bound = None if self.inner is None else self.inner.program.bound
+        bound = None
+        if self.program is not None:
+            bound = self.program.step.program.bound
         return None if bound is None else bound.helper
 
-    def take(self) -> dict[int, list[torch.Tensor]]:
-        """What the last call made for the lanes that are led, by the leading ones'."""
-        made, self.made = self.made, {}
-        return made
+    def take(self) -> dict[int, dict[int, torch.Tensor]]:
+        """What the last call made, by its token and by lane."""
+        return {} if self.program is None else dict(self.program.results.clear())
+
+    def number(self, own: OwnInt | OwnFloat, m: int) -> Any:
+        """A number that the last call has for lane m of a model."""
+        assert self.program is not None
+        bound = self.program.step.program.bound
+        assert bound is not None
+        assert bound.numbers is not None
+        return self.program.results.number(own, m, bound.numbers)
 
     def forget(self) -> None:
         """Take nothing for known that a call leaves to the next: one was cut off."""
-        self.made = {}
-        if self.inner is not None:
-            self.inner.forget()
+        for program in self.programs.values():
+            program.results.clear()
+            program.step.forget()
+
+    def drop(self) -> None:
+        """Lanes are other than they seemed: no program is for them."""
+        self.programs.clear()
+        self.program = self.lanes = self.captured = None
 
     def __call__(self, *args: Any) -> Any:
         owner, noticed = self.owner, self.task.noticed
         call = owner.call
-        if (
+        if not (
             self.lanes is owner.lanes
-            and self.inner is not None
+            and self.program is not None
             and self.known == noticed.count
             and noticed.moved <= self.moving
         ):
-            call.entered = True
-            return self.inner(*args)
-        if self.inner is None:
+            self._prepare(args)
+        program = self.program
+        assert program is not None
+        call.entered = True
+        owner.stepped = self
+        if program.asked:
+            counters = call.found.counters
+            args = *args, *[counters[place] for place in program.asked]
+        return program.step(*args)
+
+    def _prepare(self, args: Sequence[Any]) -> None:
+        """Have a program for the lanes as they are, and proof that it does as they."""
+        owner, noticed = self.owner, self.task.noticed
+        call = owner.call
+        if owner.lanes is not self.lanes and not call.surveyed:
             # what lies in the memory of lanes has been compared with no plan's yet
             owner.survey_holds()
         owner.settle()
-        if self.lanes is not owner.lanes:
-            self.rehearsed.clear()
-            self.inner = None
-            self.lanes = owner.lanes
-        held = noticed.held(self.moving)
-        inner, failed = self.inner, None
+        lanes = owner.lanes
+        assert lanes is not None
+        if self.lanes is not lanes:
+            self.program = None
+            self.lanes = lanes
+        members = owner.models.members(lanes)
         clock = Clock()
-        if inner is None:
+        failed = None
+        if self.program is None:
             call.quiet = False
             # before the rehearsal, which goes on while compilers run
             try:
-                inner = self._extended(args, clock)
+                self.program = self._program(args, members, clock)
             except Exception as error:
                 failed = error
                 self._tell(error, args)
-        if held not in self.rehearsed:
-            if len(self.rehearsed) >= PATIENCE:
-                raise Unlike("what it depends on changes too often")
-            call.quiet = False
-            clock.resume()
-            proof = owner.prove()
-            assert self.lanes is not None
-            given = [x for i, x in enumerate(args) if i in self.numbers]
-            function = self.task.function
-            rehearse_all(owner.shadow_of_all, function, self.lanes, proof, given)
-            clock.lap("rehearsal")
-            if self.rehearsed:
-                # Dynamo's guards held: the step, which is proven to treat lanes alike,
-                # asks of these numbers nothing that has changed
-                self.moving |= noticed.moved
-            self.rehearsed.append(noticed.held(self.moving))
+        held = noticed.held(self.moving)
+        present = tuple(k for k, own in enumerate(members) if own)
+        try:
+            if held not in self.rehearsed:
+                self._rehearse(lanes, args, clock)
+                if self.rehearsed:
+                    # Dynamo's guards held: the step, which is proven to treat lanes
+                    # alike, asks of these numbers nothing that has changed
+                    self.moving |= noticed.moved
+                self.rehearsed.append(noticed.held(self.moving))
+                self.present = {present}
+            if present not in self.present:
+                self._rehearse_fewer(lanes, present)
+                self.present.add(present)
+        except Unlike as error:
+            if set(owner.models.active(present)) < set(self.active):
+                raise Fewer(str(error)) from error
+            raise
         if failed is not None:
             raise failed
-        assert inner is not None
-        self.inner = inner
         self.known = noticed.count
         session.reports += self.untold
         self.task.told.extend(self.untold)
         self.untold.clear()
-        # what goes wrong before this is no reason to stop: the step is traced whole
-        call.entered = True
-        return inner(*args)
+
+    def _rehearse(self, lanes: Lanes, args: Sequence[Any], clock: Clock) -> None:
+        owner = self.owner
+        if len(self.rehearsed) >= PATIENCE:
+            raise Unlike("what it depends on changes too often")
+        owner.call.quiet = False
+        clock.resume()
+        proof = owner.prove()
+        given = [x for i, x in enumerate(args) if i in self.numbers]
+        owner.models.renew(lanes)
+        models, at = owner.models.lanes(owner.call.optimizer, self.active)
+        function = self.task.function
+        all_ = owner.shadow_of_all
+        rehearse_all(all_, function, lanes, models, at, proof, given)
+        clock.lap("rehearsal")
+
+    def _rehearse_fewer(self, lanes: Lanes, present: Sequence[int]) -> None:
+        owner = self.owner
+        owner.call.quiet = False
+        owner.models.renew(lanes)
+        models, at = owner.models.lanes(owner.call.optimizer, self.active)
+        some = sorted(at[k] for k in owner.models.active(present) if k in at)
+        rehearse_fewer(owner.shadow_of_all, self.task.function, models, some)
 
     def _tell(self, error: Exception, args: Sequence[Any]) -> None:
         """Tell of an error of fuseopt's own; raises Unlike then."""
@@ -184,85 +265,105 @@ class LedStep:
             said = internal_errors.tell(*given, "The step is traced whole.")
             raise Unlike(said) from error
 
-    def _extended(self, args: Sequence[Any], clock: Clock) -> CompiledStep:
+    def _program(
+        self, args: Sequence[Any], members: list[list[int]], clock: Clock
+    ) -> _Program:
+        """What runs the step for some lanes of each model, made if need be."""
         lanes = self.lanes
         assert lanes is not None
+        key = repr((lanes.lists_of(), members, [kind.model for kind in lanes.kinds]))
+        found = self.programs.pop(key, None)
+        if found is None:
+            found = self._extended(args, members, lanes, clock)
+        while len(self.programs) >= KEPT:
+            del self.programs[next(iter(self.programs))]
+        self.programs[key] = found
+        return found
+
+    def _extended(
+        self,
+        args: Sequence[Any],
+        members: list[list[int]],
+        lanes: Lanes,
+        clock: Clock,
+    ) -> _Program:
+        models = self.owner.models
         positions = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
-        leading = GraphTensors(self.gm, positions)
-        roles = self._roles(leading.tensors(args), lanes, args)
-        owners = [lane for lane, _ in roles]
+        graph_tensors = GraphTensors(self.gm, positions)
+        own_tensors = graph_tensors.tensors(args)
+        roles = self._roles(own_tensors, args)
+        owners = [model for model, _ in roles]
         # arguments: gradients, and the tensors in which Dynamo hands over numbers
         late = frozenset(
             s
             for s, (_, (role, _)) in enumerate(roles)
             if s >= len(roles) - len(positions) or role == GRAD
         )
-        others = {kind.lead: kind.others for kind in lanes.kinds}
-        led = {lead: len(every) for lead, every in others.items()}
-        layouts = {
-            lead: [
-                (tuple(lanes.params[i].shape), lanes.params[i].stride())
-                for i in (lead, *others[lead])
-            ]
-            for lead in lanes.reshaped
+        led = {model: len(own) for model, own in enumerate(members)}
+        layouts = _layouts(models, members, lanes)
+        counted = {
+            k: models.counted[x]
+            for k, x in enumerate(args)
+            if type(x) is int and x in models.counted and _is_state(self.numbers.get(k))
         }
-        found: list[Extended] = []
+        given = {k: model for k, (model, _) in counted.items()}
+        found: list[tuple[Extended, Results]] = []
         self.untold.clear()
 
-        def extended(captured: Captured) -> Captured:
+        def extended(gm: GraphModule, args: Sequence[Any]) -> Captured:
+            captured = self.captured
+            if captured is None:
+                filled = models.fill()
+                captured = self.captured = capture(gm, args)
+                if filled:
+                    models.empty()
             if captured.complexes:
                 raise Unlike("it computes with complex numbers")
             if captured.given:
                 raise Unlike("it gives tensors other memory")
             if captured.aliases:
                 raise Unlike("it keeps another view of a tensor of a lane")
-            found.append(extend(captured, owners, led, late, layouts))
-            return found[-1].captured
+            made = extend(captured, owners, led, late, layouts, given, len(args))
+            results = Results(captured, made, own_tensors, members)
+            found.append((made, results))
+            return replace(made.captured, result=results.result)
 
         def tell(report: Report) -> None:
             report.traced = (
-                f"{len(lanes.leads)} of {len(lanes.params)} lanes; the others do as "
+                f"{len(self.active)} of {len(lanes.params)} lanes; the others do as "
                 "these"
             )
-            told = self.untold if self.inner is None else session.reports
-            told.append(report)
+            if not self.told:
+                self.untold.append(report)
+            self.told = True
 
         config, pending = self.task.config, self.task.pending
         plan = pipeline.replanner(self.gm, config, tell, clock, extended)
         program = plan(args)
+        made, results = found[-1]
         place = {x: k for k, x in enumerate(lanes.places())}
         order = [
-            s if m == COMMON else len(roles) + place[others[owners[s]][m], roles[s][1]]
-            for s, m in found[-1].order
+            s if m == COMMON else len(roles) + place[members[owners[s]][m], roles[s][1]]
+            for s, m in made.order
         ]
-        buffers, copies = found[-1].captured.graph.buffers, found[-1].copies
-        copies = {x: c for x, c in copies.items() if buffers[x[0]].kind == "temp"}
-
-        def made(memory: Memory | None) -> None:
-            self.made = {}
-            for (b, m), copy in copies.items():
-                assert memory is not None
-                own = self.made.setdefault(id(memory.tensor(b)), [])
-                assert len(own) == m
-                own.append(memory.tensor(copy))
-
+        asked = [(members[given[k]][m], counted[k][1]) for k, m in made.asked]
         policy = _Whole(self._tell)
-        source = LaneTensors(leading, order, self.owner)
-        return CompiledStep(source, program, plan, policy, None, pending, made)
+        source = LaneTensors(graph_tensors, order, len(roles), self.owner)
+        take = results.take
+        step = CompiledStep(source, program, plan, policy, None, pending, take)
+        return _Program(step, results, asked)
 
     def _roles(
-        self, tensors: Sequence[torch.Tensor], lanes: Lanes, args: Sequence[Any]
+        self, tensors: Sequence[torch.Tensor], args: Sequence[Any]
     ) -> list[tuple[int, tuple[str, str]]]:
-        """Of the graph's tensors, which lane each belongs to and what it is there.
+        """Of the graph's tensors, which model each belongs to and what it is there.
 
         Raises Unlike for one that belongs to none and is not known to be the same for
-        all, and where two of a lane lie in the same memory.
+        all.
         """
         if len({*map(id, tensors)}) < len(tensors):
             raise Unlike("lanes have a tensor in common")
-        leading = lanes.tensors(lanes.leads)
-        apart(leading.values())
-        roles = {id(t): place for place, t in leading.items()}
+        roles = self.owner.models.roles()
         # besides lanes' only what the dry run knows: what the optimizer holds, and the
         # tensors in which Dynamo hands over numbers
         shared = {id(t) for t in held_tensors(self.owner.shadow_of_all())}
@@ -271,6 +372,23 @@ class LedStep:
             if id(t) not in roles and id(t) not in shared:
                 raise Unlike("its graph has a tensor that belongs to no lane")
         return [roles.get(id(t), (COMMON, ("", ""))) for t in tensors]
+
+
+def _is_state(source: str | None) -> bool:
+    """Is what Dynamo names so within the state of a parameter?"""
+    return source is not None and source.startswith("L['self'].state[")
+
+
+def _layouts(
+    models: Models, members: Sequence[Sequence[int]], lanes: Lanes
+) -> dict[int, list[Layout]]:
+    """Of models whose lanes have other sizes: theirs, then those of their lanes."""
+    found = {}
+    for model, own in enumerate(members):
+        every = [models.params[model], *(lanes.params[i] for i in own)]
+        if len({p.shape for p in every}) > 1:
+            found[model] = [(tuple(p.shape), p.stride()) for p in every]
+    return found
 
 
 class _Whole:
@@ -334,22 +452,3 @@ def held_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
             waiting += x.values()
         elif isinstance(x, (list, tuple)):
             waiting += x
-
-
-def apart(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise Unlike if two of these lie in the same memory.
-
-    What a lane does to one of its tensors would be seen in the other, in lanes that
-    share no memory as well.
-    """
-    reached = 0
-    for first, last in sorted(_range(t) for t in tensors if t.numel()):
-        if first < reached:
-            raise Unlike("a lane that leads has two tensors in the same memory")
-        reached = last
-
-
-def _range(t: torch.Tensor) -> tuple[int, int]:
-    start = t.data_ptr()
-    steps = zip(t.shape, t.stride(), strict=True)
-    return start, start + t.itemsize * (1 + sum((n - 1) * s for n, s in steps))

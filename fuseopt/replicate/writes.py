@@ -1,4 +1,4 @@
-"""What a step left in the shadow of the leading lanes -> what all lanes are given.
+"""What a step left in the shadow of the models -> what all lanes are given.
 
 All of it is calls of C, which run when the step is launched.
 """
@@ -7,50 +7,61 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import repeat
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..shadow.lanes import GRAD, PARAM, Kind, Lanes, Unlike
 from ..shadow.optimizer import Shadow, Write
+from .models import Models
+from .results import OwnFloat, OwnInt
 
 State = dict[str, Any]
 
 
-class Writes:
-    """`lanes` and the `shadow` of their leads, after a step that was not launched yet.
+class Gives(Protocol):
+    """What a step has for each lane of its own."""
 
-    `leads`: the state of the leading lanes when it began. `fresh`: what lanes that had
-    no state have been given, which gets more. `made`: what the step made for led lanes,
-    by what it made for the leading ones.
+    def number(self, own: OwnInt | OwnFloat, m: int) -> Any:
+        """A number for lane m of a model."""
+
+
+class Writes:
+    """`lanes`, and the `shadow` of their `models` after a step that was not launched.
+
+    `fresh`: what lanes that had no state have been given, which gets more. `made`: what
+    the step made, by what stands for it in the state of models, and by lane. `gives`:
+    the step.
     """
 
     def __init__(
         self,
         lanes: Lanes,
+        models: Models,
         shadow: Shadow,
-        leads: Mapping[torch.Tensor, State],
         fresh: dict[torch.Tensor, State],
-        made: Mapping[int, Sequence[torch.Tensor]],
+        made: Mapping[int, Mapping[int, torch.Tensor]],
+        gives: Gives | None,
     ) -> None:
         self.lanes = lanes
+        self.models = models
         self.shadow = shadow
-        self.leads = leads
         self.fresh = fresh
         self.made = made
-        #: tensors of led lanes, and what they are to hold when the step is launched
+        self.gives = gives
+        #: tensors of lanes, and what they are to hold when the step is launched
         self._copied: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
 
     def to(self, state: dict[torch.Tensor, State]) -> list[Write]:
         """What gives all lanes of an optimizer with this state what the step gave the
-        leading ones. Raises Unlike where that is more than state.
+        models. Raises Unlike where that is more than state.
         """
         lanes, shadow, fresh = self.lanes, self.shadow, self.fresh
         if not shadow.is_intact():
             raise Unlike("the step replaces the optimizer's state or parameters")
-        writes = [*shadow.writes(roots=False)]
+        writes = [*shadow.writes(lanes=False)]
         for kind in lanes.kinds:
             writes += self._of_kind(kind)
         if self._copied[0]:
@@ -63,27 +74,23 @@ class Writes:
 
     def _of_kind(self, kind: Kind) -> list[Write]:
         lanes = self.lanes
-        p = lanes.params[kind.lead]
-        now, old = self.shadow.itself.state.get(p), lanes.states[kind.lead] or {}
+        p = self.models.params[kind.model]
+        now, old = self.shadow.itself.state.get(p), self.models.state.get(p, {})
         if now is None:
             if kind.has_state:
                 raise Unlike("the step drops the state of a parameter")
             return []
-        # else the lead's own is among what the shadow writes
-        lead = [kind.lead] if p not in self.leads else []
         if kind.has_state and tuple(now) == tuple(old):
             changed = [k for k, v in now.items() if v is not old[k]]
             if not changed:
                 return []
-            if all(k in kind.numbers for k in changed):
-                news = {k: now[k] for k in changed}
-                states = [lanes.states[i] for i in (*lead, *kind.others)]
-                each = map(dict.update, states, repeat(news))  # type: ignore
+            if not any(isinstance(now[k], torch.Tensor) for k in changed):
+                states = [lanes.states[i] for i in kind.lanes]
+                news = self._numbers({k: now[k] for k in changed}, len(states))
+                each = map(dict.update, states, news)  # type: ignore[arg-type]
                 return [functools.partial(collections.deque, each, 0)]
-        contents = {i: dict(now) for i in lead}
-        contents |= self._given_to(kind, now, old)
         writes: list[Write] = []
-        for i, content in contents.items():
+        for i, content in self._given_to(kind, now, old).items():
             state = lanes.states[i]
             if state is None:
                 self.fresh[lanes.params[i]] = content
@@ -93,14 +100,36 @@ class Writes:
             writes.append(functools.partial(dict.update, state, content))
         return writes
 
+    def _numbers(self, news: State, n: int) -> Any:
+        """Numbers in the state, for each of n lanes."""
+        own = [k for k, v in news.items() if isinstance(v, (OwnInt, OwnFloat))]
+        if not own:
+            for value in news.values():
+                self._plain(value)
+            return repeat(news, n)
+        return [{k: self._number(v, m) for k, v in news.items()} for m in range(n)]
+
+    def _number(self, value: Any, m: int) -> Any:
+        if isinstance(value, (OwnInt, OwnFloat)):
+            assert self.gives is not None
+            return self.gives.number(value, m)
+        return self._plain(value)
+
+    @staticmethod
+    def _plain(value: Any) -> Any:
+        """A number that is the same for all lanes."""
+        if isinstance(value, float) and value != value:
+            raise Unlike("it keeps a number that was computed of a tensor of a lane")
+        return value
+
     def _given_to(
         self, kind: Kind, now: Mapping[str, Any], old: Mapping[str, Any]
     ) -> dict[int, State]:
-        """By lane, the state that led lanes have after the step; `now`: their lead's,
+        """By lane, the state that lanes have after the step; `now`: their model's,
         `old`: what it was.
         """
         lanes = self.lanes
-        p = lanes.params[kind.lead]
+        p = self.models.params[kind.model]
         places: dict[int, Any] = {id(p): (PARAM, "")}
         if p.grad is not None:
             places[id(p.grad)] = GRAD, ""
@@ -108,15 +137,17 @@ class Writes:
             (id(v), ("state", k)) for k, v in old.items() if isinstance(v, torch.Tensor)
         )
         found = {}
-        for m, i in enumerate(kind.others):
+        for m, i in enumerate(kind.lanes):
             q = lanes.params[i]
+            before = lanes.states[i] or {}
             given: State = {}
             for key, value in now.items():
                 place = places.get(id(value))
                 if not isinstance(value, torch.Tensor):
-                    given[key] = value
+                    kept = key in old and value is old[key]
+                    given[key] = before[key] if kept else self._number(value, m)
                 elif id(value) in self.made:
-                    given[key] = self.made[id(value)][m]
+                    given[key] = self.made[id(value)][i]
                 elif place is None:
                     # made of nothing that lanes have: for all the same, and filled
                     # by the launch, which is still to come
@@ -124,7 +155,7 @@ class Writes:
                     self._copied[0].append(given[key])
                     self._copied[1].append(value)
                 elif place[0] == "state":
-                    given[key] = lanes.states[i][place[1]]  # type: ignore[index]
+                    given[key] = before[place[1]]
                 else:
                     given[key] = q if place[0] == PARAM else q.grad
             found[i] = given

@@ -22,6 +22,8 @@ from .lanes import GRAD, Lanes, Unlike, free_shape
 #: Attributes that the step's own function does not see.
 OUTSIDE = frozenset({"state", "param_groups", "step"})
 Perturb = Callable[[Any], Any]
+#: What stands for integers in which lanes may differ.
+COUNT = 99
 
 
 class Known(NamedTuple):
@@ -136,7 +138,10 @@ class Double:
         for i in members:
             state = lanes.states[i]
             if state is not None:
-                states[self.params[i]] = {k: self.copy(v, k) for k, v in state.items()}
+                states[self.params[i]] = {
+                    k: self.copy(COUNT if lanes.counters and type(v) is int else v, k)
+                    for k, v in state.items()
+                }
         double.state = states
         groups = []
         place = 0

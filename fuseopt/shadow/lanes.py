@@ -7,14 +7,13 @@ the contents of tensors. `Lanes.look()` asks, before a call, whether that still 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from ..compiler.diagnostics import odd_gradient
 from ..errors import FuseoptError
@@ -64,13 +63,19 @@ def _layout(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
 
 
 def lane_key(
-    group: int, p: torch.Tensor, state: dict[str, Any] | None, loose: bool = False
+    group: int,
+    p: torch.Tensor,
+    state: dict[str, Any] | None,
+    loose: bool = False,
+    counters: bool = False,
+    has_grad: bool = True,
 ) -> Any:
     """Equal for lanes that a step cannot tell apart. Raises Unlike.
 
-    `loose`: but for the sizes of parameters and of what has the same sizes.
+    `loose`: but for the sizes of parameters and of what has the same sizes; `counters`:
+    but for integers in their state. Without `has_grad`: as if there were no gradient.
     """
-    grad = p.grad
+    grad = p.grad if has_grad else None
     if odd_gradient(p):
         raise Unlike("a gradient has another dtype than its parameter")
     near = free_shape(p) if loose else None
@@ -80,6 +85,8 @@ def lane_key(
             raise Unlike(f"the state has the key {name!r}")
         if isinstance(value, torch.Tensor):
             known.append((name, *_layout(value, near)))
+        elif counters and type(value) is int:
+            known.append((name, int))
         elif type(value) in NUMBERS:
             known.append((name, *_exactly(value)))
         else:
@@ -95,25 +102,33 @@ def lane_key(
 
 @dataclass(eq=False)
 class Kind:
-    """Lanes that are alike: a representative and the others, by lane number."""
+    """Lanes that are alike, by lane number; `key` is what they have in common.
 
-    lead: int
-    others: list[int]
+    `keys`: of their state; `tensors`: those of tensors, `counters`: of integers in
+    which lanes may differ, `numbers`: of other numbers. `model`: the number of what
+    stands for them while their step is traced.
+    """
+
+    key: Any
+    lanes: list[int]
     keys: tuple[str, ...]
-    tensors: tuple[str, ...]  # keys of the state that are tensors
+    tensors: tuple[str, ...]
+    counters: tuple[str, ...]
     numbers: dict[str, Any]
     has_grad: bool
     has_state: bool
+    model: int = -1
 
 
 class Found:
-    """The tensors of lanes that are led, as `look` found them; ordered as `places`.
+    """The tensors of all lanes, as `look` found them; ordered as `places`.
 
     `guard`: that by which all but the gradients are known to be the objects that they
     were, None if they were looked at from Python. `grads`: the gradients; `late`: of
     each, where it is among the tensors and in `grads`. `compared`: the guard of the
     step whose tensors were compared as well, until it is asked. `rest_same`: is all
-    else that the optimizer holds known to be what it was?
+    else that the optimizer holds known to be what it was? `counters`: by lane and key
+    of its state, what it counts. `numbers`: by kind, the other numbers in its state.
     """
 
     def __init__(
@@ -122,8 +137,12 @@ class Found:
         guard: LaneGuard | None = None,
         grads: Sequence[Any] = (),
         late: Sequence[tuple[int, int]] = (),
+        counters: Mapping[tuple[int, str], int] | None = None,
+        numbers: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         self._tensors = tensors
+        self.counters = counters or {}
+        self.numbers = numbers or {}
         self.guard = guard
         self.grads = grads
         self.late = late
@@ -131,6 +150,11 @@ class Found:
         self.rest_same = False
         if guard is not None:
             self.compared, self.rest_same = guard.tensors, guard.rest_same
+
+    def tensor(self, place: int) -> Any:
+        """One of them."""
+        t = self._tensors[place]
+        return self.tensors()[place] if t is None else t
 
     def tensors(self) -> list[Any]:
         """All of them."""
@@ -147,11 +171,14 @@ class Lanes:
 
     `params[i]` is the parameter of lane i, `groups[i]` the number of its group,
     `states[i]` its state, None while it has none. `loose`: lanes of other sizes are
-    alike as well; `reshaped` are the leads of such.
+    alike as well; `counters`: and those with other integers in their state.
     """
 
-    def __init__(self, optimizer: Optimizer, loose: bool = False) -> None:
+    def __init__(
+        self, optimizer: Any, loose: bool = False, counters: bool = False
+    ) -> None:
         self.loose = loose
+        self.counters = counters
         self.lists = [list(group["params"]) for group in optimizer.param_groups]
         self.params: list[torch.Tensor] = [p for own in self.lists for p in own]
         self.groups = [g for g, own in enumerate(self.lists) for _ in own]
@@ -165,53 +192,46 @@ class Lanes:
         for i, (g, p, s) in enumerate(
             zip(self.groups, self.params, self.states, strict=True)
         ):
-            found.setdefault(lane_key(g, p, s, loose), []).append(i)
-        self.kinds = [self._kind(own) for own in found.values()]
-        if len(self.kinds) == 1 and len(self.params) > 1:
-            # two of them, so that what belongs to all is seen to be of both
-            first = self.kinds[0]
-            second = self._kind([first.others.pop()])
-            self.kinds.append(second)
-        self.kinds.sort(key=lambda kind: kind.lead)
-        self.leads = [kind.lead for kind in self.kinds]
-        self.reshaped = [
-            kind.lead
-            for kind in self.kinds
-            if len({self.params[i].shape for i in (kind.lead, *kind.others)}) > 1
-        ]
-        lead = set(self.leads)
-        self.rest = [i for i in range(len(self.params)) if i not in lead]
-        self._rest_params = [self.params[i] for i in self.rest]
-        self._known_grads = [p.grad is None for p in self._rest_params]
-        self._flags = [p.requires_grad for p in self._rest_params]
-        self._rest_states = [self.states[i] for i in self.rest]
-        place = {i: k for k, i in enumerate(self.rest)}
-        self._members: list[tuple[Kind, list[int]]] = []
-        for kind in self.kinds:
-            own = [place[i] for i in kind.others]
-            self._members.append((kind, own))
+            found.setdefault(lane_key(g, p, s, loose, counters), []).append(i)
+        self.kinds = [self._kind(key, own) for key, own in found.items()]
+        order = [i for kind in self.kinds for i in kind.lanes]
+        #: the kind of each lane, by number
+        self.kind_of = [0] * len(self.params)
+        for k, kind in enumerate(self.kinds):
+            for i in kind.lanes:
+                self.kind_of[i] = k
+        self._params = [self.params[i] for i in order]
+        self._known_grads = [p.grad is None for p in self._params]
+        self._flags = [p.requires_grad for p in self._params]
+        self._states = [self.states[i] for i in order]
+        self._order = order
         self._holders = list(optimizer.state)
         self._held = list(optimizer.state.values())
         self._guard: LaneGuard | None = None
         self._steady = True  # but for gradients, as far as is known
         self._found: list[Any] = []  # what the guard knows, but for gradients
         self._late: list[tuple[int, int]] = []
+        #: have lanes been given other objects since the guard was made?
+        self.replaced = False
         seen: set[int] = set()
         for t in self.tensors(range(len(self.params))).values():
             if id(t) in seen:
                 raise Unlike("lanes have a tensor in common")
             seen.add(id(t))
 
-    def _kind(self, own: list[int]) -> Kind:
+    def _kind(self, key: Any, own: list[int]) -> Kind:
         state = self.states[own[0]]
         known = state or {}
         tensors = tuple(k for k, v in known.items() if isinstance(v, torch.Tensor))
+        counters = tuple(k for k, v in known.items() if type(v) is int)
+        counters = counters if self.counters else ()
         return Kind(
-            own[0],
-            own[1:],
+            key,
+            own,
             tuple(known),
             tensors,
-            {k: v for k, v in known.items() if k not in tensors},
+            counters,
+            {k: v for k, v in known.items() if k not in tensors + counters},
             self.params[own[0]].grad is not None,
             state is not None,
         )
@@ -235,11 +255,11 @@ class Lanes:
 
     def look(
         self,
-        optimizer: Optimizer,
+        optimizer: Any,
         rest: Held,
         helper: ctypes.PyDLL | None = None,
     ) -> Found | None:
-        """The tensors of the lanes that are not led, if all is as it was, else None.
+        """The tensors of all lanes, if all is as it was, else None.
 
         Says nothing of their metadata. `helper`, `rest`: as in LaneGuard.
         """
@@ -248,9 +268,14 @@ class Lanes:
             grads = self._guard.look(vars(optimizer), lists, optimizer.state)
             if grads is not None:
                 return Found(self._found, self._guard, grads, self._late)
+        if len(lists) != len(self.lists):
+            return None
         for known, now in zip(self.lists, lists, strict=True):
             if len(now) != len(known) or not all(map(is_, now, known)):
                 return None
+        grads = list(map(_GRAD, self._params))
+        if [g is None for g in grads] != self._known_grads:
+            return None
         # no key is looked up: a tensor's hash is a call of Python
         held = optimizer.state
         if len(held) != len(self._held) or not (
@@ -262,12 +287,14 @@ class Lanes:
             # a step that gives lanes other objects each time would be guarded anew
             # at each call
             self._guard, self._steady = None, False
-        found = self._look_closely(self._rest_params, self._rest_states)
+            self._found = []
+            self.replaced = True
+        found = self._look_closely(grads)
         if found is None:
             return None
         if helper is not None and self._steady:
-            self._guard_from_now(helper, found, optimizer.state, rest)
-        return Found(found)
+            self._guard_from_now(helper, found.tensors(), optimizer.state, rest)
+        return found
 
     def _guard_from_now(
         self,
@@ -277,18 +304,15 @@ class Lanes:
         rest: Held,
     ) -> None:
         """Let the helper look from now on, where no numbers are to be compared."""
-        if any(kind.numbers for kind in self.kinds):
+        if any(kind.numbers or kind.counters for kind in self.kinds):
             return
-        order = [k for _, own in self._members for k in own]
-        params = [self._rest_params[k] for k in order]
-        states = [self._rest_states[k] for k in order]
-        given = params, states, KINDS, self.lists, state, rest
+        given = self._params, self._states, KINDS, self.lists, state, rest
         self._guard = LaneGuard(helper, *given)
         self._found = found.copy()
         self._late = []
         place = lane = 0
-        for kind, own in self._members:
-            n = len(own)
+        for kind in self.kinds:
+            n = len(kind.lanes)
             if kind.has_grad:
                 first = place + n
                 self._late += zip(
@@ -296,49 +320,63 @@ class Lanes:
                 )
                 # of gradients none is kept alive
                 self._found[first : first + n] = [None] * n
-            place += n * (1 + kind.has_grad + len(kind.tensors) * kind.has_state)
+            place += n * (1 + kind.has_grad + len(kind.tensors))
             lane += n
 
-    def _look_closely(
-        self, params: list[torch.Tensor], states: list[Any]
-    ) -> list[Any] | None:
+    def _look_closely(self, grads: list[Any]) -> Found | None:
         """What `look` does, but for the lists of parameters and of states."""
-        grads = list(map(_GRAD, params))
-        if [g is None for g in grads] != self._known_grads:
-            return None
-        if list(map(_FLAG, params)) != self._flags:
+        if list(map(_FLAG, self._params)) != self._flags:
             return None
         found: list[Any] = []
-        for kind, own in self._members:
-            if not own:
-                continue
-            found.extend([params[k] for k in own])
+        counters: dict[tuple[int, str], int] = {}
+        now: dict[int, dict[str, Any]] = {}
+        lane = 0
+        for k, kind in enumerate(self.kinds):
+            own = slice(lane, lane + len(kind.lanes))
+            lane = own.stop
+            found.extend(self._params[own])
             if kind.has_grad:
-                found.extend([grads[k] for k in own])
+                found.extend(grads[own])
+            mine: list[Any] = self._states[own]
             if not kind.has_state:
                 continue
-            mine: list[dict[str, Any]] = [states[k] for k in own]
             if set(map(len, mine)) != {len(kind.keys)}:
                 return None
-            if not kind.keys:
-                continue
             try:
                 for key in kind.tensors:
                     found.extend(map(itemgetter(key), mine))
-                numbers = [list(map(itemgetter(k), mine)) for k in kind.numbers]
+                numbers = [list(map(itemgetter(x), mine)) for x in kind.numbers]
+                counts = [list(map(itemgetter(x), mine)) for x in kind.counters]
             except KeyError:
                 return None
-            lead = self.states[kind.lead]
-            assert lead is not None
-            for key, values in zip(kind.numbers, numbers, strict=True):
-                value = lead[key]
-                if all(map(is_, values, repeat(value))):
+            for values in numbers:
+                # they may have changed, all in the same way
+                if all(map(is_, values, repeat(values[0]))):
                     continue
-                if set(map(_exactly, values)) != {_exactly(value)}:
+                if len(set(map(_exactly, values))) > 1:
                     return None
+            if numbers:
+                now[k] = {
+                    key: x[0] for key, x in zip(kind.numbers, numbers, strict=True)
+                }
+                if not set(map(type, now[k].values())) <= set(NUMBERS):
+                    return None
+            for key, values in zip(kind.counters, counts, strict=True):
+                if set(map(type, values)) != {int}:
+                    return None
+                places = zip(kind.lanes, repeat(key))
+                counters.update(zip(places, values, strict=False))
         if not set(map(type, found)) <= set(KINDS):
             return None
-        return found
+        return Found(found, counters=counters, numbers=now)
+
+    def holds_as(self, other: Lanes) -> bool:
+        """Have lanes the same parameters and dicts of state as these?"""
+        return (
+            len(self.params) == len(other.params)
+            and all(map(is_, self.params, other.params))
+            and all(map(is_, self.states, other.states))
+        )
 
     def lists_of(self) -> list[list[int]]:
         """The parameters of each group, by identity."""
@@ -348,9 +386,9 @@ class Lanes:
         """Lane and role of each tensor that `look` returns."""
         found: list[tuple[int, Role]] = []
         for kind in self.kinds:
-            found.extend((i, (PARAM, "")) for i in kind.others)
+            found.extend((i, (PARAM, "")) for i in kind.lanes)
             if kind.has_grad:
-                found.extend((i, (GRAD, "")) for i in kind.others)
+                found.extend((i, (GRAD, "")) for i in kind.lanes)
             for key in kind.tensors:
-                found.extend((i, ("state", key)) for i in kind.others)
+                found.extend((i, ("state", key)) for i in kind.lanes)
         return found

@@ -319,16 +319,15 @@ class Shadow:
             raise Unlike(f"the step makes a {kind.__name__}, of which nothing is known")
         return x
 
-    def writes(self, roots: bool = True) -> list[Write]:
+    def writes(self, lanes: bool = True) -> list[Write]:
         """Calls after which the optimizer holds what the step left in the shadow.
 
-        They run no bytecode. `roots`: those of the state, by parameter, and of the
-        lists of parameters as well.
+        They run no bytecode. `lanes`: also what it left in the state, by parameter, and
+        in the lists of parameters.
         """
-        without = () if roots else set(self._lanes.roots)
         self._written = written = []
         done: list[Write] = []
-        for part in (self._lanes, self._plain):
+        for part in (self._lanes, self._plain) if lanes else (self._plain,):
             if part.ours.same():
                 continue
             for pair in part.rows:
@@ -336,18 +335,15 @@ class Shadow:
                 if len(ours) == len(before) and all(map(is_, ours, before)):
                     continue
                 written.append((part, pair))
-                if id(theirs) not in without:
-                    pair.seen = [self.translated(x) for x in ours]
-                    change = functools.partial(list.__setitem__, theirs, slice(None))
-                    done.append(functools.partial(change, pair.seen))
+                pair.seen = [self.translated(x) for x in ours]
+                change = functools.partial(list.__setitem__, theirs, slice(None))
+                done.append(functools.partial(change, pair.seen))
             for pair in part.tables:
                 ours, before, theirs = pair.ours, pair.before, pair.theirs
                 alike = len(ours) == len(before) and all(map(is_, ours, before))
                 if alike and all(map(is_, ours.values(), before.values())):
                     continue
                 written.append((part, pair))
-                if id(theirs) in without:
-                    continue
                 gone: list[Any] = []
                 if alike:
                     both = zip(ours.items(), before.values(), strict=True)

@@ -61,15 +61,19 @@ class Proof:
 
 
 def prove(
-    function: Any, optimizer: Optimizer, known: Iterable[torch.Tensor] = ()
+    function: Any,
+    optimizer: Optimizer,
+    known: Iterable[torch.Tensor] = (),
+    counters: bool = False,
 ) -> Proof:
     """Go through the step of an optimizer, as it is now.
 
     `known`: tensors of lanes that its groups and state do not hold at the moment.
+    `counters`: lanes may differ in the integers in their state.
     """
     machine: Machine | None = None
     try:
-        world = World(optimizer, known)
+        world = World(optimizer, known, counters)
         for _ in range(ROUNDS):
             world.changed = False
             machine = Machine(_SOURCES, world)

@@ -77,7 +77,11 @@ def store_state(machine: Machine, key: Value, new: Value, node: ast.AST) -> None
     elif level_of(new) in (Level.UNIFORM, Level.KIND):
         if isinstance(new, Known) and not isinstance(new.value, PLAIN):
             raise machine.refusal("the state of a lane is given an object", node)
-        kept = Data(Level.KIND, types_of(new))
+        types = types_of(new)
+        counts = machine.world.counters and (types is None or int in types)
+        kept = Data(Level.NUMBER if counts else Level.KIND, types)
+    elif level_of(new) == Level.NUMBER and machine.world.counters:
+        kept = Data(Level.NUMBER, types_of(new))
     elif isinstance(new, Tensor) or level_of(new) == Level.NUMBER:
         raise machine.refusal(
             "the state keeps a number that was read from a lane", node

@@ -70,9 +70,14 @@ class World:
     """
 
     def __init__(
-        self, optimizer: Optimizer, known: Iterable[torch.Tensor] = ()
+        self,
+        optimizer: Optimizer,
+        known: Iterable[torch.Tensor] = (),
+        counters: bool = False,
     ) -> None:
         self.optimizer = optimizer
+        #: may lanes that are alike differ in the integers in their state?
+        self.counters = counters
         self.kind = kind = type(optimizer)
         for c in kind.__mro__[:-1]:
             for name in _OWN:
@@ -115,10 +120,11 @@ class World:
 
     # ---------------------------------------------------------------- what lanes have
 
-    @staticmethod
-    def _own(value: Any) -> Value:
+    def _own(self, value: Any) -> Value:
         if isinstance(value, torch.Tensor):
             return Tensor()
+        if type(value) is int and self.counters:
+            return Data(Level.NUMBER, frozenset({int}))
         if isinstance(value, PLAIN):
             return Data(Level.KIND, frozenset({type(value)}))
         return Bad("the state of a lane is neither a tensor nor a number")

@@ -225,7 +225,8 @@ def test_a_call_of_a_rehearsal_is_a_few_functions(
     optimizer = adamw()
     compiled("fuseopt.compile", optimizer)()
     (of_all, recorded), (of_leads, known) = seen
-    assert (of_all - of_leads) / (recorded - known) < 36
+    # the double of each lane's tensors is among them
+    assert (of_all - of_leads) / (recorded - known) < 42
 
 
 @pytest.mark.parametrize("way", WAYS)
