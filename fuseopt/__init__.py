@@ -37,6 +37,7 @@ __all__ = [
 
 _HOMES = {
     "compile": "isolate.compile",
+    "tail": "tail.tail",
     "explain": "explanation",
     "fuseopt": "backend",
     "reports": "compiler.session",

@@ -40,6 +40,14 @@ from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
+from .scaler import (
+    STAGES,
+    founds_of,
+    has_stepped,
+    is_plain_scaler,
+    scale_of,
+    stage_of,
+)
 from .schemas import Schema, changes_first, name_of, schema_of, written
 from .tensors import (
     GRAD_SWITCH,
@@ -62,7 +70,9 @@ from .wrappers import (
     GRAD_MODE,
     PROFILED,
     SORTS_BY_DIMS,
+    ran,
     undisturbed,
+    unhooked,
 )
 
 __all__ = [
@@ -73,6 +83,7 @@ __all__ = [
     "HIGHER_ORDER",
     "MAKE_TENSOR",
     "PROFILED",
+    "STAGES",
     "SORTS_BY_DIMS",
     "Asked",
     "Codes",
@@ -127,4 +138,11 @@ __all__ = [
     "vector_library",
     "wraps_others",
     "written",
+    "founds_of",
+    "has_stepped",
+    "is_plain_scaler",
+    "scale_of",
+    "stage_of",
+    "ran",
+    "unhooked",
 ]

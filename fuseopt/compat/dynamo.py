@@ -20,6 +20,10 @@ from .contexts import scalar_outputs, within_copy
 from .gc_pause import collector_paused
 from .gradients import Apart
 
+#: The attribute of a class whose objects are traced in an optimizer's stead, and step
+#: all their `optimizers`.
+STEPS = "_fuseopt_steps"
+
 
 def never_compiled(optimizer: torch.optim.Optimizer) -> str:
     """Why Dynamo would not hand this optimizer's step to any backend; "" if it would.
@@ -96,11 +100,13 @@ def on_trace(
         if traced is None or not leads_to(names.get("compiler_fn"), backend):
             return
         owner = traced.f_locals.get("self")
-        if isinstance(owner, torch.optim.Optimizer):
-            check(owner)
-            if owner in traced_before:
-                _expect_changes(traced.f_code, "['lr']")
-            traced_before.add(owner)
+        several = getattr(type(owner), STEPS, False)
+        for own in owner.optimizers if several else [owner]:
+            if isinstance(own, torch.optim.Optimizer):
+                check(own)
+                if own in traced_before:
+                    _expect_changes(traced.f_code, "['lr']")
+                traced_before.add(own)
         seen = _optimizers(traced)
         for reason in filter(None, map(keep, seen)):
             _leave_to_eager(reason)
@@ -414,11 +420,12 @@ def trace_power(backend: Callable[..., Any]) -> None:
 
 
 def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers that code sees: its locals (one level of tuples deep), what it
-    closes over, and globals that it names.
+    """The optimizers that code sees: its locals (one level of tuples deep, and what
+    steps several), what it closes over, and globals that it names.
     """
     seen = list(frame.f_locals.values())
     seen += [y for x in seen if type(x) is tuple for y in x]
+    seen += [y for x in seen if getattr(type(x), STEPS, False) for y in x.optimizers]
     for cell in getattr(frame, "closure", None) or ():
         with contextlib.suppress(ValueError):  # an empty cell
             seen.append(cell.cell_contents)

@@ -52,11 +52,9 @@ def _monitored() -> bool:
     return getattr(monitor, "_monitor_singleton", monitor) is not None
 
 
-def undisturbed(step_of: Optimizer) -> bool:
-    """May a step leave out torch's layer for hooks and profilers, and go unseen?
-
-    It may if there are no hooks, modes or profilers, and nobody traces what is called.
-    Relies on where torch keeps all that; where that is elsewhere, it may not.
+def unhooked(step_of: Optimizer) -> bool:
+    """Is there nothing around a step but marks for profilers: no hooks, no modes, and
+    nobody who traces what is called? Relies on the same.
     """
     try:
         return not (
@@ -67,8 +65,24 @@ def undisturbed(step_of: Optimizer) -> bool:
             or torch._C._len_torch_dispatch_stack()
             or torch._C._len_torch_function_stack()
             or not traced_by_nobody()
-            or _monitored()
-            or _has_callbacks()()
         )
     except AttributeError:
         return False
+
+
+def ran(step_of: Optimizer) -> None:
+    """Show profilers that trace Python where a step was done, as torch's layer does;
+    nothing where torch has no such place.
+    """
+    place = getattr(step_of, "_optimizer_step_code", None)
+    if place is not None:
+        place()
+
+
+def undisturbed(step_of: Optimizer) -> bool:
+    """May a step leave out torch's layer for hooks and profilers, and go unseen?
+
+    It may if there are no hooks, modes or profilers, and nobody traces what is called.
+    Relies on where torch keeps all that; where that is elsewhere, it may not.
+    """
+    return unhooked(step_of) and not (_monitored() or _has_callbacks()())
