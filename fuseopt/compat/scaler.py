@@ -1,7 +1,7 @@
 """What of torch.amp.GradScaler is not public API: what it knows of each optimizer.
 
-Checked with torch 2.11 and 2.13: a dict by the optimizer's id, with the stage that it is
-in and a flag for each device. Where that is missing, an AttributeError tells of it.
+Checked with torch 2.11 and 2.13: a dict by the optimizer's id, with the stage that it
+is in and a flag for each device. Where that is missing, an AttributeError tells of it.
 """
 
 from __future__ import annotations

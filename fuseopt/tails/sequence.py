@@ -75,10 +75,11 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
         if inverse is None or known is not None:
             seen.extend(grads)
         else:
-            found = torch.logical_not(torch.isfinite(largest(grads))).float()
+            # for flag and norm alone: no memory is written, and both are one lane's
+            read = torch._foreach_mul(grads, 1.0)
+            found = torch.logical_not(torch.isfinite(largest(read))).float()
             told.append(found)
-            # for the norm alone: no memory is written
-            seen.extend(torch._foreach_mul(grads, inverse))
+            seen.extend(torch._foreach_mul(read, inverse))
         founds.append(found)
     norm = None
     if self.max_norm is not None or self.judged:

@@ -22,7 +22,7 @@ from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..isolate.compile import TRACES, Isolated, compile_bound
-from ..isolate.decorators import peel
+from ..isolate.decorators import cells, peel
 from .arguments import (
     check_beside,
     checked_decay,
@@ -241,9 +241,7 @@ class Tail:
             self._fused = self._made()
         if self._fused.why:
             return self._fused.why
-        grads = [
-            p.grad for p in parameters_of(self.optimizers) if p.grad is not None
-        ]
+        grads = [p.grad for p in parameters_of(self.optimizers) if p.grad is not None]
         if not grads:
             return "begin"
         if len({g.device for g in grads}) > 1:
@@ -328,7 +326,7 @@ class Tail:
         session.reports.append(Report(fallback=f"A tail runs in pieces: {why}"))
 
     def _eager_steps(self) -> list[Callable[[], Any]]:
-        return [optimizer.step for optimizer in self.optimizers]  # type: ignore
+        return [optimizer.step for optimizer in self.optimizers]
 
     def _compiled_steps(self) -> list[Callable[[], Any]]:
         if self._steps is None:
@@ -368,15 +366,26 @@ def _function_of(optimizer: Optimizer) -> tuple[Any, str]:
     step: Any = optimizer.step
     layers, inner = peel(getattr(step, "__func__", step))
     for layer in layers:
-        if layer.__code__.co_filename not in _LAYERS:
+        if layer.__code__.co_filename not in _LAYERS and not _records_nothing(layer):
             place = f"{layer.__code__.co_filename}:{layer.__code__.co_firstlineno}"
-            return inner, f"the step of {type(optimizer).__name__} is wrapped by {place}"
+            return (
+                inner,
+                f"the step of {type(optimizer).__name__} is wrapped by {place}",
+            )
     known = getattr(step, COMPILED, None)
     if isinstance(known, Isolated):
         inner = known.function
     if not hasattr(inner, "__code__"):
         return inner, f"the step of {type(optimizer).__name__} is no Python function"
     return inner, ""
+
+
+def _records_nothing(layer: Any) -> bool:
+    """Is a layer that of `torch.no_grad()`, in which all of a tail runs?"""
+    if layer.__code__ != compat.DECORATED:
+        return False
+    held = [cell.cell_contents for cell in cells(layer)]
+    return any(isinstance(getattr(x, "__self__", x), torch.no_grad) for x in held)
 
 
 # ---------------------------------------------------------------- the door

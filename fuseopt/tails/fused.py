@@ -228,7 +228,7 @@ class Fused:
 def _unless(flag: torch.Tensor, writes: Iterable[Write]) -> Write:
     """Writes that are done unless a flag is true when their turn comes; calls of C."""
     asked = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
-    done = map(_CALL, compress(writes, asked))  # type: ignore[arg-type]
+    done: Any = map(_CALL, compress(writes, asked))  # type: ignore[arg-type]
     return functools.partial(collections.deque, done, 0)
 
 

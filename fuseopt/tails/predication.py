@@ -71,8 +71,24 @@ class _Predication:
             and buffer.source in modes
             and graph.final[b] >= 0
         }
-        #: the last value of a buffer -> the one that is chosen
+        home = {graph.buffers[b].storage: b for b in self.modes}
+        #: of these and of what else sees their memory: which of these it is
+        self.home = {
+            b: home[buffer.storage]
+            for b, buffer in enumerate(graph.buffers)
+            if buffer.storage in home
+        }
+        #: of each, the last value that a node gives it
+        self.last: dict[int, int] = {}
+        for node in graph.nodes:
+            for v in written_by(node):
+                b = graph.values[v]
+                if b in self.home:
+                    self.last[self.home[b]] = v
+        #: values that are chosen, by what they are chosen from; and what then stands
+        #: for the values of other buffers that see the same memory
         self.chosen: dict[int, int] = {}
+        self.beside: dict[int, dict[int, int]] = {}
         self._bodies: dict[tuple[str, str], Body] = {}
         self._check()
 
@@ -81,12 +97,11 @@ class _Predication:
         of them all of it.
         """
         graph = self.graph
-        storages = {graph.buffers[b].storage for b in self.modes}
-        for b, buffer in enumerate(graph.buffers):
-            if buffer.storage in storages and b not in self.modes:
-                touched = buffer.kind != "view" or graph.final[b] >= 0
-                if touched or self._seen(b):
-                    raise CaptureError(f"{buffer.name} is written in parts")
+        written = {graph.values[v] for n in graph.nodes for v in written_by(n)}
+        for b, home in self.home.items():
+            # a single element is written as a number, whatever shape it has
+            if b != home and b in written and graph.buffers[home].numel != 1:
+                raise CaptureError(f"{graph.buffers[home].name} is written in parts")
         if UNKNOWN in self.modes.values():
             raise CaptureError("a step writes a tensor that it does not hold")
         if any(x.place in self.sources for x in self.captured.given):
@@ -96,17 +111,11 @@ class _Predication:
                 continue
             for v in (*node.reads, *node.writes):
                 b = graph.values[v]
-                if b in self.modes and (v != graph.initial[b] or v in node.writes):
+                if b in self.home and (v != graph.initial[b] or v in node.writes):
                     raise CaptureError(
                         f"{node.name} runs as it is, with what may be skipped\n"
                         f"{node.line}"
                     )
-
-    def _seen(self, b: int) -> bool:
-        """Does any node touch a buffer?"""
-        values, nodes = self.graph.values, self.graph.nodes
-        touched = (v for n in nodes for v in (*read_by(n), *written_by(n)))
-        return any(values[v] == b for v in touched)
 
     def run(self) -> Graph:
         graph = self.graph
@@ -114,15 +123,27 @@ class _Predication:
         initial, final = list(graph.initial), list(graph.final)
         storages = 1 + max((b.storage for b in buffers), default=0)
         temps: dict[int, int] = {}
-        for b, mode in self.modes.items():
+        storage: dict[int, int] = {}
+        for b, home in self.home.items():
             temps[b] = len(buffers)
-            buffers.append(_temp(buffers[b], storages + len(temps)))
+            storage.setdefault(home, storages + len(storage))
+            begin = buffers[home].offset
+            buffers.append(_temp(buffers[b], storage[home], begin))
             initial.append(-1)
             final.append(-1)
             final[b] = -1
-            if mode != DROPPED:
-                final[b] = self.chosen[graph.final[b]] = len(values)
-                values.append(b)
+        for home, mode in self.modes.items():
+            if mode == DROPPED:
+                continue
+            v = self.last[home]
+            target = graph.values[v]
+            final[target] = self.chosen[v] = len(values)
+            values.append(target)
+            self.beside[v] = {}
+            for b in temps:
+                if b != target and self.home[b] == home:
+                    self.beside[v][b] = final[b] = len(values)
+                    values.append(b)
         for v, b in enumerate(graph.values):
             if b in temps and v != graph.initial[b]:
                 values[v] = temps[b]
@@ -143,23 +164,26 @@ class _Predication:
             last.update((graph.values[v], v) for v in written_by(node))
         call = 1 + max((_call(n) for n in graph.nodes), default=0)
         done: set[int] = set()  # what was written so far
-        known: set[int] = set()  # of that, what was chosen
+        #: of buffers whose last value was chosen, what they hold since then
+        holds: dict[int, int] = {}
         for node in graph.nodes:
-            yield self._reading(node, known)
+            yield self._reading(node, holds)
             written = tuple(written_by(node))
             done.update(written)
             choices: dict[tuple[int, str], list[int]] = {}
             for v in written:
                 if v in chosen:
                     b = graph.values[v]
-                    key = self.modes[b], graph.buffers[b].dtype
+                    key = self.modes[self.home[b]], graph.buffers[b].dtype
                     choices.setdefault(key, []).append(v)
             for (mode, dtype), own in choices.items():
                 assert not isinstance(node, Extern)
                 flag = last[self.flags[mode]]
                 if flag not in done:
                     raise CaptureError("a step begins before it is known to run")
-                known.update(own)
+                for v in own:
+                    holds[graph.values[v]] = chosen[v]
+                    holds.update(self.beside[v])
                 yield ForeachSchedulerNode(
                     self._body(graph.buffers[self.flags[mode]].dtype, dtype),
                     (
@@ -183,14 +207,15 @@ class _Predication:
             self._bodies[key] = made
         return self._bodies[key]
 
-    def _reading(self, node: Node, known: set[int]) -> Node:
+    def _reading(self, node: Node, holds: dict[int, int]) -> Node:
         """A node that reads what was chosen where it read what was written."""
-        if known.isdisjoint(read_by(node)):
+        values = self.graph.values
+        if not any(values[v] in holds for v in read_by(node)):
             return node
         assert not isinstance(node, Extern)
 
         def column(own: Column) -> Column:
-            return tuple([self.chosen[v] if v in known else v for v in own])
+            return tuple([holds.get(values[v], v) for v in own])
 
         return node._replace(reads=tuple(map(column, node.reads)))
 
@@ -199,7 +224,11 @@ def _call(node: Node) -> int:
     return -1 if isinstance(node, Extern) else node.call
 
 
-def _temp(buffer: Buffer, storage: int) -> Buffer:
-    """Memory of the step's own, in the layout of another buffer."""
-    name = f"{buffer.name}_next"
-    return buffer._replace(name=name, kind="temp", source=-1, storage=storage, offset=0)
+def _temp(buffer: Buffer, storage: int, begin: int) -> Buffer:
+    """Memory of the step's own, in the layout of another buffer, of whose storage it
+    has what lies behind `begin`.
+    """
+    name, offset = f"{buffer.name}_next", buffer.offset - begin
+    return buffer._replace(
+        name=name, kind="temp", source=-1, storage=storage, offset=offset
+    )

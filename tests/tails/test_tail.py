@@ -1,0 +1,572 @@
+"""A tail gives the bits of what trainers write, in two launches."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+
+import fuseopt
+from fuseopt.errors import FuseoptError, NotAnOptimizer, UnsupportedInput
+from tests.tails.twins import SHAPES, Make, Side, call, differences, same, tail_of
+
+
+class Counting(Optimizer):
+    """A loop over lanes; its counter is a number of Python's, its buffer is made when
+    the first gradient comes, and is that.
+    """
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr, "calls": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["calls"] += 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["step"] = 0
+                    state["buf"] = p.grad.clone()
+                state["step"] += 1
+                state["buf"].mul_(0.9).add_(p.grad, alpha=1 - 0.5 ** state["step"])
+                p.sub_(state["buf"], alpha=group["lr"])
+
+
+class Trust(Optimizer):
+    """Layer-wise trust ratios, as LAMB has them."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["m"] = torch.zeros_like(p)
+                    state["v"] = torch.zeros_like(p)
+                m, v, g = state["m"], state["v"], p.grad
+                m.mul_(0.9).add_(g, alpha=0.1)
+                v.mul_(0.99).addcmul_(g, g, value=0.01)
+                update = m / (v.sqrt() + 1e-6) + 0.01 * p
+                ratio = p.norm() / update.norm().clamp(min=1e-6)
+                p.sub_(update * ratio, alpha=group["lr"])
+
+
+MAKES: dict[str, Make] = {
+    "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-3),
+    "fused": lambda ps: torch.optim.AdamW(ps, lr=1e-3, fused=True),
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, nesterov=True),
+    "counting": Counting,
+    "trust": Trust,
+}
+
+
+def last_report() -> fuseopt.Report:
+    return fuseopt.reports()[-1]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "counting", "trust"])
+def test_bits_of_clip_step_and_average(name: str) -> None:
+    one, other = Side(MAKES[name]), Side(MAKES[name])
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    for n in range(4):
+        one.set_grads(n)
+        other.set_grads(n)
+        norm = one.eager(1.0, 0.9)
+        out = call(other, tail)
+        assert same(out.norm, norm)
+        assert out.skipped is False
+        assert differences(one, other, grads=True) == []
+    assert last_report().launches == (3 if name == "trust" else 2)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "counting", "trust"])
+def test_overflows_at_random_steps(name: str) -> None:
+    """Parameters, state, counters and scale are eager's, the skipped first steps too."""
+    one, other = Side(MAKES[name], scaled=True), Side(MAKES[name], scaled=True)
+    tail = tail_of(
+        other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)], zero_grad=True
+    )
+    draw = torch.Generator().manual_seed(3)
+    skipped = 0
+    for n in range(60):
+        bad = n < 2 or bool(torch.rand((), generator=draw) < 0.25)
+        one.set_grads(n, bad)
+        other.set_grads(n, bad)
+        norm = one.eager(1.0, 0.9)
+        out = call(other, tail)
+        assert bool(out.skipped) == bad
+        assert same(out.norm, norm)
+        assert differences(one, other) == []
+        assert all(p.grad is None for p in other.params)
+        skipped += bad
+    assert 5 < skipped < 40
+
+
+def test_three_hundred_steps_of_a_scaler() -> None:
+    one = Side(MAKES["adamw"], SHAPES[:3], scaled=True)
+    other = Side(MAKES["adamw"], SHAPES[:3], scaled=True)
+    tail = tail_of(other)
+    for n in range(300):
+        bad = (n * 7919) % 11 == 3
+        one.set_grads(n, bad)
+        other.set_grads(n, bad)
+        one.eager()
+        out = call(other, tail)
+        assert bool(out.skipped) == bad
+        assert out.norm is None
+    assert differences(one, other) == []
+    assert last_report().launches == 2
+
+
+def test_forty_bytes_a_parameter() -> None:
+    """Of AdamW with unscale, skip, clip and average: the gradient is read twice, and
+    four tensors are read and written. The generated loads and stores say the same.
+    """
+    side = Side(MAKES["adamw"], [(4096,)] * 4, scaled=True)
+    tail = tail_of(side, clip_grad_norm=1.0, ema=[(side.ema, 0.9)], zero_grad=True)
+    for n in range(3):
+        side.set_grads(n)
+        call(side, tail)
+    report = last_report()
+    assert report.launches == 2
+    moved = sum(k.bytes_per_element * k.elements for k in report.kernels)
+    assert 40 <= moved / (4 * 4096) < 40.1
+
+
+def test_what_is_not_thrown_away_is_written() -> None:
+    """The clipped gradients stay, or zeros."""
+    for zero_grad, left in ((False, None), ("zeros", 0.0)):
+        one, other = Side(MAKES["sgd"]), Side(MAKES["sgd"])
+        tail = tail_of(other, clip_grad_norm=1.0, zero_grad=zero_grad)
+        for n in range(3):
+            one.set_grads(n)
+            other.set_grads(n)
+            one.eager(1.0)
+            held = [p.grad for p in other.params]
+            call(other, tail)
+            assert all(p.grad is g for p, g in zip(other.params, held, strict=True))
+            if left is not None:
+                assert all(bool((p.grad == left).all()) for p in other.params)
+            assert differences(one, other, grads=left is None) == []
+
+
+def test_numbers_are_live() -> None:
+    """Limits, decays, the learning rate: other numbers, floats or tensors, at any
+    time; a number that moves does not compile again and again.
+    """
+    one, other = Side(MAKES["adamw"]), Side(MAKES["adamw"])
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    for n in range(9):
+        limit, decay = 0.5 + n, 0.9 + n / 100
+        for side in (one, other):
+            side.set_grads(n)
+            side.opt.param_groups[0]["lr"] = 1e-3 / (1 + n)
+        one.eager(limit, decay)
+        tail.clip_grad_norm, tail.decays[0] = limit, decay
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+        if n == 4:
+            known = len(fuseopt.reports())
+    assert len(fuseopt.reports()) == known
+    tail.clip_grad_norm = torch.tensor(2.0)
+    for n in range(3):
+        tail.clip_grad_norm.fill_(2.0 + n)
+        for side in (one, other):
+            side.set_grads(n)
+        one.eager(2.0 + n, decay)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+
+
+@pytest.mark.parametrize("norm_type", [1.0, float("inf")])
+def test_other_norms_and_values(norm_type: float) -> None:
+    one, other = Side(MAKES["sgd"]), Side(MAKES["sgd"])
+    tail = tail_of(
+        other, clip_grad_norm=0.5, norm_type=norm_type, clip_grad_value=0.01
+    )
+    for n in range(3):
+        one.set_grads(n)
+        other.set_grads(n)
+        norm = one.eager(0.5, None, 0.01, norm_type)
+        assert same(call(other, tail).norm, norm)
+        assert differences(one, other, grads=True) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    one = Side(MAKES["adamw"], dtype=dtype, scaled=True)
+    other = Side(MAKES["adamw"], dtype=dtype, scaled=True)
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    for n in range(6):
+        for side in (one, other):
+            side.set_grads(n, n == 4)
+            with torch.no_grad():
+                for p in side.params:
+                    p.grad.mul_(3.7)  # type: ignore[union-attr]
+        one.eager(1.0, 0.9)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+
+
+def test_copies_get_what_parameters_are() -> None:
+    side = Side(MAKES["sgd"])
+    copies = [p.detach().to(torch.bfloat16) for p in side.params]
+    tail = tail_of(side, copies=copies)
+    for n in range(3):
+        side.set_grads(n)
+        call(side, tail)
+        for p, copy in zip(side.params, copies, strict=True):
+            assert torch.equal(p.detach().to(torch.bfloat16), copy)
+
+
+def test_skip_of_a_norm_that_is_not_finite() -> None:
+    side = Side(MAKES["adamw"])
+    tail = tail_of(side, clip_grad_norm=1.0, skip_nonfinite=True)
+    for n in range(6):
+        bad = n in (0, 3)
+        side.set_grads(n, bad)
+        before = [p.detach().clone() for p in side.params]
+        steps = [float(s["step"]) for s in side.opt.state.values()]
+        assert bool(tail().skipped) == bad
+        stayed = all(map(torch.equal, before, side.params))
+        assert stayed == bad
+        if bad:
+            assert steps == [float(s["step"]) for s in side.opt.state.values()]
+
+
+def test_error_of_a_norm_that_is_not_finite() -> None:
+    one, other = Side(MAKES["sgd"]), Side(MAKES["sgd"])
+    tail = tail_of(other, clip_grad_norm=1.0, error_if_nonfinite=True)
+    for n in range(3):
+        one.set_grads(n)
+        other.set_grads(n)
+        one.eager(1.0)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+    other.set_grads(3, bad=True)
+    with pytest.raises(RuntimeError, match="non-finite, so it cannot be clipped"):
+        tail()
+    assert differences(one, other) == []
+
+
+def test_several_optimizers_in_one_tail() -> None:
+    """One norm over all; each is skipped for what is in its own gradients."""
+
+    def sides() -> tuple[Side, Side]:
+        return Side(MAKES["adamw"], scaled=True), Side(MAKES["sgd"], SHAPES[:2])
+
+    one, two = sides()
+    three, four = sides()
+    tail = fuseopt.tail(
+        [three.opt, four.opt],
+        scaler=three.scaler,
+        clip_grad_norm=1.0,
+        ema=[(three.ema, three.params, 0.9)],
+        fallback="error",
+        check=True,
+    )
+    for n in range(8):
+        for a, b in ((one, two), (three, four)):
+            a.set_grads(n, n == 3)
+            b.set_grads(n + 1, n in (0, 5))
+        scaler = one.scaler
+        for side in (one, two):
+            scaler.unscale_(side.opt)
+        norm = torch.nn.utils.clip_grad_norm_([*one.params, *two.params], 1.0)
+        for side in (one, two):
+            scaler.step(side.opt)
+        with torch.no_grad():
+            torch._foreach_lerp_(one.ema, one.params, 1 - 0.9)
+        scaler.update()
+        out = tail()
+        three.scaler.update()
+        assert same(out.norm, norm)
+        assert [bool(x) for x in out.skips] == [n == 3, n in (0, 5)]
+        assert bool(out.skipped) == (n in (0, 3, 5))
+        assert differences(one, three, grads=True) == []
+        assert differences(two, four, grads=True) == []
+    assert last_report().launches == 2
+
+
+def test_gradients_that_were_unscaled_before() -> None:
+    one, other = Side(MAKES["adamw"], scaled=True), Side(MAKES["adamw"], scaled=True)
+    tail = tail_of(other, clip_grad_norm=1.0)
+    for n in range(6):
+        for side in (one, other):
+            side.set_grads(n, n == 3)
+        other.scaler.unscale_(other.opt)
+        one.eager(1.0)
+        assert bool(call(other, tail).skipped) == (n == 3)
+        assert differences(one, other, grads=True) == []
+
+
+def test_a_disabled_scaler_is_none() -> None:
+    one, other = Side(MAKES["sgd"]), Side(MAKES["sgd"])
+    other.scaler = torch.amp.GradScaler("cpu", enabled=False)
+    tail = tail_of(other)
+    for n in range(3):
+        one.set_grads(n)
+        other.set_grads(n)
+        one.eager()
+        tail()
+    other.scaler = None
+    assert differences(one, other) == []
+
+
+def test_hooks_see_what_they_see_in_eager() -> None:
+    """Between the clip and the step, and between the step and the averages."""
+    seen: list[list[torch.Tensor]] = []
+
+    def before(opt: Any, args: Any, kwargs: Any) -> None:
+        seen.append([p.grad.clone() for g in opt.param_groups for p in g["params"]])
+
+    def after(opt: Any, args: Any, kwargs: Any) -> None:
+        with torch.no_grad():
+            for g in opt.param_groups:
+                for p in g["params"]:
+                    p.mul_(0.5)
+
+    one, other = Side(MAKES["adamw"]), Side(MAKES["adamw"])
+    tail = fuseopt.tail(other.opt, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    for n in range(6):
+        if n == 2:
+            hooks = [
+                hook
+                for side in (one, other)
+                for hook in (
+                    side.opt.register_step_pre_hook(before),
+                    side.opt.register_step_post_hook(after),
+                )
+            ]
+        if n == 4:
+            for hook in hooks:
+                hook.remove()
+        one.set_grads(n)
+        other.set_grads(n)
+        one.eager(1.0, 0.9)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+    assert len(seen) == 4
+    assert all(map(torch.equal, seen[0], seen[1]))
+
+
+def test_schedulers_and_profilers() -> None:
+    side = Side(MAKES["sgd"])
+    schedule = torch.optim.lr_scheduler.ExponentialLR(side.opt, 0.5)
+    tail = tail_of(side)
+    for n in range(4):
+        side.set_grads(n)
+        tail()
+        schedule.step()  # which would warn if it came first
+    assert side.opt.param_groups[0]["lr"] == 0.1 * 0.5**4
+    with torch.profiler.profile() as profile:
+        side.set_grads(0)
+        tail()
+    names = [event.name for event in profile.events()]
+    assert "Optimizer.step#SGD.step" in names
+
+
+def test_other_state_and_other_lanes() -> None:
+    """load_state_dict, a group that is added, a gradient that is missing."""
+    one, other = Side(MAKES["adamw"]), Side(MAKES["adamw"])
+    tail = tail_of(other, clip_grad_norm=1.0)
+
+    def compare(n: int, missing: int = -1) -> None:
+        for side in (one, other):
+            side.set_grads(n)
+            if missing >= 0:
+                side.params[missing].grad = None
+        one.eager(1.0)
+        call(other, tail)
+        assert differences(one, other, grads=missing < 0) == []
+
+    for n in range(3):
+        compare(n)
+    saved = copy.deepcopy(one.opt.state_dict())
+    compare(3)
+    for side in (one, other):
+        side.opt.load_state_dict(copy.deepcopy(saved))
+    compare(4)
+    compare(5)
+    compare(6, missing=1)
+    compare(7)
+    for side in (one, other):
+        more = torch.nn.Parameter(torch.ones(11))
+        side.params.append(more)
+        side.ema.append(more.detach().clone())
+        side.opt.add_param_group({"params": [more], "lr": 0.5})
+    compare(8)
+    compare(9)
+
+
+def test_a_step_that_was_compiled_before() -> None:
+    one, other = Side(MAKES["fused"]), Side(MAKES["fused"])
+    fuseopt.compile(other.opt)
+    tail = tail_of(other, clip_grad_norm=1.0)
+    reference = Side(MAKES["adamw"])
+    for n in range(3):
+        for side in (reference, other):
+            side.set_grads(n)
+        reference.eager(1.0)
+        call(other, tail)
+    assert all(map(torch.equal, reference.params, other.params))
+    assert one.opt.param_groups[0]["fused"] is True
+
+
+def test_a_wrapped_step_is_called() -> None:
+    """Somebody counts the calls of a step: that runs as ever."""
+    one, other = Side(MAKES["sgd"]), Side(MAKES["sgd"])
+    calls: list[int] = []
+    plain = other.opt.step
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return plain(*args, **kwargs)
+
+    other.opt.step = counting  # type: ignore[method-assign]
+    tail = fuseopt.tail(other.opt, clip_grad_norm=1.0)
+    for n in range(3):
+        one.set_grads(n)
+        other.set_grads(n)
+        one.eager(1.0)
+        call(other, tail)
+    assert len(calls) == 3
+    assert differences(one, other, grads=True) == []
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("limit", [0, 0.0, -1.0, float("nan")])
+def test_limits_that_are_none(limit: float) -> None:
+    side = Side(MAKES["sgd"])
+    with pytest.raises(ValueError, match="clip_grad_norm is .* above zero"):
+        tail_of(side, clip_grad_norm=limit)
+    tail = tail_of(side, clip_grad_norm=1.0)
+    tail.clip_grad_norm = limit
+    side.set_grads(0)
+    before = [p.detach().clone() for p in side.params]
+    with pytest.raises(ValueError, match="above zero"):
+        tail()
+    assert all(map(torch.equal, before, side.params))
+    with pytest.raises(ValueError, match="clip_grad_value"):
+        tail.clip_grad_norm, tail.clip_grad_value = None, limit
+        tail()
+
+
+def test_an_infinite_limit_measures() -> None:
+    one, other = Side(MAKES["sgd"]), Side(MAKES["sgd"])
+    tail = tail_of(other, clip_grad_norm=float("inf"))
+    for n in range(3):
+        one.set_grads(n)
+        other.set_grads(n)
+        assert same(call(other, tail).norm, one.eager(float("inf")))
+        assert differences(one, other, grads=True) == []
+
+
+def test_averages_that_cannot_be() -> None:
+    side = Side(MAKES["sgd"])
+    params, ema = side.params, side.ema
+    wrong: list[tuple[Any, str]] = [
+        ((ema[:-1], 0.9), "5 tensors, and there are 6"),
+        (([*ema[:-1], torch.zeros(3)], 0.9), r"shape is \[3\]"),
+        (([*ema[:-1], params[-1].detach()], 0.9), "shares memory"),
+        (([*ema[:-1], torch.zeros(1, 1, dtype=torch.int32)], 0.9), "holds no averages"),
+        (([*ema[:-1], torch.zeros(1, 1, device="meta")], 0.9), "on meta"),
+        ((ema, 1.5), "between 0 and 1"),
+        ((ema, float("nan")), "between 0 and 1"),
+    ]
+    for entry, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            tail_of(side, ema=[entry])
+    with pytest.raises(TypeError, match="pairs"):
+        tail_of(side, ema=[0.9])
+
+
+def test_scalers_that_cannot_be() -> None:
+    side = Side(MAKES["sgd"])
+    with pytest.raises(TypeError, match="not a torch.amp.GradScaler"):
+        fuseopt.tail(side.opt, scaler=object())  # type: ignore[arg-type]
+
+    class Sharded(torch.amp.GradScaler):
+        def unscale_(self, optimizer: Optimizer) -> None:
+            raise AssertionError
+
+    with pytest.raises(TypeError, match="in its own way"):
+        fuseopt.tail(side.opt, scaler=Sharded("cpu"))
+    unused = torch.amp.GradScaler("cpu")
+    tail = fuseopt.tail(side.opt, scaler=unused)
+    side.set_grads(0)
+    with pytest.raises(AssertionError, match="_scale is None"):
+        tail()
+
+
+def test_all_gradients_are_none() -> None:
+    side = Side(MAKES["sgd"], scaled=True)
+    tail = tail_of(side, clip_grad_norm=1.0)
+    with pytest.raises(UnsupportedInput, match="all gradients of SGD are None"):
+        tail()
+    plain = Side(MAKES["sgd"])
+    out = fuseopt.tail(plain.opt, clip_grad_norm=1.0)()
+    assert float(out.norm) == 0.0  # type: ignore[arg-type]
+
+
+def test_two_calls_without_an_update() -> None:
+    side = Side(MAKES["sgd"], scaled=True)
+    tail = tail_of(side)
+    side.set_grads(0)
+    tail()
+    with pytest.raises(RuntimeError, match="since the last update"):
+        tail()
+
+
+def test_what_is_no_optimizer() -> None:
+    for wrong in (3, [], [3]):
+        with pytest.raises(NotAnOptimizer):
+            fuseopt.tail(wrong)  # type: ignore[arg-type]
+    side = Side(MAKES["sgd"])
+    with pytest.raises(ValueError, match="twice"):
+        fuseopt.tail([side.opt, side.opt])
+
+
+def test_two_tails_on_one_optimizer() -> None:
+    side = Side(MAKES["sgd"])
+    first = tail_of(side)
+    with pytest.raises(FuseoptError, match="has a tail already"):
+        tail_of(side)
+    del first
+    gc.collect()
+    tail_of(side)
+
+
+def test_a_tail_within_torch_compile() -> None:
+    side = Side(MAKES["sgd"])
+    tail = tail_of(side)
+    side.set_grads(0)
+    before = [p.detach().clone() for p in side.params]
+    with pytest.raises(Exception, match="outside of torch.compile"):
+        torch.compile(lambda: tail(), backend="eager", fullgraph=True)()
+    assert all(map(torch.equal, before, side.params))
+
+
+def test_nothing_is_kept_of_a_tail_that_is_dropped() -> None:
+    side = Side(MAKES["adamw"])
+    tail = tail_of(side, clip_grad_norm=1.0)
+    for n in range(3):
+        side.set_grads(n)
+        tail()
+    dead = weakref.ref(side.opt), weakref.ref(side.params[0]), weakref.ref(tail)
+    del tail, side
+    gc.collect()
+    assert [x() for x in dead] == [None, None, None]
