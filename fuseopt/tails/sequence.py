@@ -76,10 +76,12 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
             seen.extend(grads)
         else:
             # for flag and norm alone: no memory is written, and both are one lane's
-            read = torch._foreach_mul(grads, 1.0)
+            read = list(torch._foreach_mul(grads, 1.0))
             found = torch.logical_not(torch.isfinite(largest(read))).float()
             told.append(found)
-            seen.extend(torch._foreach_mul(read, inverse))
+            scaled = torch._foreach_mul(read, inverse)
+            # of a tensor without dimensions the product is as wide as the scale
+            seen.extend([x.to(g.dtype) for x, g in zip(scaled, grads, strict=True)])
         founds.append(found)
     norm = None
     if self.max_norm is not None or self.judged:

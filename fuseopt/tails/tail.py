@@ -18,11 +18,10 @@ from torch.optim import Optimizer
 from .. import compat
 from ..compiler.entry import attach
 from ..compiler.report import Report
-from ..compiler.session import COMPILED, session
+from ..compiler.session import session
 from ..config import resolve
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
-from ..isolate.compile import TRACES, Isolated, compile_bound
-from ..isolate.decorators import cells, peel
+from ..isolate.compile import TRACES, compile_bound
 from .arguments import (
     check_beside,
     checked_decay,
@@ -33,21 +32,12 @@ from .arguments import (
 )
 from .fused import Fused
 from .pieces import run
+from .steps import function_of, has_gradients, has_state
 
 Tensors = list[torch.Tensor]
 #: The tail of each optimizer that has one.
 _tails: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Tail]] = (
     weakref.WeakKeyDictionary()
-)
-#: What a layer around a step may be whose work a tail does as well.
-_LAYERS = frozenset(
-    {
-        compat.PROFILED.co_filename,
-        torch.optim.lr_scheduler.__file__,
-        compile_bound.__code__.co_filename,
-        peel.__code__.co_filename,
-        torch.compiler.disable(lambda: None).__code__.co_filename,  # type: ignore
-    }
 )
 
 
@@ -227,7 +217,7 @@ class Tail:
     def _why_not_fused(self, content: dict[str, Any]) -> str:
         """Why this call is done in pieces; "" if it is to be one graph."""
         for k, optimizer in enumerate(self.optimizers):
-            if not self._begun[k] and not _has_state(optimizer):
+            if not self._begun[k] and not has_state(optimizer):
                 return "begin"
             if not compat.unhooked(optimizer):
                 return "hooks run, or a mode is on, around a step"
@@ -249,7 +239,7 @@ class Tail:
         scale = content["scale"]
         if scale is not None and scale.device != grads[0].device:
             return "the scaler's scale lies on another device"
-        if any(not o for o in map(_has_gradients, self.optimizers)):
+        if any(not o for o in map(has_gradients, self.optimizers)):
             return "begin"
         return ""
 
@@ -257,7 +247,7 @@ class Tail:
         attach()
         functions, why = [], ""
         for optimizer in self.optimizers:
-            function, reason = _function_of(optimizer)
+            function, reason = function_of(optimizer)
             functions.append(function)
             why = why or reason or compat.disabled(optimizer)
         made = Fused(
@@ -341,51 +331,6 @@ class Tail:
         if self.zero_grad is True:
             for p in parameters_of(self.optimizers):
                 p.grad = None
-
-
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(
-        p.grad is not None for group in optimizer.param_groups for p in group["params"]
-    )
-
-
-def _has_state(optimizer: Optimizer) -> bool:
-    """Has every parameter with a gradient a state?"""
-    return all(
-        optimizer.state.get(p)
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if p.grad is not None
-    )
-
-
-def _function_of(optimizer: Optimizer) -> tuple[Any, str]:
-    """The function of an optimizer's step without what is around it; and why a tail
-    may not leave that out, or "".
-    """
-    step: Any = optimizer.step
-    layers, inner = peel(getattr(step, "__func__", step))
-    for layer in layers:
-        if layer.__code__.co_filename not in _LAYERS and not _records_nothing(layer):
-            place = f"{layer.__code__.co_filename}:{layer.__code__.co_firstlineno}"
-            return (
-                inner,
-                f"the step of {type(optimizer).__name__} is wrapped by {place}",
-            )
-    known = getattr(step, COMPILED, None)
-    if isinstance(known, Isolated):
-        inner = known.function
-    if not hasattr(inner, "__code__"):
-        return inner, f"the step of {type(optimizer).__name__} is no Python function"
-    return inner, ""
-
-
-def _records_nothing(layer: Any) -> bool:
-    """Is a layer that of `torch.no_grad()`, in which all of a tail runs?"""
-    if layer.__code__ != compat.DECORATED:
-        return False
-    held = [cell.cell_contents for cell in cells(layer)]
-    return any(isinstance(getattr(x, "__self__", x), torch.no_grad) for x in held)
 
 
 # ---------------------------------------------------------------- the door

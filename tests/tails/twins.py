@@ -27,9 +27,7 @@ class Side:
         scaled: bool = False,
     ) -> None:
         torch.manual_seed(0)
-        self.params = [
-            torch.nn.Parameter(torch.randn(s).to(dtype)) for s in shapes
-        ]
+        self.params = [torch.nn.Parameter(torch.randn(s).to(dtype)) for s in shapes]
         self.opt = make(self.params)
         self.ema = [p.detach().clone() for p in self.params]
         self.scaler: Any = None
@@ -119,7 +117,5 @@ def differences(one: Side, other: Side, grads: bool = False) -> list[str]:
         found.append("scaler")
     groups = zip(one.opt.param_groups, other.opt.param_groups, strict=True)
     for a, b in groups:
-        found += [
-            f"group {k}" for k in a if k != "params" and not same(a[k], b.get(k))
-        ]
+        found += [f"group {k}" for k in a if k != "params" and not same(a[k], b.get(k))]
     return found
