@@ -15,6 +15,7 @@ from dataclasses import replace
 from ..capture.results import Returned, leaves
 from ..capture.trace import Captured
 from ..errors import CaptureError
+from ..ir.alias import overlaps
 from ..ir.graph import (
     Body,
     Buffer,
@@ -71,13 +72,14 @@ class _Predication:
             and buffer.source in modes
             and graph.final[b] >= 0
         }
-        home = {graph.buffers[b].storage: b for b in self.modes}
         #: of these and of what else sees their memory: which of these it is
-        self.home = {
-            b: home[buffer.storage]
-            for b, buffer in enumerate(graph.buffers)
-            if buffer.storage in home
-        }
+        self.home = {b: b for b in self.modes}
+        near = overlaps(graph.buffers)
+        for b in self.modes:
+            for other in near.get(b, ()):
+                if graph.buffers[other].kind != "view" or other in self.home:
+                    raise CaptureError(f"{graph.buffers[b].name} shares memory")
+                self.home[other] = b
         #: of each, the last value that a node gives it
         self.last: dict[int, int] = {}
         for node in graph.nodes:

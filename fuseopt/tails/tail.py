@@ -8,6 +8,7 @@ run between the parts, and in the call that makes an optimizer's state, in piece
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -93,6 +94,8 @@ class Tail:
         self.error_if_nonfinite = False
         self.skip_nonfinite = False
         self.zero_grad: Any = False
+        #: one thread at a time
+        self._lock = threading.RLock()
         self._averages = averages
         self._copies = copies
         self._options = options
@@ -112,6 +115,10 @@ class Tail:
             raise UnsupportedInput(
                 "a fuseopt.tail compiles itself: call it outside of torch.compile"
             )
+        with self._lock:
+            return self._call()
+
+    def _call(self) -> Outcome:
         content = self._content()
         why = self._why_not_fused(content)
         if not why:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import weakref
 from typing import Any
 
@@ -60,6 +61,9 @@ class Trust(Optimizer):
                 ratio = p.norm() / update.norm().clamp(min=1e-6)
                 p.sub_(update * ratio, alpha=group["lr"])
 
+
+#: An element that generated code reads, and one that it writes.
+LOADED, STORED = r"= (p\d+)\[i \+ j\];", r"(p\d+)\[i \+ j\] ="
 
 MAKES: dict[str, Make] = {
     "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-3),
@@ -139,6 +143,13 @@ def test_forty_bytes_a_parameter() -> None:
     assert report.launches == 2
     moved = sum(k.bytes_per_element * k.elements for k in report.kernels)
     assert 40 <= moved / (4 * 4096) < 40.1
+    first, second = (k.source for k in report.kernels)
+    # the norms' kernel reads each element once and writes numbers alone
+    rows = re.findall(r"void row\d+\(.*?\n}\n", first, re.DOTALL)
+    assert [len({*re.findall(LOADED, row)}) for row in rows] == [1] * len(rows)
+    assert not re.findall(STORED, first)
+    loads, stores = ({*re.findall(x, second)} for x in (LOADED, STORED))
+    assert (len(loads), len(stores)) == (5, 4)
 
 
 def test_what_is_not_thrown_away_is_written() -> None:
