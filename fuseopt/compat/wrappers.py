@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch.optim import Optimizer, optimizer
+from torch.utils import _foreach_utils
 
 from .libraries import torch_library
 from .traced import traced_by_nobody
@@ -33,6 +34,16 @@ SORTS_BY_DIMS = tuple(
     for module in vars(torch.optim).values()
     if hasattr(module, "_group_tensors_by_device_dtype_and_is_multidim")
 )
+
+
+def devices_with_lists() -> list[str]:
+    """The types of devices on which torch takes calls of lists by itself.
+
+    Relies on the function by which it chooses; where that is missing, those that have
+    kernels for lists since torch 2.6.
+    """
+    found = getattr(_foreach_utils, "_get_foreach_kernels_supported_devices", None)
+    return ["cuda", "xpu"] if found is None else list(found())
 
 
 @functools.cache

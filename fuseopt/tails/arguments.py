@@ -65,9 +65,11 @@ def checked_decay(decay: Any) -> Any:
     return value
 
 
-def check_beside(what: str, own: Sequence[Any], source: Sequence[Any]) -> None:
+def check_beside(
+    what: str, own: Sequence[Any], source: Sequence[Any], any_dtype: bool = False
+) -> None:
     """Raise ValueError unless each of `own` can hold what the tensor of `source` beside
-    it does, in memory of its own.
+    it does, in memory of its own. `any_dtype`: whole numbers may stand among them.
     """
     if len(own) != len(source):
         raise ValueError(
@@ -84,7 +86,7 @@ def check_beside(what: str, own: Sequence[Any], source: Sequence[Any]) -> None:
             )
         if a.device != p.device:
             raise ValueError(f"{name} on {a.device}, and the parameter on {p.device}")
-        if not a.is_floating_point() and not a.is_complex():
+        if not any_dtype and not a.is_floating_point():
             raise ValueError(f"{name} of {a.dtype}, which holds no averages")
         if a.numel() and a.untyped_storage().data_ptr() in lies:
             raise ValueError(f"{name} it shares memory with a parameter")

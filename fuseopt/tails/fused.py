@@ -143,6 +143,7 @@ class Fused:
         given.steps = [*self.functions]
         self.skips = given.skips
         averages = [t for own, _ in (*given.averages, *given.copies) for t in own]
+        averages += [t for x in given.models for t in x.tensors()]
         grads = [g for o in self.optimizers for g in gradients(o)]
         self.kept = frozenset(map(id, averages if drops else averages + grads))
         self.dropped = frozenset(map(id, grads if drops else ()))

@@ -7,8 +7,9 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn, get_swa_multi_avg_fn
 
+from .. import compat
 from .arguments import check_beside
 
 Tensors = list[torch.Tensor]
@@ -60,7 +61,15 @@ class Averaged:
         made.groups, made.follows = self._groups, self._follows
         made.function, made.single = self.averaged.multi_avg_fn, self.averaged.avg_fn
         if made.function is None and made.single is None:
-            made.function = get_swa_multi_avg_fn()
+            lists = all(
+                own[0].device.type in compat.devices_with_lists()
+                for own, _ in self._groups
+            )
+            make: Any = get_swa_multi_avg_fn if lists else get_swa_avg_fn
+            if lists:
+                made.function = make()
+            else:
+                made.single = make()
         made.number = number
         same = known is number and version == number._version
         made.first = not same and int(number) == 0
@@ -74,8 +83,9 @@ class Averaged:
     def _look(self) -> None:
         averaged, model = self.averaged, self.model
         inner: Any = averaged.module
-        own, source = list(averaged.parameters()), list(model.parameters())
-        follows = list(inner.buffers()), list(model.buffers())
+        own: Tensors = list(averaged.parameters())
+        source: Tensors = list(model.parameters())
+        follows: tuple[Tensors, Tensors] = list(inner.buffers()), list(model.buffers())
         if averaged.use_buffers:
             own, source = own + follows[0], source + follows[1]
             follows = [], []

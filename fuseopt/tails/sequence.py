@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..shadow.whole import NotTraced
+from .models import Updated, update
 
 Tensors = list[torch.Tensor]
 
@@ -25,7 +26,8 @@ class Given:
     None without one; `founds`: of each optimizer, what GradScaler found in gradients
     that were unscaled before, None where they were not. `max_norm`, `max_value`: None
     where nothing is clipped so. `judged`: is a step skipped whose norm is not finite?
-    `averages`: (averages, what they are of); `decays`: of each. `copies`: (copies, what
+    `averages`: (averages, what they are of); `decays`: of each. `models`: updates of
+    averaged models. `copies`: (copies, what
     they are of). `zeroed`: are gradients filled with zeros in the end?
     """
 
@@ -42,6 +44,7 @@ class Given:
     judged: bool
     averages: list[tuple[Tensors, Tensors]]
     decays: list[Any]
+    models: list[Updated]
     copies: list[tuple[Tensors, Tensors]]
     zeroed: bool
 
@@ -120,6 +123,7 @@ def afterwards(self: Given) -> None:
     """What follows the steps: averages and copies of what they have made."""
     for (own, source), decay in zip(self.averages, self.decays, strict=True):
         average(own, source, decay)
+    update(self.models)
     for own, source in self.copies:
         torch._foreach_copy_(own, source)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from .. import compat
 from ..compiler.entry import attach
@@ -32,6 +33,7 @@ from .arguments import (
     parameters_of,
 )
 from .fused import Fused
+from .models import Averaged
 from .pieces import run
 from .steps import function_of, has_gradients, has_state
 
@@ -82,6 +84,7 @@ class Tail:
         scaler: torch.amp.GradScaler | None,
         averages: Sequence[tuple[Tensors, Tensors | None]],
         decays: Sequence[Any],
+        models: Sequence[Averaged],
         copies: Tensors | None,
         **options: Any,
     ) -> None:
@@ -97,6 +100,7 @@ class Tail:
         #: one thread at a time
         self._lock = threading.RLock()
         self._averages = averages
+        self._models = models
         self._copies = copies
         self._options = options
         #: of each optimizer: has it stepped before, so that its state is there?
@@ -107,19 +111,19 @@ class Tail:
         self._checked: list[int] = []
         self._beside: tuple[list[Any], list[Any]] = [], []
 
-    def __call__(self) -> Outcome:
-        """Do it. Raises ValueError, TypeError, UnsupportedInput before anything is
-        written.
+    def __call__(self, average: bool = True) -> Outcome:
+        """Do it; `average=False` leaves the averages as they are. Raises ValueError,
+        TypeError, UnsupportedInput before anything is written.
         """
         if torch.compiler.is_compiling():
             raise UnsupportedInput(
                 "a fuseopt.tail compiles itself: call it outside of torch.compile"
             )
         with self._lock:
-            return self._call()
+            return self._call(average)
 
-    def _call(self) -> Outcome:
-        content = self._content()
+    def _call(self, average: bool) -> Outcome:
+        content = self._content(average)
         why = self._why_not_fused(content)
         if not why:
             assert self._fused is not None
@@ -140,7 +144,7 @@ class Tail:
 
     # ---------------------------------------------------------------- what is given
 
-    def _content(self) -> dict[str, Any]:
+    def _content(self, average: bool) -> dict[str, Any]:
         """What a call is done with, all of it checked; see `sequence.Given`."""
         max_norm = checked_limit("clip_grad_norm", self.clip_grad_norm)
         max_value = checked_limit("clip_grad_value", self.clip_grad_value)
@@ -168,8 +172,9 @@ class Tail:
             "max_value": max_value,
             "norm_type": float(self.norm_type),
             "judged": bool(self.skip_nonfinite),
-            "averages": averages,
-            "decays": decays,
+            "averages": averages if average else [],
+            "decays": decays if average else [],
+            "models": [x.update() for x in self._models] if average else [],
             "copies": copies,
             "zeroed": self.zero_grad == "zeros",
         }
@@ -292,7 +297,7 @@ class Tail:
                 found = None if founds[k] is not None else rest.pop(0)
                 assert self.scaler is not None
                 compat.has_stepped(self.scaler, optimizer, found)
-        self._clear()
+        self._end(content)
         return Outcome(rest[0] if rest else None, skips)
 
     # ---------------------------------------------------------------- in pieces
@@ -307,7 +312,7 @@ class Tail:
         norm, skips = run(self.optimizers, steps, scaler, content, raises)
         for k, skip in enumerate(skips):
             self._begun[k] |= not skip
-        self._clear()
+        self._end(content)
         return Outcome(norm, skips)
 
     def _tell(self, why: str) -> None:
@@ -334,7 +339,10 @@ class Tail:
                 self._steps.append(step or optimizer.step)
         return self._steps
 
-    def _clear(self) -> None:
+    def _end(self, content: dict[str, Any]) -> None:
+        """What is left for the host."""
+        for x in self._models if content["models"] else ():
+            x.updated()
         if self.zero_grad is True:
             for p in parameters_of(self.optimizers):
                 p.grad = None
@@ -360,7 +368,8 @@ def tail(
     """The tail of a training step: what is called after `backward()`.
 
     `ema`: pairs of a list of averages, in the order of the parameters of all groups,
-    and a decay; or (averages, what they are of, decay). `copies`: tensors that get what
+    and a decay; or (averages, what they are of, decay); or an AveragedModel and the
+    model that it is of. `copies`: tensors that get what
     the parameters are, in other dtypes. `zero_grad`: True sets gradients to None and
     never writes the clipped ones, "zeros" fills them, False leaves them clipped.
     `options` are those of fuseopt.config.
@@ -379,9 +388,15 @@ def tail(
             )
     averages: list[tuple[Tensors, Tensors | None]] = []
     decays: list[Any] = []
+    models: list[Averaged] = []
     for entry in ema:
         if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
             raise TypeError("ema takes pairs of a list of averages and a decay")
+        if isinstance(entry[0], AveragedModel):
+            if len(entry) != 2 or not isinstance(entry[1], torch.nn.Module):
+                raise TypeError("beside an AveragedModel, ema takes the model it is of")
+            models.append(Averaged(*entry))
+            continue
         own, *source, decay = entry
         averages.append((list(own), list(source[0]) if source else None))
         decays.append(checked_decay(decay))
@@ -390,6 +405,7 @@ def tail(
         checked_scaler(scaler),
         averages,
         decays,
+        models,
         None if copies is None else list(copies),
         **options,
     )

@@ -1,4 +1,4 @@
-"""A tail where memory is shared, empty, or lies in other ways; and where it is cut off."""
+"""A tail whose memory is shared, empty, in other layouts; and one that is cut off."""
 
 from __future__ import annotations
 
