@@ -2,6 +2,7 @@
 
     compile(opt)        the same optimizer, its step compiled apart from all others
     explain(opt)        plan a step without running it
+    tail(opt, ...)      all that follows backward(): unscale, clip, step, average
     reports()           what was compiled in this process
     Report              what one graph became
     errors              one class per way to fail
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .compiler.session import reports
     from .explanation import explain
     from .isolate.compile import compile
+    from .tails.tail import tail
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,10 +35,12 @@ __all__ = [
     "explain",
     "fuseopt",
     "reports",
+    "tail",
 ]
 
 _HOMES = {
     "compile": "isolate.compile",
+    "tail": "tails.tail",
     "explain": "explanation",
     "fuseopt": "backend",
     "reports": "compiler.session",

@@ -46,6 +46,14 @@ from .plain import as_if_compiling, trace_plainly
 from .powers import power_unchecked, trace_power
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
+from .scaler import (
+    STAGES,
+    founds_of,
+    has_stepped,
+    is_plain_scaler,
+    scale_of,
+    stage_of,
+)
 from .schemas import Schema, changes_first, name_of, schema_of, written
 from .symbol_uses import trace_symbols
 from .symbols import (
@@ -75,7 +83,10 @@ from .wrappers import (
     GRAD_MODE,
     PROFILED,
     SORTS_BY_DIMS,
+    devices_with_lists,
+    ran,
     undisturbed,
+    unhooked,
 )
 
 __all__ = [
@@ -87,6 +98,7 @@ __all__ = [
     "MAKE_TENSOR",
     "PROFILED",
     "SORTS_BY_DIMS",
+    "STAGES",
     "Asked",
     "Codes",
     "Fakes",
@@ -102,15 +114,19 @@ __all__ = [
     "bump_versions",
     "can_stay_symbolic",
     "changes_first",
+    "devices_with_lists",
     "disabled",
     "dynamo_errors",
     "end_allocation",
     "end_generator_capture",
     "first_difference",
     "forget",
+    "founds_of",
     "gradient_getter",
+    "has_stepped",
     "has_symbols",
     "initialize",
+    "is_plain_scaler",
     "keep_attributes",
     "keep_symbolic",
     "leave_no_patches",
@@ -126,14 +142,17 @@ __all__ = [
     "on_trace",
     "plainly",
     "power_unchecked",
+    "ran",
     "read_attributes",
     "refusal_of",
     "refusals_pass",
     "requires_grad_function",
     "scalar_outputs",
+    "scale_of",
     "schema_of",
     "shapes_of",
     "spare_inductor",
+    "stage_of",
     "stance",
     "stay_symbolic",
     "symbol_sources",
@@ -148,6 +167,7 @@ __all__ = [
     "trace_symbols",
     "traces_step",
     "undisturbed",
+    "unhooked",
     "vector_library",
     "wraps_others",
     "written",

@@ -19,6 +19,10 @@ from .contexts import scalar_outputs, within_copy
 from .gc_pause import collector_paused
 from .gradients import Apart
 
+#: The attribute of a class whose objects are traced in an optimizer's stead, and step
+#: all their `optimizers`.
+STEPS = "_fuseopt_steps"
+
 
 def never_compiled(optimizer: torch.optim.Optimizer) -> str:
     """Why Dynamo would not hand this optimizer's step to any backend; "" if it would.
@@ -90,8 +94,10 @@ def on_trace(
         if traced is None or not leads_to(names.get("compiler_fn"), backend):
             return
         owner = traced.f_locals.get("self")
-        if isinstance(owner, torch.optim.Optimizer):
-            check(owner)
+        several = getattr(type(owner), STEPS, False)
+        for own in owner.optimizers if several else [owner]:
+            if isinstance(own, torch.optim.Optimizer):
+                check(own)
         seen = _optimizers(traced)
         for reason in filter(None, map(keep, seen)):
             _leave_to_eager(reason)
@@ -351,11 +357,12 @@ def on_failure(
 
 
 def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers that code sees: its locals (one level of tuples deep), what it
-    closes over, and globals that it names.
+    """The optimizers that code sees: its locals (one level of tuples deep, and what
+    steps several), what it closes over, and globals that it names.
     """
     seen = list(frame.f_locals.values())
     seen += [y for x in seen if type(x) is tuple for y in x]
+    seen += [y for x in seen if getattr(type(x), STEPS, False) for y in x.optimizers]
     for cell in getattr(frame, "closure", None) or ():
         with contextlib.suppress(ValueError):  # an empty cell
             seen.append(cell.cell_contents)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch.optim import Optimizer, optimizer
+from torch.utils import _foreach_utils
 
 from .libraries import torch_library
 from .traced import traced_by_nobody
@@ -35,6 +36,16 @@ SORTS_BY_DIMS = tuple(
 )
 
 
+def devices_with_lists() -> list[str]:
+    """The types of devices on which torch takes calls of lists by itself.
+
+    Relies on the function by which it chooses; where that is missing, those that have
+    kernels for lists since torch 2.6.
+    """
+    found = getattr(_foreach_utils, "_get_foreach_kernels_supported_devices", None)
+    return ["cuda", "xpu"] if found is None else list(found())
+
+
 @functools.cache
 def _has_callbacks() -> Callable[[], bool]:
     """Has anyone asked to be told of functions? Tried on a profiler; else always."""
@@ -52,11 +63,9 @@ def _monitored() -> bool:
     return getattr(monitor, "_monitor_singleton", monitor) is not None
 
 
-def undisturbed(step_of: Optimizer) -> bool:
-    """May a step leave out torch's layer for hooks and profilers, and go unseen?
-
-    It may if there are no hooks, modes or profilers, and nobody traces what is called.
-    Relies on where torch keeps all that; where that is elsewhere, it may not.
+def unhooked(step_of: Optimizer) -> bool:
+    """Is there nothing around a step but marks for profilers: no hooks, no modes, and
+    nobody who traces what is called? Relies on the same.
     """
     try:
         return not (
@@ -67,8 +76,24 @@ def undisturbed(step_of: Optimizer) -> bool:
             or torch._C._len_torch_dispatch_stack()
             or torch._C._len_torch_function_stack()
             or not traced_by_nobody()
-            or _monitored()
-            or _has_callbacks()()
         )
     except AttributeError:
         return False
+
+
+def ran(step_of: Optimizer) -> None:
+    """Show profilers that trace Python where a step was done, as torch's layer does;
+    nothing where torch has no such place.
+    """
+    place = getattr(step_of, "_optimizer_step_code", None)
+    if place is not None:
+        place()
+
+
+def undisturbed(step_of: Optimizer) -> bool:
+    """May a step leave out torch's layer for hooks and profilers, and go unseen?
+
+    It may if there are no hooks, modes or profilers, and nobody traces what is called.
+    Relies on where torch keeps all that; where that is elsewhere, it may not.
+    """
+    return unhooked(step_of) and not (_monitored() or _has_callbacks()())

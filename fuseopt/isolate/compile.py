@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 from .. import compat
 from ..compiler.diagnostics import tell_of_step, untraceable_gradient
 from ..compiler.entry import BACKEND, attach
-from ..compiler.report import Report
 from ..compiler.session import COMPILED, session
 from ..config import of_mode, resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
@@ -35,6 +34,7 @@ from ..shadow.lanes import Unlike
 from ..shadow.optimizer import Shadow, unfused
 from ..shadow.whole import NotTraced, Whole
 from .class_guard import Methods
+from .compilations import Compilations
 from .decorators import cells, copied, peel, rewrap
 
 log = logging.getLogger("fuseopt")
@@ -218,13 +218,12 @@ class Isolated:
     """The innermost function of one optimizer's step, compiled for it alone."""
 
     def __init__(self, optimizer: Optimizer, function: Any, wanted: Wanted) -> None:
-        session.collect()
         self.owner = weakref.ref(optimizer, _released(self))
         self.function = function
         #: one thread at a time steps an optimizer on its shadow
         self.lock = threading.RLock()
         self.wanted = wanted
-        self.options = options = dict(wanted.options)
+        self.options = dict(wanted.options)
         #: which parameters lacked a gradient when all lanes were traced
         self.missing: set[tuple[bool, ...]] = set()
         #: what the step's code is found in
@@ -236,14 +235,8 @@ class Isolated:
         self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
         self.callables: dict[int | str, Callable[..., Any]] = {}
         self.current: dict[int | str, Callable[..., Any]] = {}
-        #: all that Dynamo was given: code, and the backend
-        self.known: list[tuple[list[types.CodeType], Any]] = []
-        self.fakes = compat.Fakes()
-        self.told: list[Report] = []
-        # where a collector of garbage finds the optimizer, nobody calls `release`
-        kept = self.known, self.fakes, self.told
-        weakref.finalize(self, _forget, *kept).atexit = False
-        self.representatives = Representatives(function, options, self.told)
+        self.compilations = Compilations()
+        self.representatives = self._led()
         self.whole = Whole(function)
         self.unfused: Shadow | None = None  # for a step with a closure
 
@@ -253,15 +246,18 @@ class Isolated:
         self.representatives.release()
         self.whole.release()
         self.unfused = None
-        _forget(self.known, self.fakes, self.told)
+        self.compilations.forget()
         self.seen = None, None, 0
 
     def forget(self) -> None:
         """Let nothing that was compiled count."""
         self.release()
-        self.representatives = Representatives(self.function, self.options, self.told)
+        self.representatives = self._led()
         self.missing.clear()
         self.whole = Whole(self.function)
+
+    def _led(self) -> Representatives:
+        return Representatives(self.function, self.options, self.compilations.told)
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""
@@ -418,26 +414,16 @@ class Isolated:
             keywords["isolate_recompiles"] = True
         keywords.update({"options": self.options or None, **more})
         keywords["dynamic"] = self.wanted.dynamic
-        # Dynamo keeps each backend that it was ever given
-        fakes, told = self.fakes, self.told
-
         itself = weakref.ref(self)
 
         def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
-            fakes.note()
             self = itself()
             if self is not None:
                 self._note_gradients()
-            first = len(session.reports)
-            try:
-                return backend(gm, example_inputs, **keywords)
-            finally:
-                told.extend(session.reports[first:])
+            return backend(gm, example_inputs, **keywords)
 
         noting._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
-        noting.reset = BACKEND.reset  # type: ignore[attr-defined]
-        self.known.append(([function.__code__], noting))
-        return torch.compile(function, backend=noting, **keywords)
+        return self.compilations.compile(noting, function, **keywords)
 
     def _note_gradients(self) -> None:
         """Take note of which gradients there are, while a step is traced."""
@@ -465,23 +451,6 @@ class Isolated:
 
             self.callables[place] = closure
         return self.callables[place]
-
-
-def _forget(
-    known: list[tuple[list[types.CodeType], Any]],
-    fakes: compat.Fakes,
-    told: list[Report],
-) -> None:
-    """Let Dynamo keep nothing of what it has compiled, and the session little."""
-    codes = [code for own, _ in known for code in own]
-    session.uncollected += bool(codes)
-    while known:
-        compat.forget(*known.pop())
-    fakes.forget()
-    compat.tidy(codes, fakes.files)
-    fakes.files.clear()
-    session.retire(told)
-    told.clear()
 
 
 def _released(isolated: Isolated) -> Callable[[Any], None]:

@@ -1,10 +1,13 @@
-"""The stage in which each node can run at the earliest.
+"""The stage of each node: the earliest in which it can run, or a later one.
 
 A legal edge lets both nodes share a kernel; an illegal one, or one through an extern,
 makes the consumer wait for the next kernel. A reduction ends a stage for all that needs
 its result element by element; what is done to the results themselves (a root, a
 quotient, a running mean of rows) is *late*: it runs in the same kernel, when the
 elements are done.
+
+What scales one tensor for nodes of a later stage alone runs with those: to compute it
+there reads as much as its result would, and the result is never stored.
 """
 
 from __future__ import annotations
@@ -78,6 +81,50 @@ class _Stager:
             self.stage[i] += 1
         self._join(i, beside)
         self.fused.extend(legal)
+
+    def sink(self, all_edges: list[Edge]) -> None:
+        """Move nodes that read elements of one tensor to the stage of those that wait
+        for them.
+        """
+        if max(self.stage, default=0) <= 0:
+            return
+        legal = {e[:2] for e in self.fused}
+        #: of each node, those that come behind it
+        behind: dict[int, list[Edge]] = {}
+        for e in all_edges:
+            behind.setdefault(e.producer, []).append(e)
+        for i in reversed(range(len(self.nodes))):
+            own = behind.get(i)
+            if own and self._may_sink(i, own):
+                # an edge that is not legal keeps its ends in different stages
+                self.stage[i] = max(
+                    self.stage[i],
+                    min(
+                        self.stage[e.consumer] - ((i, e.consumer) not in legal)
+                        for e in own
+                    ),
+                )
+
+    def _may_sink(self, i: int, behind: list[Edge]) -> bool:
+        """Does a node read elements of one tensor, for pointwise nodes that go over the
+        same elements?
+        """
+        node = self.nodes[i]
+        if isinstance(node, Extern) or self.reduces[i] or i in self.late:
+            return False
+        graph, own = self.graph, self.spaces[i]
+        read = {graph.values[v] for v in node.reads}
+        shapes = [graph.buffers[b].shape for b in read]
+        if own == () or [s for s in shapes if s != ()] != [own]:
+            return False
+        return all(
+            e.exact
+            and not isinstance(self.nodes[e.consumer], Extern)
+            and e.consumer not in self.late
+            and not self.reduces[e.consumer]
+            and self.spaces[e.consumer] == own
+            for e in behind
+        )
 
     def _legal(self, e: Edge) -> bool:
         producer = self.nodes[e.producer]
@@ -198,6 +245,7 @@ def stages(aligned: Aligned, all_edges: list[Edge], numbers: SharedNumbers) -> S
             stager.place(i, edges)
         elif stager.reduces[i]:
             stager.place(i, [])
+    stager.sink(all_edges)
     stage = stager.stage
     together = tuple(e for e in stager.fused if stage[e.producer] == stage[e.consumer])
     return Stages(

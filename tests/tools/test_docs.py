@@ -22,6 +22,7 @@ from fuseopt.config import CHOICES, Config, resolve
 from tests import ROOT
 
 README = ROOT / "README.md"
+TAIL = ROOT / "docs" / "tail.md"
 USAGE = ROOT / "docs" / "usage.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -53,6 +54,14 @@ def test_the_code_runs_and_compiles() -> None:
     exec(code, names)
     (report,) = fuseopt.reports()
     assert (report.launches, report.lanes, report.fallback) == (1, 2, "")
+
+
+def test_the_code_of_the_page_on_tails_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", text(TAIL), re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        exec(code, {})
+        assert fuseopt.reports()[-1].launches == 2
 
 
 def test_the_options_are_those_of_config() -> None:

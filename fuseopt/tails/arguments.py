@@ -1,0 +1,110 @@
+"""What a tail is asked for, checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .. import compat
+from ..errors import NotAnOptimizer
+
+Tensors = list[torch.Tensor]
+
+
+def optimizers_of(given: Any) -> list[Optimizer]:
+    """One optimizer, or several, as a list. Raises NotAnOptimizer."""
+    every = [given] if isinstance(given, Optimizer) else None
+    if every is None and isinstance(given, (list, tuple)):
+        every = list(given)
+    if not every or not all(isinstance(x, Optimizer) for x in every):
+        raise NotAnOptimizer(
+            "fuseopt.tail takes a torch.optim.Optimizer or a list of them, not "
+            f"{type(given).__name__!r}"
+        )
+    if len({*map(id, every)}) < len(every):
+        raise ValueError("fuseopt.tail was given an optimizer twice")
+    return every
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
+    """All parameters, in the order of their groups."""
+    return [
+        p
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
+
+
+def checked_limit(name: str, limit: Any) -> Any:
+    """A limit above zero, as a float or a tensor, which is not read; or None."""
+    if limit is None:
+        return None
+    if isinstance(limit, torch.Tensor):
+        if limit.numel() != 1:
+            raise ValueError(f"{name} is a tensor of {limit.numel()} numbers, not one")
+        return limit.reshape(()) if limit.dim() else limit
+    value = float(limit)
+    if not value > 0:
+        raise ValueError(f"{name} is {limit!r}; it must be above zero")
+    return value
+
+
+def checked_decay(decay: Any) -> Any:
+    """A decay between 0 and 1, as a float or a tensor, which is not read."""
+    if isinstance(decay, torch.Tensor):
+        if decay.numel() != 1:
+            raise ValueError(f"a decay of {decay.numel()} numbers, where one is asked")
+        return decay.reshape(()) if decay.dim() else decay
+    value = float(decay)
+    if not 0 <= value <= 1:
+        raise ValueError(f"a decay of {decay!r}; it must lie between 0 and 1")
+    return value
+
+
+def check_beside(
+    what: str, own: Sequence[Any], source: Sequence[Any], any_dtype: bool = False
+) -> None:
+    """Raise ValueError unless each of `own` can hold what the tensor of `source` beside
+    it does, in memory of its own. `any_dtype`: whole numbers may stand among them.
+    """
+    if len(own) != len(source):
+        raise ValueError(
+            f"{what} has {len(own)} tensors, and there are {len(source)} parameters"
+        )
+    lies = {p.untyped_storage().data_ptr() for p in source if p.numel()}
+    for i, (a, p) in enumerate(zip(own, source, strict=True)):
+        name = f"{what}, tensor {i}:"
+        if not isinstance(a, torch.Tensor):
+            raise TypeError(f"{name} a {type(a).__name__}")
+        if a.shape != p.shape:
+            raise ValueError(
+                f"{name} its shape is {[*a.shape]}, the parameter's {[*p.shape]}"
+            )
+        if a.device != p.device:
+            raise ValueError(f"{name} on {a.device}, and the parameter on {p.device}")
+        if not any_dtype and not a.is_floating_point():
+            raise ValueError(f"{name} of {a.dtype}, which holds no averages")
+        if a.numel() and a.untyped_storage().data_ptr() in lies:
+            raise ValueError(f"{name} it shares memory with a parameter")
+
+
+def checked_scaler(scaler: Any) -> torch.amp.GradScaler | None:
+    """A GradScaler that scales, or None. Raises TypeError for one of another kind."""
+    if scaler is None:
+        return None
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(
+            f"scaler is a {type(scaler).__name__}, not a torch.amp.GradScaler"
+        )
+    if not scaler.is_enabled():
+        return None
+    if not compat.is_plain_scaler(scaler):
+        raise TypeError(
+            f"{type(scaler).__name__} unscales or steps in its own way, which a tail "
+            "does not know; call it around the optimizer's compiled step instead"
+        )
+    return scaler

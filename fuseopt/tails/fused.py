@@ -1,0 +1,368 @@
+"""A tail in one graph of Dynamo's: two launches where the optimizer is elementwise.
+
+Optimizers are traced on their shadows. What is launched waits until all of it has been
+prepared; then it is launched, and what the steps left in the shadows is written to the
+optimizers, in one call of C. Where a step may be skipped and leaves more than contents
+of tensors (state that it makes in its first call, counters that are numbers of
+Python's), the flag is read in between: then the call waits for the device.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress, repeat
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.optim import Optimizer
+
+from .. import compat
+from ..capture.trace import Captured
+from ..compiler import internal_errors, pipeline
+from ..compiler.entry import BACKEND
+from ..compiler.internal_errors import OUT_OF_MEMORY
+from ..compiler.partition import decide
+from ..compiler.report import Report
+from ..compiler.session import session
+from ..compiler.timing import Clock
+from ..config import Config
+from ..errors import CannotBuild, CaptureError, UnsupportedInput
+from ..isolate.class_guard import Methods
+from ..isolate.compilations import Compilations
+from ..isolate.decorators import copied
+from ..runtime.binding import Binding
+from ..runtime.commit import Pending
+from ..runtime.source import GraphTensors
+from ..runtime.step import CompiledStep
+from ..shadow.lanes import Unlike
+from ..shadow.optimizer import Shadow, Write
+from ..shadow.whole import NotTraced, keeps_to_itself
+from .predication import DROPPED, UNKNOWN, predicate, result_buffer
+from .sequence import Given, gradients, whole
+
+_CALL = functools.partial.__call__
+REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput, NotTraced)
+#: Graphs of one tail, at most: each stands for another form of its numbers or state.
+PATIENCE = 16
+
+
+class Fused:
+    """The tail of some optimizers in one graph. `why`: why it no longer is.
+
+    `functions`: those of their steps, without what is around them.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        functions: Sequence[Callable[..., Any]],
+        config: Config,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.optimizers = optimizers
+        self.functions = functions
+        self.config = config
+        self.options = options
+        self.why = "verify was asked for" if config.verify else ""
+        self.pending = Pending()
+        self.compilations = Compilations()
+        self.methods = [Methods() for _ in optimizers]
+        self.shadows: list[Shadow] = []
+        self.given: Given | None = None
+        self.compiled: Callable[..., Any] | None = None
+        self.graphs: list[_Graph] = []
+        #: tensors by identity, see `_modes`; of the call that is under way
+        self.kept: frozenset[int] = frozenset()
+        self.dropped: frozenset[int] = frozenset()
+        self.skips = False
+        self._seen: list[Any] = []
+        # did the last call end as calls do? Had the one before it compiled nothing?
+        self._sound = True
+        self.quiet = False
+
+    def release(self) -> None:
+        """Keep nothing that was compiled."""
+        self.compiled = self.given = None
+        self.shadows = []
+        self.graphs.clear()
+        self.compilations.forget()
+
+    def step(
+        self, content: Mapping[str, Any], drops: bool
+    ) -> tuple[torch.Tensor, ...] | None:
+        """Do one tail; what `sequence.whole` returns, or None, with `why`, if nothing
+        was done.
+
+        `content`: that of a `Given`, but for the optimizers. `drops`: nobody looks at
+        gradients afterwards.
+        """
+        if not self._sound:
+            self._cut_off()
+        steady = self.quiet
+        self._sound = False
+        try:
+            result = self._step(content, drops)
+            self._sound = True
+            return result
+        except Exception as error:
+            if isinstance(error, OUT_OF_MEMORY) or self.pending.begun:
+                raise
+            expected = isinstance(error, (*REFUSALS, *compat.dynamo_errors()))
+            if (steady and not expected) or compat.stance() == "fail_on_recompile":
+                raise
+            # whatever it is, the pieces say it again if it is the step's own
+            self._sound = True
+            reason = str(error).strip().partition("\n")[0]
+            self.why = reason or type(error).__name__
+            self.release()
+            return None
+        finally:
+            self.pending.drop()
+
+    def _step(
+        self, content: Mapping[str, Any], drops: bool
+    ) -> tuple[torch.Tensor, ...]:
+        self._follow_changes()
+        if not self.shadows:
+            pairs = zip(self.functions, self.optimizers, strict=True)
+            if not all(keeps_to_itself(f, type(o)) for f, o in pairs):
+                raise Unlike("a step uses its optimizer for more than its attributes")
+            self.shadows = [Shadow(o) for o in self.optimizers]
+            self.given = Given()
+        for shadow, optimizer in zip(self.shadows, self.optimizers, strict=True):
+            shadow.refresh(optimizer)
+        given = self.given
+        assert given is not None
+        given.__dict__.update(content)
+        given.optimizers = [shadow.itself for shadow in self.shadows]
+        given.steps = [*self.functions]
+        self.skips = given.skips
+        averages = [t for own, _ in (*given.averages, *given.copies) for t in own]
+        averages += [t for x in given.models for t in x.tensors()]
+        grads = [g for o in self.optimizers for g in gradients(o)]
+        self.kept = frozenset(map(id, averages if drops else averages + grads))
+        self.dropped = frozenset(map(id, grads if drops else ()))
+        if self.compiled is None:
+            self.compiled = self._compile()
+        self.quiet = True
+        for shadow in self.shadows:
+            shadow.clean = False
+        begun = self.pending.start()
+        result: tuple[torch.Tensor, ...] = self.compiled(given)
+        n = len(self.shadows) if self.skips else 0
+        self._finish(begun, result[:n])
+        return result
+
+    def _follow_changes(self) -> None:
+        """Let nothing that was compiled count where an optimizer got other state."""
+        seen: list[Any] = []
+        changed = False
+        for methods, optimizer in zip(self.methods, self.optimizers, strict=True):
+            changed |= methods.changed(optimizer)
+            groups = optimizer.param_groups
+            seen += [optimizer.state, groups, len(groups)]
+        same = len(seen) == len(self._seen) and all(
+            x is y or (type(x) is int and x == y)
+            for x, y in zip(seen, self._seen, strict=True)
+        )
+        if self._seen and (changed or not same):
+            self.release()
+        self._seen = seen
+
+    def _finish(self, begun: object, skips: Sequence[torch.Tensor]) -> None:
+        """Launch, and write what the steps have left in the shadows."""
+        left: list[tuple[Shadow, torch.Tensor | None]] = []
+        writes: list[Write] = []
+        for k, shadow in enumerate(self.shadows):
+            if not shadow.changed():
+                shadow.clean = True
+                continue
+            flag = skips[k] if skips else None
+            own = shadow.writes()
+            writes += own if flag is None else [_unless(flag, own)]
+            left.append((shadow, flag))
+        self.pending.finish(begun, writes)
+        for shadow, flag in left:
+            # of a step that was skipped the shadow is made anew
+            if flag is None or not flag.item():
+                shadow.settle()
+
+    def _cut_off(self) -> None:
+        """An exception ended the last call somewhere: take nothing for known."""
+        if not self.quiet:
+            self.release()
+        for shadow in self.shadows:
+            shadow.clean = False
+        for graph in self.graphs:
+            graph.forget()
+
+    # ---------------------------------------------------------------- Dynamo's side
+
+    def _compile(self) -> Callable[..., Any]:
+        owner = weakref.ref(self)
+
+        @compat.refusals_pass(BACKEND)
+        def tail(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
+            self = owner()
+            assert self is not None
+            self.quiet = False
+            if len(self.graphs) >= PATIENCE:
+                raise Unlike("it is traced too often")
+            decision = decide(gm, list(args), compat.traces_step())
+            if decision.parts or decision.whole != "update":
+                raise Unlike(f"its graph is more than an update: {decision.why}")
+            made = _Graph(self, gm)
+            self.graphs.append(made)
+            return _Reference(made)
+
+        tail._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
+        traced = copied(whole, ())
+        made = self.compilations.compile(tail, traced, fullgraph=True)
+        return compat.Traced(made, traced)
+
+
+def _unless(flag: torch.Tensor, writes: Iterable[Write]) -> Write:
+    """Writes that are done unless a flag is true when their turn comes; calls of C."""
+    asked = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
+    done: Any = map(_CALL, compress(writes, asked))  # type: ignore[arg-type]
+    return functools.partial(collections.deque, done, 0)
+
+
+class _Graph:
+    """One of Dynamo's graphs of a tail, planned when it is called first: then its
+    tensors are known.
+    """
+
+    def __init__(self, owner: Fused, gm: GraphModule) -> None:
+        self.owner = owner
+        self.gm = gm
+        self.inner: CompiledStep | None = None
+
+    def forget(self) -> None:
+        """Take nothing for known that a call leaves to the next: one was cut off."""
+        if self.inner is not None:
+            self.inner.forget()
+
+    def __call__(self, *args: Any) -> Any:
+        if self.inner is None:
+            self.owner.quiet = False
+            try:
+                self.inner = self._planned(args)
+            except Exception as error:
+                self._tell(error, args)
+                raise
+        return self.inner(*args)
+
+    def _tell(self, error: Exception, args: Sequence[Any]) -> None:
+        """Tell of an error of fuseopt's own; raises Unlike then."""
+        if internal_errors.is_mishap(error):
+            given = error, self.gm, args, self.owner.config
+            said = internal_errors.tell(*given, "The tail runs in pieces.")
+            raise Unlike(said) from error
+
+    def _planned(self, args: Sequence[Any]) -> CompiledStep:
+        owner, gm, clock = self.owner, self.gm, Clock()
+        current = [args]
+        weak = weakref.ref(owner)
+        told = owner.compilations.told
+
+        def extended(captured: Captured) -> Captured:
+            owner = weak()
+            assert owner is not None
+            return predicated(owner, captured, gm, current[0])
+
+        def tell(report: Report) -> None:
+            report.traced = "a tail of a training step, all lanes"
+            session.reports.append(report)
+            told.append(report)
+
+        replan = pipeline.replanner(gm, owner.config, tell, clock, extended)
+
+        def plan(now: Sequence[Any]) -> Any:
+            current[0] = now
+            try:
+                return replan(now)
+            finally:
+                current[0] = ()
+
+        program = plan(args)
+        source = GraphTensors(gm, program.plan.captured.tensor_args)
+        return CompiledStep(source, program, plan, _Policy(), None, owner.pending)
+
+
+def predicated(
+    owner: Fused, captured: Captured, gm: GraphModule, args: Sequence[Any]
+) -> Captured:
+    """A captured tail, with steps that are skipped and gradients that are dropped."""
+    tensors = GraphTensors(gm, captured.tensor_args).tensors(args)
+    flag_of: dict[int, int] = {}
+    if owner.skips:
+        for k, shadow in enumerate(owner.shadows):
+            flag_of.update(dict.fromkeys(_held(shadow.itself), k))
+    modes: dict[int, int] = {}
+    for place, t in enumerate(tensors):
+        if id(t) in owner.dropped:
+            modes[place] = DROPPED
+        elif owner.skips and id(t) not in owner.kept:
+            # what belongs to none of several optimizers, none may write
+            one = 0 if len(owner.shadows) == 1 else UNKNOWN
+            modes[place] = flag_of.get(id(t), one)
+    n = len(owner.shadows) if owner.skips else 0
+    flags = {k: result_buffer(captured, k) for k in range(n)}
+    return predicate(captured, modes, flags)
+
+
+def _held(optimizer: Any) -> Iterable[int]:
+    """The tensors that an optimizer holds, by identity."""
+    waiting: list[Any] = [*vars(optimizer).values()]
+    seen: set[int] = set()
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, torch.Tensor):
+            yield id(x)
+        elif isinstance(x, (dict, list, tuple)) and id(x) not in seen:
+            seen.add(id(x))
+            waiting += x.values() if isinstance(x, dict) else x
+            waiting += x if isinstance(x, dict) else ()
+
+
+class _Policy:
+    """Whatever cannot be planned is done in pieces; see ChangePolicy."""
+
+    def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
+        """All changes are followed."""
+
+    def overlapping(self) -> None:
+        """What shares memory is not predicated."""
+        raise Unlike("tensors of the tail share memory")
+
+    def refused(self, error: CaptureError) -> None:
+        """Eager would skip nothing."""
+        raise Unlike(str(error)) from error
+
+    def failed(self, error: Exception, args: Sequence[Any]) -> bool:
+        """The same."""
+        return False
+
+    def eager(self) -> Callable[..., Any]:
+        """Never asked for."""
+        raise AssertionError("eager would skip nothing")
+
+
+class _Reference:
+    """A graph, called in its place and not kept alive: Dynamo keeps what it is given
+    with the code that calls it.
+    """
+
+    def __init__(self, graph: _Graph) -> None:
+        self.graph = weakref.ref(graph)
+
+    def __call__(self, *args: Any) -> Any:
+        graph = self.graph()
+        assert graph is not None
+        return graph(*args)

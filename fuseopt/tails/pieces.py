@@ -1,0 +1,63 @@
+"""A tail in pieces, as trainers write it: what runs where it cannot be one graph.
+
+The optimizers' steps are called as users call them, with all that is around them; the
+host asks whether they are to be skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .. import compat
+from .sequence import Given, afterwards, clamp, gradients, scale_by_norm
+
+
+def run(
+    optimizers: Sequence[Optimizer],
+    steps: Sequence[Callable[[], Any]],
+    scaler: torch.amp.GradScaler | None,
+    content: Mapping[str, Any],
+    raises: bool,
+) -> tuple[torch.Tensor | None, list[bool]]:
+    """Do a tail in pieces: the total norm, and of each optimizer whether its step was
+    skipped.
+
+    `steps`: what is called in place of each `optimizer.step`. `content` as in `Given`.
+    `raises`: raise RuntimeError for a norm that is not finite, as torch does.
+    """
+    given = Given(**content)
+    with torch.no_grad():
+        if scaler is not None:
+            for optimizer in optimizers:
+                if compat.stage_of(scaler, optimizer) is compat.STAGES.READY:
+                    scaler.unscale_(optimizer)
+        own = [gradients(optimizer) for optimizer in optimizers]
+        every = [g for grads in own for g in grads]
+        norm = None
+        if given.max_norm is not None or given.judged or raises:
+            norm = torch.nn.utils.get_total_norm(every, given.norm_type, raises)
+        if every and given.max_norm is not None and norm is not None:
+            scale_by_norm(every, given.max_norm, norm)
+        if every and given.max_value is not None:
+            clamp(every, given.max_value)
+        lost = given.judged and norm is not None and not bool(torch.isfinite(norm))
+    skips: list[bool] = []
+    for optimizer, step in zip(optimizers, steps, strict=True):
+        skip = lost
+        if scaler is not None:
+            founds = compat.founds_of(scaler, optimizer)
+            skip = skip or any(x.item() for x in founds.values())
+        if not skip:
+            step()
+        skips.append(skip)
+        if scaler is not None:
+            compat.has_stepped(scaler, optimizer)
+    with torch.no_grad():
+        afterwards(given)
+        if given.zeroed and every:
+            torch._foreach_zero_(every)
+    return norm, skips

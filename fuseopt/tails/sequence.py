@@ -1,0 +1,178 @@
+"""The tail of a training step as eager does it, written so that Dynamo traces it whole.
+
+Two things are written otherwise than eager's calls, with the same bits: gradients are
+scaled once for the norm, which needs no memory, and once more for the step; and every
+step is done, to be taken back on the device where it is to be skipped (`predication`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..shadow.whole import NotTraced
+from .models import Updated, update
+
+Tensors = list[torch.Tensor]
+
+
+class Given:
+    """What a tail is done with: the one object that Dynamo is given, whose attributes
+    it guards.
+
+    `optimizers`: shadows; `steps`: the functions of their steps. `scale`: GradScaler's,
+    None without one; `founds`: of each optimizer, what GradScaler found in gradients
+    that were unscaled before, None where they were not. `max_norm`, `max_value`: None
+    where nothing is clipped so. `judged`: is a step skipped whose norm is not finite?
+    `averages`: (averages, what they are of); `decays`: of each. `models`: updates of
+    averaged models. `copies`: (copies, what
+    they are of). `zeroed`: are gradients filled with zeros in the end?
+    """
+
+    #: see `compat.STEPS`
+    _fuseopt_steps = True
+
+    optimizers: list[Any]
+    steps: list[Callable[[Any], Any]]
+    scale: torch.Tensor | None
+    founds: list[torch.Tensor | None]
+    max_norm: Any
+    norm_type: float
+    max_value: Any
+    judged: bool
+    averages: list[tuple[Tensors, Tensors]]
+    decays: list[Any]
+    models: list[Updated]
+    copies: list[tuple[Tensors, Tensors]]
+    zeroed: bool
+
+    def __init__(self, **content: Any) -> None:
+        self.__dict__.update(content)
+
+    @property
+    def skips(self) -> bool:
+        """May a step be skipped?"""
+        known = any(found is not None for found in self.founds)
+        return self.scale is not None or known or self.judged
+
+
+def whole(self: Given) -> tuple[torch.Tensor, ...]:
+    """Do all of a tail; what is to be skipped is left to `predication`.
+
+    Returns of each optimizer whether it is skipped, then what GradScaler is to be told
+    of each whose gradients were unscaled, then the total norm; of these what there is.
+    """
+    # where Dynamo lets it run as it is, only shadows would step
+    if not torch.compiler.is_dynamo_compiling():
+        raise NotTraced
+    own = [gradients(optimizer) for optimizer in self.optimizers]
+    every = [g for grads in own for g in grads]
+    inverse = None if self.scale is None else inverse_of(self.scale)
+    told: Tensors = []
+    founds: list[torch.Tensor | None] = []
+    seen: Tensors = []
+    for grads, known in zip(own, self.founds, strict=True):
+        found = known
+        if inverse is None or known is not None:
+            seen.extend(grads)
+        else:
+            # for flag and norm alone: no memory is written, and both are one lane's
+            read = list(torch._foreach_mul(grads, 1.0))
+            found = torch.logical_not(torch.isfinite(largest(read))).float()
+            told.append(found)
+            scaled = torch._foreach_mul(read, inverse)
+            # of a tensor without dimensions the product is as wide as the scale
+            seen.extend([x.to(g.dtype) for x, g in zip(scaled, grads, strict=True)])
+        founds.append(found)
+    norm = None
+    if self.max_norm is not None or self.judged:
+        norm = torch.nn.utils.get_total_norm(seen, self.norm_type)
+    skips: Tensors = []
+    if self.skips:
+        for found in founds:
+            skip = torch.zeros((), dtype=torch.bool, device=every[0].device)
+            if found is not None:
+                skip = found != 0
+            if self.judged and norm is not None:
+                skip = skip | torch.logical_not(torch.isfinite(norm))
+            skips.append(skip)
+    for k, grads in enumerate(own if skips else ()):
+        # a number that is known when the norm is. With it the step's kernel scales
+        # gradients once more, which costs less than to store them scaled; and nothing
+        # that comes of gradients is computed before it is known to be kept
+        factor = inverse if self.founds[k] is None else None
+        if factor is None and self.max_norm is None:
+            factor = torch.ones((), dtype=torch.float32, device=every[0].device)
+        if factor is not None:
+            torch._foreach_mul_(grads, torch.where(skips[k], factor, factor))
+    if self.max_norm is not None and norm is not None:
+        scale_by_norm(every, self.max_norm, norm)
+    if self.max_value is not None:
+        clamp(every, self.max_value)
+    for step, optimizer in zip(self.steps, self.optimizers, strict=True):
+        step(optimizer)
+    afterwards(self)
+    if self.zeroed:
+        torch._foreach_zero_(every)
+    return (*skips, *told, *([] if norm is None else [norm]))
+
+
+def afterwards(self: Given) -> None:
+    """What follows the steps: averages and copies of what they have made."""
+    for (own, source), decay in zip(self.averages, self.decays, strict=True):
+        average(own, source, decay)
+    update(self.models)
+    for own, source in self.copies:
+        torch._foreach_copy_(own, source)
+
+
+def inverse_of(scale: torch.Tensor) -> torch.Tensor:
+    """What GradScaler multiplies gradients by."""
+    return scale.double().reciprocal().float()
+
+
+def gradients(optimizer: Any) -> Tensors:
+    """The gradients of an optimizer, in the order of its groups."""
+    return [
+        p.grad
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    ]
+
+
+def largest(grads: Tensors) -> torch.Tensor:
+    """The largest size among the elements; not finite if one of them is not."""
+    filled = [g for g in grads if g.numel()]
+    return torch.nn.utils.get_total_norm(filled, float("inf"))
+
+
+def scale_by_norm(grads: Tensors, max_norm: Any, norm: torch.Tensor) -> None:
+    """What torch.nn.utils.clip_grads_with_norm_ does, with a limit that may be a tensor
+    as well.
+    """
+    limit = max_norm / (norm + 1e-6)
+    torch._foreach_mul_(grads, torch.clamp(limit, max=1.0))
+
+
+def clamp(grads: Tensors, limit: Any) -> None:
+    """What torch.nn.utils.clip_grad_value_ does."""
+    torch._foreach_clamp_min_(grads, -limit)
+    torch._foreach_clamp_max_(grads, limit)
+
+
+def average(own: Tensors, source: Tensors, decay: Any) -> None:
+    """What torch.optim.swa_utils.get_ema_multi_avg_fn does, with a decay that may be a
+    tensor, and averages that may be of another dtype.
+    """
+    cast = [
+        p if p.dtype == a.dtype else p.to(a.dtype)
+        for a, p in zip(own, source, strict=True)
+    ]
+    if isinstance(decay, torch.Tensor):
+        for a, p in zip(own, cast, strict=True):
+            a.lerp_(p, (1 - decay).to(a.dtype))
+    else:
+        torch._foreach_lerp_(own, cast, 1 - decay)

@@ -1,0 +1,72 @@
+"""What of an optimizer a tail must know: its step's own function, what is around that,
+and whether it has begun.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .. import compat
+from ..compiler.session import COMPILED
+from ..isolate.compile import Isolated, compile_bound
+from ..isolate.decorators import cells, peel
+
+#: What a layer around a step may be whose work a tail does as well.
+_LAYERS = frozenset(
+    {
+        compat.PROFILED.co_filename,
+        torch.optim.lr_scheduler.__file__,
+        compile_bound.__code__.co_filename,
+        peel.__code__.co_filename,
+        torch.compiler.disable(lambda: None).__code__.co_filename,  # type: ignore
+    }
+)
+
+
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Has any parameter a gradient?"""
+    return any(
+        p.grad is not None for group in optimizer.param_groups for p in group["params"]
+    )
+
+
+def has_state(optimizer: Optimizer) -> bool:
+    """Has every parameter with a gradient a state?"""
+    return all(
+        optimizer.state.get(p)
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    )
+
+
+def function_of(optimizer: Optimizer) -> tuple[Any, str]:
+    """The function of an optimizer's step without what is around it; and why a tail
+    may not leave that out, or "".
+    """
+    step: Any = optimizer.step
+    layers, inner = peel(getattr(step, "__func__", step))
+    for layer in layers:
+        if layer.__code__.co_filename not in _LAYERS and not _records_nothing(layer):
+            place = f"{layer.__code__.co_filename}:{layer.__code__.co_firstlineno}"
+            return (
+                inner,
+                f"the step of {type(optimizer).__name__} is wrapped by {place}",
+            )
+    known = getattr(step, COMPILED, None)
+    if isinstance(known, Isolated):
+        inner = known.function
+    if not hasattr(inner, "__code__"):
+        return inner, f"the step of {type(optimizer).__name__} is no Python function"
+    return inner, ""
+
+
+def _records_nothing(layer: Any) -> bool:
+    """Is a layer that of `torch.no_grad()`, in which all of a tail runs?"""
+    if layer.__code__ != compat.DECORATED:
+        return False
+    held = [cell.cell_contents for cell in cells(layer)]
+    return any(isinstance(getattr(x, "__self__", x), torch.no_grad) for x in held)

@@ -1,0 +1,132 @@
+"""A tail whose memory is shared, empty, in other layouts; and one that is cut off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fuseopt
+from fuseopt.tails import fused
+from tests.tails.test_tail import MAKES
+from tests.tails.twins import SHAPES, Side, call, differences, tail_of
+
+
+def compare(
+    one: Side, other: Side, tail: Any, change: Callable[[Side], None], steps: int = 6
+) -> None:
+    """Both sides after each step; every third one overflows."""
+    for n in range(steps):
+        for side in (one, other):
+            side.set_grads(n, n % 3 == 2)
+            change(side)
+        one.eager(1.0, 0.9)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+
+
+def test_empty_parameters() -> None:
+    shapes = [*SHAPES[:3], (0,), (0, 3)]
+    one, other = (Side(MAKES["adamw"], shapes, scaled=True) for _ in range(2))
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    for n in range(5):
+        for side in (one, other):
+            side.set_grads(n)
+        one.eager(1.0, 0.9)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+
+
+def test_gradients_in_one_bucket() -> None:
+    """All gradients are parts of one tensor, as DistributedDataParallel has them."""
+
+    def bucket(side: Side) -> None:
+        grads = [p.grad for p in side.params]
+        flat = torch.cat([g.reshape(-1) for g in grads])  # type: ignore[union-attr]
+        begin = 0
+        for p in side.params:
+            p.grad = flat[begin : begin + p.numel()].view(p.shape)
+            begin += p.numel()
+
+    one, other = (Side(MAKES["adamw"], scaled=True) for _ in range(2))
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    compare(one, other, tail, bucket)
+
+
+def test_gradients_of_other_layouts() -> None:
+    def turn(side: Side) -> None:
+        for p in side.params:
+            if p.dim() == 2:
+                p.grad = p.grad.t().contiguous().t()  # type: ignore[union-attr]
+
+    one, other = (Side(MAKES["sgd"], scaled=True) for _ in range(2))
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    compare(one, other, tail, turn)
+
+
+def test_parameters_that_share_a_gradient() -> None:
+    """What one tail writes twice runs in pieces, with eager's bits."""
+
+    def share(side: Side) -> None:
+        side.params[1].grad = side.params[0].grad
+
+    one, other = (Side(MAKES["sgd"], [(5,), (5,), (3,)]) for _ in range(2))
+    tail = fuseopt.tail(other.opt, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    for n in range(3):
+        for side in (one, other):
+            side.set_grads(n)
+            share(side)
+        one.eager(1.0, 0.9)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+
+
+def test_an_interrupt_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was written, and the next call is whole."""
+    one, other = (Side(MAKES["adamw"], scaled=True) for _ in range(2))
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    decide = fused.decide
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(fused, "decide", decide)
+        raise KeyboardInterrupt
+
+    for n in range(4):
+        for side in (one, other):
+            side.set_grads(n)
+        if n == 2:
+            monkeypatch.setattr(fused, "decide", interrupted)
+            tail._fused = None
+            before = [p.grad.clone() for p in other.params]  # type: ignore[union-attr]
+            with pytest.raises(KeyboardInterrupt):
+                tail()
+            assert all(map(torch.equal, before, [p.grad for p in other.params]))
+            assert differences(one, other) == []
+        one.eager(1.0, 0.9)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+
+
+def test_two_threads() -> None:
+    """Tails of two optimizers at the same time."""
+    pairs = [tuple(Side(MAKES["sgd"], scaled=True) for _ in range(2)) for _ in range(2)]
+    found: list[list[str]] = []
+
+    def train(one: Side, other: Side) -> None:
+        tail = tail_of(other, clip_grad_norm=1.0)
+        for n in range(5):
+            for side in (one, other):
+                side.set_grads(n, n == 3)
+            one.eager(1.0)
+            call(other, tail)
+        found.append(differences(one, other, grads=True))
+
+    threads = [threading.Thread(target=train, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[], []]
