@@ -100,7 +100,7 @@ def choose(tx: Any, condition: Node, x: Any, y: Any, branch: Branch) -> Any:
 
 
 def _storage(t: torch.Tensor) -> int:
-    return t.untyped_storage()._cdata
+    return int(t.untyped_storage()._cdata)
 
 
 def watch_choices() -> None:

@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from torch.optim import Optimizer
 
 from .. import compat
-from ..capture.trace import Captured
+from ..capture import Captured, capture
 from ..compiler import internal_errors, pipeline
 from ..compiler.entry import BACKEND
 from ..compiler.internal_errors import OUT_OF_MEMORY
@@ -271,17 +271,17 @@ class _Graph:
         weak = weakref.ref(owner)
         told = owner.compilations.told
 
-        def extended(captured: Captured) -> Captured:
+        def captured(gm: GraphModule, args: Sequence[Any]) -> Captured:
             owner = weak()
             assert owner is not None
-            return predicated(owner, captured, gm, current[0])
+            return predicated(owner, capture(gm, args), gm, current[0])
 
         def tell(report: Report) -> None:
             report.traced = "a tail of a training step, all lanes"
             session.reports.append(report)
             told.append(report)
 
-        replan = pipeline.replanner(gm, owner.config, tell, clock, extended)
+        replan = pipeline.replanner(gm, owner.config, tell, clock, captured)
 
         def plan(now: Sequence[Any]) -> Any:
             current[0] = now
