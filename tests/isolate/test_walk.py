@@ -1,0 +1,69 @@
+"""docs/house.md follows an address and a rate: the files that a call enters are those
+that it names, each once.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import fuseopt
+from tests import ROOT
+from tests.steps import make_params, set_grads
+
+PACKAGE = ROOT / "fuseopt"
+PAGE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
+WALK = PAGE[PAGE.index("## Two things followed") : PAGE.index("## To add an op")]
+
+
+def entered(call: Callable[[], object]) -> set[str]:
+    """The files of the package whose functions a call enters."""
+    files: set[str] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            files.add(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    inside = f"{PACKAGE}/"
+    return {f.removeprefix(inside) for f in files if f.startswith(inside)}
+
+
+def named(title: str) -> list[str]:
+    """The files of the table with this title."""
+    _, _, table = WALK.partition(f"| file | {title} |")
+    rows = re.findall(r"^\| `([^`]+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    return rows
+
+
+def test_a_call_enters_the_files_that_are_named() -> None:
+    params = make_params([(3, 4), (5,)] * 12)
+    optimizer = fuseopt.compile(torch.optim.AdamW(params, foreach=True))
+    for seed in range(4):
+        set_grads(params, params, seed)
+        optimizer.param_groups[0]["lr"] *= 0.9
+        optimizer.step()
+    optimizer.step()
+    always = named("in every call")
+    assert entered(optimizer.step) == set(always)
+    set_grads(params, params, 5)
+    optimizer.param_groups[0]["lr"] *= 0.9
+    more = named("and where gradients have moved and the rate has changed")
+    assert entered(optimizer.step) - set(always) == set(more)
+
+
+def test_all_files_that_are_followed_exist() -> None:
+    names = re.findall(r"`([a-z_/]+\.(?:py|h))`", WALK)
+    assert len(names) > 30
+    for name in names:
+        home = ROOT if name.startswith("tests/") else PACKAGE
+        assert (home / name).is_file(), name
