@@ -12,6 +12,15 @@ from .attributes import keep_attributes
 from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
+from .dtensors import (
+    alike,
+    arrived,
+    dtensor_type,
+    is_summed_up,
+    local_part,
+    spec_of,
+    spread_as,
+)
 from .dynamo import (
     disabled,
     initialize,
@@ -82,12 +91,15 @@ __all__ = [
     "TensorFunctions",
     "Traced",
     "acts_otherwise",
+    "alike",
+    "arrived",
     "as_if_compiling",
     "before_process_groups_end",
     "bound_op",
     "bump_versions",
     "changes_first",
     "disabled",
+    "dtensor_type",
     "dynamo_errors",
     "end_allocation",
     "end_generator_capture",
@@ -95,8 +107,10 @@ __all__ = [
     "forget",
     "gradient_getter",
     "initialize",
+    "is_summed_up",
     "keep_attributes",
     "leave_no_patches",
+    "local_part",
     "metadata_guard",
     "name_of",
     "negated_view",
@@ -114,6 +128,8 @@ __all__ = [
     "schema_of",
     "shapes_of",
     "spare_inductor",
+    "spec_of",
+    "spread_as",
     "stance",
     "tensor_functions",
     "tidy",

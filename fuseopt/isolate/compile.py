@@ -28,12 +28,13 @@ from ..compiler.entry import BACKEND, attach
 from ..compiler.report import Report
 from ..compiler.session import COMPILED, session
 from ..config import of_mode, resolve
-from ..errors import NotAnOptimizer, UnsupportedInput
+from ..errors import CaptureError, NotAnOptimizer, UnsupportedInput
 from ..replicate.driver import Representatives
 from ..runtime.commit import write
 from ..shadow.lanes import Unlike
 from ..shadow.optimizer import Shadow, unfused
 from ..shadow.whole import NotTraced, Whole
+from ..shards.step import Shards
 from .class_guard import Methods
 from .decorators import cells, copied, peel, rewrap
 
@@ -243,6 +244,7 @@ class Isolated:
         weakref.finalize(self, _forget, *kept).atexit = False
         self.representatives = Representatives(function, options, self.told)
         self.whole = Whole(function)
+        self.shards = Shards(function, options, self.told)
         self.unfused: Shadow | None = None  # for a step with a closure
 
     def release(self) -> None:
@@ -250,6 +252,7 @@ class Isolated:
         self.compiled.clear()
         self.representatives.release()
         self.whole.release()
+        self.shards.release()
         self.unfused = None
         _forget(self.known, self.fakes, self.told)
         self.seen = None, None, 0
@@ -259,6 +262,7 @@ class Isolated:
         self.release()
         self.representatives = Representatives(self.function, self.options, self.told)
         self.whole = Whole(self.function)
+        self.shards = Shards(self.function, self.options, self.told)
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""
@@ -301,13 +305,33 @@ class Isolated:
         if len(args) == 1 and not kwargs and compat.stance() in TRACES:
             with self.lock:
                 few, whole = self.representatives, self.whole
-                if few.wants(optimizer) and few.step(optimizer, self._lead):
+                if self.shards.wants(optimizer):
+                    return self._on_shards(optimizer)
+                led = few.wants(optimizer)
+                if led and few.step(optimizer, self._lead):
                     return None
+                # a plain parameter may have been replaced by another since
+                if (few.why or not led) and self.shards.wants(optimizer, anew=True):
+                    return self._on_shards(optimizer)
                 if not whole.why:
                     done, result = whole.step(optimizer, self._whole, self._all)
                     if done:
                         return result
         return self._as_it_is(optimizer, args, kwargs)
+
+    def _on_shards(self, optimizer: Optimizer) -> Any:
+        done, why = self.shards.step(optimizer, self._lead)
+        if done:
+            return None
+        if why:
+            why = f"its parameters are DTensors, and {why}"
+            if resolve(None, self.options).fallback == "error":
+                raise CaptureError(
+                    f"{type(optimizer).__name__}.step cannot be compiled: {why} "
+                    "(options={'fallback': 'error'} was given)"
+                )
+            tell_of_step(optimizer, why)
+        return self.function(optimizer)
 
     def _as_it_is(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

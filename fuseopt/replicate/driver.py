@@ -56,11 +56,17 @@ REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 class Representatives:
     """The step of one optimizer, led by a few lanes. `why`: why it no longer is.
 
-    `told` gets its Reports.
+    `told` gets its Reports. `outward`: lanes are parts of tensors, of which a step may
+    do no more than treat each element alike; what is written to the optimizer that has
+    the parts -> all that is to be written.
     """
 
     def __init__(
-        self, function: Any, options: Mapping[str, Any], told: list[Report]
+        self,
+        function: Any,
+        options: Mapping[str, Any],
+        told: list[Report],
+        outward: Callable[[list[Write]], list[Write]] | None = None,
     ) -> None:
         self.function = function
         self.options = dict(options)
@@ -68,7 +74,9 @@ class Representatives:
         self.why = "verify was asked for" if config.verify else ""
         self.noticed = StateGuard()
         self.pending = Pending()
-        self.task = Task(function, config, self.noticed, self.pending, told)
+        self.outward = outward
+        parts = outward is not None
+        self.task = Task(function, config, self.noticed, self.pending, told, parts)
         self.proof: Proof | None = None
         self.calls = 0
         self.proven = -1  # the call in which the proof was made
@@ -222,7 +230,10 @@ class Representatives:
         begun = self.pending.start()
         self.compiled(shadow.itself)
         if self._fresh or shadow.changed():
-            self.pending.finish(begun, self._writes(optimizer))
+            writes = self._writes(optimizer)
+            if self.outward is not None:
+                writes = self.outward(writes)
+            self.pending.finish(begun, writes)
             shadow.settle()
         else:
             self.pending.finish(begun)
@@ -249,7 +260,8 @@ class Representatives:
         known = self.lanes
         assert self.proof is not None
         lanes = self.lanes = Lanes(optimizer, self.loose and not self.proof.sizes)
-        if len(lanes.leads) > SHARE * len(lanes.params):
+        few = len(lanes.leads) <= SHARE * len(lanes.params)
+        if not (few or self.task.parts):
             raise Unlike(
                 f"{len(lanes.leads)} of its {len(lanes.params)} lanes are unlike"
             )
@@ -361,6 +373,10 @@ class Representatives:
             raise Unlike(self.proof.why)
         if self.proof.sizes and self.lanes is not None and self.lanes.reshaped:
             raise Unlike("it reads sizes, in which lanes differ")
+        if self.proof.sizes and self.task.parts:
+            raise Unlike("it reads sizes, which are those of whole tensors")
+        if self.proof.classes and self.task.parts:
+            raise Unlike("it asks for the class of a tensor")
         return self.proof
 
     # ---------------------------------------------------------------- afterwards

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from ..capture.aten.externs import Call, TensorRef
@@ -148,7 +149,30 @@ def extend(
     these are of other sizes. Raises CaptureError where a call mixes lanes, and where
     a lane that leads others of other sizes does more than arithmetic on elements.
     """
+    captured = replace(captured, graph=separated(captured.graph))
     return _Extension(captured, source, led, late, layouts).run()
+
+
+def separated(graph: Graph) -> Graph:
+    """The same, where tensors of a call that lie beside each other in one storage, as
+    gradients do that one collective has made, each have a storage of their own.
+
+    Whether they overlap is asked before each call, as of any two tensors.
+    """
+    members: dict[int, list[int]] = {}
+    for b, buffer in enumerate(graph.buffers):
+        members.setdefault(buffer.storage, []).append(b)
+    buffers = list(graph.buffers)
+    storages = max(members, default=0)
+    for every in members.values():
+        own = [graph.buffers[b] for b in every]
+        spans = sorted(map(span, own))
+        beside = all(b >= a for (_, a), (b, _) in pairwise(spans))
+        if beside and all(b.kind in ("static", "arg") for b in own):
+            for b in every[1:]:
+                storages += 1
+                buffers[b] = buffers[b]._replace(storage=storages)
+    return replace(graph, buffers=tuple(buffers))
 
 
 class _Extension:

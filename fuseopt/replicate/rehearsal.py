@@ -22,11 +22,12 @@ def rehearse_all(
     lanes: Lanes,
     proof: Proof,
     numbers: Iterable[Any],
+    parts: bool = False,
 ) -> None:
     """Raise Unlike unless all lanes of a step do as the one that leads them.
 
     `optimizer()`: a shadow of all lanes, which a run may change. `numbers`: those that
-    the call was given.
+    the call was given. `parts`: lanes are parts of tensors.
     """
     every = range(len(lanes.params))
     moving = {x.item() if isinstance(x, torch.Tensor) else x for x in numbers}
@@ -46,12 +47,19 @@ def rehearse_all(
             for members in (every, lanes.leads)
         ]
         compare(lanes, *runs)
+        if parts and runs[0].beyond:
+            raise Unlike(beyond(runs[0].beyond))
         strange = {code for code, _, _ in runs[0].paths} - proof.codes
         if strange:
             raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
         # torch's own code chooses by what it reads within the graph alone
         if not moving and not (runs[0].reads and runs[0].paths):
             break
+
+
+def beyond(op: str) -> str:
+    """Why a step cannot be done part by part."""
+    return f"{op} needs whole tensors, of which a process has shards"
 
 
 def compare(lanes: Lanes, full: Record, cut: Record) -> None:

@@ -35,7 +35,7 @@ from ..shadow.lanes import GRAD, Lanes, Unlike
 from ..shadow.state_guard import Place, StateGuard
 from ..uniformity import Proof
 from .extend import COMMON, Extended, extend
-from .rehearsal import rehearse_all
+from .rehearsal import beyond, rehearse_all
 from .source import Finds, LaneTensors
 
 #: After so many rehearsals of one graph an optimizer is traced whole.
@@ -51,7 +51,8 @@ class Task:
     """What is the same in all calls of an optimizer's step.
 
     `noticed`: what the optimizer holds besides its lanes. `pending`: where launches are
-    put off. `told`: gets the optimizer's Reports.
+    put off. `told`: gets the optimizer's Reports. `parts`: lanes are parts of
+    tensors.
     """
 
     function: Callable[..., Any]
@@ -59,6 +60,7 @@ class Task:
     noticed: StateGuard
     pending: Pending
     told: list[Report]
+    parts: bool = False
 
 
 class Owner(Finds, Protocol):
@@ -158,7 +160,8 @@ class LedStep:
             assert self.lanes is not None
             given = [x for i, x in enumerate(args) if i in self.numbers]
             function = self.task.function
-            rehearse_all(owner.shadow_of_all, function, self.lanes, proof, given)
+            parts = self.task.parts
+            rehearse_all(owner.shadow_of_all, function, self.lanes, proof, given, parts)
             clock.lap("rehearsal")
             self.rehearsed.append(held)
         if failed is not None:
@@ -212,6 +215,8 @@ class LedStep:
                 raise Unlike("it gives tensors other memory")
             if captured.aliases:
                 raise Unlike("it keeps another view of a tensor of a lane")
+            if captured.beyond and self.task.parts:
+                raise Unlike(beyond(captured.beyond))
             found.append(extend(captured, owners, led, late, layouts))
             return found[-1].captured
 

@@ -19,6 +19,20 @@ from ..shadow.optimizer import Shadow, Write
 State = dict[str, Any]
 
 
+class Each(functools.partial):  # type: ignore[type-arg]
+    """A call of C that gives all `states` the same."""
+
+    def __new__(cls, states: Sequence[Any], news: State) -> Each:
+        """As partials are made."""
+        each = map(dict.update, states, repeat(news))
+        made = super().__new__(cls, collections.deque, each, 0)
+        made.states, made.news = states, news
+        return made
+
+    states: Sequence[Any]
+    news: State
+
+
 class Writes:
     """`lanes` and the `shadow` of their leads, after a step that was not launched yet.
 
@@ -78,8 +92,7 @@ class Writes:
             if all(k in kind.numbers for k in changed):
                 news = {k: now[k] for k in changed}
                 states = [lanes.states[i] for i in (*lead, *kind.others)]
-                each = map(dict.update, states, repeat(news))  # type: ignore
-                return [functools.partial(collections.deque, each, 0)]
+                return [Each(states, news)]
         contents = {i: dict(now) for i in lead}
         contents |= self._given_to(kind, now, old)
         writes: list[Write] = []
