@@ -93,6 +93,7 @@ class LocalOptimizer:
         self._wholes: dict[int, torch.Tensor] = {}
         self._theirs = self._ours = Contents()
         self._spread: list[Part] = []
+        self._whole: list[torch.Tensor] = []
         self._seen: list[Any] = []  # DTensors, and what was seen of them
         self._locals: list[Any] = []
         self._specs: list[Any] = []
@@ -116,14 +117,35 @@ class LocalOptimizer:
             self._rebuild(optimizer)
             self._note(optimizer)
             self._known = True
-        self.idle = all(part.whole.grad is None for part in self._parts.values())
-        for part in self._spread:
-            grad, now = part.whole.grad, None
-            if grad is not None:
-                now = part_of(grad, part.spec, "the gradient")
-                if now.shape != part.local.shape or now.dtype != part.local.dtype:
-                    raise Unlike("a part of a gradient has another size or dtype")
-            part.here.grad = now
+        self._take_gradients()
+
+    def _take_gradients(self) -> None:
+        grads = [*map(_GRAD, self._whole)]
+        rest = (p.grad is None for p, _, _, spec in self._parts.values() if not spec)
+        self.idle = not any(g is not None for g in grads) and all(rest)
+        if self.idle:
+            return
+        for part, now in zip(self._spread, self._parts_of(grads), strict=True):
+            try:
+                part.here.grad = now
+            except (RuntimeError, TypeError) as error:
+                raise Unlike(
+                    "a part of a gradient has another size or dtype"
+                ) from error
+
+    def _parts_of(self, grads: list[Any]) -> list[torch.Tensor | None]:
+        """The parts of gradients, most of which have the specs of their parameters."""
+        known = map(compat.spec_of, self._whole)
+        if {*map(type, grads)} == {compat.dtensor_type()} and all(
+            map(is_, map(compat.spec_of, grads), known)
+        ):
+            parts = [*map(compat.local_part, grads)]
+            if {*map(type, parts)} == {torch.Tensor}:
+                return parts
+        return [
+            None if g is None else part_of(g, part.spec, "the gradient")
+            for g, part in zip(grads, self._spread, strict=True)
+        ]
 
     def drop_gradients(self) -> None:
         """Keep no gradient alive."""
@@ -156,6 +178,7 @@ class LocalOptimizer:
                     raise Unlike("a parameter is in its groups twice")
                 self._parts[id(p)] = self._part(p, known.get(id(p)))
         self._spread = [x for x in self._parts.values() if x.spec is not None]
+        self._whole = [x.whole for x in self._spread]
         self._outside = {}
         self._wholes = {}
         if type(self._state) is not type(state):
@@ -276,7 +299,7 @@ class LocalOptimizer:
         self._ours = Contents(
             ours, rows, [x.copy() for x in ours], [x.copy() for x in rows]
         )
-        self._seen = [part.whole for part in self._spread] + [*self._wholes.values()]
+        self._seen = [*self._whole, *self._wholes.values()]
         self._locals = [*map(compat.local_part, self._seen)]
         self._specs = [*map(compat.spec_of, self._seen)]
         self._at = [*map(torch.Tensor.data_ptr, self._locals)]

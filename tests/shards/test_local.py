@@ -41,7 +41,7 @@ def test_torch(
 
 
 #: Of those, what keeps a step from the shards.
-EAGER = {"AggMo": "a dict", "FTRL": "it reads sizes"}
+EAGER = {"AggMo": "differs between lanes", "FTRL": "it reads sizes"}
 QUICK = ("Lion", "AggMo", "FTRL", "QHAdam")
 
 
@@ -128,6 +128,37 @@ def test_other_placements_are_a_new_plan(mesh: DeviceMesh) -> None:
             give(params, g)
 
     assert not compared(lambda ps: AdamW(ps), mesh, 6, WAYS[0], between)
+
+
+def in_one_storage(optimizer: Optimizer, k: int) -> None:
+    """Gradients beside each other, as one collective makes those of a layer."""
+    memory, first = torch.arange(1000.0) / (7 + k), 0
+    for p in optimizer.param_groups[0]["params"]:
+        part = local(p)
+        g = memory[first : first + part.numel()].view(part.shape)
+        first += part.numel()
+        p.grad = DTensor(g, p._spec, requires_grad=False)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (8, 2)], ids=["empty", "even"])
+@pytest.mark.parametrize("n", [2, 20])
+def test_gradients_in_one_storage(
+    mesh: DeviceMesh, n: int, shape: tuple[int, int]
+) -> None:
+    """Of parts without elements several begin at the same place."""
+
+    def params() -> list[torch.nn.Parameter]:
+        torch.manual_seed(0)
+        parts = [spread(torch.randn(shape), mesh, [Shard(0)]) for _ in range(n)]
+        return [*map(torch.nn.Parameter, parts)]
+
+    def make(ps: Any) -> Optimizer:
+        return SGD(ps, momentum=0.9)
+
+    want = run(make, params(), "", between=in_one_storage)
+    got = run(make, params(), WAYS[0], between=in_one_storage)
+    assert_same(got, want)
+    assert last_report().launches == 1
 
 
 @pytest.mark.parametrize("n", [3, 20])
