@@ -222,6 +222,9 @@ class Isolated:
         session.collect()
         self.owner = weakref.ref(optimizer, _released(self))
         self.function = function
+        parameters = [*inspect.signature(function).parameters.values()]
+        #: is a call whose arguments are None the same as one without?
+        self._none_by_default = all(p.default is None for p in parameters[1:])
         #: one thread at a time steps an optimizer on its shadow
         self.lock = threading.RLock()
         self.wanted = wanted
@@ -302,7 +305,13 @@ class Isolated:
             if known is not None:
                 self.forget()
             self.seen = optimizer.state, groups, len(groups)
-        if len(args) == 1 and not kwargs and compat.stance() in TRACES:
+        alone = len(args) == 1 and not kwargs
+        if not alone and self.shards.wants(optimizer, anew=True):
+            given = [*args[1:], *kwargs.values()]
+            if any(x is not None for x in given) or not self._none_by_default:
+                return self._eager(args, kwargs, "its step is given arguments")
+            args, kwargs, alone = args[:1], {}, True
+        if alone and compat.stance() in TRACES:
             with self.lock:
                 few, whole = self.representatives, self.whole
                 if self.shards.wants(optimizer):
@@ -321,9 +330,12 @@ class Isolated:
 
     def _on_shards(self, optimizer: Optimizer) -> Any:
         done, why = self.shards.step(optimizer, self._lead)
-        if done:
-            return None
+        return None if done else self._eager((optimizer,), {}, why)
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
+        """Let a step of DTensors run in eager; the user is told why, if it is said."""
         if why:
+            optimizer = args[0]
             why = f"its parameters are DTensors, and {why}"
             if resolve(None, self.options).fallback == "error":
                 raise CaptureError(
@@ -331,7 +343,7 @@ class Isolated:
                     "(options={'fallback': 'error'} was given)"
                 )
             tell_of_step(optimizer, why)
-        return self.function(optimizer)
+        return self.function(*args, **kwargs)
 
     def _as_it_is(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

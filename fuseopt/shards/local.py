@@ -11,10 +11,12 @@ state is spread over the processes as its parameter is, as `zeros_like` has it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import weakref
 from collections.abc import Mapping
-from operator import attrgetter, is_
+from itertools import compress
+from operator import attrgetter, is_, ne
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,7 @@ from ..shadow.lanes import NUMBERS, Unlike
 from ..shadow.optimizer import Contents, Write, stand_in, unfused
 
 _GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
+_VERSION = attrgetter("_version")
 _PARAMS = "params"
 _CELLS = ("state", "param_groups")
 
@@ -94,6 +97,8 @@ class LocalOptimizer:
         self._theirs = self._ours = Contents()
         self._spread: list[Part] = []
         self._whole: list[torch.Tensor] = []
+        self._parts_here: list[torch.Tensor] = []
+        self._versions: list[int] = []  # of the parts, before the step
         self._seen: list[Any] = []  # DTensors, and what was seen of them
         self._locals: list[Any] = []
         self._specs: list[Any] = []
@@ -118,6 +123,7 @@ class LocalOptimizer:
             self._note(optimizer)
             self._known = True
         self._take_gradients()
+        self._versions = [*map(_VERSION, self._parts_here)]
 
     def _take_gradients(self) -> None:
         grads = [*map(_GRAD, self._whole)]
@@ -179,6 +185,7 @@ class LocalOptimizer:
                 self._parts[id(p)] = self._part(p, known.get(id(p)))
         self._spread = [x for x in self._parts.values() if x.spec is not None]
         self._whole = [x.whole for x in self._spread]
+        self._parts_here = [x.here for x in self._spread]
         self._outside = {}
         self._wholes = {}
         if type(self._state) is not type(state):
@@ -320,11 +327,14 @@ class LocalOptimizer:
     def settle(self) -> None:
         """What `outward` gave has been done."""
         optimizer = self._owner()
+        changed = map(ne, map(_VERSION, self._parts_here), self._versions)
+        compat.bump_versions([*compress(self._whole, changed)])
         if self._wrote and optimizer is not None:
             self._known = False
-            self._rebuild(optimizer)
-            self._note(optimizer)
-            self._known = True
+            with contextlib.suppress(Unlike):  # the next call says so
+                self._rebuild(optimizer)
+                self._note(optimizer)
+                self._known = True
         self._wrote = False
 
     def _same_outside(self, write: Any, made: dict[int, torch.Tensor]) -> list[Write]:

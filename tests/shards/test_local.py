@@ -224,6 +224,62 @@ def test_autograd_sees_that_parameters_changed(mesh: DeviceMesh) -> None:
     step_of(optimizer, WAYS[0])
     give(params, torch.Generator().manual_seed(0))
     optimizer.step()
-    versions = [local(p)._version for p in params]
+    versions = [(p._version, local(p)._version) for p in params]
+    params[1].grad = None
     optimizer.step()
-    assert all(local(p)._version > v for p, v in zip(params, versions, strict=True))
+    for p, (whole, part) in zip(params, versions, strict=True):
+        changed = p is not params[1]
+        assert (p._version > whole) == (local(p)._version > part) == changed
+
+
+def test_a_backward_through_what_was_stepped_is_an_error(mesh: DeviceMesh) -> None:
+    for way in ("", WAYS[0]):
+        params = parameters(mesh, 1)
+        optimizer = SGD(params, lr=0.1)
+        step = step_of(optimizer, way)
+        for _ in range(2):
+            loss = (params[0] * params[0]).sum()
+            give(params, torch.Generator().manual_seed(0))
+            step()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
+def test_a_closure_that_is_none(mesh: DeviceMesh) -> None:
+    """As trainers call a step."""
+    want, got = (
+        run(lambda ps: AdamW(ps), parameters(mesh, 6), way, 0) for way in ("", WAYS[0])
+    )
+    for optimizer in (want, got):
+        for k in range(3):
+            params = optimizer.param_groups[0]["params"]
+            give(params, torch.Generator().manual_seed(k))
+            optimizer.step(None) if k % 2 else optimizer.step(closure=None)
+    assert_same(got, want)
+    assert last_report().launches == 1
+    assert not last_report().fallback
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [6, 20])
+def test_2000_steps_leave_nothing(mesh: DeviceMesh, n: int) -> None:
+    """Of specs that eager's fused steps leave, and of all else."""
+    import gc
+    import resource
+
+    params = parameters(mesh, n)
+    optimizer = AdamW(params)
+    step = step_of(optimizer, WAYS[0])
+    generator = torch.Generator().manual_seed(0)
+    seen = []
+    for k in range(2001):
+        give(params, generator)
+        step()
+        optimizer.zero_grad()
+        if k in (500, 2000):
+            gc.collect()
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            seen.append((len(gc.get_objects()), used))
+    (objects, memory), (later, most) = seen
+    assert later - objects < 100
+    assert most - memory < 8 * 1024

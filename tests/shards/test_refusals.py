@@ -272,3 +272,20 @@ def test_after_a_call_in_eager_the_next_is_compiled(mesh: DeviceMesh) -> None:
     with pytest.warns(RuntimeWarning, match="another mesh, placement or size"):
         got = run(make, parameters(mesh, 5), WAYS[0], between=between)
     assert_same(got, want)
+
+
+def test_a_closure_runs_in_eager(mesh: DeviceMesh) -> None:
+    ends = []
+    for way in ("", WAYS[0]):
+        params = parameters(mesh, 5)
+        optimizer = SGD(params, momentum=0.9)
+        step = step_of(optimizer, way)
+        give(params, torch.Generator().manual_seed(0))
+        step()
+        if way:
+            with pytest.warns(RuntimeWarning, match="its step is given arguments"):
+                assert optimizer.step(lambda: 3.0) == 3.0
+        else:
+            optimizer.step(lambda: 3.0)
+        ends.append(optimizer)
+    assert_same(ends[1], ends[0])
