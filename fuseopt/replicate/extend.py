@@ -7,6 +7,7 @@ lane (a tensor learning rate, `1 - beta`) stays as it is, one for all.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -165,14 +166,33 @@ def separated(graph: Graph) -> Graph:
     buffers = list(graph.buffers)
     storages = max(members, default=0)
     for every in members.values():
-        own = [graph.buffers[b] for b in every]
-        spans = sorted(map(span, own))
-        beside = all(b >= a for (_, a), (b, _) in pairwise(spans))
-        if beside and all(b.kind in ("static", "arg") for b in own):
-            for b in every[1:]:
-                storages += 1
+        for apart in _beside(graph.buffers, every)[1:]:
+            storages += 1
+            for b in apart:
                 buffers[b] = buffers[b]._replace(storage=storages)
     return replace(graph, buffers=tuple(buffers))
+
+
+def _beside(buffers: Sequence[Buffer], every: Sequence[int]) -> list[list[int]]:
+    """The buffers of one storage: each tensor of a call with the views of it. All of
+    them in one, where these do not lie beside each other.
+    """
+    if len(every) == 1:
+        return [[*every]]
+    spans = {b: span(buffers[b]) for b in every}
+    tensors = [b for b in every if buffers[b].kind in ("static", "arg")]
+    tensors.sort(key=spans.__getitem__)
+    if any(spans[b][0] < spans[a][1] for a, b in pairwise(tensors)):
+        return [[*every]]
+    found = {b: [b] for b in tensors}
+    starts = [spans[b][0] for b in tensors]
+    for b in set(every) - set(tensors):
+        first, last = spans[b]
+        own = tensors[bisect_right(starts, first) - 1] if tensors else b
+        if own == b or not (spans[own][0] <= first < last <= spans[own][1]):
+            return [[*every]]
+        found[own].append(b)
+    return [*found.values()]
 
 
 class _Extension:

@@ -140,10 +140,12 @@ def in_one_storage(optimizer: Optimizer, k: int) -> None:
         p.grad = DTensor(g, p._spec, requires_grad=False)
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (8, 2)], ids=["empty", "even"])
+@pytest.mark.parametrize(
+    "shape", [(3, 5), (8, 2), (4,)], ids=["empty", "even", "one element"]
+)
 @pytest.mark.parametrize("n", [2, 20])
 def test_gradients_in_one_storage(
-    mesh: DeviceMesh, n: int, shape: tuple[int, int]
+    mesh: DeviceMesh, n: int, shape: tuple[int, ...]
 ) -> None:
     """Of parts without elements several begin at the same place."""
 

@@ -289,3 +289,9 @@ def test_a_closure_runs_in_eager(mesh: DeviceMesh) -> None:
             optimizer.step(lambda: 3.0)
         ends.append(optimizer)
     assert_same(ends[1], ends[0])
+
+
+def test_explain_says_where_to_look(mesh: DeviceMesh) -> None:
+    optimizer = SGD(parameters(mesh, 2))
+    with pytest.raises(fuseopt.errors.UnsupportedInput, match="reports"):
+        fuseopt.explain(optimizer)
