@@ -22,6 +22,7 @@ from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
 from .isolate.compile import unfuse
 from .isolate.decorators import peel
+from .shards.local import is_spread
 
 
 def explain(
@@ -47,6 +48,11 @@ def explain(
     function: Callable[..., Any] = given
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.optim.Optimizer):
+        if is_spread(owner):
+            raise UnsupportedInput(
+                "the parameters are DTensors, whose steps are planned as they are run: "
+                "run one, and fuseopt.reports() has what explain would say"
+            )
         twin = _twin(owner)
         unfuse(twin)
         reason = compat.disabled(twin)

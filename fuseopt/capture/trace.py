@@ -40,6 +40,7 @@ class Captured:
     buffers are their real views.
     `result` is the graph's output, see `results`. `given`: which memory tensors of the
     call get when the step has run. `aliases`: the buffers of the result's aliases.
+    `beyond`: the first op that does more than treat each element alike; "": none.
     """
 
     graph: Graph
@@ -51,6 +52,7 @@ class Captured:
     twins: tuple[tuple[int, int], ...] = ()
     given: tuple[Given, ...] = ()
     aliases: tuple[int, ...] = ()
+    beyond: str = ""
 
     @functools.cached_property
     def evaluate(self) -> Evaluator:
@@ -133,6 +135,7 @@ def capture(
         tuple(interpreter.twins),
         given,
         tuple(aliases),
+        recorder.beyond,
     )
 
 

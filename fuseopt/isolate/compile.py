@@ -27,12 +27,13 @@ from ..compiler.diagnostics import tell_of_step, untraceable_gradient
 from ..compiler.entry import BACKEND, attach
 from ..compiler.session import COMPILED, session
 from ..config import of_mode, resolve
-from ..errors import NotAnOptimizer, UnsupportedInput
+from ..errors import CaptureError, NotAnOptimizer, UnsupportedInput
 from ..replicate.driver import Representatives
 from ..runtime.commit import write
 from ..shadow.lanes import Unlike
 from ..shadow.optimizer import Shadow, unfused
 from ..shadow.whole import NotTraced, Whole
+from ..shards.step import Shards
 from .class_guard import Methods
 from .compilations import Compilations
 from .decorators import cells, copied, peel, rewrap
@@ -220,6 +221,9 @@ class Isolated:
     def __init__(self, optimizer: Optimizer, function: Any, wanted: Wanted) -> None:
         self.owner = weakref.ref(optimizer, _released(self))
         self.function = function
+        parameters = [*inspect.signature(function).parameters.values()]
+        #: is a call whose arguments are None the same as one without?
+        self._none_by_default = all(p.default is None for p in parameters[1:])
         #: one thread at a time steps an optimizer on its shadow
         self.lock = threading.RLock()
         self.wanted = wanted
@@ -238,6 +242,7 @@ class Isolated:
         self.compilations = Compilations()
         self.representatives = self._led()
         self.whole = Whole(function)
+        self.shards = self._on_parts()
         self.unfused: Shadow | None = None  # for a step with a closure
 
     def release(self) -> None:
@@ -245,6 +250,7 @@ class Isolated:
         self.compiled.clear()
         self.representatives.release()
         self.whole.release()
+        self.shards.release()
         self.unfused = None
         self.compilations.forget()
         self.seen = None, None, 0
@@ -255,9 +261,13 @@ class Isolated:
         self.representatives = self._led()
         self.missing.clear()
         self.whole = Whole(self.function)
+        self.shards = self._on_parts()
 
     def _led(self) -> Representatives:
         return Representatives(self.function, self.options, self.compilations.told)
+
+    def _on_parts(self) -> Shards:
+        return Shards(self.function, self.options, self.compilations.told)
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""
@@ -297,16 +307,45 @@ class Isolated:
             if known is not None:
                 self.forget()
             self.seen = optimizer.state, groups, len(groups)
-        if len(args) == 1 and not kwargs and compat.stance() in TRACES:
+        alone = len(args) == 1 and not kwargs
+        if not alone and self.shards.wants(optimizer, anew=True):
+            given = [*args[1:], *kwargs.values()]
+            if any(x is not None for x in given) or not self._none_by_default:
+                return self._eager(args, kwargs, "its step is given arguments")
+            args, kwargs, alone = args[:1], {}, True
+        if alone and compat.stance() in TRACES:
             with self.lock:
                 few, whole = self.representatives, self.whole
-                if few.wants(optimizer) and few.step(optimizer, self._lead):
+                if self.shards.wants(optimizer):
+                    return self._on_shards(optimizer)
+                led = few.wants(optimizer)
+                if led and few.step(optimizer, self._lead):
                     return None
+                # a plain parameter may have been replaced by another since
+                if (few.why or not led) and self.shards.wants(optimizer, anew=True):
+                    return self._on_shards(optimizer)
                 if not whole.why:
                     done, result = whole.step(optimizer, self._whole, self._all)
                     if done:
                         return result
         return self._as_it_is(optimizer, args, kwargs)
+
+    def _on_shards(self, optimizer: Optimizer) -> Any:
+        done, why = self.shards.step(optimizer, self._lead)
+        return None if done else self._eager((optimizer,), {}, why)
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
+        """Let a step of DTensors run in eager; the user is told why, if it is said."""
+        if why:
+            optimizer = args[0]
+            why = f"its parameters are DTensors, and {why}"
+            if resolve(None, self.options).fallback == "error":
+                raise CaptureError(
+                    f"{type(optimizer).__name__}.step cannot be compiled: {why} "
+                    "(options={'fallback': 'error'} was given)"
+                )
+            tell_of_step(optimizer, why)
+        return self.function(*args, **kwargs)
 
     def _as_it_is(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -113,11 +113,17 @@ def _present(lanes: Lanes) -> tuple[int, ...]:
 class Representatives:
     """The step of one optimizer, led by models of its lanes.
 
-    `why`: why it no longer is. `told` gets its Reports.
+    `why`: why it no longer is. `told` gets its Reports. `outward`: lanes are parts of
+    tensors, of which a step may do no more than treat each element alike; what is
+    written to the optimizer that has the parts -> all that is to be written.
     """
 
     def __init__(
-        self, function: Any, options: Mapping[str, Any], told: list[Report]
+        self,
+        function: Any,
+        options: Mapping[str, Any],
+        told: list[Report],
+        outward: Callable[[list[Write]], list[Write]] | None = None,
     ) -> None:
         self.function = function
         self.options = dict(options)
@@ -127,7 +133,9 @@ class Representatives:
         self.anyway = False
         self.noticed = StateGuard()
         self.pending = Pending()
-        self.task = Task(function, config, self.noticed, self.pending, told)
+        self.outward = outward
+        parts = outward is not None
+        self.task = Task(function, config, self.noticed, self.pending, told, parts)
         self.proof: Proof | None = None
         self.calls = 0
         self.proven = -1  # the call in which the proof was made
@@ -325,6 +333,8 @@ class Representatives:
             writes = self._writes(optimizer)
             if self.models.counted and len(trace.steps) > traced:
                 self._check_counters(trace, optimizer)
+            if self.outward is not None:
+                writes = self.outward(writes)
             self.pending.finish(begun, writes)
         else:
             self.pending.finish(begun)
@@ -404,7 +414,8 @@ class Representatives:
     def _known(self, lanes: Lanes, optimizer: Any) -> Found:
         """Take lanes for those of the optimizer, or of what is like it."""
         few = len({kind.key[:2] for kind in lanes.kinds})
-        if not self.anyway and few > SHARE * len(lanes.params):
+        may_differ = self.anyway or self.task.parts
+        if not may_differ and few > SHARE * len(lanes.params):
             raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")
         self.models.take(lanes)
         self.lanes = lanes
@@ -525,6 +536,10 @@ class Representatives:
             raise Unlike(self.proof.why)
         if self.proof.sizes and self.lanes is not None and self._reshaped(self.lanes):
             raise Unlike("it reads sizes, in which lanes differ")
+        if self.proof.sizes and self.task.parts:
+            raise Unlike("it reads sizes, which are those of whole tensors")
+        if self.proof.classes and self.task.parts:
+            raise Unlike("it asks for the class of a tensor")
         return self.proof
 
     # ---------------------------------------------------------------- afterwards

@@ -30,7 +30,8 @@ class Record(NamedTuple):
 
     `lanes`: calls of each lane. `shared`: changes of what belongs to none. `states`:
     the state of each lane afterwards; `rest`: all else that the optimizer holds.
-    `reads`: did the step read numbers from tensors?
+    `reads`: did the step read numbers from tensors? `beyond`: the first op, of what has
+    dimensions, that does more than treat each element alike; "": none.
     """
 
     lanes: dict[int, list[Any]]
@@ -39,6 +40,7 @@ class Record(NamedTuple):
     rest: Any
     paths: set[Any]
     reads: bool
+    beyond: str
 
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -59,6 +61,7 @@ class _Calls(TorchDispatchMode):
         self.shared: list[Any] = []
         self.viewed: set[int] = set()  # storages of no lane that several tensors see
         self.reads = False
+        self.beyond = ""
         self.places: dict[Any, torch.Tensor | None] = {}
         for t in double.alive:
             self._place(t)
@@ -95,6 +98,16 @@ class _Calls(TorchDispatchMode):
             written = frozenset(name for _, name in info.schema.writes)
             op = self._ops[func] = info, written
         info, written = op
+        out = self._known_call(info, written, func, args, kwargs)
+        if not (info.elementwise or self.beyond):
+            every = tensors_in([*args, *kwargs.values(), out])
+            if any(t.dim() for t in every):
+                self.beyond = str(func)
+        return out
+
+    def _known_call(
+        self, info: OpInfo, written: frozenset[str], func: Any, args: Any, kwargs: Any
+    ) -> Any:
         names, lists, views = info.arguments, info.foreach, info.schema.views
         bound = dict(zip(names, args, strict=False))
         if kwargs:
@@ -438,4 +451,12 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
     ]
     rest = holdings([own_attributes(double.optimizer), groups], elsewhere)
     taken = calls.paths.taken
-    return Record(dict(calls.lanes), calls.shared, states, rest, taken, calls.reads)
+    return Record(
+        dict(calls.lanes),
+        calls.shared,
+        states,
+        rest,
+        taken,
+        calls.reads,
+        calls.beyond,
+    )

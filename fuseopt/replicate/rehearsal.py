@@ -25,12 +25,13 @@ def rehearse_all(
     at: Mapping[int, int],
     proof: Proof,
     numbers: Iterable[Any],
+    parts: bool = False,
 ) -> None:
     """Raise Unlike unless all lanes of a step do as the models of their kinds.
 
     `optimizer()`: a shadow of the optimizer, which a run may change. `models`: these,
     as lanes, and `at` which of them each is; there may be more kinds of them.
-    `numbers`: those that the call was given.
+    `numbers`: those that the call was given. `parts`: lanes are parts of tensors.
     """
     moving = {x.item() if isinstance(x, torch.Tensor) else x for x in numbers}
 
@@ -56,6 +57,8 @@ def rehearse_all(
     while True:
         full, few = run(lanes, kept), alone if kept is None else run(models, kept)
         compare(lanes, at, full, few)
+        if parts and full.beyond:
+            raise Unlike(beyond(full.beyond))
         strange = {code for code, _, _ in full.paths} - proof.codes
         if strange:
             raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
@@ -65,6 +68,11 @@ def rehearse_all(
         kept = moving
         if not goes_on(moving):
             kept = {x for x in moving if goes_on({x})}
+
+
+def beyond(op: str) -> str:
+    """Why a step cannot be done part by part."""
+    return f"{op} needs whole tensors, of which a process has shards"
 
 
 def _moved(moving: Collection[Any], x: Any) -> Any:

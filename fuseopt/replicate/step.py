@@ -35,7 +35,7 @@ from ..shadow.state_guard import Place, StateGuard
 from ..uniformity import Proof
 from .extend import COMMON, Extended, Layout, extend
 from .models import Models
-from .rehearsal import rehearse_all, rehearse_fewer
+from .rehearsal import beyond, rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
 from .source import Finds, LaneTensors
 
@@ -58,7 +58,8 @@ class Task:
     """What is the same in all calls of an optimizer's step.
 
     `noticed`: what the optimizer holds besides its lanes. `pending`: where launches are
-    put off. `told`: gets the optimizer's Reports.
+    put off. `told`: gets the optimizer's Reports. `parts`: lanes are parts of
+    tensors.
     """
 
     function: Callable[..., Any]
@@ -66,6 +67,7 @@ class Task:
     noticed: StateGuard
     pending: Pending
     told: list[Report]
+    parts: bool = False
 
 
 class Owner(Finds, Protocol):
@@ -247,7 +249,8 @@ class LedStep:
         models, at = owner.models.lanes(owner.call.optimizer, self.active)
         function = self.task.function
         all_ = owner.shadow_of_all
-        rehearse_all(all_, function, lanes, models, at, proof, given)
+        parts = self.task.parts
+        rehearse_all(all_, function, lanes, models, at, proof, given, parts)
         clock.lap("rehearsal")
 
     def _rehearse_fewer(self, lanes: Lanes, present: Sequence[int]) -> None:
@@ -323,6 +326,8 @@ class LedStep:
                 raise Unlike("it gives tensors other memory")
             if captured.aliases:
                 raise Unlike("it keeps another view of a tensor of a lane")
+            if captured.beyond and self.task.parts:
+                raise Unlike(beyond(captured.beyond))
             made = extend(captured, owners, led, late, layouts, given, len(args))
             results = Results(captured, made, own_tensors, members)
             found.append((made, results))

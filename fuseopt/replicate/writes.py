@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Mapping
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +18,20 @@ from .models import Models
 from .results import OwnFloat, OwnInt
 
 State = dict[str, Any]
+
+
+class Each(functools.partial):  # type: ignore[type-arg]
+    """A call of C that gives each of some states what is new in it."""
+
+    def __new__(cls, states: Sequence[Any], news: Sequence[State]) -> Each:
+        """As partials are made."""
+        each = map(dict.update, states, news)
+        made = super().__new__(cls, collections.deque, each, 0)
+        made.states, made.news = states, news
+        return made
+
+    states: Sequence[Any]
+    news: Sequence[State]
 
 
 class Gives(Protocol):
@@ -87,8 +100,7 @@ class Writes:
             if not any(isinstance(now[k], torch.Tensor) for k in changed):
                 states = [lanes.states[i] for i in kind.lanes]
                 news = self._numbers({k: now[k] for k in changed}, len(states))
-                each = map(dict.update, states, news)  # type: ignore[arg-type]
-                return [functools.partial(collections.deque, each, 0)]
+                return [Each(states, news)]
         writes: list[Write] = []
         for i, content in self._given_to(kind, now, old).items():
             state = lanes.states[i]
@@ -100,13 +112,13 @@ class Writes:
             writes.append(functools.partial(dict.update, state, content))
         return writes
 
-    def _numbers(self, news: State, n: int) -> Any:
+    def _numbers(self, news: State, n: int) -> list[State]:
         """Numbers in the state, for each of n lanes."""
         own = [k for k, v in news.items() if isinstance(v, (OwnInt, OwnFloat))]
         if not own:
             for value in news.values():
                 self._plain(value)
-            return repeat(news, n)
+            return [news] * n
         return [{k: self._number(v, m) for k, v in news.items()} for m in range(n)]
 
     def _number(self, value: Any, m: int) -> Any:

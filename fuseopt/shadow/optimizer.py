@@ -139,6 +139,22 @@ def unfused(group: dict[str, Any]) -> dict[str, bool]:
     return {key: value for key, value in form.items() if key in group}
 
 
+def stand_in(optimizer: Optimizer) -> Any:
+    """An object of an optimizer's class that has nothing yet.
+
+    Raises Unlike for an optimizer that no other object can stand for.
+    """
+    kind = type(optimizer)
+    for c in kind.__mro__:
+        if any(isinstance(x, types.MemberDescriptorType) for x in vars(c).values()):
+            raise Unlike(f"{c.__name__} keeps attributes in slots")
+    if hasattr(kind, "__del__"):
+        raise Unlike(f"{kind.__name__} has a __del__")
+    made = object.__new__(kind)
+    session.apart.add(made)
+    return made
+
+
 class Shadow:
     """The shadow of an optimizer. `itself` is what a step is given.
 
@@ -147,14 +163,7 @@ class Shadow:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        kind = type(optimizer)
-        for c in kind.__mro__:
-            if any(isinstance(x, types.MemberDescriptorType) for x in vars(c).values()):
-                raise Unlike(f"{c.__name__} keeps attributes in slots")
-        if hasattr(kind, "__del__"):
-            raise Unlike(f"{kind.__name__} has a __del__")
-        self.itself: Any = object.__new__(kind)
-        session.apart.add(self.itself)
+        self.itself = stand_in(optimizer)
         self._owner = weakref.ref(optimizer)
         #: was what the last step left taken over, or thrown away?
         self.clean = False

@@ -52,11 +52,13 @@ class Proof:
     """What the analysis found. `why`: not all lanes are shown to be treated alike.
 
     `sizes`: does the step read sizes of lanes? Then only lanes of one size are alike.
-    `codes`: all code that the step may run, but for torch's and Python's own.
+    `classes`: does it ask for the class of one of their tensors? `codes`: all code that
+    the step may run, but for torch's and Python's own.
     """
 
     why: str
     sizes: bool
+    classes: bool
     codes: frozenset[types.CodeType]
 
 
@@ -79,7 +81,9 @@ def prove(
             machine = Machine(_SOURCES, world)
             calls.call(machine, Known(function), [Itself()], {}, ast.Pass())
             if not world.changed:
-                return Proof("", machine.sizes, frozenset(machine.codes))
+                return Proof(
+                    "", machine.sizes, machine.classes, frozenset(machine.codes)
+                )
         why = "it does not settle what the step writes"
     except (Refusal, Unknown) as error:
         why = str(error)
@@ -91,4 +95,4 @@ def prove(
         # an error of the analysis itself proves nothing
         why = f"its analysis fails: {type(error).__name__}: {error}"
     codes = frozenset() if machine is None else frozenset(machine.codes)
-    return Proof(why, True, codes)
+    return Proof(why, True, True, codes)

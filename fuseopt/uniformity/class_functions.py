@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import numbers
 
 import torch
+import torch.optim.optimizer as torch_optimizer
 
 from .functions import Args, Keywords, rule
 from .machine import Machine, usable
@@ -25,6 +27,12 @@ from .values import (
     Value,
 )
 
+#: Classes of which a tensor is one, or is none, whatever it stands for.
+_SAME_OF_ALL = frozenset(
+    {torch.Tensor, torch.nn.Parameter, bool, int, float, complex, str, type(None)}
+    | {list, tuple, dict, set, numbers.Number, numbers.Real}
+)
+
 
 @rule(builtins.isinstance)
 def is_instance(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
@@ -34,6 +42,8 @@ def is_instance(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Val
         return Known(isinstance(value.value, kinds))
     if isinstance(value, Data):
         return _among(value, kinds)
+    if isinstance(value, (Tensor, First)) and not _SAME_OF_ALL.issuperset(kinds):
+        machine.classes = True
     if isinstance(value, Tensor):
         if value.none or value.plain or value.number:
             return Data(Level.KIND, frozenset({bool}))
@@ -91,6 +101,16 @@ def _python_type(machine: Machine, value: Value) -> type | None:
     return None
 
 
+def _by_default(machine: Machine) -> bool:
+    """Is it torch that asks, to choose a form of its steps which nobody asked for?"""
+    return machine.frames[-1].source.code is _CHOICE
+
+
+_CHOICE = getattr(
+    getattr(torch_optimizer, "_default_to_fused_or_foreach", None), "__code__", None
+)
+
+
 @rule(type)
 def _type(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     value = usable(machine, args[0], node)
@@ -99,6 +119,7 @@ def _type(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     if isinstance(value, Optimizer):
         return Known(machine.world.kind)
     if isinstance(value, Tensor):
+        machine.classes = machine.classes or not _by_default(machine)
         return Data(Level.KIND, frozenset({type(None)}))
     if isinstance(value, Known):
         return Known(type(value.value))

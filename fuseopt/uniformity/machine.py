@@ -84,7 +84,8 @@ class Definition:
 class Machine:
     """See the module. `evaluate` and `call` go on with an expression and a call.
 
-    `sizes`: does the step read sizes? `codes`: the code that it may run.
+    `sizes`: does the step read sizes? `classes`: does it ask for the class of a tensor,
+    besides whether it is one? `codes`: the code that it may run.
     """
 
     evaluate: Callable[[Machine, ast.expr], Value]
@@ -103,6 +104,7 @@ class Machine:
         self.definitions: list[Definition] = []
         self.codes: set[types.CodeType] = set()
         self.sizes = False
+        self.classes = False
         self.effects = 0  # writes of what is a lane's, so far
         self._numbers = 0
         self._budget = BUDGET

@@ -57,6 +57,12 @@ META_FREE = frozenset(
 #: Calls of lists that fold each of their tensors.
 FOREACH_REDUCTIONS = frozenset({"norm", "max"})
 
+#: Calls that give or change a tensor as large as the one they are given, and treat all
+#: of its elements alike.
+LIKE = frozenset(
+    "zeros_like ones_like full_like empty_like clone copy _to_copy fill zero detach "
+    "alias lift_fresh_copy".split()
+)
 #: The operands of a rule: arguments by name.
 Operands = tuple[tuple[str, Any], ...]
 
@@ -69,7 +75,9 @@ class OpInfo(NamedTuple):
     `operands`: the arguments that a rule may take, with their defaults; `others` are
     those that no rule understands unless they have their defaults. `empty`: it gives
     memory and no contents. `shaped`: it is told the shape of its result. `pointwise`:
-    a rule may be found for it. `meta_free`: its shape rule need not be asked.
+    a rule may be found for it. `elementwise`: it does the same to each element, and so
+    does to a part of a tensor what it does to the whole. `meta_free`: its shape rule
+    need not be asked.
     """
 
     schema: Schema
@@ -82,6 +90,7 @@ class OpInfo(NamedTuple):
     empty: bool
     shaped: bool
     pointwise: bool
+    elementwise: bool
     meta_free: bool
 
 
@@ -115,8 +124,13 @@ def op_info(func: Any) -> OpInfo:
         name in EMPTY,
         name in EMPTY or name in SHAPED,
         name in RULES or name in RENAMED or name in CONSTANTS,
+        not schema.seeded and own and _elementwise(func, name),
         inplace and name in META_FREE,
     )
+
+
+def _elementwise(func: Any, name: str) -> bool:
+    return name in RULES or name in LIKE or torch.Tag.pointwise in func.tags
 
 
 def arithmetic(kind: str) -> bool:

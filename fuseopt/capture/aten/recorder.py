@@ -43,6 +43,8 @@ class Recorder(Externs, TorchDispatchMode):
         #: calls that were more than arithmetic, element by element
         self.others = 0
         self.items = 0  # numbers that were read from tensors
+        #: the first call of what has dimensions that is not elementwise, see OpInfo
+        self.beyond = ""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -59,15 +61,22 @@ class Recorder(Externs, TorchDispatchMode):
             known = self.literals is None and not op.schema.seeded
             self.others += 1
             if known and not any(t.is_meta for t in tensors):
+                self._note(func, op, tensors)
                 return func(*args, **kwargs)
             args = swap(args, self.constant)
             kwargs = {k: swap(v, self.constant) for k, v in kwargs.items()}
             bound = {k: swap(v, self.constant) for k, v in bound.items()}
         if "device" in op.arguments:
             kwargs = self._on_meta(bound, kwargs)
-        if op.foreach:
-            return self._foreach(func, op, bound, args, kwargs)
-        return self._single(func, op, bound, args, kwargs)
+        call = self._foreach if op.foreach else self._single
+        out = call(func, op, bound, args, kwargs)
+        if not (op.elementwise or self.beyond):
+            self._note(func, op, [*tensors, *tensors_in(out)])
+        return out
+
+    def _note(self, func: Any, op: OpInfo, tensors: Sequence[torch.Tensor]) -> None:
+        if not (op.elementwise or self.beyond) and any(t.dim() for t in tensors):
+            self.beyond = str(func)
 
     def sizes(self) -> tuple[int, ...]:
         """How much there is of what no calls but arithmetic add to."""

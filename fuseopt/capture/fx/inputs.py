@@ -120,6 +120,9 @@ class MetaInputs:
         storage = t.untyped_storage()
         key = storage._cdata
         shape, stride, offset = t.shape, t.stride(), t.storage_offset()
+        if not t.numel():
+            # two that begin at one place of a storage are not the same
+            return torch.empty_strided(shape, stride, dtype=t.dtype, device="meta")
         if key not in self._storages:
             self._alive.append(storage)
             if offset == 0:

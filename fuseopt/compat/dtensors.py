@@ -1,0 +1,71 @@
+"""Tensors that are spread over processes: what of DTensor is not torch's public API.
+
+Relies on `_local_tensor` and `_spec` of a DTensor, on the fields of a spec, and on how
+one is made of both. Where these are missing, no tensor is known as a DTensor, and a
+step of such runs in eager.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+local_part = attrgetter("_local_tensor")
+spec_of = attrgetter("_spec")
+
+
+def dtensor_type() -> Any:
+    """The class of tensors that are spread over processes; None if nothing has loaded
+    it, so that no tensor is one.
+    """
+    found = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    known = hasattr(found, "_local_tensor") and hasattr(found, "_spec")
+    return found if known else None
+
+
+def arrived(local: torch.Tensor) -> torch.Tensor:
+    """A part, when the collective that makes it has ended."""
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    under_way = getattr(module, "AsyncCollectiveTensor", None)
+    if under_way is not None and type(local) is under_way:
+        done: torch.Tensor = local.trigger_wait()  # type: ignore[attr-defined]
+        return done
+    return local
+
+
+def is_summed_up(spec: Any) -> bool:
+    """Is every element in one process, or the same in all? Else parts are to be added
+    up, or whatever else is to become of them.
+    """
+    return not any(x.is_partial() for x in spec.placements)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Have two specs the same mesh, placements and sizes, so that each process has the
+    same elements of both?
+    """
+    if one is other:
+        return True
+    a, b = one.tensor_meta, other.tensor_meta
+    return bool(
+        a is not None
+        and b is not None
+        and one.placements == other.placements
+        and (one.mesh is other.mesh or one.mesh == other.mesh)
+        and getattr(one, "shard_order", None) == getattr(other, "shard_order", None)
+        and tuple(a.shape) == tuple(b.shape)
+        and tuple(a.stride) == tuple(b.stride)
+    )
+
+
+def spread_as(local: torch.Tensor, whole: Any) -> Any:
+    """A DTensor with this part, over the processes as another one is."""
+    spec = whole._spec
+    if spec.tensor_meta.dtype != local.dtype:
+        meta = spec.tensor_meta._replace(dtype=local.dtype)
+        spec = dataclasses.replace(spec, tensor_meta=meta)
+    return type(whole)(local, spec, requires_grad=False)

@@ -1,0 +1,1 @@
+"""Optimizers of tensors that are spread over processes, stepped on this one's parts."""

@@ -1,0 +1,287 @@
+"""Steps that treat each element alike, of DTensors: eager's bits, one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+import fuseopt
+from tests.papers import ELEMENTWISE
+from tests.shards import assert_same, local, spread
+from tests.shards.steps import WAYS, compared, give, parameters, run, step_of
+
+TORCH: list[tuple[type[Optimizer], dict[str, Any]]] = [
+    (AdamW, {}),
+    (Adam, {"foreach": True, "amsgrad": True}),
+    (SGD, {}),
+    (SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    (RMSprop, {"centered": True, "momentum": 0.5}),
+]
+
+
+def last_report() -> Any:
+    return fuseopt.reports()[-1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("n", [1, 20])
+@pytest.mark.parametrize(("kind", "options"), TORCH, ids=lambda x: str(x)[-40:])
+def test_torch(
+    mesh: DeviceMesh, kind: Any, options: dict[str, Any], n: int, way: str
+) -> None:
+    assert not compared(lambda ps: kind(ps, lr=0.1, **options), mesh, n, way)
+    assert last_report().launches == 1
+    assert not last_report().fallback
+    assert not last_report().externs
+
+
+#: Of those, what keeps a step from the shards.
+EAGER = {"AggMo": "differs between lanes", "FTRL": "it reads sizes"}
+QUICK = ("Lion", "AggMo", "FTRL", "QHAdam")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind.__name__ in QUICK else pytest.mark.slow)
+        for kind, _ in ELEMENTWISE
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_papers(mesh: DeviceMesh, kind: Any) -> None:
+    told = compared(lambda ps: kind(ps, lr=0.1), mesh, 12, WAYS[0])
+    why = EAGER.get(kind.__name__)
+    if why:
+        assert len(told) == 1
+        assert "DTensors" in told[0]
+        assert why in told[0]
+        return
+    assert not told
+    assert last_report().launches == 1
+    assert not last_report().externs
+
+
+@pytest.mark.parametrize("n", [4, 20])
+def test_parameters_of_several_meshes_and_plain_ones(mesh: DeviceMesh, n: int) -> None:
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+    def params() -> list[torch.nn.Parameter]:
+        found: list[Any] = parameters(mesh, n)
+        both = spread(torch.randn(5, 6), square, [Shard(0), Shard(1)])
+        part = spread(torch.randn(6), square["tp"], [Shard(0)])
+        found += [torch.nn.Parameter(both), torch.nn.Parameter(part)]
+        found += [torch.nn.Parameter(torch.randn(3, 3))]
+        return found
+
+    want = run(lambda ps: AdamW(ps), params(), "")
+    got = run(lambda ps: AdamW(ps), params(), WAYS[0])
+    assert_same(got, want)
+    assert last_report().launches == 1
+
+
+def test_the_state_is_as_eager_makes_it(mesh: DeviceMesh) -> None:
+    optimizer = run(lambda ps: AdamW(ps), parameters(mesh, 6), WAYS[0], steps=1)
+    for p, state in optimizer.state.items():
+        assert type(state["step"]) is torch.Tensor
+        assert type(state["exp_avg"]) is DTensor
+        assert state["exp_avg"]._spec == p._spec
+        assert state["exp_avg"].full_tensor is not None
+
+
+@pytest.mark.parametrize("n", [3, 20])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_changes_between_steps(mesh: DeviceMesh, way: str, n: int) -> None:
+    def between(o: Optimizer, k: int) -> None:
+        params = o.param_groups[0]["params"]
+        if k == 1:
+            params[0].grad = None
+        if k == 2:
+            for p in params:
+                p.grad = None
+        if k == 3:
+            state = o.state_dict()
+            o.load_state_dict(state)
+        if k == 4:  # another part of the same size, as FSDP gives when it is moved
+            own = params[1]
+            own._local_tensor = own._local_tensor.clone()
+        if k == 5:  # the same, in place
+            own = params[1]._local_tensor
+            own.data = own.data.clone()
+
+    assert not compared(lambda ps: AdamW(ps), mesh, n, way, between)
+
+
+def test_other_placements_are_a_new_plan(mesh: DeviceMesh) -> None:
+    def between(o: Optimizer, k: int) -> None:
+        if k == 3:
+            params = o.param_groups[0]["params"]
+            old = params[0]
+            whole = torch.arange(40.0).reshape(8, 5)
+            params[0] = torch.nn.Parameter(spread(whole, mesh, [Shard(1)]))
+            o.state.pop(old)
+            g = torch.Generator().manual_seed(7)
+            give(params, g)
+
+    assert not compared(lambda ps: AdamW(ps), mesh, 6, WAYS[0], between)
+
+
+def in_one_storage(optimizer: Optimizer, k: int) -> None:
+    """Gradients beside each other, as one collective makes those of a layer."""
+    memory, first = torch.arange(1000.0) / (7 + k), 0
+    for p in optimizer.param_groups[0]["params"]:
+        part = local(p)
+        g = memory[first : first + part.numel()].view(part.shape)
+        first += part.numel()
+        p.grad = DTensor(g, p._spec, requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 5), (8, 2), (4,)], ids=["empty", "even", "one element"]
+)
+@pytest.mark.parametrize("n", [2, 20])
+def test_gradients_in_one_storage(
+    mesh: DeviceMesh, n: int, shape: tuple[int, ...]
+) -> None:
+    """Of parts without elements several begin at the same place."""
+
+    def params() -> list[torch.nn.Parameter]:
+        torch.manual_seed(0)
+        parts = [spread(torch.randn(shape), mesh, [Shard(0)]) for _ in range(n)]
+        return [*map(torch.nn.Parameter, parts)]
+
+    def make(ps: Any) -> Optimizer:
+        return SGD(ps, momentum=0.9)
+
+    want = run(make, params(), "", between=in_one_storage)
+    got = run(make, params(), WAYS[0], between=in_one_storage)
+    assert_same(got, want)
+    assert last_report().launches == 1
+
+
+@pytest.mark.parametrize("n", [3, 20])
+def test_no_gradient_is_kept(mesh: DeviceMesh, n: int) -> None:
+    import gc
+    import weakref
+
+    params = parameters(mesh, n)
+    optimizer = AdamW(params)
+    step = step_of(optimizer, WAYS[0])
+    for _ in range(3):
+        give(params, torch.Generator().manual_seed(0))
+        step()
+        kept = [weakref.ref(local(p.grad)) for p in params]
+        optimizer.zero_grad()
+        gc.collect()
+        assert not any(ref() is not None for ref in kept)
+
+
+def test_nothing_is_kept_of_an_optimizer_that_is_gone(mesh: DeviceMesh) -> None:
+    import gc
+    import weakref
+
+    params = parameters(mesh, 6)
+    optimizer = AdamW(params)
+    step_of(optimizer, WAYS[0])
+    for _ in range(2):
+        give(params, torch.Generator().manual_seed(0))
+        optimizer.step()
+    kept = [weakref.ref(x) for s in optimizer.state.values() for x in s.values()]
+    kept.append(weakref.ref(optimizer))
+    del optimizer
+    gc.collect()
+    assert not any(ref() is not None for ref in kept)
+
+
+def test_an_exception_before_the_launch_changes_nothing(mesh: DeviceMesh) -> None:
+    params = parameters(mesh, 6)
+    optimizer = AdamW(params)
+    step_of(optimizer, WAYS[0])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        give(params, generator)
+        optimizer.step()
+    before = [local(p).clone() for p in params]
+    held = {k: dict(v) for k, v in optimizer.state.items()}
+    memory = local(params[0].grad).untyped_storage()
+    content = memory.clone()
+    memory.resize_(0)
+    with pytest.raises(Exception, match="no memory"):
+        optimizer.step()
+    memory.resize_(content.nbytes())
+    memory.copy_(content)
+    assert all(map(torch.equal, map(local, params), before))
+    assert held == {k: dict(v) for k, v in optimizer.state.items()}
+    optimizer.step()
+    assert not torch.equal(local(params[0]), before[0])
+
+
+def test_autograd_sees_that_parameters_changed(mesh: DeviceMesh) -> None:
+    params = parameters(mesh, 6)
+    optimizer = AdamW(params)
+    step_of(optimizer, WAYS[0])
+    give(params, torch.Generator().manual_seed(0))
+    optimizer.step()
+    versions = [(p._version, local(p)._version) for p in params]
+    params[1].grad = None
+    optimizer.step()
+    for p, (whole, part) in zip(params, versions, strict=True):
+        changed = p is not params[1]
+        assert (p._version > whole) == (local(p)._version > part) == changed
+
+
+def test_a_backward_through_what_was_stepped_is_an_error(mesh: DeviceMesh) -> None:
+    for way in ("", WAYS[0]):
+        params = parameters(mesh, 1)
+        optimizer = SGD(params, lr=0.1)
+        step = step_of(optimizer, way)
+        for _ in range(2):
+            loss = (params[0] * params[0]).sum()
+            give(params, torch.Generator().manual_seed(0))
+            step()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
+def test_a_closure_that_is_none(mesh: DeviceMesh) -> None:
+    """As trainers call a step."""
+    want, got = (
+        run(lambda ps: AdamW(ps), parameters(mesh, 6), way, 0) for way in ("", WAYS[0])
+    )
+    for optimizer in (want, got):
+        for k in range(3):
+            params = optimizer.param_groups[0]["params"]
+            give(params, torch.Generator().manual_seed(k))
+            optimizer.step(None) if k % 2 else optimizer.step(closure=None)
+    assert_same(got, want)
+    assert last_report().launches == 1
+    assert not last_report().fallback
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [6, 20])
+def test_2000_steps_leave_nothing(mesh: DeviceMesh, n: int) -> None:
+    """Of specs that eager's fused steps leave, and of all else."""
+    import gc
+    import resource
+
+    params = parameters(mesh, n)
+    optimizer = AdamW(params)
+    step = step_of(optimizer, WAYS[0])
+    generator = torch.Generator().manual_seed(0)
+    seen = []
+    for k in range(2001):
+        give(params, generator)
+        step()
+        optimizer.zero_grad()
+        if k in (500, 2000):
+            gc.collect()
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            seen.append((len(gc.get_objects()), used))
+    (objects, memory), (later, most) = seen
+    assert later - objects < 100
+    assert most - memory < 8 * 1024
