@@ -97,7 +97,8 @@ class Writes:
             changed = [k for k, v in now.items() if v is not old[k]]
             if not changed:
                 return []
-            if not any(isinstance(now[k], torch.Tensor) for k in changed):
+            numbers = not any(isinstance(now[k], torch.Tensor) for k in changed)
+            if numbers and not any(lanes.params[i] in self.fresh for i in kind.lanes):
                 states = [lanes.states[i] for i in kind.lanes]
                 news = self._numbers({k: now[k] for k in changed}, len(states))
                 return [Each(states, news)]
@@ -106,6 +107,12 @@ class Writes:
             state = lanes.states[i]
             if state is None:
                 self.fresh[lanes.params[i]] = content
+                continue
+            made = self.fresh.get(lanes.params[i])
+            if made is not None:
+                # nobody's until the launch, which adds it to the state as it is then
+                made.clear()
+                made.update(content)
                 continue
             if tuple(content)[: len(state)] != tuple(state):
                 writes.append(functools.partial(state.clear))
