@@ -95,14 +95,12 @@ def choose(tx: Any, condition: Node, x: Any, y: Any, branch: Branch) -> Any:
         return None
     known = vars(tx.output)
     known.setdefault("fuseopt_chosen", {})[_storage(chosen)] = branch
-    known.setdefault("fuseopt_sides", {}).update(
-        {_storage(t): branch for t in (a, b)}
-    )
+    known.setdefault("fuseopt_sides", {}).update({_storage(t): branch for t in (a, b)})
     return made
 
 
 def _storage(t: torch.Tensor) -> int:
-    return t.untyped_storage()._cdata
+    return int(t.untyped_storage()._cdata)
 
 
 def watch_choices() -> None:

@@ -224,7 +224,9 @@ def test_a_call_of_a_rehearsal_is_a_few_functions(
     monkeypatch.setattr(rehearsal, "rehearse", counted)
     optimizer = adamw()
     compiled("fuseopt.compile", optimizer)()
-    (of_all, recorded), (of_leads, known) = seen
+    # the leading lanes, all; with other numbers the same again
+    (of_leads, known), (of_all, recorded), *again = seen
+    assert len(again) == 2
     assert (of_all - of_leads) / (recorded - known) < 36
 
 
