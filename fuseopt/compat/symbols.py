@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..errors import FuseoptError
 from .dynamo import leads_to, traces_step
 from .hooks import Hook, around, found_at, install, name_of
 
@@ -294,6 +295,12 @@ def symbol_sources() -> list[str]:
     return [*_tracing.symbols]
 
 
+def _is_anothers(error: Exception) -> bool:
+    """Did a backend fail with an error that nobody here has foreseen?"""
+    within = getattr(error, "inner_exception", None)
+    return within is not None and not isinstance(within, (TraceAgain, FuseoptError))
+
+
 def _trace_again(backend: Callable[..., Any]) -> None:
     """A trace with symbols that fails is made once more without."""
     converter: Any = importlib.import_module("torch._dynamo.convert_frame")
@@ -307,7 +314,7 @@ def _trace_again(backend: Callable[..., Any]) -> None:
         try:
             return trace(*args, **kwargs)
         except Exception as error:
-            if not has_symbols():
+            if not has_symbols() or _is_anothers(error):
                 raise
             log.debug("a step is traced with constants: %s", error)
             with plainly():
