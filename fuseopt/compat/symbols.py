@@ -32,7 +32,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..errors import FuseoptError
 from .dynamo import leads_to, traces_step
 from .hooks import Hook, around, found_at, install, name_of
 
@@ -297,6 +296,8 @@ def symbol_sources() -> list[str]:
 
 def _is_anothers(error: Exception) -> bool:
     """Did a backend fail with an error that nobody here has foreseen?"""
+    from ..errors import FuseoptError  # light to import, until there is one
+
     within = getattr(error, "inner_exception", None)
     return within is not None and not isinstance(within, (TraceAgain, FuseoptError))
 
