@@ -395,6 +395,7 @@ class Representatives:
         if self.models.n_groups != len(optimizer.param_groups):
             self.models = Models(len(optimizer.param_groups), loose, self.counters)
             self.traces.clear()
+            self.trace = None
         lanes = Lanes(optimizer, loose, self.counters)
         unmade = any(kind.has_grad and not kind.has_state for kind in lanes.kinds)
         if unmade and self.makes_state:
@@ -403,7 +404,7 @@ class Representatives:
 
     def _known(self, lanes: Lanes, optimizer: Any) -> Found:
         """Take lanes for those of the optimizer, or of what is like it."""
-        few = len({kind.key[:2] for kind in lanes.kinds})
+        few = len({(kind.key[:2], repr(kind.numbers)) for kind in lanes.kinds})
         if not self.anyway and few > SHARE * len(lanes.params):
             raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")
         self.models.take(lanes)

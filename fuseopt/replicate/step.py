@@ -122,6 +122,8 @@ class LedStep:
         #: for which of what the optimizer held it was rehearsed: by count, by contents
         self.known = -1
         self.rehearsed: list[Any] = []
+        #: for these parameters of each group, by identity
+        self.lists: list[list[int]] = []
         #: and with which models among the rest, for the last of these
         self.present: set[Any] = set()
         self.program: _Program | None = None
@@ -166,6 +168,7 @@ class LedStep:
         """Lanes are other than they seemed: no program is for them."""
         self.programs.clear()
         self.program = self.lanes = self.captured = None
+        self.told = False
 
     def __call__(self, *args: Any) -> Any:
         owner, noticed = self.owner, self.task.noticed
@@ -200,6 +203,9 @@ class LedStep:
             self.program = None
             self.lanes = lanes
         members = owner.models.members(lanes)
+        if self.lists != lanes.lists_of():
+            self.lists = lanes.lists_of()
+            self.rehearsed.clear()
         clock = Clock()
         failed = None
         if self.program is None:
@@ -227,9 +233,12 @@ class LedStep:
         if failed is not None:
             raise failed
         self.known = noticed.count
-        session.reports += self.untold
-        self.task.told.extend(self.untold)
-        self.untold.clear()
+        if self.untold:
+            # what is planned for other lanes says the same
+            self.told = True
+            session.reports += self.untold
+            self.task.told.extend(self.untold)
+            self.untold.clear()
 
     def _rehearse(self, lanes: Lanes, args: Sequence[Any], clock: Clock) -> None:
         owner = self.owner
@@ -304,7 +313,6 @@ class LedStep:
         }
         given = {k: model for k, (model, _) in counted.items()}
         found: list[tuple[Extended, Results]] = []
-        self.untold.clear()
 
         def extended(gm: GraphModule, args: Sequence[Any]) -> Captured:
             captured = self.captured
@@ -330,10 +338,11 @@ class LedStep:
                 "these"
             )
             if not self.told:
-                self.untold.append(report)
-            self.told = True
+                self.untold[:] = [report]
 
         config, pending = self.task.config, self.task.pending
+        if self.told:
+            config = replace(config, dump_dir=None, debug=0)
         plan = pipeline.replanner(self.gm, config, tell, clock, extended)
         program = plan(args)
         made, results = found[-1]

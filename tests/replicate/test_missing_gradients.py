@@ -160,6 +160,24 @@ def test_random_sets(build: Any, way: Any, steps: int, counts: Counts) -> None:
     assert len(counts.texts) <= 4
 
 
+@pytest.mark.parametrize("build", [adamw, LAMB])
+def test_on_another_target(build: Any) -> None:
+    pair = Pair(build, 18, lambda opt: fuseopt.compile(opt, target="triton").step)
+    for _ in range(5):
+        pair.random_step()
+        pair.check()
+    assert len(fuseopt.reports()) == 2
+
+
+def test_what_is_written_down(tmp_path: Any) -> None:
+    """A folder for each trace, not for each set of gradients."""
+    made = str(tmp_path)
+    pair = Pair(adamw, 18, lambda opt: fuseopt.compile(opt, dump_dir=made).step)
+    for _ in range(6):
+        pair.random_step()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.parametrize("build", EVERY)
 def test_none_and_all(build: Any, counts: Counts) -> None:
     """Calls without any gradient, before there was one and after."""
