@@ -8,8 +8,7 @@ bound to the tensors of all lanes.
 from __future__ import annotations
 
 import ctypes
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -29,12 +28,12 @@ from ..runtime.commit import Pending
 from ..runtime.guards.tensors import CHANGED
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.double import own_attributes
 from ..shadow.lanes import GRAD, Lanes, Unlike
-from ..shadow.state_guard import Place, StateGuard
+from ..shadow.state_guard import StateGuard
 from ..uniformity import Proof
 from .extend import COMMON, Extended, Layout, extend
 from .models import Models
+from .places import held_tensors, place_of
 from .rehearsal import rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
 from .source import Finds, LaneTensors
@@ -135,7 +134,7 @@ class LedStep:
         self.untold: list[Report] = []  # of plans that have not run
         self.numbers = compat.number_sources(gm)
         self.moving = frozenset(
-            place for place in map(_place, self.numbers.values()) if place
+            place for place in map(place_of, self.numbers.values()) if place
         )
 
     @property
@@ -427,33 +426,3 @@ class _Whole:
     def eager(self) -> Callable[..., Any]:
         """Never asked for."""
         raise AssertionError("eager would run the leading lanes alone")
-
-
-_SOURCE = re.compile(
-    r"L\['self'\]\.(?:param_groups\[(\d+)\]\['(\w+)'\]|(\w+))(?:\[(\d+)\])?"
-)
-
-
-def _place(source: str) -> Place | None:
-    """Where a number lies that Dynamo names so; None: elsewhere."""
-    found = _SOURCE.fullmatch(source)
-    if not found:
-        return None
-    group, key, name, item = found.groups()
-    place: Place = name if group is None else (int(group), key)
-    return place if item is None else (place, int(item))
-
-
-def held_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an optimizer holds besides its lanes."""
-    waiting: list[Any] = list(own_attributes(optimizer).values())
-    for group in optimizer.param_groups:
-        waiting += [v for k, v in group.items() if k != "params"]
-    while waiting:
-        x = waiting.pop()
-        if isinstance(x, torch.Tensor):
-            yield x
-        elif isinstance(x, dict):
-            waiting += x.values()
-        elif isinstance(x, (list, tuple)):
-            waiting += x

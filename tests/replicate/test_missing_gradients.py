@@ -134,11 +134,17 @@ EVERY = [adamw, momentum, LAMB, AdaBelief]
 
 
 @pytest.mark.parametrize(
-    ("way", "steps"), [(compiled, 500), (bound, 60)], ids=["compile", "bound"]
+    ("way", "steps"),
+    [
+        pytest.param(compiled, 40, id="compile"),
+        pytest.param(bound, 40, id="bound"),
+        pytest.param(compiled, 500, id="compile-500", marks=pytest.mark.slow),
+        pytest.param(bound, 500, id="bound-500", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("build", EVERY)
 def test_random_sets(build: Any, way: Any, steps: int, counts: Counts) -> None:
-    """500 steps with another set of gradients in each."""
+    """Another set of gradients in each step."""
     pair = Pair(build, way=way)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
