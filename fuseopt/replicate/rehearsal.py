@@ -68,7 +68,7 @@ def rehearse_all(
         kept, moved = moving, beside(moving)
         if moved is None:
             kept = {x for x in moving if beside({x}) is not None}
-            moved = run(lanes.leads, kept)
+            moved = run(models, kept)
         cut = moved
 
 
