@@ -294,6 +294,14 @@ def symbol_sources() -> list[str]:
     return [*_tracing.symbols]
 
 
+def _is_anothers(error: Exception) -> bool:
+    """Did a backend fail with an error that nobody here has foreseen?"""
+    from ..errors import FuseoptError  # light to import, until there is one
+
+    within = getattr(error, "inner_exception", None)
+    return within is not None and not isinstance(within, (TraceAgain, FuseoptError))
+
+
 def _trace_again(backend: Callable[..., Any]) -> None:
     """A trace with symbols that fails is made once more without."""
     converter: Any = importlib.import_module("torch._dynamo.convert_frame")
@@ -307,7 +315,7 @@ def _trace_again(backend: Callable[..., Any]) -> None:
         try:
             return trace(*args, **kwargs)
         except Exception as error:
-            if not has_symbols():
+            if not has_symbols() or _is_anothers(error):
                 raise
             log.debug("a step is traced with constants: %s", error)
             with plainly():

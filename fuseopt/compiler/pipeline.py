@@ -59,7 +59,7 @@ def plan_graph(
     args: Sequence[Any],
     config: Config,
     clock: Clock | None = None,
-    captured: Callable[[GraphModule, Sequence[Any]], Captured] = capture,
+    captured: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
 ) -> tuple[Program, Report]:
     """Capture, schedule, generate, build: one graph for tensors like these.
 
@@ -138,7 +138,7 @@ def replanner(
     config: Config,
     tell: Callable[[Report], None],
     clock: Clock | None = None,
-    captured: Callable[[GraphModule, Sequence[Any]], Captured] = capture,
+    captured: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
 ) -> Callable[[Sequence[Any]], Program]:
     """What plans a graph for the arguments of a call; `tell` is given each Report.
 
@@ -160,10 +160,10 @@ def _lower(
     args: Sequence[Any],
     config: Config,
     clock: Clock,
-    capture_: Callable[[GraphModule, Sequence[Any]], Captured] = capture,
+    capture_: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
 ) -> Lowered:
     """Capture, schedule, generate: all that needs no compiler."""
-    captured = capture_(gm, args)
+    captured = (capture_ or capture)(gm, args)
     clock.lap("capture")
     checks = config.check or config.debug > 0 or config.dump_dir is not None
     if checks:

@@ -17,7 +17,6 @@ models. What the step left there is written to all lanes when it is launched.
 
 from __future__ import annotations
 
-import collections
 import logging
 import types
 import weakref
@@ -35,7 +34,6 @@ from ..compiler.entry import BACKEND
 from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.partition import decide
 from ..compiler.report import Report
-from ..compiler.session import session
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..runtime.commit import Pending
@@ -47,6 +45,7 @@ from ..uniformity import Proof, prove
 from .models import Models
 from .source import Call
 from .step import KEPT, PATIENCE, Fewer, LedStep, Stale, Task
+from .traces import Trace, choose, present
 from .writes import Writes
 
 log = logging.getLogger("fuseopt")
@@ -57,57 +56,9 @@ FEW = 16
 SHARE = 0.5
 NOTHING = Found([])
 UNLIKE = "lanes are unlike"
-#: So often an optimizer's step is traced, for other kinds of lanes.
-TRACES = 12
 #: So often one call is begun anew, where what was known of lanes does not hold.
 TRIES = 4
 REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
-
-
-class Trace:
-    """What Dynamo traced of some models: `active`, by number."""
-
-    def __init__(self, models: Models, active: tuple[int, ...]) -> None:
-        self.active = active
-        #: those that stand for lanes
-        self.kinds = [k for k in active if k in models.of.values()]
-        self.fill = models.fill
-        self.lists = models.lists(active)
-        self.state: Any = models.states(active)
-        self.shadow: Shadow | None = None
-        self.compiled: Callable[..., Any] | None = None
-        self.steps: list[LedStep] = []
-        #: those of its last call
-        self.lanes: Lanes | None = None
-        #: sets of models, fewer than these, for which it does not do
-        self.refused: set[tuple[int, ...]] = set()
-
-    @property
-    def shadow_of_models(self) -> Any:
-        """What the step is given."""
-        assert self.shadow is not None
-        return self.shadow.itself
-
-    def refreshed(self, optimizer: Optimizer, anew: bool = False) -> Shadow:
-        """The optimizer's shadow, with the models for lanes."""
-        if self.shadow is None:
-            if type(optimizer.state) not in (dict, collections.defaultdict):
-                raise Unlike(f"its state is a {type(optimizer.state).__name__}")
-            self.shadow = Shadow(optimizer)
-            session.hollow[self.shadow.itself] = self.fill
-            state = optimizer.state.copy()
-            state.clear()
-            state.update(self.state)
-            self.state = state
-        if anew:
-            self.shadow.clean = False
-        self.shadow.refresh(optimizer, self.state, self.lists)
-        return self.shadow
-
-
-def _present(lanes: Lanes) -> tuple[int, ...]:
-    """The models of the kinds that there are lanes of."""
-    return tuple(sorted({kind.model for kind in lanes.kinds}))
 
 
 class Representatives:
@@ -255,7 +206,7 @@ class Representatives:
                     call.entered, call.quiet = False, True
                     assert self.trace is not None
                     assert self.lanes is not None
-                    self.trace.refused.add(_present(self.lanes))
+                    self.trace.refused.add(present(self.lanes))
                     self.trace.lanes = None
                 except Stale:
                     call.entered, call.quiet = False, True
@@ -351,31 +302,7 @@ class Representatives:
         assert self.lanes is not None
         if self.trace is not None and self.trace.lanes is self.lanes:
             return self.trace
-        present = _present(self.lanes)
-        fit = [
-            trace
-            for trace in self.traces
-            if present not in trace.refused and set(present) <= set(trace.active)
-        ]
-        if fit:
-            return min(fit, key=lambda trace: len(trace.active))
-        if len(self.traces) >= TRACES:
-            raise Unlike("its lanes change too often")
-        models = self.models
-        wanted = set(present)
-        if any(models.params[k].grad is None for k in present):
-            # any of them may come to lack its gradient
-            wanted |= models.without_gradients(present)
-        for trace in self.traces:
-            own = {k for k in trace.active if models.params[k].grad is not None}
-            if own & wanted:
-                wanted |= set(trace.kinds)
-        for active in (models.active(sorted(wanted)), models.active(present)):
-            if not any(trace.active == active for trace in self.traces):
-                made = Trace(models, active)
-                self.traces.append(made)
-                return made
-        raise Unlike("what the step does to a lane depends on the others")
+        return choose(self.traces, self.models, present(self.lanes))
 
     def _look(self, optimizer: Any) -> Found | None:
         """Lanes as they were in one of the last calls: this one's; None: in none."""
@@ -405,6 +332,7 @@ class Representatives:
         if self.models.n_groups != len(optimizer.param_groups):
             self.models = Models(len(optimizer.param_groups), loose, self.counters)
             self.traces.clear()
+            self.trace = None
         lanes = Lanes(optimizer, loose, self.counters)
         unmade = any(kind.has_grad and not kind.has_state for kind in lanes.kinds)
         if unmade and self.makes_state:
@@ -413,7 +341,7 @@ class Representatives:
 
     def _known(self, lanes: Lanes, optimizer: Any) -> Found:
         """Take lanes for those of the optimizer, or of what is like it."""
-        few = len({kind.key[:2] for kind in lanes.kinds})
+        few = len({(kind.key[:2], repr(kind.numbers)) for kind in lanes.kinds})
         may_differ = self.anyway or self.task.parts
         if not may_differ and few > SHARE * len(lanes.params):
             raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")
@@ -513,7 +441,7 @@ class Representatives:
             trace.state.update(self.models.states(trace.active))
             self.makes_state = True
             self.call.found = self._initialized(self.lanes)
-            if not set(_present(self.lanes)) <= set(trace.active):
+            if not set(present(self.lanes)) <= set(trace.active):
                 raise Unlike("lanes that were alike get unlike state")
 
     def prove(self) -> Proof:

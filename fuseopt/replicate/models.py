@@ -139,6 +139,8 @@ class Models:
         if all(own[k] is v for k, v in numbers.items()):
             return
         own.update(numbers)
+        if kind.model in self._twins:
+            self.state[self.params[self._twins[kind.model]]].update(numbers)
         self.of = {k: n for k, n in self.of.items() if n != kind.model}
         self.of.setdefault(self._key(kind.model), kind.model)
 

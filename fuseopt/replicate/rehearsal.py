@@ -43,20 +43,23 @@ def rehearse_all(
 
     alone = run(models, None)
 
-    def goes_on(others: Collection[Any]) -> bool:
-        """Does the step take the same ways with other numbers in the place of these?
+    def beside(others: Collection[Any]) -> Record | None:
+        """What the leading lanes do with other numbers in the place of these; None
+        where they go other ways.
 
-        Where it branches on one of them, the step is traced anew before it does.
+        Where a step branches on a number, it is traced anew before it goes another way.
         """
         try:
-            return run(models, others).paths == alone.paths
+            made = run(models, others)
         except Exception:
-            return False
+            return None
+        return made if made.paths == alone.paths else None
 
     kept: Collection[Any] | None = None
+    cut = alone
     while True:
-        full, few = run(lanes, kept), alone if kept is None else run(models, kept)
-        compare(lanes, at, full, few)
+        full = run(lanes, kept)
+        compare(lanes, at, full, cut)
         if parts and full.beyond:
             raise Unlike(beyond(full.beyond))
         strange = {code for code, _, _ in full.paths} - proof.codes
@@ -65,9 +68,11 @@ def rehearse_all(
         # torch's own code chooses by what it reads within the graph alone
         if kept is not None or (not moving and not (full.reads and full.paths)):
             return
-        kept = moving
-        if not goes_on(moving):
-            kept = {x for x in moving if goes_on({x})}
+        kept, moved = moving, beside(moving)
+        if moved is None:
+            kept = {x for x in moving if beside({x}) is not None}
+            moved = run(models, kept)
+        cut = moved
 
 
 def beyond(op: str) -> str:

@@ -8,8 +8,7 @@ bound to the tensors of all lanes.
 from __future__ import annotations
 
 import ctypes
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -29,12 +28,12 @@ from ..runtime.commit import Pending
 from ..runtime.guards.tensors import CHANGED
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.double import own_attributes
 from ..shadow.lanes import GRAD, Lanes, Unlike
-from ..shadow.state_guard import Place, StateGuard
+from ..shadow.state_guard import StateGuard
 from ..uniformity import Proof
 from .extend import COMMON, Extended, Layout, extend
 from .models import Models
+from .places import held_tensors, place_of
 from .rehearsal import beyond, rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
 from .source import Finds, LaneTensors
@@ -124,6 +123,8 @@ class LedStep:
         #: for which of what the optimizer held it was rehearsed: by count, by contents
         self.known = -1
         self.rehearsed: list[Any] = []
+        #: for these parameters of each group, by identity
+        self.lists: list[list[int]] = []
         #: and with which models among the rest, for the last of these
         self.present: set[Any] = set()
         self.program: _Program | None = None
@@ -136,7 +137,7 @@ class LedStep:
         self.numbers = compat.number_sources(gm)
         # of what moves besides, Dynamo guards what the step asks of it
         names = [*self.numbers.values(), *compat.symbol_sources()]
-        self.moving = frozenset(place for place in map(_place, names) if place)
+        self.moving = frozenset(place for place in map(place_of, names) if place)
 
     @property
     def helper(self) -> ctypes.PyDLL | None:
@@ -168,6 +169,7 @@ class LedStep:
         """Lanes are other than they seemed: no program is for them."""
         self.programs.clear()
         self.program = self.lanes = self.captured = None
+        self.told = False
 
     def __call__(self, *args: Any) -> Any:
         owner, noticed = self.owner, self.task.noticed
@@ -202,6 +204,9 @@ class LedStep:
             self.program = None
             self.lanes = lanes
         members = owner.models.members(lanes)
+        if self.lists != lanes.lists_of():
+            self.lists = lanes.lists_of()
+            self.rehearsed.clear()
         clock = Clock()
         failed = None
         if self.program is None:
@@ -233,9 +238,12 @@ class LedStep:
         if failed is not None:
             raise failed
         self.known = noticed.count
-        session.reports += self.untold
-        self.task.told.extend(self.untold)
-        self.untold.clear()
+        if self.untold:
+            # what is planned for other lanes says the same
+            self.told = True
+            session.reports += self.untold
+            self.task.told.extend(self.untold)
+            self.untold.clear()
 
     def _rehearse(self, lanes: Lanes, args: Sequence[Any], clock: Clock) -> None:
         owner = self.owner
@@ -311,7 +319,6 @@ class LedStep:
         }
         given = {k: model for k, (model, _) in counted.items()}
         found: list[tuple[Extended, Results]] = []
-        self.untold.clear()
 
         def extended(gm: GraphModule, args: Sequence[Any]) -> Captured:
             captured = self.captured
@@ -339,10 +346,11 @@ class LedStep:
                 "these"
             )
             if not self.told:
-                self.untold.append(report)
-            self.told = True
+                self.untold[:] = [report]
 
         config, pending = self.task.config, self.task.pending
+        if self.told:
+            config = replace(config, dump_dir=None, debug=0)
         plan = pipeline.replanner(self.gm, config, tell, clock, extended)
         program = plan(args)
         made, results = found[-1]
@@ -427,33 +435,3 @@ class _Whole:
     def eager(self) -> Callable[..., Any]:
         """Never asked for."""
         raise AssertionError("eager would run the leading lanes alone")
-
-
-_SOURCE = re.compile(
-    r"L\['self'\]\.(?:param_groups\[(\d+)\]\['(\w+)'\]|(\w+))(?:\[(\d+)\])?"
-)
-
-
-def _place(source: str) -> Place | None:
-    """Where a number lies that Dynamo names so; None: elsewhere."""
-    found = _SOURCE.fullmatch(source)
-    if not found:
-        return None
-    group, key, name, item = found.groups()
-    place: Place = name if group is None else (int(group), key)
-    return place if item is None else (place, int(item))
-
-
-def held_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an optimizer holds besides its lanes."""
-    waiting: list[Any] = list(own_attributes(optimizer).values())
-    for group in optimizer.param_groups:
-        waiting += [v for k, v in group.items() if k != "params"]
-    while waiting:
-        x = waiting.pop()
-        if isinstance(x, torch.Tensor):
-            yield x
-        elif isinstance(x, dict):
-            waiting += x.values()
-        elif isinstance(x, (list, tuple)):
-            waiting += x

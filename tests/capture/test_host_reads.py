@@ -213,7 +213,7 @@ def test_adafactor_is_verified_and_explained() -> None:
     assert [r.fallback for r in fuseopt.reports()] == [""]
 
 
-def test_a_scheduled_adafactor_compiles_twice() -> None:
+def test_a_scheduled_adafactor_compiles_once() -> None:
     theirs, mine = make_params([(4, 3), (5,)]), make_params([(4, 3), (5,)])
     plain = torch.optim.Adafactor(theirs, weight_decay=0.1)
     opt = fuseopt.compile(torch.optim.Adafactor(mine, weight_decay=0.1))
@@ -225,15 +225,18 @@ def test_a_scheduled_adafactor_compiles_twice() -> None:
         for schedule in both:
             schedule.step()
         assert differences(theirs, plain, mine, opt) == []
-    assert [r.fallback for r in fuseopt.reports()] == ["", ""]
+    assert [r.fallback for r in fuseopt.reports()] == [""]
 
 
 class Branches(torch.optim.Optimizer):
-    """Asks a tensor for its value in the middle of its step, or in a loop."""
+    """Asks a tensor for its value in the middle of its step, or in a loop, and takes
+    note of the answer, which no predicate can do.
+    """
 
     def __init__(self, params: Any, loop: bool = False) -> None:
         super().__init__(params, {})
         self.loop = loop
+        self.large: list[int] = []
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -241,10 +244,12 @@ class Branches(torch.optim.Optimizer):
         first.add_(first.grad, alpha=-0.1)
         if not self.loop and first.grad.sum() > 0:
             first.mul_(0.5)
+            self.large.append(0)
         second.add_(second.grad, alpha=-0.1)
         for p in self.param_groups[0]["params"] if self.loop else ():
             if p.grad.norm() > 1:
                 p.mul_(0.5)
+                self.large.append(p.dim())
 
 
 @pytest.mark.parametrize("loop", [False, True])
@@ -287,6 +292,7 @@ class Branching(torch.optim.Optimizer):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})
+        self.curved: list[bool] = []
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -296,6 +302,7 @@ class Branching(torch.optim.Optimizer):
         update = p.grad
         if scaled.sum() > 0:
             update = torch.tanh(scaled @ p.grad)
+            self.curved.append(True)
         p.add_(update, alpha=-group["lr"])
 
 

@@ -14,6 +14,7 @@ from torch.optim import SGD
 
 import fuseopt
 from fuseopt.backend import fuseopt as backend
+from fuseopt.capture import trace
 from fuseopt.capture.aten.recorder import Recorder
 from fuseopt.codegen import CppTarget
 from fuseopt.compiler import partition, pipeline
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.mishaps
 #: Where an error strikes: what is replaced, by name.
 PHASES: dict[str, tuple[Any, str]] = {
     "decide": (partition, "_sides"),
-    "capture": (pipeline, "capture"),
+    "capture": (trace, "Interpreter"),
     "record": (Recorder, "emit"),
     "schedule": (pipeline, "schedule"),
     "render": (CppTarget, "render"),

@@ -9,7 +9,10 @@ at their first step, those after it, each with or without a gradient.
 from __future__ import annotations
 
 import copy
+import os
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +24,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import fuseopt
 from fuseopt.compiler import pipeline
+from tests import ROOT
 from tests.papers.adaptive import AdaBelief
 from tests.papers.reducing import LAMB
 from tests.steps import same_bits
@@ -134,11 +138,17 @@ EVERY = [adamw, momentum, LAMB, AdaBelief]
 
 
 @pytest.mark.parametrize(
-    ("way", "steps"), [(compiled, 500), (bound, 60)], ids=["compile", "bound"]
+    ("way", "steps"),
+    [
+        pytest.param(compiled, 40, id="compile"),
+        pytest.param(bound, 40, id="bound"),
+        pytest.param(compiled, 500, id="compile-500", marks=pytest.mark.slow),
+        pytest.param(bound, 500, id="bound-500", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("build", EVERY)
 def test_random_sets(build: Any, way: Any, steps: int, counts: Counts) -> None:
-    """500 steps with another set of gradients in each."""
+    """Another set of gradients in each step."""
     pair = Pair(build, way=way)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -158,6 +168,32 @@ def test_random_sets(build: Any, way: Any, steps: int, counts: Counts) -> None:
     assert all("of 64 lanes" in r.traced for r in fuseopt.reports())
     # those at their first step, both, those after it, and those without gradients
     assert len(counts.texts) <= 4
+
+
+def on_another_target() -> None:
+    for build in (adamw, LAMB):
+        torch._dynamo.reset()
+        pair = Pair(build, 18, lambda opt: fuseopt.compile(opt, target="triton").step)
+        for _ in range(4):
+            pair.random_step()
+            pair.check()
+        assert len(fuseopt.reports()) == 2
+
+
+def test_on_another_target() -> None:
+    """In Triton's interpreter, which a process has from its start or not at all."""
+    code = f"from {__name__} import on_another_target; on_another_target()"
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=250)
+
+
+def test_what_is_written_down(tmp_path: Any) -> None:
+    """A folder for each trace, not for each set of gradients."""
+    made = str(tmp_path)
+    pair = Pair(adamw, 18, lambda opt: fuseopt.compile(opt, dump_dir=made).step)
+    for _ in range(6):
+        pair.random_step()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("build", EVERY)

@@ -76,6 +76,56 @@ def test_a_reduction_of_results_waits() -> None:
     assert len(kernels(plan)) == 2
 
 
+def stored(v: Variant) -> int:
+    """How many tensors a variant writes element by element."""
+    return sum(s.write and s.domain == "element" for s in v.slots)
+
+
+def test_what_scales_one_tensor_waits_for_who_reads_it() -> None:
+    """A moment decays where the clipped gradient is added to it, not before: it is
+    read and written once.
+    """
+    g = GraphBuilder()
+    m, grad = g.tensor("m", (3, 4)), g.tensor("g", (3, 4))
+    norm = g.reduce("norm2", grad)
+    g.op("mul", g.op("mul", m, 0.5), 2.0, out=m)
+    g.op("add", m, g.op("div", grad, norm), out=m)
+    _, plan = planned(g)
+    (first,), (last,) = variants(plan)
+    assert (stored(first), stored(last)) == (0, 1)
+
+
+def test_what_is_read_before_it_is_scaled_stays_what_it_was() -> None:
+    g = GraphBuilder()
+    m, grad = g.tensor("m", (3, 4)), g.tensor("g", (3, 4))
+    g.outputs.append(g.reduce("norm2", m))
+    norm = g.reduce("norm2", grad)
+    g.op("mul", m, 0.5, out=m)
+    g.op("add", m, g.op("div", grad, norm), out=m)
+    _, plan = planned(g)
+    assert [sum(map(stored, k)) for k in variants(plan)] == [0, 1]
+
+
+def test_what_reads_two_tensors_does_not_wait() -> None:
+    g = GraphBuilder()
+    a, b, p = (g.tensor(x, (3, 4)) for x in "abp")
+    both = g.op("add", a, b)
+    g.op("add", both, g.op("div", p, g.reduce("norm2", p)), out=p)
+    _, plan = planned(g)
+    assert [sum(map(stored, k)) for k in variants(plan)] == [1, 1]
+
+
+def test_what_a_reduction_reads_does_not_wait_for_others() -> None:
+    """It is folded in the first kernel, and scaled there."""
+    g = GraphBuilder()
+    p = g.tensor("p", (3, 4))
+    half = g.op("mul", p, 0.5)
+    norm = g.reduce("norm2", half)
+    g.op("div", half, norm, out=p)
+    _, plan = planned(g)
+    assert len(kernels(plan)) == 2
+
+
 @pytest.mark.parametrize("lanes", [2, 30])
 def test_lanes_that_do_alike_are_one_variant_a_stage(lanes: int) -> None:
     g = GraphBuilder()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -108,25 +107,3 @@ def test_an_interrupt_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> N
         one.eager(1.0, 0.9)
         call(other, tail)
         assert differences(one, other, grads=True) == []
-
-
-def test_two_threads() -> None:
-    """Tails of two optimizers at the same time."""
-    pairs = [tuple(Side(MAKES["sgd"], scaled=True) for _ in range(2)) for _ in range(2)]
-    found: list[list[str]] = []
-
-    def train(one: Side, other: Side) -> None:
-        tail = tail_of(other, clip_grad_norm=1.0)
-        for n in range(5):
-            for side in (one, other):
-                side.set_grads(n, n == 3)
-            one.eager(1.0)
-            call(other, tail)
-        found.append(differences(one, other, grads=True))
-
-    threads = [threading.Thread(target=train, args=pair) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [[], []]

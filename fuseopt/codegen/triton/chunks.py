@@ -158,8 +158,7 @@ class Chunks:
         v, w = self.v, self.w
         rows = [f"p{s}" for s in (*w.lane_slots, *w.element_slots)]
         places = [
-            f"{p} = {w.address(int(p[1:])).replace('lane +', 'per_lane +')}"
-            for p in rows
+            f"{p} = {w.address(int(p[1:])).replace('lane +', 'own +')}" for p in rows
         ]
         lines = [
             f"each = tl.arange(0, {ROWS})",

@@ -1,0 +1,94 @@
+"""Models -> what Dynamo traced of some of them, and which of that does for a call."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..compiler.session import session
+from ..shadow.lanes import Lanes, Unlike
+from ..shadow.optimizer import Shadow
+from .models import Models
+from .step import LedStep
+
+#: So often an optimizer's step is traced, for other kinds of lanes.
+TRACES = 12
+
+
+class Trace:
+    """What Dynamo traced of some models: `active`, by number."""
+
+    def __init__(self, models: Models, active: tuple[int, ...]) -> None:
+        self.active = active
+        #: those that stand for lanes
+        self.kinds = [k for k in active if k in models.of.values()]
+        self.fill = models.fill
+        self.lists = models.lists(active)
+        self.state: Any = models.states(active)
+        self.shadow: Shadow | None = None
+        self.compiled: Callable[..., Any] | None = None
+        self.steps: list[LedStep] = []
+        #: those of its last call
+        self.lanes: Lanes | None = None
+        #: sets of models, fewer than these, for which it does not do
+        self.refused: set[tuple[int, ...]] = set()
+
+    @property
+    def shadow_of_models(self) -> Any:
+        """What the step is given."""
+        assert self.shadow is not None
+        return self.shadow.itself
+
+    def refreshed(self, optimizer: Optimizer, anew: bool = False) -> Shadow:
+        """The optimizer's shadow, with the models for lanes."""
+        if self.shadow is None:
+            if type(optimizer.state) not in (dict, collections.defaultdict):
+                raise Unlike(f"its state is a {type(optimizer.state).__name__}")
+            self.shadow = Shadow(optimizer)
+            session.hollow[self.shadow.itself] = self.fill
+            state = optimizer.state.copy()
+            state.clear()
+            state.update(self.state)
+            self.state = state
+        if anew:
+            self.shadow.clean = False
+        self.shadow.refresh(optimizer, self.state, self.lists)
+        return self.shadow
+
+
+def present(lanes: Lanes) -> tuple[int, ...]:
+    """The models of the kinds that there are lanes of."""
+    return tuple(sorted({kind.model for kind in lanes.kinds}))
+
+
+def choose(traces: list[Trace], models: Models, present: tuple[int, ...]) -> Trace:
+    """What was traced of the kinds of lanes that there are, and of more at most.
+
+    One that is yet to be traced is put to the others.
+    """
+    fit = [
+        trace
+        for trace in traces
+        if present not in trace.refused and set(present) <= set(trace.active)
+    ]
+    if fit:
+        return min(fit, key=lambda trace: len(trace.active))
+    if len(traces) >= TRACES:
+        raise Unlike("its lanes change too often")
+    wanted = set(present)
+    if any(models.params[k].grad is None for k in present):
+        # any of them may come to lack its gradient
+        wanted |= models.without_gradients(present)
+    for trace in traces:
+        own = {k for k in trace.active if models.params[k].grad is not None}
+        if own & wanted:
+            wanted |= set(trace.kinds)
+    for active in (models.active(sorted(wanted)), models.active(present)):
+        if not any(trace.active == active for trace in traces):
+            made = Trace(models, active)
+            traces.append(made)
+            return made
+    raise Unlike("what the step does to a lane depends on the others")
