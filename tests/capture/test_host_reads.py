@@ -236,7 +236,7 @@ class Branches(torch.optim.Optimizer):
     def __init__(self, params: Any, loop: bool = False) -> None:
         super().__init__(params, {})
         self.loop = loop
-        self.large: list[int] = []
+        self.large = 0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -244,12 +244,12 @@ class Branches(torch.optim.Optimizer):
         first.add_(first.grad, alpha=-0.1)
         if not self.loop and first.grad.sum() > 0:
             first.mul_(0.5)
-            self.large.append(0)
+            self.large += 1
         second.add_(second.grad, alpha=-0.1)
         for p in self.param_groups[0]["params"] if self.loop else ():
             if p.grad.norm() > 1:
                 p.mul_(0.5)
-                self.large.append(p.dim())
+                self.large += p.dim()
 
 
 @pytest.mark.parametrize("loop", [False, True])
