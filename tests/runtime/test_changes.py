@@ -124,13 +124,16 @@ def test_parameters_with_gaps_and_offsets() -> None:
 
 def test_grads_that_are_none() -> None:
     t = Twins("AdamW", SHAPES)
-    for step in range(6):
+    made = []
+    for step in range(9):
         t.seed += 1
         set_grads(t.eager_params, t.params, t.seed)
         if step % 2:
             t.eager_params[1].grad = t.params[1].grad = None
         assert t.step(grads=False) == [], f"step {step}"
-    assert graphs() == 2, "one graph for each pattern of gradients"
+        made.append(graphs())
+    # whole, until gradients are found to come and go; then models of lanes
+    assert made[-1] == made[4] <= 4
 
 
 def test_swapped_data() -> None:
