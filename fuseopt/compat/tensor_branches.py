@@ -36,6 +36,8 @@ def truth_of(tx: Any, value: Any) -> Any:
 
     if not isinstance(value, TensorVariable) or not traces_step():
         return None
+    if torch.is_grad_enabled():
+        return None  # what is written under `.data` is recorded when it is chosen
     example = value.as_proxy().node.meta.get("example_value")
     if (
         not isinstance(example, torch.Tensor)

@@ -28,6 +28,8 @@ def operands(op: str, dtype: str) -> tuple[Operand, ...]:
     count = sum(x.default is x.empty for x in kinds)
     if any(x.kind is x.VAR_POSITIONAL for x in kinds):
         count = next(n for n in (1, 2, 3) if takes(op, n, dtype))
+    if op in ("maximum", "clamp_min"):
+        count = 2  # their rule is that of `clamp`, which may have no bound
     tensors: list[Operand] = [Tensor(dtype)] * count
     if op in ("where", "masked_fill"):
         tensors[op == "masked_fill"] = Tensor("b8")
