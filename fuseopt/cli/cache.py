@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..runtime.cpp.build import parts
 from ..runtime.folders import Folder
 
 #: What a file of a kernel that can be loaded ends with.
@@ -26,9 +27,7 @@ def entries(path: str) -> Iterator[Entry]:
     may not be used.
     """
     with Folder.open(path) as root:
-        for part in sorted(root.names()):
-            if len(part) != 2:
-                continue
+        for part in sorted(parts(root)):
             with root.enter(part) as place:
                 yield from _kernels(place)
 
@@ -63,9 +62,8 @@ def clear(path: str) -> tuple[int, int]:
     """
     held = usage(path)
     with Folder.open(path) as root:
-        for part in root.names():
-            if len(part) == 2:
-                root.remove(part)
+        for part in parts(root):
+            root.remove(part)
     return held
 
 

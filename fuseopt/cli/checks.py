@@ -142,7 +142,9 @@ def step_on(device: str) -> Finding:
             plain.step()
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Finding(name, "fail", first, "python -m fuseopt doctor --verbose")
+        return Finding(
+            name, "fail", first, "TORCH_LOGS=dynamo python -m fuseopt doctor"
+        )
     if not all(torch.equal(p, q) for p, q in zip(mine, theirs, strict=True)):
         return Finding(name, "fail", "its bits are not eager's", "please report it")
     launches = fuseopt.reports()[-1].launches

@@ -36,9 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="what works here, and what mends it")
-    doctor.add_argument(
-        "--verbose", action="store_true", help="raise where a step fails"
-    )
+    doctor.add_argument("--verbose", action="store_true", help="say what is asked")
     doctor.set_defaults(run=_doctor)
     explain = commands.add_parser("explain", help="plan the step of an optimizer")
     explain.add_argument(

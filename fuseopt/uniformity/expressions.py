@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import containers, functions, iteration, objects, tensors
+from .forms import into
 from .machine import Definition, Machine, usable
 from .memory import Dict, List
 from .values import (
@@ -31,17 +32,7 @@ from .values import (
 
 Form = Callable[[Machine, Any], Value]
 FORMS: dict[type, Form] = {}
-
-
-def form(*kinds: type) -> Callable[[Form], Form]:
-    """Say how some forms of the syntax are taken."""
-
-    def take(function: Form) -> Form:
-        for kind in kinds:
-            FORMS[kind] = function
-        return function
-
-    return take
+form = into(FORMS)
 
 
 def evaluate(machine: Machine, node: ast.expr) -> Value:

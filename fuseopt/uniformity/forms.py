@@ -5,25 +5,31 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, TypeVar
 
 from .machine import Machine, Raises
 
+F = TypeVar("F", bound=Callable[..., Any])
 Form = Callable[[Machine, Any], None]
 FORMS: dict[type, Form] = {}
 #: These are given the statements behind them, too, and say whether they took them.
 LOOPS: dict[type, Callable[[Machine, Any, Seq[ast.stmt]], bool]] = {}
 
 
-def form(*kinds: type) -> Callable[[Form], Form]:
-    """Say how some forms of the syntax are taken."""
+def into(forms: dict[type, F]) -> Callable[..., Callable[[F], F]]:
+    """A decorator that says which function takes some forms of the syntax."""
 
-    def take(function: Form) -> Form:
-        for kind in kinds:
-            FORMS[kind] = function
-        return function
+    def form(*kinds: type) -> Callable[[F], F]:
+        def take(function: F) -> F:
+            forms.update(dict.fromkeys(kinds, function))
+            return function
 
-    return take
+        return take
+
+    return form
+
+
+form = into(FORMS)
 
 
 def execute(machine: Machine, body: Seq[ast.stmt]) -> None:

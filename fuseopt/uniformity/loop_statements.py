@@ -88,13 +88,11 @@ def _for(machine: Machine, node: ast.For, rest: Seq[ast.stmt]) -> bool:
         if node.orelse:
             raise machine.refusal("it leaves a loop over lanes before its end", node)
         # a lane was met that ends the loop, or none: the same for all lanes
-        ended = machine.memory
         execute(machine, rest)
         first = machine.memory
         machine.memory = broken
         execute(machine, rest)
         machine.memory = merge(first, machine.memory, Level.UNIFORM, None)
-        del ended
         return True
     if isinstance(items, list) and len(items) <= UNROLLED and not _breaks(node.body):
         unrolled(machine, items, body, node)

@@ -283,6 +283,11 @@ def _kept(text: str) -> str:
     return f"kept as {path}"
 
 
+def parts(root: Folder) -> list[str]:
+    """The folders of a cache in which kernels lie, by name."""
+    return [name for name in root.names() if len(name) == 2]
+
+
 def sweep(root: Folder) -> None:
     """Remove what killed builds left in a cache; never what somebody builds in.
 
@@ -290,9 +295,7 @@ def sweep(root: Folder) -> None:
     """
     import filelock
 
-    for part in root.names():
-        if len(part) != 2:
-            continue
+    for part in parts(root):
         with contextlib.suppress(OSError), root.enter(part) as place:
             for name in place.names():
                 if not name.startswith(WORK):
