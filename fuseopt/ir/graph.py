@@ -45,6 +45,7 @@ from .nodes import (
 from .opcodes import (
     ARITHMETIC,
     ARITY,
+    AVX2,
     BY_ROWS,
     DTYPE_BYTES,
     FLOATS,
@@ -286,6 +287,7 @@ __all__ = [
     "ALIGNED",
     "ARITHMETIC",
     "ARITY",
+    "AVX2",
     "BY_ROWS",
     "DTYPE_BYTES",
     "FLOATS",

@@ -13,6 +13,7 @@ from .alias import overlaps
 from .graph import (
     ARITHMETIC,
     ARITY,
+    AVX2,
     BY_ROWS,
     DTYPE_BYTES,
     FLOATS,
@@ -34,7 +35,8 @@ from .graph import (
 
 KINDS = ("static", "arg", "temp", "view")
 COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan"})
-TAILS = tuple(kind + rows for kind in (1, 2, 4, 8) for rows in (0, BY_ROWS))
+LOOPS = (1, 2, 4, 8, AVX2 + 2, AVX2 + 4, AVX2 + 8)
+TAILS = tuple(kind + rows for kind in LOOPS for rows in (0, BY_ROWS))
 LOGIC = frozenset({"and", "or", "xor", "not", "shl", "shr"})
 #: What only floats have.
 FLOAT_OPS = frozenset((*FUNCTIONS, *VECTOR, "sqrt", "vsqrt"))

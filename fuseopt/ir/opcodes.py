@@ -99,7 +99,8 @@ ARITY = {
     # is this element in the part that eager's vector loop leaves over? attr: 1 if asked
     # of elements, 0 if of a single number, which always is; 2, 4, 8 if the loop takes
     # two vectors of elements of so many bytes at a time, else it takes 32 elements;
-    # BY_ROWS more if the call's tensors differ in layout, so that it loops over rows
+    # AVX2 more if eager has no wider vectors there, whatever the processor has; BY_ROWS
+    # more if the call's tensors differ in layout, so that it loops over rows
     "tail": 0,
     # over the elements of a lane, or of a row or column of it; attr: NATIVE, FROM_BF16
     # or FROM_F16
@@ -135,6 +136,7 @@ VECTOR = {
 ARITY.update(FUNCTIONS)
 ARITY.update({name: FUNCTIONS[plain] for name, plain in VECTOR.items()})
 BY_ROWS = 16
+AVX2 = 32
 #: Instructions that make one number of many elements; what reads them runs when the
 #: elements are done.
 REDUCTIONS = frozenset({"sum", "sumsq", "fold", "largest", "least"})

@@ -87,7 +87,8 @@ class Builder:
         """`tail` where eager's vectorized loop has ended, `body` inside it.
 
         `size`: bytes of an element, where the loop takes two vectors of the processor
-        at a time; None where it takes 32 elements.
+        at a time, and AVX2 more, where it takes two of 32 bytes; None where it takes 32
+        elements.
         """
         if tail == body or self.single:
             return tail

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..ir.graph import AVX2, DTYPE_BYTES
 from .builder import Builder
-from .functions import loop
 from .select import copysign
 
 
@@ -67,6 +67,15 @@ def div_floor(b: Builder, x: int, y: int) -> int | None:
     return b.op("where", b.compare("eq", y, zero), plain, whole)
 
 
+def float_fmod(b: Builder, x: int, y: int) -> int:
+    """Sleef's in vectors, which gives NaN for some y that are subnormal, then C's."""
+    plain = b.op("fmod", x, y)
+    if not b.vector_library or b.single:
+        return plain
+    size = AVX2 + DTYPE_BYTES[b.common]
+    return b.tail(plain, b.op("sleef_fmod", x, y), size)
+
+
 def remainder(b: Builder, x: int, y: int) -> int | None:
     """With the sign of the divisor."""
     if b.is_int():
@@ -75,14 +84,14 @@ def remainder(b: Builder, x: int, y: int) -> int | None:
             return None
         y, _, rest = quotient
     else:
-        rest = loop("fmod")(b, x, y)
+        rest = float_fmod(b, x, y)
     return b.op("where", other_side(b, rest, y), b.op("add", rest, y), rest)
 
 
 def fmod(b: Builder, x: int, y: int) -> int | None:
     """With the sign of the dividend."""
     if not b.is_int():
-        return loop("fmod")(b, x, y)
+        return float_fmod(b, x, y)
     quotient = integer_quotient(b, x, y)
     return quotient and quotient[2]
 

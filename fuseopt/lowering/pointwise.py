@@ -69,6 +69,8 @@ WIDE_ON_GPU = frozenset(
         "add sub rsub mul_rounded clamp clamp_min clamp_max maximum minimum hardtanh"
     ).split()
 )
+#: Those whose kernels for GPUs round it.
+ROUNDED_ON_GPU = ROUND_NUMBERS - WIDE_ON_GPU | {"softshrink"}
 #: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
 WIDE_ZERO_DIM = frozenset(
     {("mul", 1), ("div", 1), ("lerp_listed", 2), ("addcmul", 3), ("addcdiv", 3)}
@@ -243,7 +245,7 @@ def lower(
         else:
             x = b.emit(Instr("scalar", (), compute, n_scalars))
             n_scalars += 1
-        if op in ROUND_NUMBERS and not (b.on_gpu and op in WIDE_ON_GPU):
+        if op in (ROUNDED_ON_GPU if on_gpu else ROUND_NUMBERS):
             x = b.rounded(x)
         b.numbers[x] = operand.value
         b.shared.add(x)

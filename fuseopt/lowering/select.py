@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.graph import DTYPE_BYTES
+from ..ir.graph import AVX2, DTYPE_BYTES
 from .builder import Builder, Rule
 
 #: The largest finite number of a type.
@@ -138,10 +138,17 @@ def hardshrink(b: Builder, x: int, most: int) -> int:
 
 def softshrink(b: Builder, x: int, most: int) -> int:
     """x, moved towards 0 by `most`, and no further: the proximal map of `most` times
-    the 1-norm.
+    the 1-norm. NaN stays.
+
+    Between, eager's vectorized loops give 0; what they leave over is a product with 0,
+    which keeps the sign.
     """
     least = b.op("neg", most)
-    within = b.op("where", b.compare("eq", x, x), b.const(0), x)  # NaN stays
+    vector = b.op("where", b.compare("eq", x, x), b.const(0), x)
+    within = vector
+    if not b.on_gpu:
+        leftover = b.op("mul", x, b.const(0))
+        within = b.tail(leftover, vector, AVX2 + DTYPE_BYTES[b.common])
     below = b.op("where", b.compare("lt", x, least), b.op("add", x, most), within)
     return b.op("where", b.compare("lt", most, x), b.op("sub", x, most), below)
 

@@ -100,10 +100,19 @@ def test_every_op_has_the_bits_of_eager(name: str, floats: Any) -> None:
             raise AssertionError(f"{name_of(dtype)}: {i.count(False)}, first {shown}")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
+def test_awkward_numbers_that_vector_loops_leave_over(dtype: torch.dtype) -> None:
+    """softshrink and fmod, whose loops have no vectors of AVX-512, differed."""
+    args = tuple(t[32_403 : 32_403 + 63].clone() for t in triples(dtype))
+    got = compiled(OPS, *args)
+    for name, op in OPS.items():
+        assert same_bits(got[name], op(*args)), name
+
+
 @pytest.mark.parametrize("n", [1, 31, 63, 97])
 def test_what_vector_loops_leave_over(n: int) -> None:
     """Loops over f32 and f64 end at other places: in one kernel, both are known."""
-    names = ("pow by a number", "sinh", "atan2", "sigmoid", "log1p", "tanh")
+    names = ("pow by a number", "sinh", "atan2", "sigmoid", "log1p", "softshrink")
     ops = {name: OPS[name] for name in names}
     x, y = (t[:n].clone() for t in triples(torch.float32)[:2])
 

@@ -6,7 +6,7 @@ each set of tails that may hold at once.
 
 from __future__ import annotations
 
-from ...ir.graph import BY_ROWS, Variant
+from ...ir.graph import AVX2, BY_ROWS, Variant
 
 
 class Tails:
@@ -103,4 +103,8 @@ class Tails:
     @staticmethod
     def group(kind: int) -> str:
         """Elements that eager's loop takes at a time."""
-        return "32" if kind == 1 else f"(2 * t.library->vector / {kind})"
+        if kind == 1:
+            return "32"
+        if kind & AVX2:
+            return str(2 * 32 // (kind & ~AVX2))
+        return f"(2 * t.library->vector / {kind})"
