@@ -115,7 +115,7 @@ class Tail:
         """Do it; `average=False` leaves the averages as they are. Raises ValueError,
         TypeError, UnsupportedInput before anything is written.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             raise UnsupportedInput(
                 "a fuseopt.tail compiles itself: call it outside of torch.compile"
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -107,3 +109,25 @@ def test_an_interrupt_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> N
         one.eager(1.0, 0.9)
         call(other, tail)
         assert differences(one, other, grads=True) == []
+
+
+def test_two_threads() -> None:
+    """What one thread compiles is no trace of what the other calls."""
+    pairs = [[Side(MAKES["adamw"], scaled=True) for _ in range(2)] for _ in range(2)]
+    together = threading.Barrier(2, timeout=60)
+
+    def train(pair: list[Side]) -> list[str]:
+        one, other = pair
+        tail = tail_of(other, clip_grad_norm=1.0)
+        told = []
+        for n in range(5):
+            for side in pair:
+                side.set_grads(n, n == 3)
+            together.wait()
+            one.eager(1.0)
+            call(other, tail)
+            told += differences(one, other, grads=True)
+        return told
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(train, pairs)] == [[], []]
