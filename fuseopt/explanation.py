@@ -20,8 +20,8 @@ from .compiler.report import Report
 from .compiler.timing import Clock
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
-from .isolate.compile import unfuse
 from .isolate.decorators import peel
+from .isolate.isolated import unfuse
 from .shards.local import is_spread
 
 

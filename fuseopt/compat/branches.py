@@ -25,6 +25,7 @@ import torch
 from torch.fx import Node
 
 from .dynamo import leads_to
+from .meetings import Place, Refused, is_read, leaving, meeting_of
 from .plain import is_unknown
 from .schemas import written
 from .tensor_branches import (
@@ -38,24 +39,12 @@ from .tensor_branches import (
 
 log = logging.getLogger("fuseopt")
 
-#: Where ways meet: an instruction, or what several of them do: ("back", to which),
-#: ("return",). A jump backwards begins the next turn of a loop.
-Place = int | tuple[Any, ...]
 #: By code and instruction, where the ways of a branch meet.
 _meetings: weakref.WeakKeyDictionary[CodeType, dict[int, Place]] = (
     weakref.WeakKeyDictionary()
 )
 JUMPS = ("POP_JUMP_IF", "POP_JUMP_FORWARD_IF", "POP_JUMP_BACKWARD_IF")
-LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD", "SEND")
-#: Instructions that always jump.
-ONWARD = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_NO_INTERRUPT", "JUMP")
-#: Instructions that name a variable of the frame.
-VARIABLES = frozenset((*dis.haslocal, *dis.hasfree))
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_")
-
-
-class Refused(Exception):
-    """Both ways of this branch cannot be traced."""
 
 
 def trace_branches(backend: Callable[..., Any]) -> None:
@@ -102,83 +91,6 @@ def trace_branches(backend: Callable[..., Any]) -> None:
             own: Any = table[code]
             if own is not None:
                 table[code] = both(own)
-
-
-# ---------------------------------------------------------------- where ways meet
-
-
-def _leaving(x: Any, tx: Any) -> tuple[Any, ...] | None:
-    """What an instruction does that goes nowhere further on; None if it goes on."""
-    if x.opname.startswith("JUMP_BACKWARD"):
-        return "back", tx.indexof[x.target]
-    if x.opname == "RETURN_VALUE":
-        return ("return",)
-    if x.opname.startswith(LEAVES):
-        return "leaves", x.opname, tx.indexof[x]
-    return None
-
-
-def _meeting(tx: Any, begin: int, target: int, at: int) -> Place:
-    """The first place that all ways from two instructions come by.
-
-    `at`: the branch itself. A target before it begins the next turn of a loop.
-    """
-    known: dict[int, frozenset[Place]] = {}
-
-    def places(first: int) -> frozenset[Place]:
-        """All that every way from an instruction comes by."""
-        todo = [first]
-        while todo:
-            i = todo[-1]
-            x = tx.instructions[i]
-            away = _leaving(x, tx)
-            if away is not None:
-                known[i] = frozenset((i, away))
-            if i in known:
-                todo.pop()
-                continue
-            on = [] if x.opname in ONWARD else [i + 1]
-            on += [] if x.target is None else [tx.indexof[x.target]]
-            late = [k for k in on if k > i and k not in known]
-            if late:
-                todo += late
-                continue
-            ways = [known[k] if k > i else frozenset((("back", k),)) for k in on]
-            known[i] = frozenset.intersection(*ways) | {i}
-            todo.pop()
-        return known[first]
-
-    beyond = places(target) if target > at else frozenset((("back", target),))
-    both = places(begin) & beyond
-    steps = [x for x in both if isinstance(x, int)]
-    if steps:
-        return min(steps)
-    found = [x for x in both if isinstance(x, tuple) and x[0] != "leaves"]
-    if len(found) != 1:
-        raise Refused("they do not meet")
-    return found[0]
-
-
-def _is_read(tx: Any, name: str, start: int) -> bool:
-    """May a local be read from an instruction on, before it is set?"""
-    todo, seen = [start], set()
-    while todo:
-        i = todo.pop()
-        if i in seen:
-            continue
-        seen.add(i)
-        x = tx.instructions[i]
-        names = x.argval if isinstance(x.argval, tuple) else (x.argval,)
-        if x.opcode in VARIABLES and name in names:
-            if "STORE" not in x.opname or "LOAD" in x.opname:
-                return True
-            continue
-        entry = x.exn_tab_entry
-        todo += [] if entry is None else [tx.indexof[entry.target]]
-        todo += [] if x.target is None else [tx.indexof[x.target]]
-        if _leaving(x, tx) is None and x.opname not in ONWARD:
-            todo.append(i + 1)
-    return False
 
 
 # ---------------------------------------------------------------- what a way changes
@@ -260,7 +172,7 @@ class _Fork:
         target = tx.indexof[self.inst.target]
         known = _meetings.setdefault(tx.f_code, {})
         if begin not in known:
-            known[begin] = _meeting(tx, begin, target, begin - 1)
+            known[begin] = meeting_of(tx, begin, target, begin - 1)
         meeting = known[begin]
         before = _Frame(tx)
         # which one is taken where the condition holds
@@ -310,7 +222,7 @@ class _Fork:
         blocks = list(tx.block_stack)
         tx.instruction_pointer = start
         while not self._is_there(start, end):
-            leaves = _leaving(tx.instructions[tx.instruction_pointer], tx) is not None
+            leaves = leaving(tx.instructions[tx.instruction_pointer], tx) is not None
             if leaves or not tx.step() or tx.instruction_pointer is None:
                 raise Refused("one of them leaves")
         if tx.block_stack != blocks:
@@ -337,7 +249,7 @@ class _Fork:
             return bool(now == end)
         if end == ("back", now) and now == start:
             return True
-        return _leaving(self.tx.instructions[now], self.tx) == end
+        return leaving(self.tx.instructions[now], self.tx) == end
 
     # ------------------------------------------------------------ choices
 
@@ -428,7 +340,7 @@ class _Fork:
             x, y = first.locals.get(name), second.locals.get(name)
             if x is y:
                 found[name] = x
-            elif _is_read(tx, name, meeting):
+            elif is_read(tx, name, meeting):
                 if x is None or y is None:
                     raise Refused(f"{name} is set in one of them")
                 found[name] = self._choice(x, y)

@@ -21,7 +21,6 @@ import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from operator import is_
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from ..compat.gc_pause import collector_paused
 from ..compiler.entry import BACKEND
 from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.partition import decide
+from ..compiler.reference import Reference
 from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
@@ -42,6 +42,7 @@ from ..shadow.optimizer import Shadow, Write
 from ..shadow.state_guard import StateGuard
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
+from .first_state import first_state
 from .models import Models
 from .source import Call
 from .step import KEPT, PATIENCE, Fewer, LedStep, Stale, Task
@@ -155,7 +156,7 @@ class Representatives:
             except NotTraced:
                 return False
             # once more, with lanes that differ in less
-            if self.loose and self.lanes is not None and self._reshaped(self.lanes):
+            if self.loose and self.lanes is not None and self.lanes.reshaped():
                 self.loose = False
             elif self.counters and self.models.counted:
                 self.counters, self.loose = False, True
@@ -172,13 +173,6 @@ class Representatives:
         self.recent.clear()
         self.traces.clear()
         self.models = Models(0, False, False)
-
-    @staticmethod
-    def _reshaped(lanes: Lanes) -> bool:
-        """Are lanes alike that are of other sizes?"""
-        return any(
-            len({lanes.params[i].shape for i in kind.lanes}) > 1 for kind in lanes.kinds
-        )
 
     def _attempt(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
@@ -283,7 +277,7 @@ class Representatives:
         if self._fresh or shadow.changed():
             writes = self._writes(optimizer)
             if self.models.counted and len(trace.steps) > traced:
-                self._check_counters(trace, optimizer)
+                trace.check_counters(self.models, optimizer)
             if self.outward is not None:
                 writes = self.outward(writes)
             self.pending.finish(begun, writes)
@@ -356,23 +350,16 @@ class Representatives:
 
     def _initialized(self, lanes: Lanes) -> Found:
         """Make the state that tracing makes, for lanes that have gradients and none."""
-        optimizer = self.call.optimizer
         every = self.shadow_of_all()
-        known = dict(optimizer.state)
-        if not compat.initialize(every):
-            raise Unlike("tracing made state, and nothing says how")
-        if not all(_same(every.state[p], own) for p, own in known.items()):
-            raise Unlike("tracing changes state")
-        self._fresh = {
-            p: every.state[p]
-            for p in lanes.params
-            if p in every.state and p not in known
-        }
-        # as it will be
-        state = {**known, **self._fresh}
-        groups = optimizer.param_groups
-        view: Any = types.SimpleNamespace(state=state, param_groups=groups)
+        self._fresh = first_state(self.call.optimizer, every, lanes)
+        view = self._view()
         return self._known(Lanes(view, lanes.loose, lanes.counters), view)
+
+    def _view(self) -> Any:
+        """The optimizer with the state that lanes get in this call."""
+        optimizer = self.call.optimizer
+        state = {**optimizer.state, **self._fresh}
+        return types.SimpleNamespace(state=state, param_groups=optimizer.param_groups)
 
     # ---------------------------------------------------------------- Dynamo's side
 
@@ -395,27 +382,10 @@ class Representatives:
             self.call.quiet = False
             made = LedStep(self, self.task, gm)
             self.trace.steps.append(made)
-            # Dynamo keeps what it is given with the code that calls it, and that code
-            # is kept by the optimizer's step: it must not keep the optimizer's tensors
-            return _Reference(made)
+            return Reference(made)
 
         lead._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         return lead
-
-    def _check_counters(self, trace: Trace, optimizer: Optimizer) -> None:
-        """Raise Unlike if what was traced is for the numbers alone that models count.
-
-        What the step left in the shadow has been taken.
-        """
-        shadow = trace.refreshed(optimizer, anew=True)
-        fitting: Any = getattr(trace.compiled, "fitting", lambda _: [])
-        before = fitting(shadow.itself)
-        for number, key in self.models.counted.values():
-            if number in trace.active:
-                shadow.itself.state[self.models.params[number]][key] += 1000
-        shadow.clean = False
-        if not before or fitting(shadow.itself) != before:
-            raise Unlike("what is traced is for one number of steps")
 
     def survey_holds(self) -> None:
         """Raise Stale if lanes that were alike no longer are.
@@ -423,13 +393,10 @@ class Representatives:
         Each call compares which objects lanes hold. The dtype or shape of one of them
         changes in place (`p.data = ...`); a plan notices, but not the first of a graph.
         """
-        assert self.lanes is not None
         lanes = self.lanes
-        state = {**self.call.optimizer.state, **self._fresh}
-        groups = self.call.optimizer.param_groups
-        view: Any = types.SimpleNamespace(state=state, param_groups=groups)
-        now = Lanes(view, lanes.loose, lanes.counters)
-        if _grouping(now) != _grouping(lanes):
+        assert lanes is not None
+        now = Lanes(self._view(), lanes.loose, lanes.counters)
+        if now.grouping() != lanes.grouping():
             raise Stale
 
     def settle(self) -> None:
@@ -460,14 +427,10 @@ class Representatives:
                 self.counters = bool(proof.why)
             self.proof = proof
             self.proven = self.calls
-        if self.proof.why:
-            raise Unlike(self.proof.why)
-        if self.proof.sizes and self.lanes is not None and self._reshaped(self.lanes):
-            raise Unlike("it reads sizes, in which lanes differ")
-        if self.proof.sizes and self.task.parts:
-            raise Unlike("it reads sizes, which are those of whole tensors")
-        if self.proof.classes and self.task.parts:
-            raise Unlike("it asks for the class of a tensor")
+        reshaped = self.lanes is not None and self.lanes.reshaped()
+        why = self.proof.why_not(reshaped, self.task.parts)
+        if why:
+            raise Unlike(why)
         return self.proof
 
     # ---------------------------------------------------------------- afterwards
@@ -483,23 +446,3 @@ class Representatives:
             made.update(step.take())
         given = lanes, self.models, trace.shadow, self._fresh, made, self.stepped
         return Writes(*given).to(optimizer.state)
-
-
-def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    return tuple(a) == tuple(b) and all(map(is_, a.values(), b.values()))
-
-
-class _Reference:
-    """A step, called in its place and not kept alive."""
-
-    def __init__(self, step: LedStep) -> None:
-        self.step = weakref.ref(step)
-
-    def __call__(self, *args: Any) -> Any:
-        step = self.step()
-        assert step is not None
-        return step(*args)
-
-
-def _grouping(lanes: Lanes) -> list[Any]:
-    return [lanes.lists_of(), [kind.lanes for kind in lanes.kinds]]

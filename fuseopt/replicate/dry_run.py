@@ -23,6 +23,7 @@ from ..capture.aten.ops import OpInfo, op_info
 from ..compiler.code_paths import Paths
 from ..shadow.double import Double, Known, Perturb, holdings, own_attributes
 from ..shadow.lanes import GRAD, NUMBERS, PARAM, Lanes, Unlike, shape_beside
+from .hollow import HollowResults
 
 
 class Record(NamedTuple):
@@ -66,7 +67,7 @@ class _Calls(TorchDispatchMode):
         for t in double.alive:
             self._place(t)
         self._ops: dict[Any, tuple[OpInfo, frozenset[str]]] = {}
-        self._layouts: dict[Any, Any] = {}
+        self.results = HollowResults(double.scratch)
 
     @staticmethod
     def _where(t: torch.Tensor) -> Any:
@@ -208,56 +209,7 @@ class _Calls(TorchDispatchMode):
             if returns > 1 or len(written) > 1:
                 raise Unlike(f"{func} changes several tensors")
             return bound[next(iter(written))]
-        key = (func, self._layout(args), self._layout(kwargs))
-        made = self._layouts.get(key)
-        if made is None:
-            metas = torch.utils._pytree.tree_map(
-                lambda x: (
-                    torch.empty_strided(
-                        x.shape, x.stride(), dtype=x.dtype, device="meta"
-                    )
-                    if isinstance(x, torch.Tensor)
-                    else x
-                ),
-                (args, kwargs),
-            )
-            found = [t.device for x in bound.values() for t in tensors_in(x)]
-            device = found[0] if found else torch.get_default_device()
-            if "device" in bound or not found:
-                device = torch.device(bound.get("device") or device)
-                metas[1]["device"] = torch.device("meta")
-            try:
-                result = func(*metas[0], **metas[1])
-            except (NotImplementedError, RuntimeError) as error:
-                raise Unlike(f"{func} depends on contents of tensors") from error
-            made = self._layouts[key] = torch.utils._pytree.tree_map(
-                lambda t: (
-                    (t.shape, t.stride(), t.dtype, device)
-                    if isinstance(t, torch.Tensor)
-                    else Unlike
-                ),
-                result,
-                is_leaf=lambda t: isinstance(t, torch.Tensor),
-            )
-        return self._build(made)
-
-    def _build(self, made: Any) -> Any:
-        if made is Unlike:
-            raise Unlike("a call returns what is no tensor")
-        if isinstance(made, list):
-            return [self._build(x) for x in made]
-        if isinstance(made, tuple) and not isinstance(made[0], torch.Size):
-            return tuple(self._build(x) for x in made)
-        return self.double.scratch.make(*made)
-
-    def _layout(self, x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return x.shape, x.stride(), x.dtype, x.device
-        if isinstance(x, (list, tuple)):
-            return tuple([self._layout(y) for y in x])
-        if isinstance(x, dict):
-            return tuple([(k, self._layout(v)) for k, v in x.items()])
-        return float if isinstance(x, float) else (type(x), repr(x))
+        return self.results.of(func, args, kwargs, bound)
 
     # ---------------------------------------------------------------- records
 

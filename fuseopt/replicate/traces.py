@@ -58,6 +58,21 @@ class Trace:
         self.shadow.refresh(optimizer, self.state, self.lists)
         return self.shadow
 
+    def check_counters(self, models: Models, optimizer: Optimizer) -> None:
+        """Raise Unlike if what was traced is for the numbers alone that models count.
+
+        What the step left in the shadow has been taken.
+        """
+        shadow = self.refreshed(optimizer, anew=True)
+        fitting: Any = getattr(self.compiled, "fitting", lambda _: [])
+        before = fitting(shadow.itself)
+        for number, key in models.counted.values():
+            if number in self.active:
+                shadow.itself.state[models.params[number]][key] += 1000
+        shadow.clean = False
+        if not before or fitting(shadow.itself) != before:
+            raise Unlike("what is traced is for one number of steps")
+
 
 def present(lanes: Lanes) -> tuple[int, ...]:
     """The models of the kinds that there are lanes of."""

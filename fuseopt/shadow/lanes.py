@@ -378,6 +378,16 @@ class Lanes:
             and all(map(is_, self.states, other.states))
         )
 
+    def reshaped(self) -> bool:
+        """Are lanes alike that are of other sizes?"""
+        return any(
+            len({self.params[i].shape for i in kind.lanes}) > 1 for kind in self.kinds
+        )
+
+    def grouping(self) -> list[Any]:
+        """Which lanes are in which group, and which are alike."""
+        return [self.lists_of(), [kind.lanes for kind in self.kinds]]
+
     def lists_of(self) -> list[list[int]]:
         """The parameters of each group, by identity."""
         return [list(map(id, own)) for own in self.lists]

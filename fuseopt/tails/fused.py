@@ -27,6 +27,7 @@ from ..compiler import internal_errors, pipeline
 from ..compiler.entry import BACKEND
 from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.partition import decide
+from ..compiler.reference import Reference
 from ..compiler.report import Report
 from ..compiler.session import session
 from ..compiler.timing import Clock
@@ -218,7 +219,7 @@ class Fused:
                 raise Unlike(f"its graph is more than an update: {decision.why}")
             made = _Graph(self, gm)
             self.graphs.append(made)
-            return _Reference(made)
+            return Reference(made)
 
         tail._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         traced = copied(whole, ())
@@ -352,17 +353,3 @@ class _Policy:
     def eager(self) -> Callable[..., Any]:
         """Never asked for."""
         raise AssertionError("eager would skip nothing")
-
-
-class _Reference:
-    """A graph, called in its place and not kept alive: Dynamo keeps what it is given
-    with the code that calls it.
-    """
-
-    def __init__(self, graph: _Graph) -> None:
-        self.graph = weakref.ref(graph)
-
-    def __call__(self, *args: Any) -> Any:
-        graph = self.graph()
-        assert graph is not None
-        return graph(*args)

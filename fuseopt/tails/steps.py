@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..compiler.session import COMPILED
-from ..isolate.compile import Isolated, compile_bound
+from ..isolate.compile import compile_bound
 from ..isolate.decorators import cells, peel
+from ..isolate.isolated import Isolated
 
 #: What a layer around a step may be whose work a tail does as well.
 _LAYERS = frozenset(

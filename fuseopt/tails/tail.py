@@ -23,7 +23,8 @@ from ..compiler.report import Report
 from ..compiler.session import session
 from ..config import resolve
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
-from ..isolate.compile import TRACES, compile_bound
+from ..isolate.compile import compile_bound
+from ..isolate.isolated import TRACES
 from .arguments import (
     check_beside,
     checked_decay,

@@ -61,6 +61,22 @@ class Proof:
     classes: bool
     codes: frozenset[types.CodeType]
 
+    def why_not(self, reshaped: bool, parts: bool) -> str:
+        """Why the lanes at hand are not shown to be treated alike; "" if they are.
+
+        `reshaped`: are some alike that are of other sizes? `parts`: are they parts of
+        tensors?
+        """
+        if self.why:
+            return self.why
+        if self.sizes and reshaped:
+            return "it reads sizes, in which lanes differ"
+        if self.sizes and parts:
+            return "it reads sizes, which are those of whole tensors"
+        if self.classes and parts:
+            return "it asks for the class of a tensor"
+        return ""
+
 
 def prove(
     function: Any,

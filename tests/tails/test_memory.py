@@ -112,22 +112,29 @@ def test_an_interrupt_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_two_threads() -> None:
-    """What one thread compiles is no trace of what the other calls."""
+    """What one thread compiles is no trace of what the other calls.
+
+    Only tails are called at once: while a thread compiles, torch's own optimizers take
+    the steps of all threads for compiled ones.
+    """
     pairs = [[Side(MAKES["adamw"], scaled=True) for _ in range(2)] for _ in range(2)]
+    for one, other in pairs:
+        for n in range(5):
+            one.set_grads(n, n == 3)
+            one.eager(1.0)
+        other.set_grads(0)
+    tails = [tail_of(other, clip_grad_norm=1.0) for _, other in pairs]
+    for (_, other), tail in zip(pairs, tails, strict=True):
+        call(other, tail)
     together = threading.Barrier(2, timeout=60)
 
-    def train(pair: list[Side]) -> list[str]:
-        one, other = pair
-        tail = tail_of(other, clip_grad_norm=1.0)
-        told = []
-        for n in range(5):
-            for side in pair:
-                side.set_grads(n, n == 3)
+    def train(k: int) -> list[str]:
+        one, other = pairs[k]
+        for n in range(1, 5):
+            other.set_grads(n, n == 3)
             together.wait()
-            one.eager(1.0)
-            call(other, tail)
-            told += differences(one, other, grads=True)
-        return told
+            call(other, tails[k])
+        return differences(one, other, grads=True)
 
     with ThreadPoolExecutor(2) as threads:
-        assert [*threads.map(train, pairs)] == [[], []]
+        assert [*threads.map(train, range(2))] == [[], []]

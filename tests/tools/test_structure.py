@@ -81,6 +81,12 @@ def test_every_room_has_modules() -> None:
     assert len(beside) <= 10
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: "/".join(names(p)[1:]) or "init")
+def test_no_file_is_long(path: Path) -> None:
+    """What has more lines has more than one idea."""
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 450
+
+
 def test_the_page_of_modules_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), (
         "python -m tests.tools.modules_page"

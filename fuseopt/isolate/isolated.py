@@ -1,0 +1,353 @@
+"""The innermost function of one optimizer's step, compiled for it alone.
+
+A call is led by models of its lanes, or steps a shadow of the whole optimizer, or is
+handed to Dynamo as it is; here the way is chosen.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .. import compat
+from ..compiler.diagnostics import tell_of_step, untraceable_gradient
+from ..compiler.entry import BACKEND
+from ..compiler.session import COMPILED, session
+from ..config import resolve
+from ..errors import CaptureError
+from ..replicate.driver import Representatives
+from ..runtime.commit import write
+from ..shadow.lanes import Unlike
+from ..shadow.optimizer import Shadow, unfused
+from ..shadow.whole import NotTraced, Whole
+from ..shards.step import Shards
+from .class_guard import Methods
+from .compilations import Compilations
+from .decorators import cells, copied
+
+_PARAMETERS = inspect.signature(torch.compile).parameters
+#: What Dynamo may be told and still run what it traced for our backend.
+TRACES = ("default", "eager_on_recompile", "fail_on_recompile")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a step is to be compiled: options of fuseopt.config, and what torch.compile
+    takes besides.
+    """
+
+    options: Mapping[str, Any]
+    fullgraph: bool = False
+    dynamic: bool | None = None
+
+
+class Isolated:
+    """The innermost function of one optimizer's step, compiled for it alone."""
+
+    def __init__(self, optimizer: Optimizer, function: Any, wanted: Wanted) -> None:
+        self.owner = weakref.ref(optimizer, _released(self))
+        self.function = function
+        parameters = [*inspect.signature(function).parameters.values()]
+        #: is a call whose arguments are None the same as one without?
+        self._none_by_default = all(p.default is None for p in parameters[1:])
+        #: one thread at a time steps an optimizer on its shadow
+        self.lock = threading.RLock()
+        self.wanted = wanted
+        self.options = dict(wanted.options)
+        #: which parameters lacked a gradient when all lanes were traced
+        self.missing: set[tuple[bool, ...]] = set()
+        #: what the step's code is found in
+        self.methods = Methods()
+        #: state, groups and their number in the last call
+        self.seen: tuple[Any, Any, int] = None, None, 0
+        # by the places of the call where functions are given, for Dynamo does not see
+        # when one of them is None in another call
+        self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
+        self.callables: dict[int | str, Callable[..., Any]] = {}
+        self.current: dict[int | str, Callable[..., Any]] = {}
+        self.compilations = Compilations()
+        self.representatives = self._led()
+        self.whole = Whole(function)
+        self.shards = self._on_parts()
+        self.unfused: Shadow | None = None  # for a step with a closure
+
+    def release(self) -> None:
+        """Keep nothing of the optimizer, nor what was compiled for it."""
+        self.compiled.clear()
+        self.representatives.release()
+        self.whole.release()
+        self.shards.release()
+        self.unfused = None
+        self.compilations.forget()
+        self.seen = None, None, 0
+
+    def forget(self) -> None:
+        """Let nothing that was compiled count."""
+        self.release()
+        self.representatives = self._led()
+        self.missing.clear()
+        self.whole = Whole(self.function)
+        self.shards = self._on_parts()
+
+    def _led(self) -> Representatives:
+        return Representatives(self.function, self.options, self.compilations.told)
+
+    def _on_parts(self) -> Shards:
+        return Shards(self.function, self.options, self.compilations.told)
+
+    def configure(self, options: Mapping[str, Any]) -> None:
+        """Take other options, for the calls to come."""
+        if dict(options) != self.options:
+            self.options = dict(options)
+            self.forget()
+
+    def entry(self) -> tuple[Any, Any]:
+        """A function to stand in the place of the original one.
+
+        And the one to call in its stead where nobody traces what is called.
+        """
+
+        @functools.wraps(self.function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return self.run(args, kwargs)
+
+        # inside a function that is compiled itself, the step stays one of its own
+        made = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
+        setattr(made, COMPILED, self)
+        return made, step
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        optimizer = self.owner()
+        assert optimizer is not None
+        groups = optimizer.param_groups
+        # loading a state dict replaces the state: what was compiled for the old one
+        # would only count against the limit
+        state, known, n = self.seen
+        changed = self.methods.changed(optimizer)
+        if (
+            changed
+            or state is not optimizer.state
+            or known is not groups
+            or n != len(groups)
+        ):
+            if known is not None:
+                self.forget()
+            self.seen = optimizer.state, groups, len(groups)
+        alone = len(args) == 1 and not kwargs
+        if not alone and self.shards.wants(optimizer, anew=True):
+            given = [*args[1:], *kwargs.values()]
+            if any(x is not None for x in given) or not self._none_by_default:
+                return self._eager(args, kwargs, "its step is given arguments")
+            args, kwargs, alone = args[:1], {}, True
+        if alone and compat.stance() in TRACES:
+            with self.lock:
+                few, whole = self.representatives, self.whole
+                if self.shards.wants(optimizer):
+                    return self._on_shards(optimizer)
+                led = few.wants(optimizer)
+                if led and few.step(optimizer, self._lead):
+                    return None
+                # a plain parameter may have been replaced by another since
+                if (few.why or not led) and self.shards.wants(optimizer, anew=True):
+                    return self._on_shards(optimizer)
+                if not whole.why:
+                    done, result = whole.step(optimizer, self._whole, self._all)
+                    if done:
+                        return result
+        return self._as_it_is(optimizer, args, kwargs)
+
+    def _on_shards(self, optimizer: Optimizer) -> Any:
+        done, why = self.shards.step(optimizer, self._lead)
+        return None if done else self._eager((optimizer,), {}, why)
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
+        """Let a step of DTensors run in eager; the user is told why, if it is said."""
+        if why:
+            optimizer = args[0]
+            why = f"its parameters are DTensors, and {why}"
+            if resolve(None, self.options).fallback == "error":
+                raise CaptureError(
+                    f"{type(optimizer).__name__}.step cannot be compiled: {why} "
+                    "(options={'fallback': 'error'} was given)"
+                )
+            tell_of_step(optimizer, why)
+        return self.function(*args, **kwargs)
+
+    def _as_it_is(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Let Dynamo trace the step of the optimizer itself, with what it is given."""
+        if len(args) > 1 or kwargs:
+            args = tuple(self._outside(i, a) for i, a in enumerate(args))
+            kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
+        places = tuple(self.current)
+        done = False
+        try:
+            compiled = self.compiled.get(places)
+            if self.whole.refused:
+                tell_of_step(optimizer, self.whole.refused)
+                return self.function(*args, **kwargs)
+            if compiled is None and untraceable_gradient(optimizer):
+                return self.function(*args, **kwargs)
+            if compiled is None:
+                whole = copied(self.function, cells(self.function))
+                fullgraph = self.wanted.fullgraph
+                compiled = self._compile(self._whole(), whole, fullgraph=fullgraph)
+                self.compiled[places] = compiled
+            if any(group.get("fused") for group in optimizer.param_groups):
+                result = self._unfused(compiled, optimizer, args, kwargs)
+            else:
+                result = compiled(*args, **kwargs)
+            done = True
+            return result
+        except Exception:
+            done = True
+            raise
+        finally:
+            self.current.clear()
+            if not done:
+                # cut off somewhere: what was compiled may be half bound
+                self.compiled.clear()
+
+    def _unfused(
+        self,
+        compiled: Callable[..., Any],
+        optimizer: Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The same, where groups take the foreach form and keep what they say."""
+        try:
+            shadow = self.unfused = self.unfused or Shadow(optimizer)
+            shadow.refresh(optimizer)
+        except Unlike:
+            kept = unfuse(optimizer)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                for group, before in kept:
+                    group.update(before)
+        shadow.clean = False
+        try:
+            return shadow.translated(compiled(shadow.itself, *args[1:], **kwargs))
+        finally:
+            write(shadow.writes())
+            shadow.settle()
+
+    def _whole(self) -> Callable[..., Any]:
+        """The backend of a step that is traced whole, which reports why."""
+        why = self.representatives.why
+        if not why:
+            return BACKEND
+
+        def whole(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
+            known = len(session.reports)
+            made = BACKEND(gm, example_inputs, **keywords)
+            for report in session.reports[known:]:
+                report.traced = f"all lanes, since {why}"
+            return made
+
+        whole._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
+        return whole
+
+    def _all(self, backend: Callable[..., Any]) -> Callable[..., Any]:
+        return self._lead(backend, self.options)
+
+    def _lead(
+        self, backend: Callable[..., Any], options: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
+        function = self.function
+
+        def lead(self: Optimizer) -> Any:
+            # where Dynamo lets it run as it is, only a shadow would step
+            if not torch.compiler.is_dynamo_compiling():
+                raise NotTraced
+            return function(self)
+
+        lead = copied(lead, cells(lead))
+        made = self._compile(backend, lead, fullgraph=True, options=options or None)
+        return compat.Traced(made, lead)
+
+    def _compile(
+        self, backend: Callable[..., Any], function: Any, **more: Any
+    ) -> Callable[..., Any]:
+        keywords: dict[str, Any] = {}
+        inherits = "__class__" in self.function.__code__.co_freevars
+        if inherits and "isolate_recompiles" in _PARAMETERS:
+            # what `super().step()` leads to is shared by all optimizers as well. Not
+            # asked for elsewhere: threads that step at the same time defeat it
+            keywords["isolate_recompiles"] = True
+        keywords.update({"options": self.options or None, **more})
+        keywords["dynamic"] = self.wanted.dynamic
+        itself = weakref.ref(self)
+
+        def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
+            self = itself()
+            if self is not None:
+                self._note_gradients()
+            return backend(gm, example_inputs, **keywords)
+
+        noting._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
+        return self.compilations.compile(noting, function, **keywords)
+
+    def _note_gradients(self) -> None:
+        """Take note of which gradients there are, while a step is traced."""
+        optimizer = self.owner()
+        if optimizer is not None and not self.representatives.under_way:
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            self.missing.add(tuple([p.grad is None for p in params]))
+            if len(self.missing) > 1:
+                self.representatives.want()
+
+    def _outside(self, place: int | str, value: Any) -> Any:
+        """A closure runs as it is: no part of the graph, and no reason to retrace.
+
+        What Dynamo sees is the same function at every call.
+        """
+        if not callable(value) or isinstance(value, (torch.nn.Module, type, Optimizer)):
+            return value
+        self.current[place] = value
+        if place not in self.callables:
+            current = self.current
+
+            @torch.compiler.disable  # type: ignore[untyped-decorator]
+            def closure(*args: Any, **kwargs: Any) -> Any:
+                return current[place](*args, **kwargs)
+
+            self.callables[place] = closure
+        return self.callables[place]
+
+
+def _released(isolated: Isolated) -> Callable[[Any], None]:
+    """What is to be done when the optimizer is no more."""
+    known = weakref.ref(isolated)
+
+    def release(_: Any, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        found = known()
+        if found is not None and not ending():
+            found.release()
+
+    return release
+
+
+def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Let groups of torch's fused kernels take the foreach form.
+
+    Returns what they said before: (group, its options).
+    """
+    kept = []
+    for group in optimizer.param_groups:
+        form = unfused(group)
+        if form:
+            kept.append((group, {k: group[k] for k in form}))
+            group.update(form)
+    return kept

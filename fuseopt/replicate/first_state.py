@@ -1,0 +1,31 @@
+"""The state that a step's trace makes for models, made for all lanes that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import is_
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .. import compat
+from ..shadow.lanes import Lanes, Unlike
+
+
+def first_state(
+    optimizer: Optimizer, shadow: Any, lanes: Lanes
+) -> dict[torch.Tensor, dict[str, Any]]:
+    """By parameter, what lanes get that have no state; `shadow`: one of all lanes."""
+    known = dict(optimizer.state)
+    if not compat.initialize(shadow):
+        raise Unlike("tracing made state, and nothing says how")
+    if not all(_same(shadow.state[p], own) for p, own in known.items()):
+        raise Unlike("tracing changes state")
+    return {
+        p: shadow.state[p] for p in lanes.params if p in shadow.state and p not in known
+    }
+
+
+def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return tuple(a) == tuple(b) and all(map(is_, a.values(), b.values()))
