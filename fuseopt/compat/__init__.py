@@ -12,12 +12,7 @@ from .attributes import keep_attributes, read_attributes
 from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
-from .counters import (
-    can_stay_symbolic,
-    keep_symbolic,
-    stay_symbolic,
-    take_for_symbols,
-)
+from .counters import stay_symbolic, take_for_symbols
 from .dtensors import (
     alike,
     arrived,
@@ -67,6 +62,7 @@ from .schemas import Schema, changes_first, name_of, schema_of, written
 from .symbol_uses import trace_symbols
 from .symbols import (
     TraceAgain,
+    can_stay_symbolic,
     has_symbols,
     plainly,
     symbol_sources,
@@ -141,7 +137,6 @@ __all__ = [
     "is_plain_scaler",
     "is_summed_up",
     "keep_attributes",
-    "keep_symbolic",
     "leave_no_patches",
     "local_part",
     "metadata_guard",

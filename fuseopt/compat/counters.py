@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import threading
 from typing import Any
 
 import torch
-
-from .dynamo import traces_step
-from .hooks import Hook, around
 
 
 class _Symbolic(threading.local):
@@ -21,7 +16,6 @@ class _Symbolic(threading.local):
 
 
 _symbolic = _Symbolic()
-_hooked: list[bool] = []
 
 
 def take_for_symbols(values: frozenset[int]) -> None:
@@ -31,30 +25,9 @@ def take_for_symbols(values: frozenset[int]) -> None:
     _symbolic.values = values
 
 
-def can_stay_symbolic() -> bool:
-    """Does Dynamo ask, where `keep_symbolic` has put its question?"""
-    return bool(_hooked)
-
-
-def keep_symbolic() -> None:
-    """Let `take_for_symbols` have its effect.
-
-    Relies on the function by which Dynamo asks whether a number has changed before, and
-    on what it answers (torch 2.11.0, 2.13.0); where they are others `can_stay_symbolic`
-    says so.
-    """
-    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
-    changing = importlib.import_module("torch._dynamo.pgo").auto_dynamic
-
-    def asked(original: Hook, tx: Any, name: str, entry: Any, **more: Any) -> Any:
-        value = getattr(entry, "scalar", None)
-        ours = type(value) is int and value in _symbolic.values and traces_step()
-        if ours and name.startswith("L['self'].state["):
-            return dataclasses.replace(entry, scalar=changing)
-        return original(tx, name, entry, **more)
-
-    around(builder, "process_automatic_dynamic", asked)
-    _hooked.append(True)
+def is_counted(value: int, name: str) -> bool:
+    """Is an integer in the state of a parameter to be taken for any number?"""
+    return value in _symbolic.values and name.startswith("L['self'].state[")
 
 
 def stay_symbolic(gm: torch.fx.GraphModule, values: frozenset[int]) -> bool:

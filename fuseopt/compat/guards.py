@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from . import class_guards, counters, hazards
+from . import class_guards, hazards
 from .dynamo import refuse, traces_own, traces_step
 from .hooks import Hook, all_kinds, around, asks, found_at, install, name_of
 from .plain import OPTIM
@@ -39,7 +39,6 @@ def trace_guarded() -> None:
         _trace_groups,
         _guard_metadata,
         _keep_kinds,
-        counters.keep_symbolic,
         class_guards.guard_builtins,
         class_guards.guard_classes,
         class_guards.guard_instances,

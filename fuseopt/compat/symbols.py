@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .counters import is_counted
 from .dynamo import leads_to, traces_step
 from .hooks import Hook, around, found_at, install, name_of
 
@@ -49,6 +50,15 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 #: By code, the integers that it counts: patterns of where they are found.
 _counters: weakref.WeakKeyDictionary[CodeType, set[str]] = weakref.WeakKeyDictionary()
+
+
+#: Has `make_symbols` put its question about integers to Dynamo?
+_integers: list[bool] = []
+
+
+def can_stay_symbolic() -> bool:
+    """Can integers that a step counts be symbols?"""
+    return bool(_integers)
 
 
 def make_symbols(backend: Callable[..., Any]) -> bool:
@@ -161,8 +171,10 @@ def _make_symbols() -> None:
         known = _counters.get(tx.output.root_tx.f_code, ())
         if args or more or not _moves(self):
             return original(self, value, *args, **more)
-        if _pattern(source) in known or _is_foreign(tx, source):
-            _tracing.symbols.append(name_of(source))
+        name = name_of(source)
+        counted = _pattern(source) in known or is_counted(value, name)
+        if counted or _is_foreign(tx, source):
+            _tracing.symbols.append(name)
             more = {"dynamism": DimDynamic.DYNAMIC}
         made = original(self, value, *args, **more)
         if isinstance(made, SymNodeVariable):
@@ -170,6 +182,7 @@ def _make_symbols() -> None:
         return made
 
     around(VariableBuilder, "wrap_symint", wrap_int)
+    _integers.append(True)
 
 
 def _pattern(source: Any) -> str:
