@@ -244,6 +244,53 @@ def test_a_late_first_gradient(build: Any) -> None:
     assert len(fuseopt.reports()) <= 3
 
 
+@pytest.mark.parametrize("build", EVERY)
+def test_a_call_that_fails_leaves_no_first_state(build: Any) -> None:
+    """State that late lanes would get is not the optimizer's before all is launched."""
+    pair = Pair(build, 24)
+    for _ in range(3):
+        pair.step(lambda i: i < 12)
+    pair.give(lambda _: True)
+    grad = pair.mine[20].grad
+    assert grad is not None
+    memory = grad.untyped_storage()
+    content = memory.clone()
+    memory.resize_(0)
+    before = copy.deepcopy([*pair.opt.state.values()])
+    with pytest.raises(RuntimeError):
+        pair.run()
+    assert [*map(id, pair.opt.state)] == [*map(id, pair.mine[:12])]
+    after = [*pair.opt.state.values()]
+    for old, new in zip(before, after, strict=True):
+        assert list(old) == list(new)
+        for key, value in old.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(new[key]))
+    memory.resize_(content.nbytes())
+    memory.copy_(content)
+    pair.plain.step()
+    pair.run()
+    pair.check()
+    pair.random_step()
+    pair.check()
+
+
+@pytest.mark.parametrize("build", EVERY)
+def test_gradients_side_by_side_in_one_storage(build: Any) -> None:
+    """As in the buckets of DistributedDataParallel, and some of them are missing."""
+    pair = Pair(build, 24)
+    for k in range(6):
+        pair.give(lambda i, k=k: k < 2 or i % 3 != k % 3)
+        given = [p.grad for p in pair.mine if p.grad is not None]
+        bucket = torch.cat([g.flatten() for g in given])
+        parts = iter(bucket.split([g.numel() for g in given]))
+        for p in pair.mine:
+            if p.grad is not None:
+                p.grad = next(parts).view(p.shape)
+        pair.plain.step()
+        pair.run()
+        pair.check()
+
+
 class Change:
     """What may be done to an optimizer between two steps."""
 
