@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from tests.tools.share import share_of
+
 #: `make fuzz`: see tests/numerics/test_fuzz_programs.py
 settings.register_profile("fuzz", print_blob=True)
 
@@ -24,6 +26,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "mishaps: puts errors of fuseopt's own into the test on purpose"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked as a family, most are slow."""
+    for item in items:
+        family = item.get_closest_marker("family")
+        if family is not None and share_of(item.nodeid, family.args[0]):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

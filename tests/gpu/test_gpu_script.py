@@ -63,6 +63,7 @@ def test_a_step_in_tritons_interpreter():
     assert done[case["name"]]["launches"][-1] == 1
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_what_goes_on_around_a_step(name, sim):
     """Each on the simulated accelerator, as on a GPU; it has graphs and two devices."""

@@ -241,6 +241,7 @@ def test_threads_that_share_a_lane_fold_it_in_order(
         torch.set_num_threads(before)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (5, 5), (2, 7), (3, 1)])
 def test_gathered_blocks_of_small_kernels(
@@ -498,6 +499,7 @@ print("all close")
 """
 
 
+@pytest.mark.slow
 def test_triton_folds_in_the_interpreter() -> None:
     """Every kind of reduction, of whole tensors, rows and columns."""
     root = ROOT

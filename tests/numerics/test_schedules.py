@@ -150,6 +150,7 @@ def of_torch(name: str) -> tuple[dict[str, Any], list[str]]:
     return options, [STATE, USUAL] if name == "SGD" else [USUAL]
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ELEVEN)
@@ -174,6 +175,7 @@ def test_a_rate_that_is_a_tensor(name: str) -> None:
     assert compilations(build, SCHEDULES["warm-up from 0"], **options) == len(ways)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_sixty_groups(name: str) -> None:
     options, ways = of_torch(name)
@@ -216,6 +218,7 @@ QUICK = {"AdEMAMix", "MARS", "PNM", "ScheduleFree", "RectifiedAdam", "LAMB"}
 DIVIDE = {"ScheduleFreeSGD"}
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     "name",

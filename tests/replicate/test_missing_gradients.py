@@ -137,6 +137,7 @@ def momentum(params: Any) -> Optimizer:
 EVERY = [adamw, momentum, LAMB, AdaBelief]
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize(
     ("way", "steps"),
     [
@@ -234,6 +235,7 @@ def test_two_sets_in_turn_plan_nothing(
     assert planned == []
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("build", EVERY)
 def test_a_late_first_gradient(build: Any) -> None:
     """Its counter begins when it comes, in the state and in the bias corrections."""
@@ -333,6 +335,7 @@ class Change:
                     state[key] = value.double()
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("build", EVERY)
 @pytest.mark.parametrize("change", [x for x in vars(Change) if not x.startswith("_")])
 def test_what_changes_between_steps(build: Any, change: str, counts: Counts) -> None:

@@ -318,6 +318,7 @@ def test_a_training_step_keeps_its_parts_apart():
     assert told["rounds"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # two processes, each with a compile
 def test_a_run_measures_names_who_is_missing_and_goes_on(tmp_path):
     command = [sys.executable, "-m", "bench", "run", "--into", str(tmp_path)]

@@ -63,6 +63,7 @@ def test_a_recording_holds_all_that_a_test_compiles(tmp_path: Path) -> None:
     assert replay.compare(tmp_path / "one", tmp_path / "two") == 0
 
 
+@pytest.mark.slow
 def test_another_number_is_another_table_and_the_same_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
