@@ -23,6 +23,7 @@ CASES: dict[str, Any] = {
     "test_first_step": lambda suite, device: list(plan.first_steps(suite)),
     "test_host": lambda suite, device: plan.hosts(suite),
     "test_training": lambda suite, device: plan.trainings(suite),
+    "test_tail": lambda suite, device: plan.tails(device),
 }
 #: seconds that one compiled contender may take until its first step
 CAPS = {"short": 120.0, "full": 180.0}

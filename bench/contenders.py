@@ -272,10 +272,14 @@ def peer(name: str) -> Callable[[Work], Ready]:
 
 def copy(work: Work) -> Ready:
     """A copy that moves as many bytes as the step must."""
-    kind = work.device.split(":")[0]
-    moves = COPY_MOVES[kind]
-    count = min(work.least_bytes // moves, COPY_BYTES) // 4
-    source = torch.ones(max(count, 1), device=work.device)
+    return copied(work.least_bytes, work.device)
+
+
+def copied(nbytes: int, device: str = "cpu") -> Ready:
+    """A copy that moves so many bytes, or as many as tell of more."""
+    moves = COPY_MOVES[device.split(":")[0]]
+    count = min(nbytes // moves, COPY_BYTES) // 4
+    source = torch.ones(max(count, 1), device=device)
     target = torch.zeros_like(source)
 
     def call() -> None:

@@ -30,6 +30,8 @@ FEW = {
         "mobilenetv3_large_100 pvt_v2_b2"
     ).split(),
 }
+#: whose tails are measured
+TAILS = ("resnet50", "bert-base", "gpt2")
 #: contenders that Inductor compiles
 SLOW_TO_COMPILE = ("inductor", "inductor-graphs", "heavyball", "torchao")
 #: loops that Inductor compiles in the short suite
@@ -107,7 +109,18 @@ class TrainingCase:
         return f"training/{self.model}"
 
 
-Case = StepCase | FirstCase | HostCase | TrainingCase
+@dataclass(frozen=True)
+class TailCase:
+    """The tail of a training step over a model's shapes."""
+
+    model: str
+
+    @property
+    def name(self) -> str:
+        return f"tail/{self.model}"
+
+
+Case = StepCase | FirstCase | HostCase | TrainingCase | TailCase
 
 
 def step(model: str, optimizer: str, dtype: str, suite: str) -> StepCase:
@@ -175,3 +188,8 @@ def trainings(suite: str) -> list[TrainingCase]:
 
     names = list(TRAINED) if suite == "full" else list(TRAINED)[:1]
     return [TrainingCase(name, whole=suite == "full") for name in names]
+
+
+def tails(device: str) -> list[TailCase]:
+    """Return the tails; those of a GPU are in bench/gpu."""
+    return [TailCase(name) for name in TAILS] if device == "cpu" else []

@@ -142,6 +142,10 @@ class Reading:
         """Training cases by model."""
         return {name[0]: figures for name, figures in self._named("training")}
 
+    def tails(self) -> dict[str, Figures]:
+        """Tail cases by model."""
+        return {name[0]: figures for name, figures in self._named("tail")}
+
     def skipped(self) -> dict[str, dict[str, int]]:
         """By contender: each reason for which it did not run, and in how many cases."""
         found: dict[str, dict[str, int]] = {}

@@ -190,6 +190,7 @@ def part(reading: Reading) -> str:
         ("The first step, by parameters", tables.first_steps, "compiling", FIRST),
         ("fuseopt's passes, in ms", tables.passes, "first-step", ""),
         ("A call's cost, in microseconds", tables.hosts, None, HOST),
+        ("The tail of a training step", tables.tails, None, TAIL),
         ("Training steps", tables.training, None, TRAINING),
         ("The whole training step as one function", tables.whole_steps, None, WHOLE),
         ("Who did not run", tables.skipped, None, ""),
@@ -244,6 +245,12 @@ HOST = (
     "Over tensors of 8 elements, so that their arithmetic takes no time: the least of "
     "its turns, in time of the calling thread; a result from before 2026-11-22 is a "
     "median of time on the clock."
+)
+TAIL = (
+    "AdamW in float32 with a GradScaler, clipping by the total norm, an average of the "
+    "weights and `zero_grad` ([tail](tail.md)). In parts: `unscale_`, "
+    "`clip_grad_norm_`, the scaler's step, `_foreach_lerp_`, `update`, `zero_grad`. "
+    "The copy moves 40 bytes a parameter, the least that a tail must."
 )
 TRAINING = (
     "Forward, backward and tail (clipping by the total norm, step, zero_grad) with "

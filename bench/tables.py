@@ -307,6 +307,34 @@ def hosts(reading: Reading) -> str:
     return table(header, rows)
 
 
+# ---------------------------------------------------------------- tails
+
+
+def tails(reading: Reading) -> str:
+    """The tail of a training step: in parts, and as one."""
+    rows = []
+    for model, figures in reading.tails().items():
+        ways = figures["contenders"]
+        mine = ways[OWN]["p50"]
+        best = min(ways[name]["p50"] for name in ("foreach", "fused"))
+        copied = ways["copy"]["p50"] * figures["least_bytes"] / ways["copy"]["bytes"]
+        rows.append(
+            [
+                model,
+                str(figures["tensors"]),
+                f"{figures['elements'] / 1e6:.1f}M",
+                *(ms(ways[name]["p50"]) for name in ("foreach", "fused", OWN)),
+                times(best / mine),
+                percent(copied / mine),
+                str(ways[OWN]["launches"]),
+                f"{ways[OWN]['bytes'] / figures['elements']:.1f}",
+            ]
+        )
+    header = ["ms of a tail", "tensors", "elements", "parts, eager foreach"]
+    header += ["parts, torch fused", "fuseopt.tail", "best other ÷ fuseopt"]
+    return table([*header, "of a copy", "launches", "bytes a parameter"], rows)
+
+
 # ---------------------------------------------------------------- training
 
 
