@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -16,6 +15,7 @@ from fuseopt import compat
 from fuseopt.backend import fuseopt as backend
 from fuseopt.runtime.memory import Memory
 from fuseopt.runtime.plan import Plan
+from tests.frames import entered
 from tests.steps import same_bits
 
 Update = Callable[[Tensor, Tensor, Tensor], Any]
@@ -416,23 +416,11 @@ def compiled(update: Callable[..., None], size: int = 6) -> Callable[[], object]
 
 def test_a_call_enters_one_function_of_python() -> None:
     """15 were entered for each product of a step, and 11 of one in a batch."""
-    entered = []
+    counts = []
     for length in (3, 13):
-        call = compiled(products(length))
-        count = 0
-
-        def note(frame: Any, event: str, _: Any) -> None:
-            nonlocal count
-            count += event == "call"
-
-        sys.setprofile(note)
-        try:
-            call()
-        finally:
-            sys.setprofile(None)
-        entered.append(count)
+        counts.append(len(entered(compiled(products(length)))))
         torch._dynamo.reset()
-    assert entered[1] - entered[0] == 10
+    assert counts[1] - counts[0] == 10
 
 
 def test_an_overload_is_called_as_the_function_of_c() -> None:

@@ -24,6 +24,7 @@ from fuseopt.replicate import rehearsal
 from fuseopt.runtime.executor import Program
 from fuseopt.scheduler import schedule, stages
 from tests import ROOT
+from tests.frames import entered
 from tests.steps import make_params
 
 FEW, MANY = 4, 12
@@ -206,19 +207,10 @@ def test_a_call_of_a_rehearsal_is_a_few_functions(
     seen: list[tuple[int, int]] = []
 
     def counted(*args: Any) -> Any:
-        calls = 0
-
-        def count(frame: Any, event: str, _: Any) -> None:
-            nonlocal calls
-            calls += event == "call"
-
-        before = sys.getprofile()
-        sys.setprofile(count)
-        try:
-            found = rehearse(*args)
-        finally:
-            sys.setprofile(before)
-        seen.append((calls, sum(map(len, found.lanes.values()))))
+        records: list[Any] = []
+        codes = entered(lambda: records.append(rehearse(*args)))
+        (found,) = records
+        seen.append((len(codes), sum(map(len, found.lanes.values()))))
         return found
 
     monkeypatch.setattr(rehearsal, "rehearse", counted)

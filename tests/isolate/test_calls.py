@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ import fuseopt
 from bench.optimizers import RECIPES
 from fuseopt import compat
 from fuseopt.replicate import driver
+from tests.frames import entered
 from tests.steps import differences, eager_step, make, make_params, set_grads
 
 SHAPES = [(3, 4), (5,)] * 10
@@ -44,18 +44,7 @@ def compiled(params: Any, steps: int = 3) -> Optimizer:
 
 def called(step: Callable[[], object]) -> list[str]:
     """The functions of Python that a step calls, by name."""
-    names: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
-            names.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-    return names
+    return [code.co_name for code in entered(step)]
 
 
 def test_a_call_that_finds_all_as_it_was_is_short() -> None:

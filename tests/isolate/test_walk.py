@@ -5,14 +5,13 @@ that it names, each once.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 import fuseopt
 from tests import ROOT
+from tests.frames import entered
 from tests.steps import make_params, set_grads
 
 PACKAGE = ROOT / "fuseopt"
@@ -20,19 +19,9 @@ PAGE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
 WALK = PAGE[PAGE.index("## Two things followed") : PAGE.index("## To add an op")]
 
 
-def entered(call: Callable[[], object]) -> set[str]:
+def files_of(call: Callable[[], object]) -> set[str]:
     """The files of the package whose functions a call enters."""
-    files: set[str] = set()
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
-            files.add(frame.f_code.co_filename)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    files = {code.co_filename for code in entered(call)}
     inside = f"{PACKAGE}/"
     return {f.removeprefix(inside) for f in files if f.startswith(inside)}
 
@@ -54,11 +43,11 @@ def test_a_call_enters_the_files_that_are_named() -> None:
         optimizer.step()
     optimizer.step()
     always = named("in every call")
-    assert entered(optimizer.step) == set(always)
+    assert files_of(optimizer.step) == set(always)
     set_grads(params, params, 5)
     optimizer.param_groups[0]["lr"] *= 0.9
     more = named("and where gradients have moved and the rate has changed")
-    assert entered(optimizer.step) - set(always) == set(more)
+    assert files_of(optimizer.step) - set(always) == set(more)
 
 
 def test_all_files_that_are_followed_exist() -> None:
