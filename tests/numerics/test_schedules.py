@@ -161,7 +161,7 @@ def test_torch_optimizers(name: str, schedule: str, form: str) -> None:
         pytest.skip("it has no momentum that the schedule could move")
     given = {**options, **FORMS[form]}
     if (name, schedule, form) == ("ASGD", "everything", "foreach"):
-        ways = [*ways, "its exponent moved, which was a constant until then"]
+        ways = [*ways, "alpha, an exponent, moved: a constant until then"]
     assert compilations(build, SCHEDULES[schedule], **given) == len(ways)
 
 
