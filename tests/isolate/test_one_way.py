@@ -61,14 +61,15 @@ def test_few_lanes_are_traced_and_the_optimizer_stays_as_it_is() -> None:
     assert pair.optimizer.step.__func__ is type(pair.optimizer).step
 
 
-def test_as_many_optimizers_of_a_class_as_there_are() -> None:
+@pytest.mark.parametrize("n", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_as_many_optimizers_of_a_class_as_there_are(n: int) -> None:
     """Dynamo alone gives up after eight."""
-    pairs = [Pair("SGD") for _ in range(12)]
+    pairs = [Pair("SGD") for _ in range(n)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for pair in pairs:
             pair.both()
-    assert [r.launches for r in fuseopt.reports()] == [1] * 12
+    assert [r.launches for r in fuseopt.reports()] == [1] * n
 
 
 def test_a_step_is_bound_as_a_method_is() -> None:
