@@ -47,6 +47,8 @@ class Config:
         "require" it is an error where they cannot be captured.
     raw_fields: compare the fields of tensors where they lie in memory, which is looked
         for and tried; else ask the C functions that torch exports, which takes longer.
+    compile_debug: write what `dump_dir` does into the folder that torch's own compilers
+        write to.
     """
 
     target: str = "auto"
@@ -59,6 +61,12 @@ class Config:
     check: bool = False
     cudagraphs: bool | str = "auto"
     raw_fields: bool = True
+    compile_debug: bool = False
+
+    @property
+    def writes(self) -> bool:
+        """Is what becomes of a graph written into files?"""
+        return bool(self.dump_dir or self.debug or self.compile_debug)
 
 
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -70,6 +78,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "check": (True, False),
     "cudagraphs": ("auto", True, False, "require"),
     "raw_fields": (True, False),
+    "compile_debug": (True, False),
 }
 #: What a variable of the environment may say of something that is done or not, in
 #: capitals or not.
@@ -139,6 +148,9 @@ def resolve(
                 known = ", ".join(meanings)
                 raise ConfigError(f"{variable}={said!r}: expected one of {known}")
             config = replace(config, **{name: meanings[said.lower()]})
+    # torch's own variable, read as torch does
+    if env.get("TORCH_COMPILE_DEBUG") == "1":
+        config = replace(config, compile_debug=True)
     config = replace(config, **by_mode)
     given = {k: _checked(k, v) for k, v in (options or {}).items()}
     return replace(config, **given)

@@ -13,6 +13,7 @@ from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
 from .counters import stay_symbolic, take_for_symbols
+from .debug import debug_folder
 from .dtensors import (
     alike,
     arrived,
@@ -121,6 +122,7 @@ __all__ = [
     "bump_versions",
     "can_stay_symbolic",
     "changes_first",
+    "debug_folder",
     "devices_with_lists",
     "disabled",
     "dtensor_type",

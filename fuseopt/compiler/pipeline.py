@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule
 
+from .. import compat
 from ..capture import Captured, capture
 from ..capture.fx.inputs import check_contents, static_tensors
 from ..codegen import CppTarget, Source, Target
@@ -30,7 +31,7 @@ from ..runtime.guards.library import HELPER
 from ..runtime.plan import Built, Plan
 from ..runtime.tables.host_numbers import CPU, place_of
 from ..scheduler import Machine, schedule
-from . import dump
+from . import dump, logs
 from . import report as reporting
 from .report import Report
 from .session import session
@@ -60,13 +61,14 @@ def plan_graph(
     config: Config,
     clock: Clock | None = None,
     captured: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
+    written: bool = True,
 ) -> tuple[Program, Report]:
     """Capture, schedule, generate, build: one graph for tensors like these.
 
     `clock` has the seconds of what came before. `captured` is what captures the step,
-    or makes one of more tensors of it. Kernels may still be being built when this
-    returns; the plan waits for them when it is first bound, and only then does the
-    report know all seconds.
+    or makes one of more tensors of it. `written`: are logs and folders to tell of it?
+    Kernels may still be being built when this returns; the plan waits for them when it
+    is first bound, and only then does the report know all seconds.
     """
     clock, report = clock or Clock(), Report()
     # compilers run beside each other, and beside what needs no kernel
@@ -104,14 +106,15 @@ def plan_graph(
 
     kernels = _Building(build, clock, lambda: _tell_seconds(report, clock))
     plan = Plan(lowered.captured, lowered.schedule, kernels)
-    if config.dump_dir or config.debug:
+    if written and config.writes:
         # what is written down tells how long the build took
         wait([helper])
         wait(loading.values())
         report.builds = len(built)
     clock.lap("build")
     _tell_seconds(report, clock)
-    _dump(report, config, lowered)
+    if written:
+        _write_down(report, config, lowered)
     return Program(plan, executor), report
 
 
@@ -129,7 +132,7 @@ def explain_graph(
     clock.lap("plan")
     clock.lap("build")
     _tell_seconds(report, clock)
-    _dump(report, config, lowered)
+    _write_down(report, config, lowered)
     return report
 
 
@@ -139,16 +142,17 @@ def replanner(
     tell: Callable[[Report], None],
     clock: Clock | None = None,
     captured: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
+    written: bool = True,
 ) -> Callable[[Sequence[Any]], Program]:
     """What plans a graph for the arguments of a call; `tell` is given each Report.
 
-    `clock`, `captured` as in `plan_graph`; the clock is the first plan's.
+    `clock`, `captured`, `written` as in `plan_graph`; the clock is the first plan's.
     """
     clocks = [clock]
 
     def plan(args: Sequence[Any]) -> Program:
         spent = clocks.pop() if clocks else None
-        program, report = plan_graph(gm, args, config, spent, captured)
+        program, report = plan_graph(gm, args, config, spent, captured, written)
         tell(report)
         return program
 
@@ -165,7 +169,7 @@ def _lower(
     """Capture, schedule, generate: all that needs no compiler."""
     captured = (capture_ or capture)(gm, args)
     clock.lap("capture")
-    checks = config.check or config.debug > 0 or config.dump_dir is not None
+    checks = config.check or config.writes
     if checks:
         check_graph(captured.graph)
         clock.lap("check")
@@ -326,14 +330,22 @@ def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:
     return ctypes.PyDLL(library._name, handle=library._handle)
 
 
-def _dump(report: Report, config: Config, lowered: Lowered) -> None:
-    """Write the files that options or FUSEOPT_DEBUG ask for.
+def _parent(config: Config) -> str:
+    """The folder in which those of graphs are made."""
+    beside = compat.debug_folder() if config.compile_debug else None
+    return os.path.expanduser(config.dump_dir or beside or "fuseopt_debug")
+
+
+def _write_down(report: Report, config: Config, lowered: Lowered) -> None:
+    """Tell the logs, and write the files that options or FUSEOPT_DEBUG ask for.
 
     Where they cannot be written, that is said once, and the step goes on.
     """
-    if not config.dump_dir and not config.debug:
+    graph, plan = lowered.captured.graph, lowered.schedule
+    logs.tell(report, graph, plan, lowered.sources)
+    if not config.writes:
         return
-    parent = os.path.expanduser(config.dump_dir or "fuseopt_debug")
+    parent = _parent(config)
     targets = lowered.targets
     suffixed = {name: (x, targets[name].suffix) for name, x in lowered.sources.items()}
     kernels = report.kernels
@@ -346,7 +358,6 @@ def _dump(report: Report, config: Config, lowered: Lowered) -> None:
                 k.at(str(folder / f"{k.name}{suffixed[k.name][1]}"))
                 for k in report.kernels
             ]
-        graph, plan = lowered.captured.graph, lowered.schedule
         dump.write(folder, level, report, graph, plan, suffixed)
         where = f"details in {folder}"
     except OSError as error:

@@ -49,7 +49,7 @@ from .step import KEPT, PATIENCE, Fewer, LedStep, Stale, Task
 from .traces import Trace, choose, present
 from .writes import Writes
 
-log = logging.getLogger("fuseopt")
+log = logging.getLogger("fuseopt.replicate")
 
 #: Optimizers of fewer lanes than this are traced whole.
 FEW = 16

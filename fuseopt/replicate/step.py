@@ -349,9 +349,8 @@ class LedStep:
                 self.untold[:] = [report]
 
         config, pending = self.task.config, self.task.pending
-        if self.told:
-            config = replace(config, dump_dir=None, debug=0)
-        plan = pipeline.replanner(self.gm, config, tell, clock, extended)
+        first = not self.told
+        plan = pipeline.replanner(self.gm, config, tell, clock, extended, first)
         program = plan(args)
         made, results = found[-1]
         place = {x: k for k, x in enumerate(lanes.places())}

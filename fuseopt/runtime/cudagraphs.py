@@ -39,7 +39,7 @@ from .memory import Memory
 from .tables.host_numbers import place_of
 from .triton.registry import type_of
 
-log = logging.getLogger("fuseopt")
+log = logging.getLogger("fuseopt.runtime.cudagraphs")
 
 #: Graphs that a plan keeps, for as many places of the tensors that ATen calls touch.
 KEPT = 4

@@ -85,11 +85,13 @@ def test_the_variables_are_read() -> None:
         "check": "True",
         "cudagraphs": "require",
         "raw_fields": "False",
+        "compile_debug": "1",
     }
     found = {quoted(r[0])[0]: quoted(r[3]) for r in table(USAGE, "Options") if r[3]}
     assert found.keys() == values.keys()
     environ = {names[0]: values[option] for option, names in found.items()}
     config = resolve(None, None, environ)
+    values["compile_debug"] = "True"
     assert {o: str(getattr(config, o)) for o in values} == values
 
 

@@ -1,0 +1,40 @@
+"""What `TORCH_LOGS` shows: a logger for each room, named as the room.
+
+`TORCH_LOGS="fuseopt"` tells of each step that is compiled, `"+fuseopt"` all that is
+below; `"+fuseopt.capture"` the graph as it was recorded, `"+fuseopt.scheduler"` what
+runs and what did not fuse, `"+fuseopt.codegen"` the source. Torch parses the variable
+when it is imported, and knows these names because they are those of packages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from ..codegen import Source
+from ..ir.graph import Graph, Schedule
+from ..ir.printer import show_graph, show_schedule
+from .report import Report
+
+STEPS = logging.getLogger("fuseopt")
+GRAPHS = logging.getLogger("fuseopt.capture")
+SCHEDULES = logging.getLogger("fuseopt.scheduler")
+CODE = logging.getLogger("fuseopt.codegen")
+
+
+def tell(
+    report: Report, graph: Graph, plan: Schedule, sources: Mapping[str, Source]
+) -> None:
+    """Log what became of a graph; texts are made where somebody asked for them."""
+    if STEPS.isEnabledFor(logging.INFO):
+        STEPS.info("%s", report)
+    if GRAPHS.isEnabledFor(logging.DEBUG):
+        GRAPHS.debug("captured:\n%s", show_graph(graph))
+    if SCHEDULES.isEnabledFor(logging.DEBUG):
+        SCHEDULES.debug("scheduled:\n%s", show_schedule(graph, plan))
+        for refusal in plan.refusals:
+            pair = f"{refusal.producer} -> {refusal.consumer}"
+            SCHEDULES.debug("not fused: %s: %s: %s", pair, refusal.code, refusal.seen)
+    if CODE.isEnabledFor(logging.DEBUG):
+        for name, source in sources.items():
+            CODE.debug("%s, %s:\n%s", name, source.target, source.text)
