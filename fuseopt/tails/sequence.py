@@ -151,16 +151,27 @@ def largest(grads: Tensors) -> torch.Tensor:
 
 def scale_by_norm(grads: Tensors, max_norm: Any, norm: torch.Tensor) -> None:
     """What torch.nn.utils.clip_grads_with_norm_ does, with a limit that may be a tensor
-    as well.
+    as well: there the quotient of a number and a tensor is a product with the tensor's
+    reciprocal, which is rounded, and the number is not rounded to 16 bits.
     """
-    limit = max_norm / (norm + 1e-6)
+    inverse = (norm + 1e-6).reciprocal()
+    if isinstance(max_norm, torch.Tensor):
+        wide = torch.float64 if norm.dtype == torch.float64 else torch.float32
+        limit = (inverse.to(wide) * max_norm.to(wide)).to(norm.dtype)
+    else:
+        limit = inverse * max_norm
     torch._foreach_mul_(grads, torch.clamp(limit, max=1.0))
 
 
 def clamp(grads: Tensors, limit: Any) -> None:
-    """What torch.nn.utils.clip_grad_value_ does."""
-    torch._foreach_clamp_min_(grads, -limit)
-    torch._foreach_clamp_max_(grads, limit)
+    """What torch.nn.utils.clip_grad_value_ does, with a limit that may be a tensor."""
+    if isinstance(limit, torch.Tensor):
+        n = len(grads)
+        torch._foreach_clamp_min_(grads, [-limit] * n)
+        torch._foreach_clamp_max_(grads, [limit] * n)
+    else:
+        torch._foreach_clamp_min_(grads, -limit)
+        torch._foreach_clamp_max_(grads, limit)
 
 
 def average(own: Tensors, source: Tensors, decay: Any) -> None:
