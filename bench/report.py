@@ -56,16 +56,17 @@ def wrapped(text: str) -> str:
 def short(found: Sequence[Reading]) -> str:
     """Return README's table: one screen, of the first results file."""
     reading = found[0]
-    rows = [
-        row
-        for optimizer in ("AdamW", "SGD")
-        for row in (_model_row(reading, optimizer), _mean_row(reading, optimizer))
-        if row
-    ]
+    rows = _tail_rows(reading)
     rows += [
         row
         for name in ("Lion", "Adafactor", "LAMB", "AdEMAMix")
         if (row := _mean_row(reading, name))
+    ]
+    rows += [
+        row
+        for optimizer in ("AdamW", "SGD")
+        for row in (_model_row(reading, optimizer), _mean_row(reading, optimizer))
+        if row
     ]
     rows += _compile_rows(reading) + _host_rows(reading)
     header = ["", "eager foreach", "torch `fused=True`", "fuseopt", ""]
@@ -75,6 +76,18 @@ def short(found: Sequence[Reading]) -> str:
     told += f"{tables.conditions(reading)} Again: `make bench`, then "
     told += "`python -m bench report`. More: [docs/benchmarks.md](docs/benchmarks.md)."
     return f"{made}\n{wrapped(told)}"
+
+
+def _tail_rows(reading: Reading) -> list[list[str]]:
+    """The whole tail of a training step with AdamW."""
+    rows = []
+    for model, figures in reading.tails().items():
+        ways = figures["contenders"]
+        ran = [f"{tables.ms(ways[c]['p50'])} ms" for c in ("foreach", "fused", OWN)]
+        told = f"{ways[OWN]['launches']} launches; unscale, clip by the total norm, "
+        told += "step, average, zero_grad"
+        rows.append([f"tail with AdamW, {model}", *ran, told])
+    return rows
 
 
 def _model_row(reading: Reading, optimizer: str) -> list[str] | None:
