@@ -13,7 +13,15 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from .sequence import Given, afterwards, clamp, gradients, scale_by_norm
+from .arguments import parameters_of
+from .sequence import (
+    Given,
+    afterwards,
+    clamp,
+    gradients,
+    scale_by_norm,
+)
+from .stats import begin, table
 
 
 def run(
@@ -22,9 +30,9 @@ def run(
     scaler: torch.amp.GradScaler | None,
     content: Mapping[str, Any],
     raises: bool,
-) -> tuple[torch.Tensor | None, list[bool]]:
-    """Do a tail in pieces: the total norm, and of each optimizer whether its step was
-    skipped.
+) -> tuple[torch.Tensor | None, list[bool], torch.Tensor | None]:
+    """Do a tail in pieces: the total norm, of each optimizer whether its step was
+    skipped, and the numbers of each parameter.
 
     `steps`: what is called in place of each `optimizer.step`. `content` as in `Given`.
     `raises`: raise RuntimeError for a norm that is not finite, as torch does.
@@ -40,6 +48,9 @@ def run(
         norm = None
         if given.max_norm is not None or given.judged or raises:
             norm = torch.nn.utils.get_total_norm(every, given.norm_type, raises)
+        params = parameters_of(optimizers) if given.measured else []
+        held = [p.grad is not None for p in params]
+        begun = begin(params, every) if params else None
         if every and given.max_norm is not None and norm is not None:
             scale_by_norm(every, given.max_norm, norm)
         if every and given.max_value is not None:
@@ -56,8 +67,11 @@ def run(
         skips.append(skip)
         if scaler is not None:
             compat.has_stepped(scaler, optimizer)
+    stats = None
     with torch.no_grad():
+        if begun is not None:
+            stats = table(params, held, begun)
         afterwards(given)
         if given.zeroed and every:
             torch._foreach_zero_(every)
-    return norm, skips
+    return norm, skips, stats

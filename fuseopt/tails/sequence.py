@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from ..shadow.whole import NotTraced
+from .arguments import parameters_of
 from .models import Updated, update
+from .stats import begin, table
 
 Tensors = list[torch.Tensor]
 
@@ -28,7 +30,8 @@ class Given:
     where nothing is clipped so. `judged`: is a step skipped whose norm is not finite?
     `averages`: (averages, what they are of); `decays`: of each. `models`: updates of
     averaged models. `copies`: (copies, what
-    they are of). `zeroed`: are gradients filled with zeros in the end?
+    they are of). `zeroed`: are gradients filled with zeros in the end? `measured`: are
+    there to be numbers of each parameter?
     """
 
     #: see `compat.STEPS`
@@ -47,6 +50,7 @@ class Given:
     models: list[Updated]
     copies: list[tuple[Tensors, Tensors]]
     zeroed: bool
+    measured: bool
 
     def __init__(self, **content: Any) -> None:
         self.__dict__.update(content)
@@ -62,7 +66,8 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
     """Do all of a tail; what is to be skipped is left to `predication`.
 
     Returns of each optimizer whether it is skipped, then what GradScaler is to be told
-    of each whose gradients were unscaled, then the total norm; of these what there is.
+    of each whose gradients were unscaled, then the total norm, then the numbers of each
+    parameter; of these what there is.
     """
     # where Dynamo lets it run as it is, only shadows would step
     if not torch.compiler.is_dynamo_compiling():
@@ -89,6 +94,9 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
     norm = None
     if self.max_norm is not None or self.judged:
         norm = torch.nn.utils.get_total_norm(seen, self.norm_type)
+    params = parameters_of(self.optimizers) if self.measured else []
+    held = [p.grad is not None for p in params]
+    begun = begin(params, seen) if params else None
     skips: Tensors = []
     if self.skips:
         for found in founds:
@@ -113,10 +121,11 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
         clamp(every, self.max_value)
     for step, optimizer in zip(self.steps, self.optimizers, strict=True):
         step(optimizer)
+    stats = [] if begun is None else [table(params, held, begun)]
     afterwards(self)
     if self.zeroed:
         torch._foreach_zero_(every)
-    return (*skips, *told, *([] if norm is None else [norm]))
+    return (*skips, *told, *([] if norm is None else [norm]), *stats)
 
 
 def afterwards(self: Given) -> None:

@@ -35,7 +35,9 @@ from .arguments import (
 )
 from .fused import Fused
 from .models import Averaged
+from .outcome import Outcome
 from .pieces import run
+from .stats import COLUMNS, row_names
 from .steps import function_of, has_gradients, has_state
 
 Tensors = list[torch.Tensor]
@@ -45,39 +47,15 @@ _tails: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Tail]] = (
 )
 
 
-class Outcome:
-    """What a call of a tail has done; nothing of it waits for the device.
-
-    `norm`: the total norm before it was clipped, None where it was not asked for.
-    `skips`: of each optimizer whether its step was skipped, bools or tensors.
-    """
-
-    __slots__ = ("norm", "skips")
-
-    def __init__(
-        self, norm: torch.Tensor | None, skips: Sequence[bool | torch.Tensor]
-    ) -> None:
-        self.norm = norm
-        self.skips = tuple(skips)
-
-    @property
-    def skipped(self) -> bool | torch.Tensor:
-        """Was a step skipped?"""
-        first, *others = self.skips
-        for other in others:
-            first = first | other
-        return first
-
-    def __repr__(self) -> str:
-        return f"Outcome(norm={self.norm}, skipped={self.skipped})"
-
-
 class Tail:
     """The tail of a training step. Called after `backward()`, in place of all of it.
 
-    `clip_grad_norm`, `clip_grad_value`, `norm_type`, `skip_nonfinite`, `zero_grad` and
-    the `decays` of the averages may be set between calls.
+    `clip_grad_norm`, `clip_grad_value`, `norm_type`, `skip_nonfinite`, `zero_grad`,
+    `stats` and the `decays` of the averages may be set between calls.
     """
+
+    #: what the columns of `stats` are
+    stats_names = COLUMNS
 
     def __init__(
         self,
@@ -98,6 +76,9 @@ class Tail:
         self.error_if_nonfinite = False
         self.skip_nonfinite = False
         self.zero_grad: Any = False
+        self.stats = False
+        #: names of the parameters: a list, or a module that holds them
+        self.names: Any = None
         #: one thread at a time
         self._lock = threading.RLock()
         self._averages = averages
@@ -135,6 +116,11 @@ class Tail:
                 return self._fused_outcome(content, result)
             why = self._fused.why
         return self._in_pieces(content, why)
+
+    @property
+    def stats_rows(self) -> list[str]:
+        """What the rows of `stats` are: the names of all parameters."""
+        return row_names(self.names, parameters_of(self.optimizers))
 
     def __reduce__(self) -> Any:
         raise TypeError("a fuseopt.tail cannot be copied or pickled; make another one")
@@ -178,6 +164,7 @@ class Tail:
             "models": [x.update() for x in self._models] if average else [],
             "copies": copies,
             "zeroed": self.zero_grad == "zeros",
+            "measured": bool(self.stats),
         }
 
     def _checked_beside(self) -> tuple[list[Any], list[Any]]:
@@ -299,7 +286,8 @@ class Tail:
                 assert self.scaler is not None
                 compat.has_stepped(self.scaler, optimizer, found)
         self._end(content)
-        return Outcome(rest[0] if rest else None, skips)
+        stats = rest.pop() if content["measured"] else None
+        return Outcome(rest[0] if rest else None, skips, stats)
 
     # ---------------------------------------------------------------- in pieces
 
@@ -310,11 +298,11 @@ class Tail:
         steps = self._eager_steps() if eager else self._compiled_steps()
         raises = bool(self.error_if_nonfinite)
         scaler = None if content["scale"] is None else self.scaler
-        norm, skips = run(self.optimizers, steps, scaler, content, raises)
+        norm, skips, stats = run(self.optimizers, steps, scaler, content, raises)
         for k, skip in enumerate(skips):
             self._begun[k] |= not skip
         self._end(content)
-        return Outcome(norm, skips)
+        return Outcome(norm, skips, stats)
 
     def _tell(self, why: str) -> None:
         if why in self._told:
@@ -364,6 +352,8 @@ def tail(
     zero_grad: bool | str = False,
     error_if_nonfinite: bool = False,
     skip_nonfinite: bool = False,
+    stats: bool = False,
+    names: Iterable[str] | torch.nn.Module | None = None,
     **options: Any,
 ) -> Tail:
     """The tail of a training step: what is called after `backward()`.
@@ -373,6 +363,7 @@ def tail(
     model that it is of. `copies`: tensors that get what
     the parameters are, in other dtypes. `zero_grad`: True sets gradients to None and
     never writes the clipped ones, "zeros" fills them, False leaves them clipped.
+    `stats`: measure each parameter; `names`: theirs, or the model that has them.
     `options` are those of fuseopt.config.
 
     Raises NotAnOptimizer, ConfigError; TypeError and ValueError for what no tail can
@@ -413,6 +404,8 @@ def tail(
     made.clip_grad_norm, made.clip_grad_value = clip_grad_norm, clip_grad_value
     made.norm_type, made.zero_grad = norm_type, zero_grad
     made.error_if_nonfinite, made.skip_nonfinite = error_if_nonfinite, skip_nonfinite
+    made.stats = stats
+    made.names = names if isinstance(names, torch.nn.Module) else [*(names or ())]
     # what can be told now is told now
     checked_limit("clip_grad_norm", clip_grad_norm)
     checked_limit("clip_grad_value", clip_grad_value)
