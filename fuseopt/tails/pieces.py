@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
+from .adaptive import adapt
 from .arguments import parameters_of
 from .sequence import (
     Given,
@@ -38,13 +39,14 @@ def run(
     `raises`: raise RuntimeError for a norm that is not finite, as torch does.
     """
     given = Given(**content)
+    every = [g for optimizer in optimizers for g in gradients(optimizer)]
     with torch.no_grad():
+        if every and given.divisor is not None:
+            torch._foreach_div_(every, given.divisor)
         if scaler is not None:
             for optimizer in optimizers:
                 if compat.stage_of(scaler, optimizer) is compat.STAGES.READY:
                     scaler.unscale_(optimizer)
-        own = [gradients(optimizer) for optimizer in optimizers]
-        every = [g for grads in own for g in grads]
         norm = None
         if given.max_norm is not None or given.judged or raises:
             norm = torch.nn.utils.get_total_norm(every, given.norm_type, raises)
@@ -55,6 +57,9 @@ def run(
             scale_by_norm(every, given.max_norm, norm)
         if every and given.max_value is not None:
             clamp(every, given.max_value)
+        if given.adaptive is not None:
+            having = [p for p in parameters_of(optimizers) if p.grad is not None]
+            adapt(having, *given.adaptive, every)
         lost = given.judged and norm is not None and not bool(torch.isfinite(norm))
     skips: list[bool] = []
     for optimizer, step in zip(optimizers, steps, strict=True):

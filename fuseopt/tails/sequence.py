@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..shadow.whole import NotTraced
+from .adaptive import adapt
 from .arguments import parameters_of
 from .models import Updated, update
 from .stats import begin, table
@@ -24,14 +25,15 @@ class Given:
     """What a tail is done with: the one object that Dynamo is given, whose attributes
     it guards.
 
-    `optimizers`: shadows; `steps`: the functions of their steps. `scale`: GradScaler's,
+    `optimizers`: shadows; `steps`: the functions of their steps. `divisor`: what
+    gradients are divided by before all else, or None. `scale`: GradScaler's,
     None without one; `founds`: of each optimizer, what GradScaler found in gradients
-    that were unscaled before, None where they were not. `max_norm`, `max_value`: None
-    where nothing is clipped so. `judged`: is a step skipped whose norm is not finite?
-    `averages`: (averages, what they are of); `decays`: of each. `models`: updates of
-    averaged models. `copies`: (copies, what
-    they are of). `zeroed`: are gradients filled with zeros in the end? `measured`: are
-    there to be numbers of each parameter?
+    that were unscaled before, None where they were not. `max_norm`, `max_value`,
+    `adaptive`: None where nothing is clipped so. `judged`: is a step skipped whose norm
+    is not finite? `averages`: (averages, what they are of); `decays`: of each.
+    `models`: updates of averaged models. `copies`: (copies, what they are of).
+    `zeroed`: are gradients filled with zeros in the end? `measured`: are there to be
+    numbers of each parameter?
     """
 
     #: see `compat.STEPS`
@@ -39,11 +41,13 @@ class Given:
 
     optimizers: list[Any]
     steps: list[Callable[[Any], Any]]
+    divisor: Any
     scale: torch.Tensor | None
     founds: list[torch.Tensor | None]
     max_norm: Any
     norm_type: float
     max_value: Any
+    adaptive: tuple[Any, Any] | None
     judged: bool
     averages: list[tuple[Tensors, Tensors]]
     decays: list[Any]
@@ -80,11 +84,15 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
     seen: Tensors = []
     for grads, known in zip(own, self.founds, strict=True):
         found = known
+        # for flag and norm alone: no memory is written, and both are one lane's
+        read = grads
+        if self.divisor is not None:
+            read = list(torch._foreach_div(grads, self.divisor))
         if inverse is None or known is not None:
-            seen.extend(grads)
+            seen.extend(read)
         else:
-            # for flag and norm alone: no memory is written, and both are one lane's
-            read = list(torch._foreach_mul(grads, 1.0))
+            if self.divisor is None:
+                read = list(torch._foreach_mul(grads, 1.0))
             found = torch.logical_not(torch.isfinite(largest(read))).float()
             told.append(found)
             scaled = torch._foreach_mul(read, inverse)
@@ -106,6 +114,12 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
             if self.judged and norm is not None:
                 skip = skip | torch.logical_not(torch.isfinite(norm))
             skips.append(skip)
+    again = every
+    if self.adaptive is not None and self.max_norm is None and self.max_value is None:
+        # once more for norms of units: one lane has not two kinds of norms
+        again = as_seen(self, own, inverse)
+    if self.divisor is not None:
+        torch._foreach_div_(every, self.divisor)
     for k, grads in enumerate(own if skips else ()):
         # a number that is known when the norm is. With it the step's kernel scales
         # gradients once more, which costs less than to store them scaled; and nothing
@@ -119,6 +133,9 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
         scale_by_norm(every, self.max_norm, norm)
     if self.max_value is not None:
         clamp(every, self.max_value)
+    if self.adaptive is not None:
+        having = [p for p in parameters_of(self.optimizers) if p.grad is not None]
+        adapt(having, *self.adaptive, again)
     for step, optimizer in zip(self.steps, self.optimizers, strict=True):
         step(optimizer)
     stats = [] if begun is None else [table(params, held, begun)]
@@ -126,6 +143,22 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
     if self.zeroed:
         torch._foreach_zero_(every)
     return (*skips, *told, *([] if norm is None else [norm]), *stats)
+
+
+def as_seen(self: Given, own: list[Tensors], inverse: torch.Tensor | None) -> Tensors:
+    """What gradients are when they are divided and unscaled, in no memory."""
+    result: Tensors = []
+    for grads, known in zip(own, self.founds, strict=True):
+        read = grads
+        if self.divisor is not None:
+            read = list(torch._foreach_div(read, self.divisor))
+        elif grads:
+            read = list(torch._foreach_mul(read, 1.0))
+        if inverse is not None and known is None:
+            scaled = torch._foreach_mul(read, inverse)
+            read = [x.to(g.dtype) for x, g in zip(scaled, grads, strict=True)]
+        result.extend(read)
+    return result
 
 
 def afterwards(self: Given) -> None:

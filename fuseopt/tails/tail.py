@@ -25,6 +25,7 @@ from ..config import resolve
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..isolate.compile import compile_bound
 from ..isolate.isolated import TRACES
+from .adaptive import checked_adaptive
 from .arguments import (
     check_beside,
     checked_decay,
@@ -50,8 +51,9 @@ _tails: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Tail]] = (
 class Tail:
     """The tail of a training step. Called after `backward()`, in place of all of it.
 
-    `clip_grad_norm`, `clip_grad_value`, `norm_type`, `skip_nonfinite`, `zero_grad`,
-    `stats` and the `decays` of the averages may be set between calls.
+    `clip_grad_norm`, `clip_grad_value`, `clip_grad_adaptive`, `norm_type`, `zero_grad`,
+    `skip_nonfinite`, `stats`, `grad_divisor` and the `decays` of the averages may be
+    set between calls.
     """
 
     #: what the columns of `stats` are
@@ -72,11 +74,13 @@ class Tail:
         self.decays = [*decays]
         self.clip_grad_norm: Any = None
         self.clip_grad_value: Any = None
+        self.clip_grad_adaptive: Any = None
         self.norm_type = 2.0
         self.error_if_nonfinite = False
         self.skip_nonfinite = False
         self.zero_grad: Any = False
         self.stats = False
+        self.grad_divisor: Any = None
         #: names of the parameters: a list, or a module that holds them
         self.names: Any = None
         #: one thread at a time
@@ -93,19 +97,20 @@ class Tail:
         self._checked: list[int] = []
         self._beside: tuple[list[Any], list[Any]] = [], []
 
-    def __call__(self, average: bool = True) -> Outcome:
-        """Do it; `average=False` leaves the averages as they are. Raises ValueError,
-        TypeError, UnsupportedInput before anything is written.
+    def __call__(self, average: bool = True, accumulated: Any = None) -> Outcome:
+        """Do it; `average=False` leaves the averages as they are. `accumulated` stands
+        for `grad_divisor` in this call. Raises ValueError, TypeError, UnsupportedInput
+        before anything is written.
         """
         if torch.compiler.is_dynamo_compiling():
             raise UnsupportedInput(
                 "a fuseopt.tail compiles itself: call it outside of torch.compile"
             )
         with self._lock:
-            return self._call(average)
+            return self._call(average, accumulated)
 
-    def _call(self, average: bool) -> Outcome:
-        content = self._content(average)
+    def _call(self, average: bool, accumulated: Any) -> Outcome:
+        content = self._content(average, accumulated)
         why = self._why_not_fused(content)
         if not why:
             assert self._fused is not None
@@ -131,8 +136,10 @@ class Tail:
 
     # ---------------------------------------------------------------- what is given
 
-    def _content(self, average: bool) -> dict[str, Any]:
+    def _content(self, average: bool, accumulated: Any) -> dict[str, Any]:
         """What a call is done with, all of it checked; see `sequence.Given`."""
+        if accumulated is None:
+            accumulated = self.grad_divisor
         max_norm = checked_limit("clip_grad_norm", self.clip_grad_norm)
         max_value = checked_limit("clip_grad_value", self.clip_grad_value)
         if self.zero_grad not in (True, False, "zeros"):
@@ -153,10 +160,12 @@ class Tail:
             for k, optimizer in enumerate(self.optimizers):
                 founds[k] = self._found_before(optimizer)
         return {
+            "divisor": checked_limit("grad_divisor", accumulated),
             "scale": scale,
             "founds": founds,
             "max_norm": max_norm,
             "max_value": max_value,
+            "adaptive": checked_adaptive(self.clip_grad_adaptive),
             "norm_type": float(self.norm_type),
             "judged": bool(self.skip_nonfinite),
             "averages": averages if average else [],
@@ -234,6 +243,8 @@ class Tail:
         grads = [p.grad for p in parameters_of(self.optimizers) if p.grad is not None]
         if not grads:
             return "begin"
+        if len({*map(id, grads)}) < len(grads):
+            return "parameters share a gradient, which is scaled twice"
         if len({g.device for g in grads}) > 1:
             return "gradients lie on several devices"
         scale = content["scale"]
@@ -346,12 +357,14 @@ def tail(
     clip_grad_norm: float | torch.Tensor | None = None,
     norm_type: float = 2.0,
     clip_grad_value: float | torch.Tensor | None = None,
+    clip_grad_adaptive: float | tuple[Any, Any] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     ema: Iterable[Any] = (),
     copies: Iterable[torch.Tensor] | None = None,
     zero_grad: bool | str = False,
     error_if_nonfinite: bool = False,
     skip_nonfinite: bool = False,
+    grad_divisor: float | torch.Tensor | None = None,
     stats: bool = False,
     names: Iterable[str] | torch.nn.Module | None = None,
     **options: Any,
@@ -363,7 +376,9 @@ def tail(
     model that it is of. `copies`: tensors that get what
     the parameters are, in other dtypes. `zero_grad`: True sets gradients to None and
     never writes the clipped ones, "zeros" fills them, False leaves them clipped.
-    `stats`: measure each parameter; `names`: theirs, or the model that has them.
+    `clip_grad_adaptive`: a factor, or (factor, eps). `grad_divisor`: what gradients are
+    divided by before all else, such as the number of micro-batches that they are sums
+    over. `stats`: measure each parameter; `names`: theirs, or the model that has them.
     `options` are those of fuseopt.config.
 
     Raises NotAnOptimizer, ConfigError; TypeError and ValueError for what no tail can
@@ -402,13 +417,16 @@ def tail(
         **options,
     )
     made.clip_grad_norm, made.clip_grad_value = clip_grad_norm, clip_grad_value
+    made.clip_grad_adaptive = clip_grad_adaptive
     made.norm_type, made.zero_grad = norm_type, zero_grad
     made.error_if_nonfinite, made.skip_nonfinite = error_if_nonfinite, skip_nonfinite
-    made.stats = stats
+    made.stats, made.grad_divisor = stats, grad_divisor
     made.names = names if isinstance(names, torch.nn.Module) else [*(names or ())]
     # what can be told now is told now
     checked_limit("clip_grad_norm", clip_grad_norm)
     checked_limit("clip_grad_value", clip_grad_value)
+    checked_limit("grad_divisor", grad_divisor)
+    checked_adaptive(clip_grad_adaptive)
     made._checked_beside()
     for optimizer in every:
         _tails[optimizer] = weakref.ref(made)
