@@ -145,6 +145,7 @@ class Fused:
         self.skips = given.skips
         averages = [t for own, _ in (*given.averages, *given.copies) for t in own]
         averages += [t for x in given.models for t in x.tensors()]
+        averages += [t for x in given.objects for t in x.tensors()]
         grads = [g for o in self.optimizers for g in gradients(o)]
         self.kept = frozenset(map(id, averages if drops else averages + grads))
         self.dropped = frozenset(map(id, grads if drops else ()))

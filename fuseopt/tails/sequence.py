@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..shadow.whole import NotTraced
+from .adapters import Update
 from .adaptive import adapt
 from .arguments import parameters_of
 from .models import Updated, update
@@ -31,9 +32,9 @@ class Given:
     that were unscaled before, None where they were not. `max_norm`, `max_value`,
     `adaptive`: None where nothing is clipped so. `judged`: is a step skipped whose norm
     is not finite? `averages`: (averages, what they are of); `decays`: of each.
-    `models`: updates of averaged models. `copies`: (copies, what they are of).
-    `zeroed`: are gradients filled with zeros in the end? `measured`: are there to be
-    numbers of each parameter?
+    `models`: updates of averaged models; `objects`: of those of other packages.
+    `copies`: (copies, what they are of). `zeroed`: are gradients filled with zeros in
+    the end? `measured`: are there to be numbers of each parameter?
     """
 
     #: see `compat.STEPS`
@@ -52,6 +53,7 @@ class Given:
     averages: list[tuple[Tensors, Tensors]]
     decays: list[Any]
     models: list[Updated]
+    objects: list[Update]
     copies: list[tuple[Tensors, Tensors]]
     zeroed: bool
     measured: bool
@@ -166,6 +168,8 @@ def afterwards(self: Given) -> None:
     for (own, source), decay in zip(self.averages, self.decays, strict=True):
         average(own, source, decay)
     update(self.models)
+    for x in self.objects:
+        x.apply()
     for own, source in self.copies:
         torch._foreach_copy_(own, source)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from .. import compat
 from ..compiler.entry import attach
@@ -27,15 +26,13 @@ from ..isolate.compile import compile_bound
 from ..isolate.isolated import TRACES
 from .adaptive import checked_adaptive
 from .arguments import (
-    check_beside,
-    checked_decay,
     checked_limit,
     checked_scaler,
     optimizers_of,
     parameters_of,
 )
+from .beside import Beside
 from .fused import Fused
-from .models import Averaged
 from .outcome import Outcome
 from .pieces import run
 from .stats import COLUMNS, row_names
@@ -63,15 +60,12 @@ class Tail:
         self,
         optimizers: Sequence[Optimizer],
         scaler: torch.amp.GradScaler | None,
-        averages: Sequence[tuple[Tensors, Tensors | None]],
-        decays: Sequence[Any],
-        models: Sequence[Averaged],
-        copies: Tensors | None,
+        beside: Beside,
         **options: Any,
     ) -> None:
         self.optimizers = [*optimizers]
         self.scaler = scaler
-        self.decays = [*decays]
+        self.decays = [*beside.decays]
         self.clip_grad_norm: Any = None
         self.clip_grad_value: Any = None
         self.clip_grad_adaptive: Any = None
@@ -85,21 +79,23 @@ class Tail:
         self.names: Any = None
         #: one thread at a time
         self._lock = threading.RLock()
-        self._averages = averages
-        self._models = models
-        self._copies = copies
+        self._beside = beside
         self._options = options
         #: of each optimizer: has it stepped before, so that its state is there?
         self._begun = [False for _ in optimizers]
         self._steps: list[Any] | None = None
         self._told: set[str] = set()
         self._fused: Fused | None = None
-        self._checked: list[int] = []
-        self._beside: tuple[list[Any], list[Any]] = [], []
 
-    def __call__(self, average: bool = True, accumulated: Any = None) -> Outcome:
+    def __call__(
+        self,
+        average: bool = True,
+        accumulated: Any = None,
+        step: int | None = None,
+    ) -> Outcome:
         """Do it; `average=False` leaves the averages as they are. `accumulated` stands
-        for `grad_divisor` in this call. Raises ValueError, TypeError, UnsupportedInput
+        for `grad_divisor` in this call; `step` is for averages of other packages whose
+        update takes one. Raises ValueError, TypeError, UnsupportedInput
         before anything is written.
         """
         if torch.compiler.is_dynamo_compiling():
@@ -107,20 +103,35 @@ class Tail:
                 "a fuseopt.tail compiles itself: call it outside of torch.compile"
             )
         with self._lock:
-            return self._call(average, accumulated)
+            self._beside.ask(average, step)
+            return self._call(self._content(accumulated))
 
-    def _call(self, average: bool, accumulated: Any) -> Outcome:
-        content = self._content(average, accumulated)
+    def _call(self, content: dict[str, Any]) -> Outcome:
         why = self._why_not_fused(content)
         if not why:
-            assert self._fused is not None
-            drops = self.zero_grad is True
-            with torch.no_grad(), self._marks():
-                result = self._fused.step(content, drops)
-            if result is not None:
-                return self._fused_outcome(content, result)
-            why = self._fused.why
+            self._beside.trace(content)
+            done = self._in_one(content)
+            if isinstance(done, Outcome):
+                return done
+            why = done
+            if content["objects"]:
+                # without them it may be one graph
+                self._beside.alone, content["objects"] = why, []
+                self._fused = None
+                return self._call(content)
         return self._in_pieces(content, why)
+
+    def _in_one(self, content: dict[str, Any]) -> Outcome | str:
+        """Do it in one graph; or why nothing was done."""
+        assert self._fused is not None
+        if self._beside.alone:
+            self._tell("an average is updated by itself", self._beside.alone)
+        drops = self.zero_grad is True
+        with torch.no_grad(), self._marks():
+            result = self._fused.step(content, drops)
+        if result is None:
+            return self._fused.why
+        return self._fused_outcome(content, result)
 
     @property
     def stats_rows(self) -> list[str]:
@@ -136,10 +147,11 @@ class Tail:
 
     # ---------------------------------------------------------------- what is given
 
-    def _content(self, average: bool, accumulated: Any) -> dict[str, Any]:
+    def _content(self, accumulated: Any) -> dict[str, Any]:
         """What a call is done with, all of it checked; see `sequence.Given`."""
         if accumulated is None:
             accumulated = self.grad_divisor
+        every = parameters_of(self.optimizers)
         max_norm = checked_limit("clip_grad_norm", self.clip_grad_norm)
         max_value = checked_limit("clip_grad_value", self.clip_grad_value)
         if self.zero_grad not in (True, False, "zeros"):
@@ -147,12 +159,6 @@ class Tail:
                 f"zero_grad is {self.zero_grad!r}; it is True (set to None), 'zeros' "
                 "or False"
             )
-        if len(self.decays) != len(self._averages):
-            raise ValueError(
-                f"{len(self.decays)} decays for {len(self._averages)} averages"
-            )
-        decays = [checked_decay(decay) for decay in self.decays]
-        averages, copies = self._checked_beside()
         scale = None
         founds: list[torch.Tensor | None] = [None for _ in self.optimizers]
         if self.scaler is not None and self.scaler.is_enabled():
@@ -168,30 +174,10 @@ class Tail:
             "adaptive": checked_adaptive(self.clip_grad_adaptive),
             "norm_type": float(self.norm_type),
             "judged": bool(self.skip_nonfinite),
-            "averages": averages if average else [],
-            "decays": decays if average else [],
-            "models": [x.update() for x in self._models] if average else [],
-            "copies": copies,
+            **self._beside.content(every, self.decays),
             "zeroed": self.zero_grad == "zeros",
             "measured": bool(self.stats),
         }
-
-    def _checked_beside(self) -> tuple[list[Any], list[Any]]:
-        """Averages and copies, each with what they are of."""
-        every = parameters_of(self.optimizers)
-        known = [*map(id, every)]
-        if known != self._checked:
-            averages = []
-            for k, (own, source) in enumerate(self._averages):
-                of = every if source is None else source
-                check_beside(f"average {k}", own, of)
-                averages.append((own, of))
-            copies = []
-            if self._copies is not None:
-                check_beside("copies", self._copies, every)
-                copies = [(self._copies, every)]
-            self._beside, self._checked = (averages, copies), known
-        return self._beside
 
     def _found_before(self, optimizer: Optimizer) -> torch.Tensor | None:
         """What the scaler found where the user has called `unscale_` already."""
@@ -305,7 +291,7 @@ class Tail:
     def _in_pieces(self, content: dict[str, Any], why: str) -> Outcome:
         eager = why == "begin"
         if not eager:
-            self._tell(why)
+            self._tell("a tail runs in pieces", why)
         steps = self._eager_steps() if eager else self._compiled_steps()
         raises = bool(self.error_if_nonfinite)
         scaler = None if content["scale"] is None else self.scaler
@@ -315,17 +301,15 @@ class Tail:
         self._end(content)
         return Outcome(norm, skips, stats)
 
-    def _tell(self, why: str) -> None:
-        if why in self._told:
+    def _tell(self, what: str, why: str) -> None:
+        said = f"{what}: {why}"
+        if said in self._told:
             return
-        self._told.add(why)
+        self._told.add(said)
         config = resolve(None, self._options)
         if config.fallback == "error" and not self.error_if_nonfinite:
-            raise CaptureError(
-                f"a tail runs in pieces: {why} (options={{'fallback': 'error'}} was "
-                "given)"
-            )
-        session.reports.append(Report(fallback=f"A tail runs in pieces: {why}"))
+            raise CaptureError(f"{said} (options={{'fallback': 'error'}} was given)")
+        session.reports.append(Report(fallback=said[0].upper() + said[1:]))
 
     def _eager_steps(self) -> list[Callable[[], Any]]:
         return [optimizer.step for optimizer in self.optimizers]
@@ -341,8 +325,7 @@ class Tail:
 
     def _end(self, content: dict[str, Any]) -> None:
         """What is left for the host."""
-        for x in self._models if content["models"] else ():
-            x.updated()
+        self._beside.end(content)
         if self.zero_grad is True:
             for p in parameters_of(self.optimizers):
                 p.grad = None
@@ -372,10 +355,11 @@ def tail(
     """The tail of a training step: what is called after `backward()`.
 
     `ema`: pairs of a list of averages, in the order of the parameters of all groups,
-    and a decay; or (averages, what they are of, decay); or an AveragedModel and the
-    model that it is of. `copies`: tensors that get what
-    the parameters are, in other dtypes. `zero_grad`: True sets gradients to None and
-    never writes the clipped ones, "zeros" fills them, False leaves them clipped.
+    and a decay; or (averages, what they are of, decay); or an AveragedModel, or such an
+    object of another package, and the model or the parameters that it is of.
+    `copies`: tensors that get what the parameters are, in other dtypes. `zero_grad`:
+    True sets gradients to None and never writes the clipped ones, "zeros" fills them,
+    False leaves them clipped.
     `clip_grad_adaptive`: a factor, or (factor, eps). `grad_divisor`: what gradients are
     divided by before all else, such as the number of micro-batches that they are sums
     over. `stats`: measure each parameter; `names`: theirs, or the model that has them.
@@ -393,29 +377,8 @@ def tail(
                 f"this {type(optimizer).__name__} has a tail already; drop that one "
                 "before another is made"
             )
-    averages: list[tuple[Tensors, Tensors | None]] = []
-    decays: list[Any] = []
-    models: list[Averaged] = []
-    for entry in ema:
-        if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
-            raise TypeError("ema takes pairs of a list of averages and a decay")
-        if isinstance(entry[0], AveragedModel):
-            if len(entry) != 2 or not isinstance(entry[1], torch.nn.Module):
-                raise TypeError("beside an AveragedModel, ema takes the model it is of")
-            models.append(Averaged(*entry))
-            continue
-        own, *source, decay = entry
-        averages.append((list(own), list(source[0]) if source else None))
-        decays.append(checked_decay(decay))
-    made = Tail(
-        every,
-        checked_scaler(scaler),
-        averages,
-        decays,
-        models,
-        None if copies is None else list(copies),
-        **options,
-    )
+    beside = Beside(ema, copies)
+    made = Tail(every, checked_scaler(scaler), beside, **options)
     made.clip_grad_norm, made.clip_grad_value = clip_grad_norm, clip_grad_value
     made.clip_grad_adaptive = clip_grad_adaptive
     made.norm_type, made.zero_grad = norm_type, zero_grad
@@ -427,7 +390,7 @@ def tail(
     checked_limit("clip_grad_value", clip_grad_value)
     checked_limit("grad_divisor", grad_divisor)
     checked_adaptive(clip_grad_adaptive)
-    made._checked_beside()
+    beside.check(parameters_of(every))
     for optimizer in every:
         _tails[optimizer] = weakref.ref(made)
     return made
