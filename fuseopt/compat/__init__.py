@@ -42,6 +42,7 @@ from .fields import (
     requires_grad_function,
     tensor_functions,
 )
+from .grouping import dtypes_in_order
 from .guards import trace_guarded
 from .hazards import acts_otherwise
 from .imports import spare_inductor
@@ -92,6 +93,7 @@ from .wrappers import (
     ran,
     undisturbed,
     unhooked,
+    without_modes,
 )
 
 __all__ = [
@@ -124,6 +126,7 @@ __all__ = [
     "devices_with_lists",
     "disabled",
     "dtensor_type",
+    "dtypes_in_order",
     "dynamo_errors",
     "end_allocation",
     "end_generator_capture",
@@ -180,6 +183,7 @@ __all__ = [
     "undisturbed",
     "unhooked",
     "vector_library",
+    "without_modes",
     "wraps_others",
     "written",
 ]

@@ -30,8 +30,9 @@ class Given:
     gradients are divided by before all else, or None. `scale`: GradScaler's,
     None without one; `founds`: of each optimizer, what GradScaler found in gradients
     that were unscaled before, None where they were not. `max_norm`, `max_value`,
-    `adaptive`: None where nothing is clipped so. `judged`: is a step skipped whose norm
-    is not finite? `averages`: (averages, what they are of); `decays`: of each.
+    `adaptive`: None where nothing is clipped so. `order`: of dtypes, in which torch
+    sums norms up, [] of one. `judged`: is a step skipped whose norm is not finite?
+    `averages`: (averages, what they are of); `decays`: of each.
     `models`: updates of averaged models; `objects`: of those of other packages.
     `copies`: (copies, what they are of). `zeroed`: are gradients filled with zeros in
     the end? `measured`: are there to be numbers of each parameter?
@@ -49,6 +50,7 @@ class Given:
     norm_type: float
     max_value: Any
     adaptive: tuple[Any, Any] | None
+    order: list[torch.dtype]
     judged: bool
     averages: list[tuple[Tensors, Tensors]]
     decays: list[Any]
@@ -103,7 +105,8 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
         founds.append(found)
     norm = None
     if self.max_norm is not None or self.judged:
-        norm = torch.nn.utils.get_total_norm(seen, self.norm_type)
+        summed = [x for kind in self.order for x in seen if x.dtype == kind] or seen
+        norm = torch.nn.utils.get_total_norm(summed, self.norm_type)
     params = parameters_of(self.optimizers) if self.measured else []
     held = [p.grad is not None for p in params]
     begun = begin(params, seen) if params else None

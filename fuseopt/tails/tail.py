@@ -233,6 +233,10 @@ class Tail:
             return "parameters share a gradient, which is scaled twice"
         if len({g.device for g in grads}) > 1:
             return "gradients lie on several devices"
+        order = compat.dtypes_in_order(grads)
+        if order is None:
+            return "nobody knows in which order torch goes over dtypes"
+        content["order"] = order
         scale = content["scale"]
         if scale is not None and scale.device != grads[0].device:
             return "the scaler's scale lies on another device"
