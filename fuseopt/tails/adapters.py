@@ -65,6 +65,9 @@ class Held:
         self.params: Tensors = list(module.parameters())
         self.others: Tensors = list(module.buffers())
         self.state: dict[str, torch.Tensor] = dict(module.state_dict(keep_vars=True))
+        own = {*map(id, (*self.params, *self.others))}
+        if not all(id(t) in own for t in self.state.values()):
+            raise NotTraced("a module has a state besides its tensors")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Detached, as a module's."""
@@ -114,10 +117,14 @@ class Standing:
 
 
 def functions_of(kind: type) -> dict[str, Any]:
-    """What a class holds, but for what all modules and all objects do."""
+    """What a class holds, but for what all modules and all objects do. Raises NotTraced
+    for a class with attributes of its own kind.
+    """
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base not in (object, torch.nn.Module):
+            if not {"__setattr__", "__getattribute__"}.isdisjoint(vars(base)):
+                raise NotTraced("its class says what attributes are")
             for name, value in vars(base).items():
                 if not (name.startswith("__") and name.endswith("__")):
                     found[name] = value

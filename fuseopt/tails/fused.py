@@ -118,7 +118,8 @@ class Fused:
                 raise
             # whatever it is, the pieces say it again if it is the step's own
             self._sound = True
-            reason = str(error).strip().partition("\n")[0]
+            said = error.__cause__ if _is_observed(error) else error
+            reason = str(said).strip().partition("\n")[0]
             self.why = reason or type(error).__name__
             self.release()
             return None
@@ -226,6 +227,11 @@ class Fused:
         traced = copied(whole, ())
         made = self.compilations.compile(tail, traced, fullgraph=True)
         return compat.Traced(made, traced)
+
+
+def _is_observed(error: Exception) -> bool:
+    """Does an error of Dynamo's only say that what it traces raised one?"""
+    return error.__cause__ is not None and str(error).startswith("Observed exception")
 
 
 def _unless(flag: torch.Tensor, writes: Iterable[Write]) -> Write:

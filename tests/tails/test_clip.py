@@ -187,6 +187,17 @@ def test_modes_see_what_is_called() -> None:
     assert "_foreach_norm.Scalar" in seen
 
 
+def test_limits_that_are_zero_infinite_or_move() -> None:
+    """And gradients that are zeros, and all that Dynamo has being dropped."""
+    one, other = params(), params()
+    for n, limit in enumerate([1.0, float("inf"), 2.0, 0.0, -1.0, float("nan"), 3.0]):
+        for ps in (one, other):
+            set_grads(ps, n, 0.0 if n == 2 else 1.0)
+        both(one, other, limit)
+        if n == 4:
+            torch._dynamo.reset()
+
+
 def test_two_sets_that_overlap() -> None:
     """Each has its own; what is clipped twice is clipped twice."""
     one, other = params(), params()
