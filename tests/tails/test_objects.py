@@ -373,3 +373,32 @@ def test_what_is_no_average() -> None:
     ):
         with pytest.raises(TypeError, match=text):
             fuseopt.tail(x.opt, ema=[wrong])
+
+
+def test_several_averages_in_one_tail() -> None:
+    """One of them cannot be traced: then none of them is, and all are right."""
+    one, other = Training(Shadows, True, True), Training(Shadows, True, True)
+    more = [(Whole(x.net), Logging(x.of)) for x in (one, other)]
+    tail = fuseopt.tail(
+        other.opt,
+        scaler=other.scaler,
+        clip_grad_norm=1.0,
+        ema=[
+            (other.average, other.of),
+            (more[1][0], other.net),
+            (more[1][1], other.of),
+        ],
+    )
+    for n in range(5):
+        for x in (one, other):
+            x.backward(n)
+        one.eager(n, False, True)
+        more[0][0].update(one.net)
+        more[0][1].step(one.of)
+        tail()
+        other.scaler.update()
+        assert alike(one, other) == []
+        a, b = (x.state_dict() for x, _ in more)
+        assert all(same(a[key], b[key]) for key in a)
+        assert all(map(same, *(x.shadow_params for _, x in more)))
+    assert more[0][1].optimization_step == more[1][1].optimization_step == 5
