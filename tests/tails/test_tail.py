@@ -228,13 +228,13 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_norms_of_several_dtypes(scaled: bool) -> None:
     """They are summed up in the order in which eager goes over dtypes."""
-    one, other = (Side(MAKES["sgd"], SHAPES * 2, scaled=scaled) for _ in range(2))
+    one, other = (Side(MAKES["sgd"], SHAPES * 3, scaled=scaled) for _ in range(2))
     for side in (one, other):
-        kinds = torch.bfloat16, torch.float32, torch.float64
+        kinds = torch.bfloat16, torch.float32
         for k, p in enumerate(side.params):
-            p.data = p.data.to(kinds[k % 3])
+            p.data = p.data.to(kinds[k % 2])
     tail = tail_of(other, clip_grad_norm=1.0)
-    for n in range(4):
+    for n in range(8):
         for side in (one, other):
             side.set_grads(n)
         assert same(call(other, tail).norm, one.eager(1.0))
