@@ -3,6 +3,7 @@
     compile(opt)        the same optimizer, its step compiled apart from all others
     explain(opt)        plan a step without running it
     tail(opt, ...)      all that follows backward(): unscale, clip, step, average
+    clip_grad_norm_     torch's function, in two launches
     reports()           what was compiled in this process
     Report              what one graph became
     errors              one class per way to fail
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from .compiler.session import reports
     from .explanation import explain
     from .isolate.compile import compile
+    from .tails.clip import clip_grad_norm_
     from .tails.tail import tail
 
 __version__ = "0.1.0"
 __all__ = [
     "Report",
     "__version__",
+    "clip_grad_norm_",
     "compile",
     "errors",
     "explain",
@@ -41,6 +44,7 @@ __all__ = [
 _HOMES = {
     "compile": "isolate.compile",
     "tail": "tails.tail",
+    "clip_grad_norm_": "tails.clip",
     "explain": "explanation",
     "fuseopt": "backend",
     "reports": "compiler.session",

@@ -43,6 +43,7 @@ from .fields import (
     requires_grad_function,
     tensor_functions,
 )
+from .grouping import dtypes_in_order
 from .guards import trace_guarded
 from .hazards import acts_otherwise
 from .imports import spare_inductor
@@ -93,6 +94,7 @@ from .wrappers import (
     ran,
     undisturbed,
     unhooked,
+    without_modes,
 )
 
 __all__ = [
@@ -126,6 +128,7 @@ __all__ = [
     "devices_with_lists",
     "disabled",
     "dtensor_type",
+    "dtypes_in_order",
     "dynamo_errors",
     "end_allocation",
     "end_generator_capture",
@@ -182,6 +185,7 @@ __all__ = [
     "undisturbed",
     "unhooked",
     "vector_library",
+    "without_modes",
     "wraps_others",
     "written",
 ]

@@ -63,6 +63,20 @@ def _monitored() -> bool:
     return getattr(monitor, "_monitor_singleton", monitor) is not None
 
 
+def without_modes() -> bool:
+    """Is no mode of torch's on, and does nobody trace what is called? Relies on the
+    functions that tell how many modes there are; False where they are missing.
+    """
+    try:
+        return not (
+            torch._C._len_torch_dispatch_stack()
+            or torch._C._len_torch_function_stack()
+            or not traced_by_nobody()
+        )
+    except AttributeError:
+        return False
+
+
 def unhooked(step_of: Optimizer) -> bool:
     """Is there nothing around a step but marks for profilers: no hooks, no modes, and
     nobody who traces what is called? Relies on the same.
@@ -73,9 +87,7 @@ def unhooked(step_of: Optimizer) -> bool:
             or step_of._optimizer_step_post_hooks
             or optimizer._global_optimizer_pre_hooks
             or optimizer._global_optimizer_post_hooks
-            or torch._C._len_torch_dispatch_stack()
-            or torch._C._len_torch_function_stack()
-            or not traced_by_nobody()
+            or not without_modes()
         )
     except AttributeError:
         return False

@@ -118,7 +118,8 @@ class Fused:
                 raise
             # whatever it is, the pieces say it again if it is the step's own
             self._sound = True
-            reason = str(error).strip().partition("\n")[0]
+            said = error.__cause__ if _is_observed(error) else error
+            reason = str(said).strip().partition("\n")[0]
             self.why = reason or type(error).__name__
             self.release()
             return None
@@ -145,6 +146,7 @@ class Fused:
         self.skips = given.skips
         averages = [t for own, _ in (*given.averages, *given.copies) for t in own]
         averages += [t for x in given.models for t in x.tensors()]
+        averages += [t for x in given.objects for t in x.tensors()]
         grads = [g for o in self.optimizers for g in gradients(o)]
         self.kept = frozenset(map(id, averages if drops else averages + grads))
         self.dropped = frozenset(map(id, grads if drops else ()))
@@ -225,6 +227,11 @@ class Fused:
         traced = copied(whole, ())
         made = self.compilations.compile(tail, traced, fullgraph=True)
         return compat.Traced(made, traced)
+
+
+def _is_observed(error: Exception) -> bool:
+    """Does an error of Dynamo's only say that what it traces raised one?"""
+    return error.__cause__ is not None and str(error).startswith("Observed exception")
 
 
 def _unless(flag: torch.Tensor, writes: Iterable[Write]) -> Write:

@@ -13,7 +13,16 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from .sequence import Given, afterwards, clamp, gradients, scale_by_norm
+from .adaptive import adapt
+from .arguments import parameters_of
+from .sequence import (
+    Given,
+    afterwards,
+    clamp,
+    gradients,
+    scale_by_norm,
+)
+from .stats import begin, table
 
 
 def run(
@@ -22,28 +31,35 @@ def run(
     scaler: torch.amp.GradScaler | None,
     content: Mapping[str, Any],
     raises: bool,
-) -> tuple[torch.Tensor | None, list[bool]]:
-    """Do a tail in pieces: the total norm, and of each optimizer whether its step was
-    skipped.
+) -> tuple[torch.Tensor | None, list[bool], torch.Tensor | None]:
+    """Do a tail in pieces: the total norm, of each optimizer whether its step was
+    skipped, and the numbers of each parameter.
 
     `steps`: what is called in place of each `optimizer.step`. `content` as in `Given`.
     `raises`: raise RuntimeError for a norm that is not finite, as torch does.
     """
     given = Given(**content)
+    every = [g for optimizer in optimizers for g in gradients(optimizer)]
     with torch.no_grad():
+        if every and given.divisor is not None:
+            torch._foreach_div_(every, given.divisor)
         if scaler is not None:
             for optimizer in optimizers:
                 if compat.stage_of(scaler, optimizer) is compat.STAGES.READY:
                     scaler.unscale_(optimizer)
-        own = [gradients(optimizer) for optimizer in optimizers]
-        every = [g for grads in own for g in grads]
         norm = None
         if given.max_norm is not None or given.judged or raises:
             norm = torch.nn.utils.get_total_norm(every, given.norm_type, raises)
+        params = parameters_of(optimizers) if given.measured else []
+        held = [p.grad is not None for p in params]
+        begun = begin(params, every) if params else None
         if every and given.max_norm is not None and norm is not None:
             scale_by_norm(every, given.max_norm, norm)
         if every and given.max_value is not None:
             clamp(every, given.max_value)
+        if given.adaptive is not None:
+            having = [p for p in parameters_of(optimizers) if p.grad is not None]
+            adapt(having, *given.adaptive, every)
         lost = given.judged and norm is not None and not bool(torch.isfinite(norm))
     skips: list[bool] = []
     for optimizer, step in zip(optimizers, steps, strict=True):
@@ -56,8 +72,11 @@ def run(
         skips.append(skip)
         if scaler is not None:
             compat.has_stepped(scaler, optimizer)
+    stats = None
     with torch.no_grad():
+        if begun is not None:
+            stats = table(params, held, begun)
         afterwards(given)
         if given.zeroed and every:
             torch._foreach_zero_(every)
-    return norm, skips
+    return norm, skips, stats

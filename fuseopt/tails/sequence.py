@@ -13,7 +13,11 @@ from typing import Any
 import torch
 
 from ..shadow.whole import NotTraced
+from .adapters import Update
+from .adaptive import adapt
+from .arguments import parameters_of
 from .models import Updated, update
+from .stats import begin, table
 
 Tensors = list[torch.Tensor]
 
@@ -22,13 +26,16 @@ class Given:
     """What a tail is done with: the one object that Dynamo is given, whose attributes
     it guards.
 
-    `optimizers`: shadows; `steps`: the functions of their steps. `scale`: GradScaler's,
+    `optimizers`: shadows; `steps`: the functions of their steps. `divisor`: what
+    gradients are divided by before all else, or None. `scale`: GradScaler's,
     None without one; `founds`: of each optimizer, what GradScaler found in gradients
-    that were unscaled before, None where they were not. `max_norm`, `max_value`: None
-    where nothing is clipped so. `judged`: is a step skipped whose norm is not finite?
-    `averages`: (averages, what they are of); `decays`: of each. `models`: updates of
-    averaged models. `copies`: (copies, what
-    they are of). `zeroed`: are gradients filled with zeros in the end?
+    that were unscaled before, None where they were not. `max_norm`, `max_value`,
+    `adaptive`: None where nothing is clipped so. `order`: of dtypes, in which torch
+    sums norms up, [] of one. `judged`: is a step skipped whose norm is not finite?
+    `averages`: (averages, what they are of); `decays`: of each.
+    `models`: updates of averaged models; `objects`: of those of other packages.
+    `copies`: (copies, what they are of). `zeroed`: are gradients filled with zeros in
+    the end? `measured`: are there to be numbers of each parameter?
     """
 
     #: see `compat.STEPS`
@@ -36,17 +43,22 @@ class Given:
 
     optimizers: list[Any]
     steps: list[Callable[[Any], Any]]
+    divisor: Any
     scale: torch.Tensor | None
     founds: list[torch.Tensor | None]
     max_norm: Any
     norm_type: float
     max_value: Any
+    adaptive: tuple[Any, Any] | None
+    order: list[torch.dtype]
     judged: bool
     averages: list[tuple[Tensors, Tensors]]
     decays: list[Any]
     models: list[Updated]
+    objects: list[Update]
     copies: list[tuple[Tensors, Tensors]]
     zeroed: bool
+    measured: bool
 
     def __init__(self, **content: Any) -> None:
         self.__dict__.update(content)
@@ -62,7 +74,8 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
     """Do all of a tail; what is to be skipped is left to `predication`.
 
     Returns of each optimizer whether it is skipped, then what GradScaler is to be told
-    of each whose gradients were unscaled, then the total norm; of these what there is.
+    of each whose gradients were unscaled, then the total norm, then the numbers of each
+    parameter; of these what there is.
     """
     # where Dynamo lets it run as it is, only shadows would step
     if not torch.compiler.is_dynamo_compiling():
@@ -75,11 +88,15 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
     seen: Tensors = []
     for grads, known in zip(own, self.founds, strict=True):
         found = known
+        # for flag and norm alone: no memory is written, and both are one lane's
+        read = grads
+        if self.divisor is not None:
+            read = list(torch._foreach_div(grads, self.divisor))
         if inverse is None or known is not None:
-            seen.extend(grads)
+            seen.extend(read)
         else:
-            # for flag and norm alone: no memory is written, and both are one lane's
-            read = list(torch._foreach_mul(grads, 1.0))
+            if self.divisor is None:
+                read = list(torch._foreach_mul(grads, 1.0))
             found = torch.logical_not(torch.isfinite(largest(read))).float()
             told.append(found)
             scaled = torch._foreach_mul(read, inverse)
@@ -88,7 +105,11 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
         founds.append(found)
     norm = None
     if self.max_norm is not None or self.judged:
-        norm = torch.nn.utils.get_total_norm(seen, self.norm_type)
+        summed = [x for kind in self.order for x in seen if x.dtype == kind] or seen
+        norm = torch.nn.utils.get_total_norm(summed, self.norm_type)
+    params = parameters_of(self.optimizers) if self.measured else []
+    held = [p.grad is not None for p in params]
+    begun = begin(params, seen) if params else None
     skips: Tensors = []
     if self.skips:
         for found in founds:
@@ -98,6 +119,12 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
             if self.judged and norm is not None:
                 skip = skip | torch.logical_not(torch.isfinite(norm))
             skips.append(skip)
+    again = every
+    if self.adaptive is not None and self.max_norm is None and self.max_value is None:
+        # once more for norms of units: one lane has not two kinds of norms
+        again = as_seen(self, own, inverse)
+    if self.divisor is not None:
+        torch._foreach_div_(every, self.divisor)
     for k, grads in enumerate(own if skips else ()):
         # a number that is known when the norm is. With it the step's kernel scales
         # gradients once more, which costs less than to store them scaled; and nothing
@@ -111,12 +138,32 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
         scale_by_norm(every, self.max_norm, norm)
     if self.max_value is not None:
         clamp(every, self.max_value)
+    if self.adaptive is not None:
+        having = [p for p in parameters_of(self.optimizers) if p.grad is not None]
+        adapt(having, *self.adaptive, again)
     for step, optimizer in zip(self.steps, self.optimizers, strict=True):
         step(optimizer)
+    stats = [] if begun is None else [table(params, held, begun)]
     afterwards(self)
     if self.zeroed:
         torch._foreach_zero_(every)
-    return (*skips, *told, *([] if norm is None else [norm]))
+    return (*skips, *told, *([] if norm is None else [norm]), *stats)
+
+
+def as_seen(self: Given, own: list[Tensors], inverse: torch.Tensor | None) -> Tensors:
+    """What gradients are when they are divided and unscaled, in no memory."""
+    result: Tensors = []
+    for grads, known in zip(own, self.founds, strict=True):
+        read = grads
+        if self.divisor is not None:
+            read = list(torch._foreach_div(read, self.divisor))
+        elif grads:
+            read = list(torch._foreach_mul(read, 1.0))
+        if inverse is not None and known is None:
+            scaled = torch._foreach_mul(read, inverse)
+            read = [x.to(g.dtype) for x, g in zip(scaled, grads, strict=True)]
+        result.extend(read)
+    return result
 
 
 def afterwards(self: Given) -> None:
@@ -124,6 +171,8 @@ def afterwards(self: Given) -> None:
     for (own, source), decay in zip(self.averages, self.decays, strict=True):
         average(own, source, decay)
     update(self.models)
+    for x in self.objects:
+        x.apply()
     for own, source in self.copies:
         torch._foreach_copy_(own, source)
 

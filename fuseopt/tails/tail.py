@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from .. import compat
 from ..compiler.entry import attach
@@ -25,17 +24,18 @@ from ..config import resolve
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..isolate.compile import compile_bound
 from ..isolate.isolated import TRACES
+from .adaptive import checked_adaptive
 from .arguments import (
-    check_beside,
-    checked_decay,
     checked_limit,
     checked_scaler,
     optimizers_of,
     parameters_of,
 )
+from .beside import Beside
 from .fused import Fused
-from .models import Averaged
+from .outcome import Outcome
 from .pieces import run
+from .stats import COLUMNS, row_names
 from .steps import function_of, has_gradients, has_state
 
 Tensors = list[torch.Tensor]
@@ -45,96 +45,98 @@ _tails: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Tail]] = (
 )
 
 
-class Outcome:
-    """What a call of a tail has done; nothing of it waits for the device.
-
-    `norm`: the total norm before it was clipped, None where it was not asked for.
-    `skips`: of each optimizer whether its step was skipped, bools or tensors.
-    """
-
-    __slots__ = ("norm", "skips")
-
-    def __init__(
-        self, norm: torch.Tensor | None, skips: Sequence[bool | torch.Tensor]
-    ) -> None:
-        self.norm = norm
-        self.skips = tuple(skips)
-
-    @property
-    def skipped(self) -> bool | torch.Tensor:
-        """Was a step skipped?"""
-        first, *others = self.skips
-        for other in others:
-            first = first | other
-        return first
-
-    def __repr__(self) -> str:
-        return f"Outcome(norm={self.norm}, skipped={self.skipped})"
-
-
 class Tail:
     """The tail of a training step. Called after `backward()`, in place of all of it.
 
-    `clip_grad_norm`, `clip_grad_value`, `norm_type`, `skip_nonfinite`, `zero_grad` and
-    the `decays` of the averages may be set between calls.
+    `clip_grad_norm`, `clip_grad_value`, `clip_grad_adaptive`, `norm_type`, `zero_grad`,
+    `skip_nonfinite`, `stats`, `grad_divisor` and the `decays` of the averages may be
+    set between calls.
     """
+
+    #: what the columns of `stats` are
+    stats_names = COLUMNS
 
     def __init__(
         self,
         optimizers: Sequence[Optimizer],
         scaler: torch.amp.GradScaler | None,
-        averages: Sequence[tuple[Tensors, Tensors | None]],
-        decays: Sequence[Any],
-        models: Sequence[Averaged],
-        copies: Tensors | None,
+        beside: Beside,
         **options: Any,
     ) -> None:
         self.optimizers = [*optimizers]
         self.scaler = scaler
-        self.decays = [*decays]
+        self.decays = [*beside.decays]
         self.clip_grad_norm: Any = None
         self.clip_grad_value: Any = None
+        self.clip_grad_adaptive: Any = None
         self.norm_type = 2.0
         self.error_if_nonfinite = False
         self.skip_nonfinite = False
         self.zero_grad: Any = False
+        self.stats = False
+        self.grad_divisor: Any = None
+        #: names of the parameters: a list, or a module that holds them
+        self.names: Any = None
         #: one thread at a time
         self._lock = threading.RLock()
-        self._averages = averages
-        self._models = models
-        self._copies = copies
+        self._beside = beside
         self._options = options
         #: of each optimizer: has it stepped before, so that its state is there?
         self._begun = [False for _ in optimizers]
         self._steps: list[Any] | None = None
         self._told: set[str] = set()
         self._fused: Fused | None = None
-        self._checked: list[int] = []
-        self._beside: tuple[list[Any], list[Any]] = [], []
 
-    def __call__(self, average: bool = True) -> Outcome:
-        """Do it; `average=False` leaves the averages as they are. Raises ValueError,
-        TypeError, UnsupportedInput before anything is written.
+    def __call__(
+        self,
+        average: bool = True,
+        accumulated: Any = None,
+        step: int | None = None,
+    ) -> Outcome:
+        """Do it; `average=False` leaves the averages as they are. `accumulated` stands
+        for `grad_divisor` in this call; `step` is for averages of other packages whose
+        update takes one. Raises ValueError, TypeError, UnsupportedInput
+        before anything is written.
         """
         if torch.compiler.is_dynamo_compiling():
             raise UnsupportedInput(
                 "a fuseopt.tail compiles itself: call it outside of torch.compile"
             )
         with self._lock:
-            return self._call(average)
+            self._beside.ask(average, step)
+            return self._call(self._content(accumulated))
 
-    def _call(self, average: bool) -> Outcome:
-        content = self._content(average)
+    def _call(self, content: dict[str, Any]) -> Outcome:
         why = self._why_not_fused(content)
         if not why:
-            assert self._fused is not None
-            drops = self.zero_grad is True
-            with torch.no_grad(), self._marks():
-                result = self._fused.step(content, drops)
-            if result is not None:
-                return self._fused_outcome(content, result)
-            why = self._fused.why
+            self._beside.trace(content)
+            done = self._in_one(content)
+            if isinstance(done, Outcome):
+                return done
+            why = done
+            if content["objects"]:
+                # without them it may be one graph
+                self._beside.alone, content["objects"] = why, []
+                self._fused = None
+                return self._call(content)
         return self._in_pieces(content, why)
+
+    def _in_one(self, content: dict[str, Any]) -> Outcome | str:
+        """Do it in one graph; or why nothing was done."""
+        assert self._fused is not None
+        if self._beside.alone:
+            self._tell("an average is updated by itself", self._beside.alone)
+        drops = self.zero_grad is True
+        with torch.no_grad(), self._marks():
+            result = self._fused.step(content, drops)
+        if result is None:
+            return self._fused.why
+        return self._fused_outcome(content, result)
+
+    @property
+    def stats_rows(self) -> list[str]:
+        """What the rows of `stats` are: the names of all parameters."""
+        return row_names(self.names, parameters_of(self.optimizers))
 
     def __reduce__(self) -> Any:
         raise TypeError("a fuseopt.tail cannot be copied or pickled; make another one")
@@ -145,8 +147,11 @@ class Tail:
 
     # ---------------------------------------------------------------- what is given
 
-    def _content(self, average: bool) -> dict[str, Any]:
+    def _content(self, accumulated: Any) -> dict[str, Any]:
         """What a call is done with, all of it checked; see `sequence.Given`."""
+        if accumulated is None:
+            accumulated = self.grad_divisor
+        every = parameters_of(self.optimizers)
         max_norm = checked_limit("clip_grad_norm", self.clip_grad_norm)
         max_value = checked_limit("clip_grad_value", self.clip_grad_value)
         if self.zero_grad not in (True, False, "zeros"):
@@ -154,12 +159,6 @@ class Tail:
                 f"zero_grad is {self.zero_grad!r}; it is True (set to None), 'zeros' "
                 "or False"
             )
-        if len(self.decays) != len(self._averages):
-            raise ValueError(
-                f"{len(self.decays)} decays for {len(self._averages)} averages"
-            )
-        decays = [checked_decay(decay) for decay in self.decays]
-        averages, copies = self._checked_beside()
         scale = None
         founds: list[torch.Tensor | None] = [None for _ in self.optimizers]
         if self.scaler is not None and self.scaler.is_enabled():
@@ -167,35 +166,18 @@ class Tail:
             for k, optimizer in enumerate(self.optimizers):
                 founds[k] = self._found_before(optimizer)
         return {
+            "divisor": checked_limit("grad_divisor", accumulated),
             "scale": scale,
             "founds": founds,
             "max_norm": max_norm,
             "max_value": max_value,
+            "adaptive": checked_adaptive(self.clip_grad_adaptive),
             "norm_type": float(self.norm_type),
             "judged": bool(self.skip_nonfinite),
-            "averages": averages if average else [],
-            "decays": decays if average else [],
-            "models": [x.update() for x in self._models] if average else [],
-            "copies": copies,
+            **self._beside.content(every, self.decays),
             "zeroed": self.zero_grad == "zeros",
+            "measured": bool(self.stats),
         }
-
-    def _checked_beside(self) -> tuple[list[Any], list[Any]]:
-        """Averages and copies, each with what they are of."""
-        every = parameters_of(self.optimizers)
-        known = [*map(id, every)]
-        if known != self._checked:
-            averages = []
-            for k, (own, source) in enumerate(self._averages):
-                of = every if source is None else source
-                check_beside(f"average {k}", own, of)
-                averages.append((own, of))
-            copies = []
-            if self._copies is not None:
-                check_beside("copies", self._copies, every)
-                copies = [(self._copies, every)]
-            self._beside, self._checked = (averages, copies), known
-        return self._beside
 
     def _found_before(self, optimizer: Optimizer) -> torch.Tensor | None:
         """What the scaler found where the user has called `unscale_` already."""
@@ -247,8 +229,14 @@ class Tail:
         grads = [p.grad for p in parameters_of(self.optimizers) if p.grad is not None]
         if not grads:
             return "begin"
+        if len({*map(id, grads)}) < len(grads):
+            return "parameters share a gradient, which is scaled twice"
         if len({g.device for g in grads}) > 1:
             return "gradients lie on several devices"
+        order = compat.dtypes_in_order(grads)
+        if order is None:
+            return "nobody knows in which order torch goes over dtypes"
+        content["order"] = order
         scale = content["scale"]
         if scale is not None and scale.device != grads[0].device:
             return "the scaler's scale lies on another device"
@@ -299,34 +287,33 @@ class Tail:
                 assert self.scaler is not None
                 compat.has_stepped(self.scaler, optimizer, found)
         self._end(content)
-        return Outcome(rest[0] if rest else None, skips)
+        stats = rest.pop() if content["measured"] else None
+        return Outcome(rest[0] if rest else None, skips, stats)
 
     # ---------------------------------------------------------------- in pieces
 
     def _in_pieces(self, content: dict[str, Any], why: str) -> Outcome:
         eager = why == "begin"
         if not eager:
-            self._tell(why)
+            self._tell("a tail runs in pieces", why)
         steps = self._eager_steps() if eager else self._compiled_steps()
         raises = bool(self.error_if_nonfinite)
         scaler = None if content["scale"] is None else self.scaler
-        norm, skips = run(self.optimizers, steps, scaler, content, raises)
+        norm, skips, stats = run(self.optimizers, steps, scaler, content, raises)
         for k, skip in enumerate(skips):
             self._begun[k] |= not skip
         self._end(content)
-        return Outcome(norm, skips)
+        return Outcome(norm, skips, stats)
 
-    def _tell(self, why: str) -> None:
-        if why in self._told:
+    def _tell(self, what: str, why: str) -> None:
+        said = f"{what}: {why}"
+        if said in self._told:
             return
-        self._told.add(why)
+        self._told.add(said)
         config = resolve(None, self._options)
         if config.fallback == "error" and not self.error_if_nonfinite:
-            raise CaptureError(
-                f"a tail runs in pieces: {why} (options={{'fallback': 'error'}} was "
-                "given)"
-            )
-        session.reports.append(Report(fallback=f"A tail runs in pieces: {why}"))
+            raise CaptureError(f"{said} (options={{'fallback': 'error'}} was given)")
+        session.reports.append(Report(fallback=said[0].upper() + said[1:]))
 
     def _eager_steps(self) -> list[Callable[[], Any]]:
         return [optimizer.step for optimizer in self.optimizers]
@@ -342,8 +329,7 @@ class Tail:
 
     def _end(self, content: dict[str, Any]) -> None:
         """What is left for the host."""
-        for x in self._models if content["models"] else ():
-            x.updated()
+        self._beside.end(content)
         if self.zero_grad is True:
             for p in parameters_of(self.optimizers):
                 p.grad = None
@@ -358,21 +344,29 @@ def tail(
     clip_grad_norm: float | torch.Tensor | None = None,
     norm_type: float = 2.0,
     clip_grad_value: float | torch.Tensor | None = None,
+    clip_grad_adaptive: float | tuple[Any, Any] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     ema: Iterable[Any] = (),
     copies: Iterable[torch.Tensor] | None = None,
     zero_grad: bool | str = False,
     error_if_nonfinite: bool = False,
     skip_nonfinite: bool = False,
+    grad_divisor: float | torch.Tensor | None = None,
+    stats: bool = False,
+    names: Iterable[str] | torch.nn.Module | None = None,
     **options: Any,
 ) -> Tail:
     """The tail of a training step: what is called after `backward()`.
 
     `ema`: pairs of a list of averages, in the order of the parameters of all groups,
-    and a decay; or (averages, what they are of, decay); or an AveragedModel and the
-    model that it is of. `copies`: tensors that get what
-    the parameters are, in other dtypes. `zero_grad`: True sets gradients to None and
-    never writes the clipped ones, "zeros" fills them, False leaves them clipped.
+    and a decay; or (averages, what they are of, decay); or an AveragedModel, or such an
+    object of another package, and the model or the parameters that it is of.
+    `copies`: tensors that get what the parameters are, in other dtypes. `zero_grad`:
+    True sets gradients to None and never writes the clipped ones, "zeros" fills them,
+    False leaves them clipped.
+    `clip_grad_adaptive`: a factor, or (factor, eps). `grad_divisor`: what gradients are
+    divided by before all else, such as the number of micro-batches that they are sums
+    over. `stats`: measure each parameter; `names`: theirs, or the model that has them.
     `options` are those of fuseopt.config.
 
     Raises NotAnOptimizer, ConfigError; TypeError and ValueError for what no tail can
@@ -387,36 +381,20 @@ def tail(
                 f"this {type(optimizer).__name__} has a tail already; drop that one "
                 "before another is made"
             )
-    averages: list[tuple[Tensors, Tensors | None]] = []
-    decays: list[Any] = []
-    models: list[Averaged] = []
-    for entry in ema:
-        if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
-            raise TypeError("ema takes pairs of a list of averages and a decay")
-        if isinstance(entry[0], AveragedModel):
-            if len(entry) != 2 or not isinstance(entry[1], torch.nn.Module):
-                raise TypeError("beside an AveragedModel, ema takes the model it is of")
-            models.append(Averaged(*entry))
-            continue
-        own, *source, decay = entry
-        averages.append((list(own), list(source[0]) if source else None))
-        decays.append(checked_decay(decay))
-    made = Tail(
-        every,
-        checked_scaler(scaler),
-        averages,
-        decays,
-        models,
-        None if copies is None else list(copies),
-        **options,
-    )
+    beside = Beside(ema, copies)
+    made = Tail(every, checked_scaler(scaler), beside, **options)
     made.clip_grad_norm, made.clip_grad_value = clip_grad_norm, clip_grad_value
+    made.clip_grad_adaptive = clip_grad_adaptive
     made.norm_type, made.zero_grad = norm_type, zero_grad
     made.error_if_nonfinite, made.skip_nonfinite = error_if_nonfinite, skip_nonfinite
+    made.stats, made.grad_divisor = stats, grad_divisor
+    made.names = names if isinstance(names, torch.nn.Module) else [*(names or ())]
     # what can be told now is told now
     checked_limit("clip_grad_norm", clip_grad_norm)
     checked_limit("clip_grad_value", clip_grad_value)
-    made._checked_beside()
+    checked_limit("grad_divisor", grad_divisor)
+    checked_adaptive(clip_grad_adaptive)
+    beside.check(parameters_of(every))
     for optimizer in every:
         _tails[optimizer] = weakref.ref(made)
     return made

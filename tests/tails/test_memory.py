@@ -13,7 +13,7 @@ import torch
 import fuseopt
 from fuseopt.tails import fused
 from tests.tails.test_tail import MAKES
-from tests.tails.twins import SHAPES, Side, call, differences, tail_of
+from tests.tails.twins import SHAPES, Side, call, differences, same, tail_of
 
 
 def compare(
@@ -82,6 +82,19 @@ def test_parameters_that_share_a_gradient() -> None:
             share(side)
         one.eager(1.0, 0.9)
         call(other, tail)
+        assert differences(one, other, grads=True) == []
+
+
+def test_a_shared_gradient_is_unscaled_twice() -> None:
+    """As GradScaler does; the norm is that of what it is then."""
+    one, other = (Side(MAKES["sgd"], [(5,), (5,), (3,)], scaled=True) for _ in range(2))
+    tail = fuseopt.tail(other.opt, scaler=other.scaler, clip_grad_norm=1e-4)
+    for n in range(3):
+        for side in (one, other):
+            side.set_grads(n)
+            side.params[1].grad = side.params[0].grad
+        norm = one.eager(1e-4)
+        assert same(call(other, tail).norm, norm)
         assert differences(one, other, grads=True) == []
 
 

@@ -225,6 +225,22 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
         assert differences(one, other, grads=True) == []
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_norms_of_several_dtypes(scaled: bool) -> None:
+    """They are summed up in the order in which eager goes over dtypes."""
+    one, other = (Side(MAKES["sgd"], SHAPES * 3, scaled=scaled) for _ in range(2))
+    for side in (one, other):
+        kinds = torch.bfloat16, torch.float32
+        for k, p in enumerate(side.params):
+            p.data = p.data.to(kinds[k % 2])
+    tail = tail_of(other, clip_grad_norm=1.0)
+    for n in range(8):
+        for side in (one, other):
+            side.set_grads(n)
+        assert same(call(other, tail).norm, one.eager(1.0))
+        assert differences(one, other, grads=True) == []
+
+
 def test_copies_get_what_parameters_are() -> None:
     side = Side(MAKES["sgd"])
     copies = [p.detach().to(torch.bfloat16) for p in side.params]

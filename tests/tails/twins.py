@@ -10,7 +10,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt.tails.tail import Outcome, Tail
+from fuseopt.tails.outcome import Outcome
+from fuseopt.tails.tail import Tail
 
 SHAPES = [(7, 5), (13,), (3, 2), (), (64,), (1, 1)]
 Make = Callable[[list[Any]], Optimizer]

@@ -1,0 +1,192 @@
+"""`fuseopt.clip_grad_norm_`: torch's function, in two launches.
+
+Torch's own function runs whatever cannot be compiled, and a Report says why.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .. import compat
+from ..compiler.entry import BACKEND, attach
+from ..compiler.report import Report
+from ..compiler.session import session
+from ..isolate.compilations import Compilations
+from ..isolate.decorators import copied
+from ..isolate.isolated import TRACES
+from ..shadow.whole import NotTraced
+
+Tensors = list[torch.Tensor]
+#: Sets of parameters that begin with the same one and are compiled for, at most.
+PATIENCE = 8
+_lock = threading.RLock()
+#: Of the first parameter that has a gradient, by all of them: what clips these.
+_clips: MutableMapping[torch.Tensor, dict[Any, Clip]] = WeakIdKeyDictionary()
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """Do what `torch.nn.utils.clip_grad_norm_` does, with its bits: scale gradients in
+    place so that their total norm is `max_norm` at most, and return what it was.
+
+    Nothing is deferred: the gradients are clipped when it returns, and nothing waits
+    for the device, but where `error_if_nonfinite` asks for the norm.
+    """
+    if isinstance(parameters, torch.Tensor):
+        every: Any = [parameters]
+    else:
+        every = [*parameters]
+        if not every and isinstance(parameters, types.GeneratorType):
+            every = parameters  # of which torch warns
+    numbers = max_norm, norm_type, error_if_nonfinite, foreach
+    if torch.compiler.is_dynamo_compiling():
+        return torch.nn.utils.clip_grad_norm_(every, *numbers)
+    held = [p for p in every if p.grad is not None]
+    why = _why_not(held)
+    if not why:
+        grads: list[Any] = [p.grad for p in held]
+        order = compat.dtypes_in_order(grads)
+        if order is None:
+            why = "nobody knows in which order torch goes over dtypes"
+        elif order:
+            held.sort(key=lambda p: order.index(p.grad.dtype))
+    if not why:
+        with _lock:
+            clip = _clip_of(held)
+            if clip is not None:
+                norm = clip.call(held, float(max_norm), float(norm_type), *numbers[2:])
+                if norm is not None:
+                    return norm
+                why = clip.why
+            else:
+                why = "too many sets of parameters begin with the same one"
+    if why != "begin":
+        _tell(why)
+    return torch.nn.utils.clip_grad_norm_(every, *numbers)
+
+
+class Clip:
+    """What clips the gradients of some parameters. `why`: why it no longer does."""
+
+    def __init__(self) -> None:
+        attach()
+        self.why = ""
+        self.compilations = Compilations()
+        traced = copied(_clipped, ())
+        made = self.compilations.compile(BACKEND, traced, fullgraph=True)
+        self.compiled: Callable[[Any], torch.Tensor] = compat.Traced(made, traced)
+
+    def call(
+        self,
+        params: Tensors,
+        max_norm: float,
+        norm_type: float,
+        raises: bool,
+        foreach: bool | None,
+    ) -> torch.Tensor | None:
+        """Clip; or None, with `why`, if nothing was done."""
+        if self.why:
+            return None
+        given = _Given(params, max_norm, norm_type, bool(raises), foreach)
+        try:
+            with torch.no_grad():
+                norm = self.compiled(given)
+        except Exception as error:
+            if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
+                raise
+            self.why = str(error).strip().partition("\n")[0] or type(error).__name__
+            self.compilations.forget()
+            return None
+        if raises and not bool(torch.isfinite(norm)):
+            grads = [p.grad for p in params if p.grad is not None]
+            return torch.nn.utils.get_total_norm(grads, norm_type, True, foreach)
+        return norm
+
+
+class _Given:
+    """What a call is given, as Dynamo sees it."""
+
+    def __init__(
+        self,
+        params: Tensors,
+        max_norm: float,
+        norm_type: float,
+        raises: bool,
+        foreach: bool | None,
+    ) -> None:
+        self.params = params
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.raises = raises
+        self.foreach = foreach
+
+
+def _clipped(self: _Given) -> torch.Tensor:
+    """What torch's function does, of which nothing is written where it raises."""
+    if not torch.compiler.is_dynamo_compiling():
+        raise NotTraced("Dynamo leaves it to eager")
+    norm_type, foreach = self.norm_type, self.foreach
+    if not self.raises:
+        return torch.nn.utils.clip_grad_norm_(
+            self.params, self.max_norm, norm_type, False, foreach
+        )
+    grads = [p.grad for p in self.params if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(grads, norm_type, False, foreach)
+    factor = torch.clamp(self.max_norm / (norm + 1e-6), max=1.0)
+    factor = torch.where(torch.isfinite(norm), factor, torch.ones_like(factor))
+    if foreach is False:
+        for g in grads:
+            g.mul_(factor)
+        return norm
+    torch._foreach_mul_(grads, factor)
+    return norm
+
+
+def _why_not(held: Sequence[torch.Tensor]) -> str:
+    """Why torch's function is called; "begin" where there is nothing to tell."""
+    if not held or compat.stance() not in TRACES or not compat.without_modes():
+        return "begin"
+    grads: list[Any] = [p.grad for p in held]
+    if any(type(g) is not torch.Tensor for g in grads):
+        return "gradients are tensors of another class"
+    if any(g.layout != torch.strided for g in grads):
+        return "gradients are sparse"
+    if len({g.device for g in grads}) > 1:
+        return "gradients lie on several devices"
+    if any(g.requires_grad for g in grads):
+        return "gradients are differentiated"
+    if len({*map(id, grads)}) < len(grads):
+        return "parameters share a gradient, which is scaled twice"
+    return ""
+
+
+def _clip_of(held: Sequence[torch.Tensor]) -> Clip | None:
+    known = _clips.setdefault(held[0], {})
+    key = tuple(map(id, held))
+    if key not in known:
+        if len(known) >= PATIENCE:
+            return None
+        known[key] = Clip()
+    return known[key]
+
+
+_told: set[str] = set()
+
+
+def _tell(why: str) -> None:
+    if why not in _told:
+        _told.add(why)
+        session.reports.append(
+            Report(fallback=f"Gradients are clipped by torch's function: {why}")
+        )
