@@ -3,6 +3,7 @@
     compile(opt)        the same optimizer, its step compiled apart from all others
     explain(opt)        plan a step without running it
     tail(opt, ...)      all that follows backward(): unscale, clip, step, average
+    in_backward(...)    an optimizer that steps while the backward runs
     reports()           what was compiled in this process
     Report              what one graph became
     errors              one class per way to fail
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from . import errors
     from .backend import fuseopt
+    from .backward.handle import in_backward
     from .compiler.report import Report
     from .compiler.session import reports
     from .explanation import explain
@@ -34,6 +36,7 @@ __all__ = [
     "errors",
     "explain",
     "fuseopt",
+    "in_backward",
     "reports",
     "tail",
 ]
@@ -41,6 +44,7 @@ __all__ = [
 _HOMES = {
     "compile": "isolate.compile",
     "tail": "tails.tail",
+    "in_backward": "backward.handle",
     "explain": "explanation",
     "fuseopt": "backend",
     "reports": "compiler.session",

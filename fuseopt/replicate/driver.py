@@ -86,6 +86,10 @@ class Representatives:
         self.noticed = StateGuard()
         self.pending = Pending()
         self.outward = outward
+        #: raises Unlike where lanes may not be stepped some at a time
+        self.apart: Callable[[], None] | None = None
+        #: for so many sets of lanes what runs their step is kept
+        self.kept = KEPT
         parts = outward is not None
         self.task = Task(function, config, self.noticed, self.pending, told, parts)
         self.proof: Proof | None = None
@@ -342,7 +346,7 @@ class Representatives:
         self.models.take(lanes)
         self.lanes = lanes
         known = [x for x in self.recent if x.holds_as(lanes)]
-        self.recent = [*known[1 - KEPT :], lanes]
+        self.recent = [*known[1 - self.kept :], lanes]
         found = self._look(optimizer)
         if found is None or self.lanes is not lanes:
             raise Unlike("its lanes are not what they seem")

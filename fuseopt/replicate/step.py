@@ -40,7 +40,7 @@ from .source import Finds, LaneTensors
 
 #: After so many rehearsals of one graph an optimizer is traced whole.
 PATIENCE = 6
-#: For so many sets of lanes what runs their step is kept.
+#: For so many sets of lanes what runs their step is kept, unless more are in turn.
 KEPT = 8
 
 
@@ -86,6 +86,10 @@ class Owner(Finds, Protocol):
 
     #: the graph that ran last
     stepped: LedStep | None
+    #: raises Unlike where lanes may not be stepped some at a time; None: nobody asks
+    apart: Callable[[], None] | None
+    #: for so many sets of lanes what runs their step is kept
+    kept: int
 
     def shadow_of_all(self) -> Any:
         """What a rehearsal is to take for the optimizer."""
@@ -259,6 +263,8 @@ class LedStep:
         all_ = owner.shadow_of_all
         parts = self.task.parts
         rehearse_all(all_, function, lanes, models, at, proof, given, parts)
+        if owner.apart is not None:
+            owner.apart()
         clock.lap("rehearsal")
 
     def _rehearse_fewer(self, lanes: Lanes, present: Sequence[int]) -> None:
@@ -286,7 +292,7 @@ class LedStep:
         found = self.programs.pop(key, None)
         if found is None:
             found = self._extended(args, members, lanes, clock)
-        while len(self.programs) >= KEPT:
+        while len(self.programs) >= self.owner.kept:
             del self.programs[next(iter(self.programs))]
         self.programs[key] = found
         return found

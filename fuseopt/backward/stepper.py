@@ -1,0 +1,155 @@
+"""Buckets of an optimizer's parameters -> each stepped by itself, with eager's bits.
+
+One optimizer has the truth. A step of a bucket is its step on an object like it that
+has the bucket's parameters alone, compiled once for all buckets. That this is what the
+step of all does is shown before it is first done (`apart`), and again wherever Dynamo
+traces anew or the kinds of parameters change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..compiler.diagnostics import tell_of_step
+from ..compiler.entry import attach
+from ..errors import UnsupportedInput
+from ..isolate.isolated import Isolated, Wanted
+from ..shadow.lanes import Unlike
+from ..tails.arguments import parameters_of
+from ..tails.steps import function_of
+from .apart import Universe
+from .part import Part
+
+#: Sets of lanes that are kept beyond one for each bucket.
+BEYOND = 8
+_LAYOUT = attrgetter("dtype", "requires_grad", "shape", "is_leaf")
+
+
+class Stepper:
+    """What steps some parameters of an optimizer.
+
+    Raises UnsupportedInput for an optimizer whose parameters cannot be stepped some at
+    a time.
+    """
+
+    def __init__(self, optimizer: Optimizer, options: Mapping[str, Any]) -> None:
+        self.optimizer = optimizer
+        self.kept = BEYOND
+        #: one thread at a time
+        self.lock = threading.RLock()
+        self._function, why = function_of(optimizer)
+        if why:
+            raise self._refused(why)
+        attach()
+        self._universe: Universe | None = None
+        self._seen: Any = None
+        try:
+            self._part = Part(optimizer)
+            itself = self._part.itself
+            self._isolated = Isolated(itself, self._function, Wanted(dict(options)))
+        except Unlike as error:
+            raise self._refused(str(error)) from error
+        self.look()
+
+    def look(self) -> None:
+        """Take note of the kinds of parameters, at the begin of a backward. Raises
+        UnsupportedInput.
+        """
+        optimizer = self.optimizer
+        params = parameters_of([optimizer])
+        states = [*optimizer.state.values()]
+        seen: Any = (
+            [len(group["params"]) for group in optimizer.param_groups],
+            [*map(id, params)],
+            [*map(_LAYOUT, params)],
+            [*map(id, states)],
+            [*map(len, states)],
+        )
+        if seen == self._seen:
+            return
+        try:
+            for p in params:
+                if type(p) not in (torch.Tensor, torch.nn.Parameter):
+                    raise Unlike(f"a parameter is a {type(p).__name__}")
+            if optimizer.defaults.get("differentiable"):
+                raise Unlike("it is differentiable")
+            self._universe = Universe(optimizer)
+            self._apart()
+        except Unlike as error:
+            raise self._refused(str(error)) from error
+        self._seen = seen
+
+    def _apart(self) -> None:
+        assert self._universe is not None
+        self._universe.check(self.optimizer, self._function)
+
+    def _refused(self, why: str) -> UnsupportedInput:
+        return UnsupportedInput(
+            f"{type(self.optimizer).__name__} cannot step its parameters bucket by "
+            f"bucket: {why}"
+        )
+
+    def step(self, params: Sequence[torch.Tensor]) -> None:
+        """Step those parameters that have a gradient, and free it. Raises
+        UnsupportedInput; then nothing was written.
+        """
+        ready = [p for p in params if p.grad is not None]
+        if not ready:
+            return
+        with self.lock, torch.no_grad():
+            self._step(ready)
+            for p in ready:
+                p.grad = None
+
+    def _step(self, ready: Sequence[torch.Tensor]) -> None:
+        part, optimizer = self._part, self.optimizer
+        try:
+            n = part.take(optimizer, {*map(id, ready)})
+            if n != len(ready):
+                raise Unlike("a parameter is no longer in its groups")
+            why = self._isolated.led(self._apart, self.kept)
+            if why is not None:
+                # as it is; is that still the step of all?
+                self._apart()
+                if why:
+                    tell_of_step(optimizer, why)
+                self._function(part.itself)
+            part.give_back(optimizer)
+        except Unlike as error:
+            raise self._refused(str(error)) from error
+        finally:
+            part.drop()
+
+
+class Streams:
+    """Where the gradients of a bucket came to be, on a device that has streams."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Any, Any] = {}
+
+    def arrived(self, p: torch.Tensor) -> None:
+        """A gradient has come, on the stream that is current."""
+        if p.device.type != "cpu":
+            stream = torch.accelerator.current_stream(p.device)
+            self._streams[stream] = stream
+
+    def join(self, params: Sequence[torch.Tensor]) -> None:
+        """Let the stream that is current wait for all of them."""
+        if not self._streams:
+            return
+        now = torch.accelerator.current_stream(params[0].device)
+        for stream in self._streams:
+            if stream != now:
+                now.wait_stream(stream)
+        if any(stream != now for stream in self._streams):
+            for p in params:
+                if p.grad is not None:
+                    with contextlib.suppress(NotImplementedError):
+                        p.grad.record_stream(now)
