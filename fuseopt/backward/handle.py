@@ -270,13 +270,13 @@ class InBackward(Optimizer):
 def _hook(owner: weakref.ref[InBackward]) -> Callable[[torch.Tensor], None]:
     """What parameters call. It keeps nobody alive: no collector finds what it holds."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def arrived(p: torch.Tensor) -> None:
         self = owner()
         if self is not None:
             self._arrived(p)
 
-    return arrived
+    made: Callable[[torch.Tensor], None] = torch.compiler.disable(arrived)  # type: ignore[no-untyped-call]
+    return made
 
 
 def _hooked(p: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
@@ -285,7 +285,7 @@ def _hooked(p: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
     with torch.no_grad():
         try:
             p.requires_grad_(True)
-            return p.register_post_accumulate_grad_hook(hook)
+            return p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         finally:
             if frozen:
                 p.requires_grad_(False)

@@ -28,6 +28,7 @@ class Part:
         self._state: Any = None
         self._groups: list[dict[str, Any]] = []
         self._lists: list[list[torch.Tensor]] = []
+        self._hooks: dict[str, Any] = {}  # none, by name
 
     def take(self, optimizer: Optimizer, some: Collection[int]) -> int:
         """Have those parameters whose ids are given; how many are they?"""
@@ -47,6 +48,9 @@ class Part:
         n = self._take_groups(optimizer, some)
         inside = vars(self.itself)
         attributes = attributes_of(optimizer)
+        for name in [*filter(is_hooks, attributes)]:
+            # the same ones in each call, or it would seem to have changed
+            attributes[name] = self._hooks.setdefault(name, attributes[name])
         if inside.keys() - attributes.keys() - {"state", "param_groups"}:
             inside.clear()
         inside.update(attributes)

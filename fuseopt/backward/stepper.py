@@ -21,6 +21,7 @@ from ..compiler.diagnostics import tell_of_step
 from ..compiler.entry import attach
 from ..errors import UnsupportedInput
 from ..isolate.isolated import Isolated, Wanted
+from ..shadow.double import holdings, own_attributes
 from ..shadow.lanes import Unlike
 from ..tails.arguments import parameters_of
 from ..tails.steps import function_of
@@ -50,6 +51,7 @@ class Stepper:
         attach()
         self._universe: Universe | None = None
         self._seen: Any = None
+        self._shown: Any = None
         try:
             self._part = Part(optimizer)
             itself = self._part.itself
@@ -62,6 +64,8 @@ class Stepper:
         """Take note of the kinds of parameters, at the begin of a backward. Raises
         UnsupportedInput.
         """
+        # what was shown in the last one is not known to hold: code may have changed
+        self._shown = None
         optimizer = self.optimizer
         params = parameters_of([optimizer])
         states = [*optimizer.state.values()]
@@ -87,8 +91,19 @@ class Stepper:
         self._seen = seen
 
     def _apart(self) -> None:
-        assert self._universe is not None
-        self._universe.check(self.optimizer, self._function)
+        """Raise Unlike unless it is shown, in this backward and for what the optimizer
+        holds now.
+        """
+        optimizer = self.optimizer
+        groups = [
+            {key: x for key, x in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        held = holdings([own_attributes(optimizer), groups], id)
+        if self._shown is None or self._shown != held:
+            assert self._universe is not None
+            self._universe.check(optimizer, self._function)
+            self._shown = held
 
     def _refused(self, why: str) -> UnsupportedInput:
         return UnsupportedInput(
@@ -114,6 +129,8 @@ class Stepper:
             n = part.take(optimizer, {*map(id, ready)})
             if n != len(ready):
                 raise Unlike("a parameter is no longer in its groups")
+            for p in ready:
+                _check_gradient(p)
             why = self._isolated.led(self._apart, self.kept)
             if why is not None:
                 # as it is; is that still the step of all?
@@ -126,6 +143,18 @@ class Stepper:
             raise self._refused(str(error)) from error
         finally:
             part.drop()
+
+
+def _check_gradient(p: torch.Tensor) -> None:
+    """Raise Unlike unless a gradient is as those with which it was shown."""
+    grad = p.grad
+    assert grad is not None
+    if type(grad) is not torch.Tensor or grad.layout != torch.strided:
+        raise Unlike(f"a gradient is a {type(grad).__name__}, {grad.layout}")
+    if grad.dtype != p.dtype:
+        raise Unlike("a gradient has another dtype than its parameter")
+    if grad.requires_grad:
+        raise Unlike("a gradient has a graph of its own")
 
 
 class Streams:

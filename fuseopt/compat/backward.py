@@ -36,7 +36,7 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call something once all gradients of the backward under way have come; never,
     where it ends by an exception.
     """
-    Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+    Variable._execution_engine.queue_callback(callback)
 
 
 def is_nested() -> bool:

@@ -86,9 +86,7 @@ class Representatives:
         self.noticed = StateGuard()
         self.pending = Pending()
         self.outward = outward
-        #: raises Unlike where lanes may not be stepped some at a time
-        self.apart: Callable[[], None] | None = None
-        #: for so many sets of lanes what runs their step is kept
+        self.apart: Callable[[], None] | None = None  # see Owner in step
         self.kept = KEPT
         parts = outward is not None
         self.task = Task(function, config, self.noticed, self.pending, told, parts)
@@ -345,7 +343,7 @@ class Representatives:
             raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")
         self.models.take(lanes)
         self.lanes = lanes
-        known = [x for x in self.recent if x.holds_as(lanes)]
+        known = [x for x in self.recent if x.holds_as(lanes, self.apart is not None)]
         self.recent = [*known[1 - self.kept :], lanes]
         found = self._look(optimizer)
         if found is None or self.lanes is not lanes:
