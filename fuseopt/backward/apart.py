@@ -32,20 +32,30 @@ EVERY = 6
 TWINS = 2
 
 
+class ReadsSizes(Unlike):
+    """A step reads sizes: lanes of other sizes are of other kinds."""
+
+
 class Universe:
     """The kinds of lanes that an optimizer had when this was made, each with models,
     which are nobody's and have gradients. Raises Unlike.
+
+    `loose`: are lanes of other sizes of one kind? `key`: what tells the kinds from
+    those of another universe.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, loose: bool) -> None:
+        self.loose = loose
         self.counters = compat.can_stay_symbolic()
-        lanes = Lanes(optimizer, True, self.counters)
+        lanes = Lanes(optimizer, loose, self.counters)
+        #: are lanes of one kind that are of other sizes?
+        self.reshaped = lanes.reshaped()
         n = len(optimizer.param_groups)
         self.lists: list[list[torch.Tensor]] = [[] for _ in range(n)]
         self.state: dict[torch.Tensor, dict[str, Any]] = {}
         #: the parameters of the models, by kind
         self.kinds: list[list[torch.Tensor]] = []
-        known: set[Any] = set()
+        known: set[str] = set()
         for kind in lanes.kinds:
             # less what is said of the gradient
             key = repr((*kind.key[:2], *kind.key[3:]))
@@ -59,6 +69,7 @@ class Universe:
                     for _ in range(TWINS)
                 ]
             )
+        self.key = loose, frozenset(known)
 
     def _model(
         self, of: torch.Tensor, state: dict[str, Any] | None, group: int
@@ -92,6 +103,8 @@ class Universe:
             proof = prove(function, every)
         if proof.why:
             raise Unlike(proof.why)
+        if proof.sizes and self.reshaped:
+            raise ReadsSizes("it reads sizes, in which lanes differ")
         _Trial(self, every, function).run()
 
 
@@ -102,7 +115,7 @@ class _Trial:
         self.kinds = of.kinds
         self.optimizer = optimizer
         self.function = function
-        self.lanes = Lanes(optimizer, True, of.counters)
+        self.lanes = Lanes(optimizer, of.loose, of.counters)
         at = {id(p): i for i, p in enumerate(self.lanes.params)}
         #: the lanes of each kind
         self.members = [[at[id(p)] for p in own] for own in of.kinds]

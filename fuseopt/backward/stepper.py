@@ -25,11 +25,13 @@ from ..shadow.double import holdings, own_attributes
 from ..shadow.lanes import Unlike
 from ..tails.arguments import parameters_of
 from ..tails.steps import function_of
-from .apart import Universe
+from .apart import ReadsSizes, Universe
 from .part import Part
 
 #: Sets of lanes that are kept beyond one for each bucket.
 BEYOND = 8
+#: Sets of kinds for which it is kept that it was shown.
+UNIVERSES = 32
 _LAYOUT = attrgetter("dtype", "requires_grad", "shape", "is_leaf")
 
 
@@ -50,6 +52,10 @@ class Stepper:
             raise self._refused(why)
         attach()
         self._universe: Universe | None = None
+        #: those for which it was shown, by their keys
+        self._universes: dict[Any, Universe] = {}
+        #: are parameters of other sizes of one kind?
+        self._loose = True
         self._seen: Any = None
         self._shown: Any = None
         try:
@@ -84,11 +90,26 @@ class Stepper:
                     raise Unlike(f"a parameter is a {type(p).__name__}")
             if optimizer.defaults.get("differentiable"):
                 raise Unlike("it is differentiable")
-            self._universe = Universe(optimizer)
-            self._apart()
+            self._survey()
         except Unlike as error:
             raise self._refused(str(error)) from error
         self._seen = seen
+
+    def _survey(self) -> None:
+        """Have it shown for the kinds of parameters that there are now."""
+        try:
+            made = Universe(self.optimizer, self._loose)
+            known = self._universes.get(made.key)
+            if known is not None:
+                self._universe = known
+                return
+            self._universe = made
+            self._apart()
+        except ReadsSizes:
+            if not self._loose:
+                raise
+            self._loose = False
+            self._survey()
 
     def _apart(self) -> None:
         """Raise Unlike unless it is shown, in this backward and for what the optimizer
@@ -104,6 +125,9 @@ class Stepper:
             assert self._universe is not None
             self._universe.check(optimizer, self._function)
             self._shown = held
+            self._universes[self._universe.key] = self._universe
+            if len(self._universes) > UNIVERSES:
+                del self._universes[next(iter(self._universes))]
 
     def _refused(self, why: str) -> UnsupportedInput:
         return UnsupportedInput(
@@ -123,6 +147,14 @@ class Stepper:
             for p in ready:
                 p.grad = None
 
+    def _apart_again(self) -> None:
+        """The same, where a step was traced anew: what was shown before may have been
+        of other code.
+        """
+        if self._shown is None:
+            self._universes.clear()
+        self._apart()
+
     def _step(self, ready: Sequence[torch.Tensor]) -> None:
         part, optimizer = self._part, self.optimizer
         try:
@@ -131,10 +163,10 @@ class Stepper:
                 raise Unlike("a parameter is no longer in its groups")
             for p in ready:
                 _check_gradient(p)
-            why = self._isolated.led(self._apart, self.kept)
+            why = self._isolated.led(self._apart_again, self.kept)
             if why is not None:
                 # as it is; is that still the step of all?
-                self._apart()
+                self._apart_again()
                 if why:
                     tell_of_step(optimizer, why)
                 self._function(part.itself)

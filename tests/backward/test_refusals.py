@@ -115,6 +115,22 @@ class AnyVector(Plain):
                     p.sub_(p.grad, alpha=0.2 if found else 0.1)
 
 
+class AnyLarge(Plain):
+    """Is any parameter large?"""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        found = False
+        for g in self.param_groups:
+            for p in g["params"]:
+                if p.grad is not None:
+                    found |= p.shape[0] > 6 if p.dim() else False
+        for g in self.param_groups:
+            for p in g["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=0.2 if found else 0.1)
+
+
 class AnyMissing(Plain):
     """Has any parameter no gradient?"""
 
@@ -209,7 +225,15 @@ class InTheEnd(Plain):
 
 
 TRAPS = [
-    *(TotalNorm, SumOfNumbers, Counts, CountsInGroup, CountsInTensor, AnyVector),
+    *(
+        AnyLarge,
+        TotalNorm,
+        SumOfNumbers,
+        Counts,
+        CountsInGroup,
+        CountsInTensor,
+        AnyVector,
+    ),
     *(AnyMissing, VectorAndNumber, Position, HowMany, Noise, OfFirst, InTheEnd),
 ]
 
@@ -217,6 +241,7 @@ TRAPS = [
 @pytest.mark.parametrize("trap", TRAPS)
 def test_optimizers_that_see_more_than_a_parameter(trap: Any) -> None:
     net = model(2)
+    net.append(torch.nn.Linear(6, 7))
     with pytest.raises(UnsupportedInput, match="bucket by bucket"):
         fuseopt.in_backward(net, trap)
     # and nothing is left of it
@@ -457,3 +482,22 @@ def test_the_peak_of_a_small_gpt() -> None:
     assert plain.gradients > 4 * largest
     assert buckets.gradients <= largest
     assert plain.all - buckets.all > 0.7 * (plain.gradients - buckets.gradients)
+
+
+class SeenTwice(Plain):
+    """A number that is made from nothing, and seen by two tensors."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for g in self.param_groups:
+            for p in g["params"]:
+                if p.grad is not None:
+                    k = torch.zeros(())
+                    same = k.detach()
+                    k += 1
+                    p.sub_(p.grad / (1 + same))
+
+
+def test_a_number_that_two_tensors_see() -> None:
+    with pytest.raises(UnsupportedInput, match="several tensors"):
+        fuseopt.in_backward(model(1), SeenTwice)
