@@ -22,7 +22,7 @@ from .. import compat
 from ..replicate.dry_run import Record, rehearse
 from ..replicate.models import without_contents
 from ..shadow.lanes import Lanes, Unlike
-from ..shadow.optimizer import stand_in
+from ..shadow.optimizer import stand_in, unfused
 from ..uniformity import prove
 from .part import attributes_of
 
@@ -98,6 +98,8 @@ class Universe:
             {**group, "params": own}
             for group, own in zip(groups, self.lists, strict=True)
         ]
+        for group in every.param_groups:
+            group.update(unfused(group))
         proof = prove(function, every, counters=self.counters)
         if proof.why and self.counters:
             proof = prove(function, every)

@@ -1,7 +1,8 @@
 """An optimizer -> an object like it that has some of its parameters.
 
 It is one object, which has other parameters in each call: what was compiled for it
-serves all of them. The state of a parameter is the optimizer's own dict.
+serves all of them. The state of a parameter is the optimizer's own dict. Groups that
+ask for torch's fused kernels take the foreach form.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 
 from ..shadow.double import OUTSIDE, is_hooks
 from ..shadow.lanes import Unlike
-from ..shadow.optimizer import stand_in
+from ..shadow.optimizer import stand_in, unfused
 
 
 class Part:
@@ -71,6 +72,7 @@ class Part:
                 ours.clear()
             ours.update(group)
             ours["params"] = params
+            ours.update(unfused(ours))
         return n
 
     def give_back(self, optimizer: Optimizer) -> None:

@@ -19,6 +19,7 @@ from fuseopt.compiler import pipeline
 from tests.backward.pairs import Pair, model
 from tests.papers.momentum import Lion
 from tests.papers.reducing import LAMB
+from tests.steps import same_bits
 
 
 def adamw(params: Any) -> Optimizer:
@@ -41,7 +42,26 @@ def tensor_rate(params: Any) -> Optimizer:
     return Adam(params, torch.tensor(1e-2), capturable=False)
 
 
-EVERY = [adamw, momentum, lion, LAMB, foreach, tensor_rate, NAdam]
+def muon(params: Any) -> Optimizer:
+    return torch.optim.Muon([p for p in params if p.dim() == 2], 1e-2)
+
+
+def rmsprop(params: Any) -> Optimizer:
+    return torch.optim.RMSprop(params, 1e-2, momentum=0.5)
+
+
+EVERY = [
+    torch.optim.Adafactor,
+    torch.optim.Adagrad,
+    rmsprop,
+    adamw,
+    momentum,
+    lion,
+    LAMB,
+    foreach,
+    tensor_rate,
+    NAdam,
+]
 
 
 class Counts:
@@ -72,6 +92,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     callback_handler.remove_start_callback(made.began)
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("buckets", ["layer", 200, 32 << 20])
 @pytest.mark.parametrize("build", EVERY)
 def test_bits_and_state(build: Any, buckets: Any) -> None:
@@ -79,6 +100,35 @@ def test_bits_and_state(build: Any, buckets: Any) -> None:
     for _ in range(4):
         pair.step()
     assert {r.fallback for r in fuseopt.reports()} == {""}
+
+
+def test_matrices_alone() -> None:
+    """Others are not the optimizer's: their gradients stay, as in eager."""
+    pair = Pair(muon)
+    for _ in range(3):
+        pair.both(lambda m, _: m.zero_grad())
+        pair.backward()
+        pair.plain.step()
+        for p, q in zip(pair.theirs.parameters(), pair.mine.parameters(), strict=True):
+            assert same_bits(q.detach(), p.detach())
+            assert (q.grad is None) == (p.dim() == 2)
+
+
+def test_torch_s_fused_kernels_are_replaced() -> None:
+    nets = [model(2), model(2)]
+    plain = AdamW(nets[0].parameters(), 1e-2, foreach=True)
+    handle = fuseopt.in_backward(
+        nets[1], lambda params: AdamW(params, 1e-2, fused=True), buckets="layer"
+    )
+    for _ in range(4):
+        x = torch.randn(3, 6)
+        for net in nets:
+            net(x).square().mean().backward()
+        plain.step()
+        plain.zero_grad()
+        for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+            assert same_bits(q.detach(), p.detach())
+    assert handle.param_groups[0]["fused"]
 
 
 def test_all_buckets_share_one_program(counts: Counts) -> None:

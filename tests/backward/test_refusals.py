@@ -131,6 +131,44 @@ class AnyLarge(Plain):
                     p.sub_(p.grad, alpha=0.2 if found else 0.1)
 
 
+class OtherGroup(Plain):
+    """Has any parameter of the first group a gradient?"""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        found = any(p.grad is not None for p in self.param_groups[0]["params"])
+        for g in self.param_groups:
+            for p in g["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=0.2 if found else 0.1)
+
+
+class ShrinksOthers(Plain):
+    """Those without a gradient as well."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for g in self.param_groups:
+            for p in g["params"]:
+                if p.grad is None:
+                    p.mul_(0.9)
+                else:
+                    p.sub_(p.grad, alpha=0.1)
+
+
+class FirstOfAll(Plain):
+    """Has any parameter a state?"""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        first = len(self.state) == 0
+        for g in self.param_groups:
+            for p in g["params"]:
+                if p.grad is not None:
+                    self.state[p]["last"] = p.grad.clone()
+                    p.sub_(p.grad, alpha=0.1 if first else 0.2)
+
+
 class AnyMissing(Plain):
     """Has any parameter no gradient?"""
 
@@ -225,16 +263,9 @@ class InTheEnd(Plain):
 
 
 TRAPS = [
-    *(
-        AnyLarge,
-        TotalNorm,
-        SumOfNumbers,
-        Counts,
-        CountsInGroup,
-        CountsInTensor,
-        AnyVector,
-    ),
-    *(AnyMissing, VectorAndNumber, Position, HowMany, Noise, OfFirst, InTheEnd),
+    *(OtherGroup, ShrinksOthers, AnyLarge, AnyVector, AnyMissing, VectorAndNumber),
+    *(TotalNorm, SumOfNumbers, HowMany, Position, OfFirst, InTheEnd),
+    *(Counts, CountsInGroup, CountsInTensor, Noise),
 ]
 
 
@@ -242,11 +273,29 @@ TRAPS = [
 def test_optimizers_that_see_more_than_a_parameter(trap: Any) -> None:
     net = model(2)
     net.append(torch.nn.Linear(6, 7))
+    params = [*net.parameters()]
     with pytest.raises(UnsupportedInput, match="bucket by bucket"):
-        fuseopt.in_backward(net, trap)
+        fuseopt.in_backward([{"params": params[:5]}, {"params": params[5:]}], trap)
     # and nothing is left of it
     net(torch.randn(3, 6)).sum().backward()
     assert all(p.grad is not None for p in net.parameters())
+
+
+def test_what_is_seen_of_others_when_they_have_state() -> None:
+    """All begin at once, which is as in eager; then some begin late."""
+
+    def of() -> Any:
+        made = model(3)
+        made[0].requires_grad_(False)
+        return made
+
+    pair = Pair(FirstOfAll, of=of)
+    pair.step()
+    before = [p.detach().clone() for p in pair.mine.parameters()]
+    with pytest.raises(UnsupportedInput, match="depends on the others"):
+        pair.backward()
+    for p, q in zip(before, pair.mine.parameters(), strict=True):
+        assert same_bits(q.detach(), p)
 
 
 def test_the_class_of_an_optimizer_changes_later() -> None:
