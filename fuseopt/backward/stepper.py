@@ -143,7 +143,7 @@ class Stepper:
         if not ready:
             return
         with self.lock, torch.no_grad():
-            self._step(ready)
+            self._step(params, ready)
             for p in ready:
                 p.grad = None
 
@@ -155,11 +155,14 @@ class Stepper:
             self._universes.clear()
         self._apart()
 
-    def _step(self, ready: Sequence[torch.Tensor]) -> None:
+    def _step(
+        self, params: Sequence[torch.Tensor], ready: Sequence[torch.Tensor]
+    ) -> None:
         part, optimizer = self._part, self.optimizer
         try:
-            n = part.take(optimizer, {*map(id, ready)})
-            if n != len(ready):
+            # the same ones in each call, also those without a gradient
+            n = part.take(optimizer, {*map(id, params)})
+            if n != len(params):
                 raise Unlike("a parameter is no longer in its groups")
             for p in ready:
                 _check_gradient(p)
