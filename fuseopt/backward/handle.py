@@ -18,6 +18,9 @@ from ..tails.arguments import parameters_of
 from .buckets import BYTES, Bucket, buckets_of
 from .stepper import BEYOND, Stepper, Streams
 
+#: Those that somebody has.
+_ALIVE: weakref.WeakSet[InBackward] = weakref.WeakSet()
+
 
 class _Pass:
     """One backward: which gradients have come in it. The engine's own queue keeps it,
@@ -191,12 +194,26 @@ class InBackward(Optimizer):
     def _add(self, buckets: Sequence[Bucket]) -> None:
         """Have more buckets."""
         hook = _hook(weakref.ref(self))
+        for other in [*_ALIVE]:
+            if other._hooks and any(
+                q is p for b in buckets for p in b for q in other._bucket_for(p)
+            ):
+                raise UnsupportedInput(
+                    "a parameter is stepped by another fuseopt.in_backward, which "
+                    "frees its gradient; close that one first"
+                )
+        _ALIVE.add(self)
         for bucket in buckets:
             for p in bucket:
                 self._bucket_of[id(p)] = len(self._buckets)
                 self._hooks.append(_hooked(p, hook))
             self._buckets.append(bucket)
         self._stepper.kept = 2 * len(self._buckets) + BEYOND
+
+    def _bucket_for(self, p: torch.Tensor) -> Bucket:
+        """The bucket that a parameter would be in, if it is in one."""
+        k = self._bucket_of.get(id(p))
+        return [] if k is None else self._buckets[k]
 
     def _check(self) -> None:
         """Raise UnsupportedInput where a step would not be that of all parameters."""

@@ -142,7 +142,11 @@ class Stepper:
         ready = [p for p in params if p.grad is not None]
         if not ready:
             return
-        with self.lock, torch.no_grad():
+        device = ready[0].device.type
+        with self.lock, torch.no_grad(), contextlib.ExitStack() as stack:
+            if torch.is_autocast_enabled(device):
+                # of the forward, within which a backward may be called
+                stack.enter_context(torch.autocast(device, enabled=False))
             self._step(params, ready)
             for p in ready:
                 p.grad = None

@@ -114,6 +114,26 @@ def test_matrices_alone() -> None:
             assert (q.grad is None) == (p.dim() == 2)
 
 
+def test_autocast_around_a_backward() -> None:
+    """Its products of matrices are those of the step outside of it."""
+    pair = Pair(muon, of=lambda: torch.nn.Sequential(torch.nn.Linear(6, 6, False)))
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            pair.backward()
+        pair.plain.step()
+        pair.plain.zero_grad()
+        pair.check()
+
+
+def test_a_model_that_is_compiled() -> None:
+    pair = Pair(adamw)
+    torch.manual_seed(0)
+    for m in (pair.theirs, pair.mine):
+        m.compile(backend="aot_eager")
+    for _ in range(3):
+        pair.step()
+
+
 def test_torch_s_fused_kernels_are_replaced() -> None:
     nets = [model(2), model(2)]
     plain = AdamW(nets[0].parameters(), 1e-2, foreach=True)

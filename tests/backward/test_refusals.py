@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -431,6 +432,28 @@ def test_a_parameter_that_is_read_after_its_step() -> None:
     with pytest.raises(RuntimeError, match="inplace"):
         (x * x + b).sum().backward()
     handle.close()
+
+
+def test_two_for_one_parameter() -> None:
+    net = model(2)
+    first = fuseopt.in_backward(net[0], adamw)
+    with pytest.raises(UnsupportedInput, match="another"):
+        fuseopt.in_backward(net, adamw)
+    first.close()
+    second = fuseopt.in_backward(net, adamw)
+    net(torch.randn(3, 6)).sum().backward()
+    assert all(p.grad is None for p in net.parameters())
+    assert second.state
+    assert not first.state
+
+
+def test_a_copy_of_a_model_is_stepped_by_nobody() -> None:
+    net = model(2)
+    handle = fuseopt.in_backward(net, adamw)
+    other = copy.deepcopy(net)
+    other(torch.randn(3, 6)).sum().backward()
+    assert all(p.grad is not None for p in other.parameters())
+    assert not handle.state
 
 
 def test_it_is_closed() -> None:
