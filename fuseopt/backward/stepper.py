@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 
 from ..compiler.diagnostics import tell_of_step
 from ..compiler.entry import attach
-from ..errors import UnsupportedInput
+from ..config import resolve
+from ..errors import CaptureError, UnsupportedInput
 from ..isolate.isolated import Isolated, Wanted
 from ..shadow.double import holdings, own_attributes
 from ..shadow.lanes import Unlike
@@ -47,6 +48,10 @@ class Stepper:
         self.kept = BEYOND
         #: one thread at a time
         self.lock = threading.RLock()
+        config = resolve(None, options)
+        if config.verify:
+            raise UnsupportedInput("verify=True compares steps of all parameters")
+        self._strict = config.fallback == "error"
         self._function, why = function_of(optimizer)
         if why:
             raise self._refused(why)
@@ -174,6 +179,11 @@ class Stepper:
             if why is not None:
                 # as it is; is that still the step of all?
                 self._apart_again()
+                if why and self._strict:
+                    raise CaptureError(
+                        f"{type(optimizer).__name__}.step cannot be compiled: {why} "
+                        "(options={'fallback': 'error'} was given)"
+                    )
                 if why:
                     tell_of_step(optimizer, why)
                 self._function(part.itself)

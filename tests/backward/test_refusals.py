@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
 import fuseopt
-from fuseopt.errors import ConfigError, NotAnOptimizer, UnsupportedInput
+from fuseopt.errors import CaptureError, ConfigError, NotAnOptimizer, UnsupportedInput
 from tests.backward.pairs import Pair, model
 from tests.backward.peak import in_backward as peaks_in_backward
 from tests.backward.peak import plainly
@@ -432,6 +432,24 @@ def test_a_parameter_that_is_read_after_its_step() -> None:
     with pytest.raises(RuntimeError, match="inplace"):
         (x * x + b).sum().backward()
     handle.close()
+
+
+def test_where_nothing_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In eager, with its bits, and the user is told; or an error, if that is wished."""
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    pair = Pair(adamw)
+    with pytest.warns(RuntimeWarning, match="runs in eager"):
+        pair.step()
+    for _ in range(2):
+        pair.step()
+    assert {bool(r.fallback) for r in fuseopt.reports()} == {True}
+    net = model(1)
+    handle = fuseopt.in_backward(net, adamw, fallback="error")
+    with pytest.raises(CaptureError, match="fallback"):
+        net(torch.randn(3, 6)).sum().backward()
+    assert not handle.state
+    with pytest.raises(UnsupportedInput, match="verify"):
+        fuseopt.in_backward(model(1), adamw, verify=True)
 
 
 def test_two_for_one_parameter() -> None:
