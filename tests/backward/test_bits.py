@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fuseopt
 from fuseopt.compiler import pipeline
+from fuseopt.replicate.driver import Representatives
 from tests.backward.pairs import Pair, model
 from tests.papers.momentum import Lion
 from tests.papers.reducing import LAMB
@@ -151,7 +152,9 @@ def test_torch_s_fused_kernels_are_replaced() -> None:
     assert handle.param_groups[0]["fused"]
 
 
-def test_all_buckets_share_one_program(counts: Counts) -> None:
+def test_all_buckets_share_one_program(
+    counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """12 buckets are traced and built once, for their first step and for the others."""
     pair = Pair(adamw, of=lambda: model(12))
     for _ in range(2):
@@ -161,9 +164,19 @@ def test_all_buckets_share_one_program(counts: Counts) -> None:
     # kinds: matrices and vectors in one bucket, vectors alone, a number alone
     assert traces <= 3
     assert texts <= 3
+    planned: list[int] = []
+    for name in ("_survey", "prove"):
+        known = getattr(Representatives, name)
+        monkeypatch.setattr(
+            Representatives,
+            name,
+            lambda *args, known=known: planned.append(1) or known(*args),
+        )
     for _ in range(4):
         pair.step()
     assert (counts.traces, len(counts.texts)) == (traces, texts)
+    # each bucket finds what it had
+    assert not planned
 
 
 @pytest.mark.parametrize(
