@@ -89,6 +89,7 @@ class InBackward(Optimizer):
         """Load what the optimizer, or one in eager, has saved."""
         with self._lock:
             self.optimizer.load_state_dict(state_dict)
+            self._stepper.forget()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients that were not stepped: as a rule there are none."""

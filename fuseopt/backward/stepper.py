@@ -62,6 +62,7 @@ class Stepper:
         #: are parameters of other sizes of one kind?
         self._loose = True
         self._seen: Any = None
+        self._state = optimizer.state
         self._shown: Any = None
         try:
             self._part = Part(optimizer)
@@ -78,6 +79,8 @@ class Stepper:
         # what was shown in the last one is not known to hold: code may have changed
         self._shown = None
         optimizer = self.optimizer
+        if optimizer.state is not self._state:
+            self.forget()
         params = parameters_of([optimizer])
         states = [*optimizer.state.values()]
         seen: Any = (
@@ -99,6 +102,12 @@ class Stepper:
         except Unlike as error:
             raise self._refused(str(error)) from error
         self._seen = seen
+
+    def forget(self) -> None:
+        """Other state was loaded: keep nothing of what there was."""
+        with self.lock:
+            self._state = self.optimizer.state
+            self._isolated.forget()
 
     def _survey(self) -> None:
         """Have it shown for the kinds of parameters that there are now."""

@@ -505,6 +505,18 @@ def test_nothing_is_left_when_it_is_dropped() -> None:
     assert [x() for x in params] == [None] * len(params)
 
 
+def test_nothing_is_left_of_a_state_when_another_is_loaded() -> None:
+    net = model(3)
+    handle = fuseopt.in_backward(net, adamw, buckets="layer")
+    for _ in range(3):
+        net(torch.randn(3, 6)).sum().backward()
+    known = [weakref.ref(own["exp_avg"]) for own in handle.state.values()]
+    handle.load_state_dict(copy.deepcopy(handle.state_dict()))
+    gc.collect()
+    assert [x() for x in known] == [None] * len(known)
+    net(torch.randn(3, 6)).sum().backward()
+
+
 def test_no_gradient_is_kept() -> None:
     net = model(2)
     known: list[Any] = []
