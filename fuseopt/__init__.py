@@ -4,6 +4,7 @@
     explain(opt)        plan a step without running it
     tail(opt, ...)      all that follows backward(): unscale, clip, step, average
     clip_grad_norm_     torch's function, in two launches
+    in_backward(...)    an optimizer that steps while the backward runs
     reports()           what was compiled in this process
     Report              what one graph became
     errors              one class per way to fail
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from . import errors
     from .backend import fuseopt
+    from .backward.handle import in_backward
     from .compiler.report import Report
     from .compiler.session import reports
     from .explanation import explain
@@ -37,6 +39,7 @@ __all__ = [
     "errors",
     "explain",
     "fuseopt",
+    "in_backward",
     "reports",
     "tail",
 ]
@@ -45,6 +48,7 @@ _HOMES = {
     "compile": "isolate.compile",
     "tail": "tails.tail",
     "clip_grad_norm_": "tails.clip",
+    "in_backward": "backward.handle",
     "explain": "explanation",
     "fuseopt": "backend",
     "reports": "compiler.session",

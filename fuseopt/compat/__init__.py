@@ -9,6 +9,13 @@ from .accelerators import (
     end_generator_capture,
 )
 from .attributes import keep_attributes, read_attributes
+from .backward import (
+    at_end_of_backward,
+    backward_under_way,
+    has_step_hooks,
+    is_nested,
+    why_no_backward_is_known,
+)
 from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
@@ -119,6 +126,8 @@ __all__ = [
     "alike",
     "arrived",
     "as_if_compiling",
+    "at_end_of_backward",
+    "backward_under_way",
     "before_process_groups_end",
     "bound_op",
     "bump_versions",
@@ -136,9 +145,11 @@ __all__ = [
     "forget",
     "founds_of",
     "gradient_getter",
+    "has_step_hooks",
     "has_stepped",
     "has_symbols",
     "initialize",
+    "is_nested",
     "is_plain_scaler",
     "is_summed_up",
     "keep_attributes",
@@ -185,6 +196,7 @@ __all__ = [
     "undisturbed",
     "unhooked",
     "vector_library",
+    "why_no_backward_is_known",
     "without_modes",
     "wraps_others",
     "written",

@@ -125,9 +125,8 @@ class Isolated:
         setattr(made, COMPILED, self)
         return made, step
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        optimizer = self.owner()
-        assert optimizer is not None
+    def _follow(self, optimizer: Optimizer) -> None:
+        """Let nothing that was compiled count where the optimizer is another now."""
         groups = optimizer.param_groups
         # loading a state dict replaces the state: what was compiled for the old one
         # would only count against the limit
@@ -142,6 +141,31 @@ class Isolated:
             if known is not None:
                 self.forget()
             self.seen = optimizer.state, groups, len(groups)
+
+    def led(self, apart: Callable[[], None], kept: int) -> str | None:
+        """Do one step, led by models however few lanes there are; else why nothing was
+        done, "" where torch.compile is told to let steps run as they are.
+
+        `apart()` raises Unlike where lanes may not be stepped some at a time: it is
+        called whenever the step is rehearsed. `kept`: so many sets of lanes are in
+        turn.
+        """
+        optimizer = self.owner()
+        assert optimizer is not None
+        if compat.stance() not in TRACES:
+            return ""
+        with self.lock:
+            self._follow(optimizer)
+            few = self.representatives
+            few.anyway, few.apart, few.kept = True, apart, kept
+            if few.why or few.step(optimizer, self._lead):
+                return few.why or None
+            return few.why
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        optimizer = self.owner()
+        assert optimizer is not None
+        self._follow(optimizer)
         alone = len(args) == 1 and not kwargs
         if not alone and self.shards.wants(optimizer, anew=True):
             given = [*args[1:], *kwargs.values()]

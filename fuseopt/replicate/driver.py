@@ -86,6 +86,8 @@ class Representatives:
         self.noticed = StateGuard()
         self.pending = Pending()
         self.outward = outward
+        self.apart: Callable[[], None] | None = None  # see Owner in step
+        self.kept = KEPT
         parts = outward is not None
         self.task = Task(function, config, self.noticed, self.pending, told, parts)
         self.proof: Proof | None = None
@@ -341,8 +343,8 @@ class Representatives:
             raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")
         self.models.take(lanes)
         self.lanes = lanes
-        known = [x for x in self.recent if x.holds_as(lanes)]
-        self.recent = [*known[1 - KEPT :], lanes]
+        known = [x for x in self.recent if x.holds_as(lanes, self.apart is not None)]
+        self.recent = [*known[1 - self.kept :], lanes]
         found = self._look(optimizer)
         if found is None or self.lanes is not lanes:
             raise Unlike("its lanes are not what they seem")

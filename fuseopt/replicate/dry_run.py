@@ -46,6 +46,7 @@ class Record(NamedTuple):
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _CONSTANT = torch.ops.aten.lift_fresh.default
+_DETACH = torch.ops.aten.detach.default
 _HOLDERS = (torch.Tensor, list, tuple)
 
 
@@ -61,6 +62,10 @@ class _Calls(TorchDispatchMode):
         self.made: dict[int, int] = collections.Counter()
         self.shared: list[Any] = []
         self.viewed: set[int] = set()  # storages of no lane that several tensors see
+        #: what the last call made from nothing; such tensors as torch at once made
+        #: another of, which is what the step has
+        self.last_made: Any = None
+        self.replaced: set[int] = set()
         self.reads = False
         self.beyond = ""
         self.places: dict[Any, torch.Tensor | None] = {}
@@ -80,6 +85,8 @@ class _Calls(TorchDispatchMode):
     def _of(self, t: torch.Tensor) -> Known:
         """What is known of a tensor, or of the one that is the same memory."""
         known = self.known.get(id(t))
+        if id(t) in self.replaced:
+            raise Unlike("a number is seen by several tensors")
         if known is None:
             same = self.places.get(self._where(t))
             if same is None:
@@ -120,6 +127,9 @@ class _Calls(TorchDispatchMode):
             if isinstance(x, _HOLDERS):
                 tensors += tensors_in(x)
         known = [self._of(t) for t in tensors]
+        last, self.last_made = self.last_made, None
+        if func is _DETACH and args[0] is last and known[0].real:
+            return self._instead(args[0], func(*args, **kwargs))
         # what is made from nothing is real where it is a number
         real = all(k.real for k in known) if known else not bound.get("size")
         if func is _ITEM and (not real or self._is_own(args[0])):
@@ -134,7 +144,17 @@ class _Calls(TorchDispatchMode):
             self._foreach(func, bound, written, names_, out, real)
         else:
             self._single(func, bound, tensors, written, names_, out, real, views)
+        self.last_made = None if tensors else out
         return out
+
+    def _instead(self, t: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """Torch's own functions give another tensor than the call they make: that one
+        stands for it, and nobody uses the first again.
+        """
+        self.double.know(made, self._of(t))
+        self.replaced.add(id(t))
+        self.places[self._where(made)] = made
+        return made
 
     def _is_own(self, t: torch.Tensor) -> bool:
         """Is it a number of one lane, such as its counter? Lanes may count from other

@@ -91,12 +91,12 @@ class Models:
         grad: bool = True,
     ) -> int:
         """Another model, like a parameter and its state; its number."""
-        number, p = len(self.params), _like(of)
+        number, p = len(self.params), without_contents(of)
         if grad and of.grad is not None:
-            p.grad = _like(of.grad)
+            p.grad = without_contents(of.grad)
         if state is not None:
             self.state[p] = {
-                k: _like(v) if isinstance(v, torch.Tensor) else v
+                k: without_contents(v) if isinstance(v, torch.Tensor) else v
                 for k, v in state.items()
             }
         self.params.append(p)
@@ -250,7 +250,7 @@ def _empty(t: torch.Tensor) -> None:
         t.untyped_storage().resize_(0)
 
 
-def _like(t: torch.Tensor) -> torch.Tensor:
+def without_contents(t: torch.Tensor) -> torch.Tensor:
     """A tensor of the same kind, with nothing in it."""
     with torch.inference_mode(False), torch.no_grad():
         made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)

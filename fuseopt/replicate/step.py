@@ -40,7 +40,7 @@ from .source import Finds, LaneTensors
 
 #: After so many rehearsals of one graph an optimizer is traced whole.
 PATIENCE = 6
-#: For so many sets of lanes what runs their step is kept.
+#: For so many sets of lanes what runs their step is kept, unless more are in turn.
 KEPT = 8
 
 
@@ -86,6 +86,8 @@ class Owner(Finds, Protocol):
 
     #: the graph that ran last
     stepped: LedStep | None
+    apart: Callable[[], None] | None  #: Unlike where some may not be stepped alone
+    kept: int  #: for so many sets of lanes what runs their step is kept
 
     def shadow_of_all(self) -> Any:
         """What a rehearsal is to take for the optimizer."""
@@ -127,6 +129,7 @@ class LedStep:
         self.lists: list[list[int]] = []
         #: and with which models among the rest, for the last of these
         self.present: set[Any] = set()
+        self._elsewhere: dict[str, tuple[list[Any], set[Any]]] = {}  # by other lists
         self.program: _Program | None = None
         #: by the lanes of each model, the last ones
         self.programs: dict[Any, _Program] = {}
@@ -205,8 +208,7 @@ class LedStep:
             self.lanes = lanes
         members = owner.models.members(lanes)
         if self.lists != lanes.lists_of():
-            self.lists = lanes.lists_of()
-            self.rehearsed.clear()
+            self._turn_to(lanes.lists_of())
         clock = Clock()
         failed = None
         if self.program is None:
@@ -245,6 +247,16 @@ class LedStep:
             self.task.told.extend(self.untold)
             self.untold.clear()
 
+    def _turn_to(self, lists: list[list[int]]) -> None:
+        """Other parameters have their turn: take what is known of the step of these."""
+        kept = self._elsewhere
+        if self.owner.apart is not None:
+            kept[repr(self.lists)] = self.rehearsed, self.present
+            if len(kept) > self.owner.kept:
+                del kept[next(iter(kept))]
+        self.lists = lists
+        self.rehearsed, self.present = kept.pop(repr(lists), ([], set()))
+
     def _rehearse(self, lanes: Lanes, args: Sequence[Any], clock: Clock) -> None:
         owner = self.owner
         if len(self.rehearsed) >= PATIENCE:
@@ -255,10 +267,11 @@ class LedStep:
         given = [x for i, x in enumerate(args) if i in self.numbers]
         owner.models.renew(lanes)
         models, at = owner.models.lanes(owner.call.optimizer, self.active)
-        function = self.task.function
+        function, parts = self.task.function, self.task.parts
         all_ = owner.shadow_of_all
-        parts = self.task.parts
         rehearse_all(all_, function, lanes, models, at, proof, given, parts)
+        if owner.apart is not None:
+            owner.apart()
         clock.lap("rehearsal")
 
     def _rehearse_fewer(self, lanes: Lanes, present: Sequence[int]) -> None:
@@ -286,7 +299,7 @@ class LedStep:
         found = self.programs.pop(key, None)
         if found is None:
             found = self._extended(args, members, lanes, clock)
-        while len(self.programs) >= KEPT:
+        while len(self.programs) >= self.owner.kept:
             del self.programs[next(iter(self.programs))]
         self.programs[key] = found
         return found

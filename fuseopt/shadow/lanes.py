@@ -370,8 +370,15 @@ class Lanes:
             return None
         return Found(found, counters=counters, numbers=now)
 
-    def holds_as(self, other: Lanes) -> bool:
-        """Have lanes the same parameters and dicts of state as these?"""
+    def holds_as(self, other: Lanes, some: bool = False) -> bool:
+        """Have lanes the same parameters and dicts of state as these?
+
+        `some`: the parameters that are of both at least have the same.
+        """
+        if some:
+            mine = dict(zip(map(id, self.params), self.states, strict=True))
+            theirs = zip(other.params, other.states, strict=True)
+            return all(mine.get(id(p), s) is s for p, s in theirs)
         return (
             len(self.params) == len(other.params)
             and all(map(is_, self.params, other.params))

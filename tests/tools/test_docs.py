@@ -23,6 +23,7 @@ from tests import ROOT
 
 README = ROOT / "README.md"
 TAIL = ROOT / "docs" / "tail.md"
+BACKWARD = ROOT / "docs" / "backward.md"
 USAGE = ROOT / "docs" / "usage.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -62,6 +63,14 @@ def test_the_code_of_the_page_on_tails_runs() -> None:
     for code in blocks:
         exec(code, {})
         assert fuseopt.reports()[-1].launches == 2
+
+
+def test_the_code_of_the_page_on_steps_in_backward_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", text(BACKWARD), re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        exec(code, {})
+        assert {(r.launches, r.fallback) for r in fuseopt.reports()} == {(1, "")}
 
 
 def test_the_options_are_those_of_config() -> None:

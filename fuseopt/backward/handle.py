@@ -1,0 +1,350 @@
+"""`fuseopt.in_backward`: an optimizer that steps while the backward runs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.optim import Optimizer
+
+from .. import compat
+from ..config import resolve
+from ..errors import NotAnOptimizer, UnsupportedInput
+from ..tails.arguments import parameters_of
+from .buckets import BYTES, Bucket, buckets_of
+from .stepper import BEYOND, Stepper, Streams
+
+#: Those that somebody has.
+_ALIVE: weakref.WeakSet[InBackward] = weakref.WeakSet()
+
+
+class _Pass:
+    """One backward: which gradients have come in it. The engine's own queue keeps it,
+    so that nothing is left of a backward that an exception ended.
+
+    `awaited`: of each bucket, how many are still to come.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self.buckets = buckets
+        self.awaited = [sum(p.requires_grad for p in own) for own in buckets]
+        self.streams = [Streams() for _ in buckets]
+        self.seen: set[int] = set()
+
+
+class InBackward(Optimizer):
+    """An optimizer that steps while the backward runs; see docs/backward.md.
+
+    Groups, state and defaults are those of `optimizer`, the one that was made for it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: torch.nn.Module | None,
+        buckets: Any,
+        **options: Any,
+    ) -> None:
+        # not that of Optimizer: this one has no groups of its own
+        self.optimizer = optimizer
+        self._opt_called = False
+        self._lock = threading.RLock()
+        self._passes: weakref.WeakValueDictionary[int, _Pass] = (
+            weakref.WeakValueDictionary()
+        )
+        self._accumulating = 0
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[int, int] = {}
+        self._hooks: list[Any] = []
+        made = buckets_of(buckets, model, parameters_of([optimizer]))
+        self._stepper = Stepper(optimizer, options)
+        self._add(made)
+
+    # ---------------------------------------------------------------- one optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups; a schedule may change their numbers at any time."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of each parameter."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """What groups are given that do not say otherwise."""
+        return self.optimizer.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the optimizer."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what the optimizer, or one in eager, has saved."""
+        with self._lock:
+            self.optimizer.load_state_dict(state_dict)
+            self._stepper.forget()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients that were not stepped: as a rule there are none."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, whose parameters are one bucket more."""
+        with self._lock:
+            n = len(self.optimizer.param_groups)
+            self.optimizer.add_param_group(param_group)
+            try:
+                self._stepper.look()
+            except UnsupportedInput:
+                del self.optimizer.param_groups[n:]
+                raise
+            params = self.optimizer.param_groups[-1]["params"]
+            self._add(buckets_of(BYTES, None, params))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step what still has a gradient, which is nothing after a plain backward. A
+        closure, whose backward steps, is called first.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if any(p.grad is not None for p in parameters_of([self.optimizer])):
+            self._check()
+            self._stepper.look()
+            for bucket in self._buckets:
+                self._stepper.step(bucket)
+        self._opt_called = True
+        return loss
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """No step within: gradients are added up, and stepped in the next backward."""
+        self._accumulating += 1
+        try:
+            yield
+        finally:
+            self._accumulating -= 1
+
+    def close(self) -> None:
+        """Step no more: the parameters lose their hooks. The optimizer stays."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    remove = close
+
+    def __enter__(self) -> InBackward:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _step_supports_amp_scaling(self) -> NoReturn:
+        # GradScaler.step asks for this first
+        raise UnsupportedInput(
+            "fuseopt.in_backward steps before a GradScaler could unscale gradients or "
+            "skip a step, and has done so with scaled ones; train in bfloat16, or use "
+            "fuseopt.tail(optimizer, scaler=...)"
+        )
+
+    def _no_hooks(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedInput(
+            "hooks of a step would run once for each bucket of fuseopt.in_backward"
+        )
+
+    register_step_pre_hook = register_step_post_hook = _no_hooks
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def register_state_dict_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        return self.optimizer.register_state_dict_pre_hook(*args, **kwargs)
+
+    def register_state_dict_post_hook(self, *args: Any, **kwargs: Any) -> Any:
+        return self.optimizer.register_state_dict_post_hook(*args, **kwargs)
+
+    def register_load_state_dict_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        return self.optimizer.register_load_state_dict_pre_hook(*args, **kwargs)
+
+    def register_load_state_dict_post_hook(self, *args: Any, **kwargs: Any) -> Any:
+        return self.optimizer.register_load_state_dict_post_hook(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an optimizer in backward cannot be copied or pickled; save its "
+            "state_dict() and make another one"
+        )
+
+    def __repr__(self) -> str:
+        return f"<in backward, {len(self._buckets)} buckets: {self.optimizer!r}>"
+
+    # ---------------------------------------------------------------- the backward
+
+    def _add(self, buckets: Sequence[Bucket]) -> None:
+        """Have more buckets."""
+        hook = _hook(weakref.ref(self))
+        for other in [*_ALIVE]:
+            if other._hooks and any(
+                q is p for b in buckets for p in b for q in other._bucket_for(p)
+            ):
+                raise UnsupportedInput(
+                    "a parameter is stepped by another fuseopt.in_backward, which "
+                    "frees its gradient; close that one first"
+                )
+        _ALIVE.add(self)
+        for bucket in buckets:
+            for p in bucket:
+                self._bucket_of[id(p)] = len(self._buckets)
+                self._hooks.append(_hooked(p, hook))
+            self._buckets.append(bucket)
+        self._stepper.kept = 2 * len(self._buckets) + BEYOND
+
+    def _bucket_for(self, p: torch.Tensor) -> Bucket:
+        """The bucket that a parameter would be in, if it is in one."""
+        k = self._bucket_of.get(id(p))
+        return [] if k is None else self._buckets[k]
+
+    def _check(self) -> None:
+        """Raise UnsupportedInput where a step would not be that of all parameters."""
+        if compat.has_step_hooks(self.optimizer):
+            self._no_hooks()
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            if distributed.get_world_size() > 1:
+                raise UnsupportedInput(
+                    "fuseopt.in_backward steps before gradients are exchanged between "
+                    "processes"
+                )
+        n = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        if n != len(self._bucket_of):
+            raise UnsupportedInput(
+                "the groups have other parameters than those that are in buckets; add "
+                "them by add_param_group"
+            )
+
+    def _begin(self) -> _Pass:
+        """The first gradient of a backward has come."""
+        self._check()
+        if compat.is_nested():
+            raise UnsupportedInput(
+                "a backward runs within another one, which may give parameters more "
+                "gradients later: use checkpoint(..., use_reentrant=False)"
+            )
+        self._stepper.look()
+        made = _Pass([*self._buckets])
+        owner = weakref.ref(self)
+
+        def end() -> None:
+            self = owner()
+            if self is not None:
+                self._end(made)
+
+        compat.at_end_of_backward(end)
+        return made
+
+    def _arrived(self, p: torch.Tensor) -> None:
+        """All of a parameter's gradient of this backward has come."""
+        if self._accumulating:
+            return
+        task = compat.backward_under_way()
+        with self._lock:
+            now = self._passes.get(task)
+            if now is None:
+                now = self._passes[task] = self._begin()
+            k = self._bucket_of[id(p)]
+            if k >= len(now.buckets):
+                return  # it was added in this backward
+            if id(p) in now.seen:
+                raise UnsupportedInput(
+                    "a parameter got its gradient twice in one backward"
+                )
+            now.seen.add(id(p))
+            now.streams[k].arrived(p)
+            now.awaited[k] -= 1
+            if now.awaited[k] == 0:
+                now.streams[k].join(now.buckets[k])
+                self._stepper.step(now.buckets[k])
+
+    def _end(self, now: _Pass) -> None:
+        """A backward is over: step what has a gradient in buckets that did not fill."""
+        with self._lock:
+            for bucket in now.buckets:
+                self._stepper.step(bucket)
+        self._opt_called = True
+
+
+def _hook(owner: weakref.ref[InBackward]) -> Callable[[torch.Tensor], None]:
+    """What parameters call. It keeps nobody alive: no collector finds what it holds."""
+
+    def arrived(p: torch.Tensor) -> None:
+        self = owner()
+        if self is not None:
+            self._arrived(p)
+
+    made: Callable[[torch.Tensor], None] = torch.compiler.disable(arrived)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _hooked(p: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Have a parameter call a hook, also one that is frozen now."""
+    frozen = not p.requires_grad
+    with torch.no_grad():
+        try:
+            p.requires_grad_(True)
+            return p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        finally:
+            if frozen:
+                p.requires_grad_(False)
+
+
+# ---------------------------------------------------------------- the door
+
+
+def in_backward(
+    model_or_params: torch.nn.Module | Iterable[Any],
+    make_optimizer: Callable[[Any], Optimizer],
+    *,
+    buckets: int | str | Sequence[Iterable[torch.Tensor]] = BYTES,
+    **options: Any,
+) -> InBackward:
+    """An optimizer that steps while the backward runs, each bucket of parameters as
+    soon as its gradients are there, and frees them: `loss.backward()` is all of it.
+
+    `make_optimizer` is given the model's parameters, or what was given for them, and
+    returns an optimizer. `buckets`: how many bytes of parameters are in one, or
+    "layer" for one of each module, or the buckets. `options` are those of
+    fuseopt.config.
+
+    Raises NotAnOptimizer, ConfigError, and UnsupportedInput for an optimizer that
+    looks at all parameters at once.
+    """
+    resolve(None, options)
+    lacking = compat.why_no_backward_is_known()
+    if lacking:
+        raise UnsupportedInput(f"this version of torch has no {lacking}")
+    model = model_or_params if isinstance(model_or_params, torch.nn.Module) else None
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise UnsupportedInput(
+            "fuseopt.in_backward steps before DistributedDataParallel exchanges "
+            "gradients"
+        )
+    given = list(model_or_params.parameters() if model else model_or_params)  # type: ignore[arg-type,union-attr]
+    optimizer = make_optimizer(given)
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, InBackward):
+        raise NotAnOptimizer(
+            "make_optimizer returns a torch.optim.Optimizer, not a "
+            f"{type(optimizer).__name__!r}"
+        )
+    return InBackward(optimizer, model, buckets, **options)
