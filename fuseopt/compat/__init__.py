@@ -52,7 +52,7 @@ from .fields import (
 )
 from .grouping import dtypes_in_order
 from .guards import trace_guarded
-from .hazards import acts_otherwise
+from .hazards import acts_otherwise, shadows
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
@@ -175,6 +175,7 @@ __all__ = [
     "scalar_outputs",
     "scale_of",
     "schema_of",
+    "shadows",
     "shapes_of",
     "spare_inductor",
     "spec_of",

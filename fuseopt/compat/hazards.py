@@ -9,9 +9,12 @@ from __future__ import annotations
 import collections
 import functools
 import os
+import weakref
 from typing import Any
 
-from .dynamo import refuse, traces_own
+from torch.optim import Optimizer
+
+from .dynamo import refuse, traces_own, traces_step
 from .hooks import Hook, all_kinds, around, asks
 from .outcomes import is_among
 from .symbol_uses import constant
@@ -24,6 +27,12 @@ HARMLESS = frozenset(
     ]
 )
 VALUES = (bool, int, float, complex, str, bytes)
+CONTAINERS = (dict, list, collections.OrderedDict, collections.defaultdict)
+#: By what stands for an optimizer in a trace, its shadow: `copies(container)`, is there
+#: a copy of this one in it?
+shadows: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def acts_otherwise(value: Any) -> bool:
@@ -43,11 +52,24 @@ def refuse_values() -> None:
 
     def build(original: Hook, self: Any, value: Any) -> Any:
         why = _untraceable(value) if asks(self.tx) else ""
+        if not why and type(value) in CONTAINERS and traces_step():
+            why = _is_copied(self.tx, value)
         if why:
             refuse(self.tx, why)
         return original(self, value)
 
     around(VariableBuilder, "__call__", build)
+
+
+def _is_copied(tx: Any, value: Any) -> str:
+    """Why a container may not be used, of which an optimizer's shadow has a copy."""
+    root = tx.output.local_scope.get("self")
+    for holder in (root, *getattr(root, "optimizers", ())):
+        known = shadows.get(holder) if isinstance(holder, Optimizer) else None
+        shadow = None if known is None else known()
+        if shadow is not None and shadow.copies(value):
+            return f"it finds a {type(value).__name__} of its optimizer's elsewhere"
+    return ""
 
 
 def _untraceable(value: Any) -> str:

@@ -164,6 +164,8 @@ class Representatives:
                 self.counters, self.loose = False, True
             else:
                 self._start_anew()
+                if self.counters and not self.why.endswith(UNLIKE):  # which line?
+                    self.why = prove(self.function, optimizer).why or self.why
                 name = type(optimizer).__name__
                 log.info("%s is traced whole: %s", name, self.why)
                 return False

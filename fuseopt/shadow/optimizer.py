@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from .. import compat
 from ..compiler.code_paths import PLAIN
 from ..compiler.session import session
 from .double import OUTSIDE, is_hooks
@@ -164,6 +165,7 @@ class Shadow:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.itself = stand_in(optimizer)
+        compat.shadows[self.itself] = weakref.ref(self)
         self._owner = weakref.ref(optimizer)
         #: was what the last step left taken over, or thrown away?
         self.clean = False
@@ -173,6 +175,10 @@ class Shadow:
         self._written: list[tuple[_Part, _Pair]] = []  # by the last step
         #: by id of what is the shadow's, the optimizer's
         self._back: dict[int, Any] = {}
+
+    def copies(self, x: Any) -> bool:
+        """Does the shadow have a copy of this container?"""
+        return id(x) in self._lanes.pairs or id(x) in self._plain.pairs
 
     # ---------------------------------------------------------------- before a step
 

@@ -97,7 +97,8 @@ def of_optimizer(
     attributes = vars(world.optimizer)
     if value.past is None and name in attributes:
         if ("attribute", name) in world.written:
-            return _written(machine, ("attribute", name), attributes[name], name)
+            own = f"self.{name}"
+            return _written(machine, ("attribute", name), attributes[name], own)
         return usable_value(machine, attributes[name], f"self.{name}", node)
     if attribute is _MISSING:
         if ("attribute", name) in world.written:
@@ -136,6 +137,8 @@ def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
     usable(machine, value, node)
     if machine.lane is not None:
         raise machine.refusal("a loop over lanes changes what is not a lane's", node)
+    if place in machine.world.foreign:
+        raise machine.refusal("it changes what the optimizer does not hold", node)
     plain = level_of(value) == Level.UNIFORM or (
         isinstance(value, Tensor) and value.shared and not value.number
     )

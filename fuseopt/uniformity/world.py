@@ -63,6 +63,10 @@ class Unknown(Exception):
 MANY = 64
 
 
+#: How the names begin of what the optimizer holds.
+OWN = ("self.", "group[")
+
+
 class World:
     """What exists before the step of an optimizer runs. See the module.
 
@@ -115,6 +119,9 @@ class World:
         self.written: set[Any] = set()
         self.changed = False
         self._held: dict[int, int] = {}
+        #: containers that are found elsewhere than in the optimizer. A rehearsal has a
+        #: double of the optimizer, and of nothing else: no step may change them
+        self.foreign: set[int] = set()
         self._objects: list[Any] = []
         self._lane_free: set[int] = set()
 
@@ -150,6 +157,9 @@ class World:
         if number is None:
             number = self._held[id(x)] = len(self._objects)
             self._objects.append(x)
+        if not name.startswith(OWN) and number not in self.foreign:
+            self.foreign.add(number)
+            self.changed |= number in self.written
         return Held(number, name)
 
     def object(self, held: Held) -> Any:

@@ -33,6 +33,7 @@ LATER = {
     identity.IsKept,
     identity.Method,
     identity.ClassMethod,
+    numbers.StateNumber,  # in the first step the state keeps what may be a counter
 }
 
 
