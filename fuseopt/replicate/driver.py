@@ -166,8 +166,7 @@ class Representatives:
                 self._start_anew()
                 if self.counters and not self.why.endswith(UNLIKE):  # which line?
                     self.why = prove(self.function, optimizer).why or self.why
-                name = type(optimizer).__name__
-                log.info("%s is traced whole: %s", name, self.why)
+                log.info("%s is traced whole: %s", type(optimizer).__name__, self.why)
                 return False
             self._start_anew()
             self.why = ""

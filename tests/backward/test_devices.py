@@ -1,63 +1,18 @@
-"""On a device whose backward runs in a thread of the engine's own (simulated)."""
+"""What on_device.py does, in a process of its own."""
 
 from __future__ import annotations
 
-import copy
-import threading
-from types import ModuleType
-from typing import Any
+import subprocess
+import sys
 
 import pytest
-import torch
-from torch.optim import SGD, Optimizer
-from torch.utils.checkpoint import checkpoint
 
-import fuseopt
-from fuseopt.errors import UnsupportedInput
-from tests.backward.pairs import model
-from tests.steps import same_bits
+from tests import ROOT, simulated
 
 
-def momentum(params: Any) -> Optimizer:
-    return SGD(params, 1e-2, momentum=0.9)
-
-
-def test_bits_of_eager_there(sim: ModuleType) -> None:
-    """The forward is on the CPU, where it gives the bits of eager."""
-    theirs = model(2)
-    mine = copy.deepcopy(theirs).to("sim")
-    threads = set()
-    for p in mine.parameters():
-        p.register_post_accumulate_grad_hook(
-            lambda _: threads.add(threading.get_ident())
-        )
-    plain = momentum(theirs.parameters())
-    handle = fuseopt.in_backward(mine, momentum, buckets="layer")
-    for _ in range(3):
-        x = torch.randn(3, 6)
-        theirs(x).square().mean().backward()
-        plain.step()
-        plain.zero_grad()
-        names = {k: p.cpu() for k, p in mine.named_parameters()}
-        out = torch.func.functional_call(theirs, names, (x,))
-        out.square().mean().backward()
-        for p, q in zip(theirs.parameters(), mine.parameters(), strict=True):
-            assert q.grad is None
-            assert same_bits(q.detach().cpu(), p.detach())
-    assert all(own["momentum_buffer"].is_cpu is False for own in handle.state.values())
-    assert threading.get_ident() not in threads
-
-
-def test_a_backward_within_a_backward_there(sim: ModuleType) -> None:
-    net = model(2).to("sim")
-    handle = fuseopt.in_backward(net, momentum, buckets="layer")
-    net(torch.randn(3, 6).to("sim")).sum().backward()
-    before = [p.detach().cpu() for p in net[0].parameters()]
-    forward = net[0].forward
-    net[0].forward = lambda x: checkpoint(forward, x, use_reentrant=True)
-    x = torch.randn(3, 6).to("sim").requires_grad_()
-    with pytest.raises(UnsupportedInput, match="use_reentrant=False"):
-        net(x).sum().backward()
-    for p, q in zip(net[0].parameters(), before, strict=True):
-        assert same_bits(p.detach().cpu(), q)
-    assert handle.state
+def test_on_a_device() -> None:
+    if simulated.compiler() is None:
+        pytest.skip("the simulated accelerator needs a C++ compiler")
+    command = [sys.executable, "-m", "tests.backward.on_device"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

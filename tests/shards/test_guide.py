@@ -13,6 +13,7 @@ import pytest
 from tests import ROOT
 
 
+@pytest.mark.slow
 def test_the_code_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "shards.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
