@@ -87,8 +87,7 @@ class Representatives:
         self.pending = Pending()
         self.outward = outward
         self.apart: Callable[[], None] | None = None  # see Owner in step
-        self.kept = KEPT
-        parts = outward is not None
+        self.kept, parts = KEPT, outward is not None
         self.task = Task(function, config, self.noticed, self.pending, told, parts)
         self.proof: Proof | None = None
         self.calls = 0

@@ -1,7 +1,7 @@
 """On a device whose backward runs in a thread of the engine's own (simulated).
 
-In a process of its own: the engine makes its threads in the first backward of a process,
-for the devices that there are.
+In a process of its own: the engine makes its threads in the first backward of a
+process, for the devices that there are.
 """
 
 from __future__ import annotations
