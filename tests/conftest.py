@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.counts import Counts
 from tests.tools.share import share_of
 
 #: `make fuzz`: see tests/numerics/test_fuzz_programs.py
@@ -62,6 +64,26 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         )
 
     return check
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
+    """Counts from here on."""
+    from torch._dynamo.callback import callback_handler
+
+    from fuseopt.compiler import pipeline
+
+    made = Counts()
+    load = pipeline._load
+
+    def loaded(source: Any, *args: Any) -> Any:
+        made.texts.add(source.text)
+        return load(source, *args)
+
+    monkeypatch.setattr(pipeline, "_load", loaded)
+    callback_handler.register_start_callback(made.began)
+    yield made
+    callback_handler.remove_start_callback(made.began)
 
 
 @pytest.fixture

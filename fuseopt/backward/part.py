@@ -76,11 +76,10 @@ class Part:
         return n
 
     def give_back(self, optimizer: Optimizer) -> None:
-        """Let the optimizer have the state that was made, and keep no parameter."""
+        """Let the optimizer have the state that was made."""
         optimizer.state.update(
             {p: own for p, own in self._state.items() if p not in optimizer.state}
         )
-        self.drop()
 
     def drop(self) -> None:
         """Keep nothing of the optimizer's parameters."""

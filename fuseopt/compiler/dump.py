@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..codegen import Source
 from ..ir.graph import Graph, Schedule
-from ..ir.printer import show_graph, show_schedule
+from ..ir.printer import show_graph, show_refusals, show_schedule
 from .report import Report
 
 #: The debug levels that add a file to the report.
@@ -62,11 +62,7 @@ def write(
         (folder / "0_captured.txt").write_text(show_graph(graph))
         (folder / "1_scheduled.txt").write_text(show_schedule(graph, plan))
     if level >= REFUSALS:
-        lines = [
-            f"{r.producer} -> {r.consumer}: {r.code}: {r.seen}" for r in plan.refusals
-        ]
-        text = "\n".join(lines) or "everything that could fuse did"
-        (folder / "not_fused.txt").write_text(text + "\n")
+        (folder / "not_fused.txt").write_text(show_refusals(plan))
     if level >= SOURCES:
         for name, (source, suffix) in sources.items():
             (folder / f"{name}{suffix}").write_text(source.text)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ..codegen import Source
 from ..ir.graph import Graph, Schedule
-from ..ir.printer import show_graph, show_schedule
+from ..ir.printer import show_graph, show_refusals, show_schedule
 from .report import Report
 
 STEPS = logging.getLogger("fuseopt")
@@ -32,9 +32,7 @@ def tell(
         GRAPHS.debug("captured:\n%s", show_graph(graph))
     if SCHEDULES.isEnabledFor(logging.DEBUG):
         SCHEDULES.debug("scheduled:\n%s", show_schedule(graph, plan))
-        for refusal in plan.refusals:
-            pair = f"{refusal.producer} -> {refusal.consumer}"
-            SCHEDULES.debug("not fused: %s: %s: %s", pair, refusal.code, refusal.seen)
+        SCHEDULES.debug("not fused:\n%s", show_refusals(plan))
     if CODE.isEnabledFor(logging.DEBUG):
         for name, source in sources.items():
             CODE.debug("%s, %s:\n%s", name, source.target, source.text)

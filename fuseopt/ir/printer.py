@@ -274,3 +274,9 @@ def _variant(graph: Graph, number: int, v: Variant, first: int) -> Iterable[str]
             yield f"  once per {title}:"
             yield from (f"    {_instr(x, v.instrs[x], 's')}" for x in code)
             yield from stored[title]
+
+
+def show_refusals(plan: Schedule) -> str:
+    """A line for each pair that does not fuse, with its reason."""
+    lines = [f"{r.producer} -> {r.consumer}: {r.code}: {r.seen}" for r in plan.refusals]
+    return "\n".join(lines or ["everything that could fuse did"]) + "\n"

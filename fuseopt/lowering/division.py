@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir.graph import AVX2, DTYPE_BYTES
 from .builder import Builder
+from .functions import in_vectors
 from .select import copysign
 
 
@@ -69,11 +70,8 @@ def div_floor(b: Builder, x: int, y: int) -> int | None:
 
 def float_fmod(b: Builder, x: int, y: int) -> int:
     """Sleef's in vectors, which gives NaN for some y that are subnormal, then C's."""
-    plain = b.op("fmod", x, y)
-    if not b.vector_library or b.single:
-        return plain
     size = AVX2 + DTYPE_BYTES[b.common]
-    return b.tail(plain, b.op("sleef_fmod", x, y), size)
+    return in_vectors(b, b.op("fmod", x, y), "fmod", x, y, size=size)
 
 
 def remainder(b: Builder, x: int, y: int) -> int | None:

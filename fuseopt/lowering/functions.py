@@ -14,14 +14,19 @@ MAPPED = ("expm1", "log1p", "lgamma")
 LOOPS = ("exp2", "sinh", "cosh", "atanh", "atan2", "hypot")
 
 
-def in_vectors(b: Builder, plain: int, function: str, *args: int) -> int:
+def in_vectors(
+    b: Builder, plain: int, function: str, *args: int, size: int | None = None
+) -> int:
     """Sleef's function where eager's loop has whole vectors, `plain` in what is left.
 
-    Of 16-bit floats too few numbers differ to tell the two apart.
+    `size`: as in `Builder.tail`; the processor's vectors, if it is not given. Of 16-bit
+    floats too few numbers differ there to tell the two apart.
     """
     if not b.vector_library or b.single:
         return plain
     vector = b.op(f"sleef_{function}", *args)
+    if size is not None:
+        return b.tail(plain, vector, size)
     return vector if b.narrow() else b.tail(plain, vector, DTYPE_BYTES[b.compute])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,7 +66,10 @@ def clip_grad_norm_(
         with _lock:
             clip = _clip_of(held)
             if clip is not None:
-                norm = clip.call(held, float(max_norm), float(norm_type), *numbers[2:])
+                floats = float(max_norm), float(norm_type)
+                norm = clip.call(
+                    _Given(held, *floats, bool(error_if_nonfinite), foreach)
+                )
                 if norm is not None:
                     return norm
                 why = clip.why
@@ -87,18 +91,10 @@ class Clip:
         made = self.compilations.compile(BACKEND, traced, fullgraph=True)
         self.compiled: Callable[[Any], torch.Tensor] = compat.Traced(made, traced)
 
-    def call(
-        self,
-        params: Tensors,
-        max_norm: float,
-        norm_type: float,
-        raises: bool,
-        foreach: bool | None,
-    ) -> torch.Tensor | None:
+    def call(self, given: _Given) -> torch.Tensor | None:
         """Clip; or None, with `why`, if nothing was done."""
         if self.why:
             return None
-        given = _Given(params, max_norm, norm_type, bool(raises), foreach)
         try:
             with torch.no_grad():
                 norm = self.compiled(given)
@@ -108,28 +104,22 @@ class Clip:
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
             self.compilations.forget()
             return None
-        if raises and not bool(torch.isfinite(norm)):
-            grads = [p.grad for p in params if p.grad is not None]
-            return torch.nn.utils.get_total_norm(grads, norm_type, True, foreach)
+        if given.raises and not bool(torch.isfinite(norm)):
+            grads = [p.grad for p in given.params if p.grad is not None]
+            more = given.norm_type, True, given.foreach
+            return torch.nn.utils.get_total_norm(grads, *more)
         return norm
 
 
+@dataclass(eq=False)
 class _Given:
     """What a call is given, as Dynamo sees it."""
 
-    def __init__(
-        self,
-        params: Tensors,
-        max_norm: float,
-        norm_type: float,
-        raises: bool,
-        foreach: bool | None,
-    ) -> None:
-        self.params = params
-        self.max_norm = max_norm
-        self.norm_type = norm_type
-        self.raises = raises
-        self.foreach = foreach
+    params: Tensors
+    max_norm: float
+    norm_type: float
+    raises: bool
+    foreach: bool | None
 
 
 def _clipped(self: _Given) -> torch.Tensor:

@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleL
 from torch.utils.checkpoint import checkpoint
 
 import fuseopt
-from fuseopt.compiler import pipeline
 from fuseopt.replicate.driver import Representatives
 from tests.backward.pairs import Pair, model
+from tests.counts import Counts
 from tests.papers.momentum import Lion
 from tests.papers.reducing import LAMB
 from tests.steps import same_bits
@@ -63,34 +63,6 @@ EVERY = [
     tensor_rate,
     NAdam,
 ]
-
-
-class Counts:
-    """What was traced and built since this was made."""
-
-    def __init__(self) -> None:
-        self.traces = 0
-        self.texts: set[str] = set()
-
-    def began(self, *_: Any) -> None:
-        self.traces += 1
-
-
-@pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
-    from torch._dynamo.callback import callback_handler
-
-    made = Counts()
-    load = pipeline._load
-
-    def loaded(source: Any, *args: Any) -> Any:
-        made.texts.add(source.text)
-        return load(source, *args)
-
-    monkeypatch.setattr(pipeline, "_load", loaded)
-    callback_handler.register_start_callback(made.began)
-    yield made
-    callback_handler.remove_start_callback(made.began)
 
 
 @pytest.mark.family(3)

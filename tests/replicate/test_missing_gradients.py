@@ -14,7 +14,7 @@ import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,39 +25,12 @@ from torch.optim import SGD, AdamW, Optimizer
 import fuseopt
 from fuseopt.compiler import pipeline
 from tests import ROOT
+from tests.counts import Counts
 from tests.papers.adaptive import AdaBelief
 from tests.papers.reducing import LAMB
 from tests.steps import same_bits
 
 SHAPES = [(3, 4), (6,)]
-
-
-class Counts:
-    """What was traced and built since this was made."""
-
-    def __init__(self) -> None:
-        self.traces = 0
-        self.texts: set[str] = set()
-
-    def began(self, *_: Any) -> None:
-        self.traces += 1
-
-
-@pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
-    from torch._dynamo.callback import callback_handler
-
-    made = Counts()
-    load = pipeline._load
-
-    def loaded(source: Any, *args: Any) -> Any:
-        made.texts.add(source.text)
-        return load(source, *args)
-
-    monkeypatch.setattr(pipeline, "_load", loaded)
-    callback_handler.register_start_callback(made.began)
-    yield made
-    callback_handler.remove_start_callback(made.began)
 
 
 def compiled(optimizer: Optimizer) -> Callable[[], Any]:

@@ -106,21 +106,10 @@ class Random:
         return out
 
     def eager(self, side: Side, average: bool) -> Tensor | None:
-        norm = None
-        limit, kind = self.now["clip_grad_norm"], self.now["norm_type"]
-        if side.scaler is not None:
-            side.scaler.unscale_(side.opt)
-        if limit is not None:
-            norm = torch.nn.utils.clip_grad_norm_(side.params, limit, kind)
-        if self.now["clip_grad_value"] is not None:
-            torch.nn.utils.clip_grad_value_(side.params, self.now["clip_grad_value"])
-        side.opt.step() if side.scaler is None else side.scaler.step(side.opt)
-        if self.averaged and average:
-            with torch.no_grad():
-                weight = 1 - self.now["decay"]
-                torch._foreach_lerp_(side.ema, side.params, weight)
-        if side.scaler is not None:
-            side.scaler.update()
+        now = self.now
+        decay = now["decay"] if self.averaged and average else None
+        limits = now["clip_grad_norm"], decay, now["clip_grad_value"], now["norm_type"]
+        norm = side.eager(*limits)
         if self.zeroed:
             side.opt.zero_grad(set_to_none=self.zeroed is True)
         return norm

@@ -50,7 +50,7 @@ class Side:
         self,
         max_norm: Any = None,
         decay: Any = None,
-        max_value: float | None = None,
+        max_value: Any = None,
         norm_type: float = 2.0,
         keep: bool = True,
     ) -> torch.Tensor | None:
