@@ -22,23 +22,38 @@ import torch
 
 from .dynamo import leads_to
 
+TORCH = os.path.dirname(torch.__file__) + os.sep
 OPTIM = os.path.dirname(torch.optim.__file__) + os.sep
+#: The folder of this package, whose own code asks to know that it is being traced.
+HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 #: What torch.optim's base class asks decides no number: how lanes are sorted, checks.
 BASE = torch.optim.Optimizer.__name__ + "."
 
 
 def answers_as_eager(code: types.CodeType) -> bool:
-    """Is code torch.optim's, and does it compute otherwise where it is compiled?"""
-    if not code.co_filename.startswith(OPTIM):
-        return False
+    """May code compute otherwise where it is compiled?
+
+    torch.optim's does, and so do optimizers of other packages. The rest of torch asks
+    so that it can be traced at all.
+    """
+    file = code.co_filename
+    if not file.startswith(OPTIM):
+        return not file.startswith((TORCH, HERE))
     return not getattr(code, "co_qualname", code.co_name).startswith(BASE)
 
 
-def trace_plainly(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`: torch.optim takes the ways of eager.
+def keeps_capturable(file: str, capturable: bool) -> bool:
+    """Is the code of a file torch.optim's, for a capturable group?
 
-    But where a group is capturable: there all ways compute the same, and torch's check
-    for devices with graphs is left out, as Dynamo leaves it out.
+    There all ways compute the same, and torch's check for devices with graphs is left
+    out, as Dynamo leaves it out.
+    """
+    return capturable and file.startswith(OPTIM)
+
+
+def trace_plainly(backend: Callable[..., Any]) -> None:
+    """Where Dynamo traces for `backend`: optimizers take the ways of eager.
+
     Relies on Dynamo's table of handlers, on the methods with which it changes groups
     and counters, and on how it makes symbols of `.item()`. Where they are others, it
     does as ever, and the step is traced as capturable.
@@ -55,27 +70,41 @@ def _ours(tx: Any, backend: Callable[..., Any]) -> bool:
 
 # ---------------------------------------------------------------- is it compiled?
 
+#: What code asks to know whether it is being compiled.
+ASKED = (
+    torch.compiler.is_compiling,
+    torch.compiler.is_dynamo_compiling,
+    torch._utils.is_compiling,
+    torch._dynamo.external_utils.is_compiling,
+)
+#: Those of them that are asked in the place of their caller.
+FORWARDING = frozenset(asked.__code__ for asked in ASKED[1:])
+
 
 def _answer_as_eager(backend: Callable[..., Any]) -> None:
     from torch._dynamo.variables.constant import ConstantVariable
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
-    asked = torch.compiler.is_compiling
-    own = handlers[asked]
 
-    @functools.wraps(own)
-    def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if answers_as_eager(tx.f_code) and _ours(tx, backend):
-            capturable = tx.symbolic_locals.get("capturable")
-            if capturable is None or not _is_true(capturable):
-                return ConstantVariable.create(False)
-        return own(this, tx, *args, **kwargs)
+    def answering(own: Any) -> Any:
+        @functools.wraps(own)
+        def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            if answers_as_eager(tx.f_code) and _ours(tx, backend):
+                capturable = tx.symbolic_locals.get("capturable")
+                known = capturable is not None and _is_true(capturable)
+                if not keeps_capturable(tx.f_code.co_filename, known):
+                    return ConstantVariable.create(False)
+            return own(this, tx, *args, **kwargs)
+
+        return handle
 
     def _is_true(x: Any) -> bool:
         return bool(x.is_python_constant() and x.as_python_constant())
 
-    handlers[asked] = handle
+    for asked in ASKED:
+        if asked in handlers:
+            handlers[asked] = answering(handlers[asked])
 
 
 # ---------------------------------------------------------------- groups and counters
@@ -240,7 +269,7 @@ _patching = threading.Lock()
 @contextlib.contextmanager
 def as_if_compiling() -> Iterator[None]:
     """Let `torch.compiler.is_compiling()` say in this thread what it says to a trace:
-    yes, but to torch.optim.
+    yes, but to optimizers.
     """
     with _patching:
         asked = torch.compiler.is_compiling
@@ -249,8 +278,12 @@ def as_if_compiling() -> Iterator[None]:
             if not _as_if.depth:
                 return asked()
             frame = sys._getframe(1)
-            plain = answers_as_eager(frame.f_code)
-            return not plain or bool(frame.f_locals.get("capturable"))
+            while frame.f_code in FORWARDING and frame.f_back:
+                frame = frame.f_back
+            if not answers_as_eager(frame.f_code):
+                return True
+            capturable = bool(frame.f_locals.get("capturable"))
+            return keeps_capturable(frame.f_code.co_filename, capturable)
 
         torch.compiler.is_compiling = answer
         _as_if.depth += 1

@@ -19,8 +19,9 @@ from ..shadow.lanes import GRAD, PARAM, Kind, Lanes, Role, Unlike, lane_key
 
 #: What integers in the state of models begin with: each has one of its own.
 COUNTED = 101
-#: So many kinds of lanes there may be for one optimizer.
-MOST = 48
+#: So many models an optimizer may have, or so many for each of its kinds of lanes:
+#: without state and with it, with a gradient and without.
+MOST, MOST_OF_A_KIND = 48, 4
 
 
 class Models:
@@ -42,14 +43,16 @@ class Models:
         #: by the number that a model counts: its own number, the key of its state
         self.counted: dict[int, tuple[int, str]] = {}
         self._next = COUNTED
+        self._most = MOST
         #: have their tensors memory?
         self.filled = False
 
     def take(self, lanes: Lanes) -> None:
         """Have a model for each kind of some lanes."""
+        self._most = max(self._most, MOST_OF_A_KIND * len(lanes.kinds))
         for kind in lanes.kinds:
             if kind.key not in self.of:
-                if len(self.params) >= MOST:
+                if len(self.params) >= self._most:
                     raise Unlike("its lanes change too often")
                 self.of[kind.key] = self._add(lanes, kind)
             kind.model = self.of[kind.key]
@@ -67,7 +70,7 @@ class Models:
         found = set()
         for number in [*numbers]:
             p = self.params[number]
-            if p.grad is not None and len(self.params) < MOST:
+            if p.grad is not None and len(self.params) < self._most:
                 given = self.groups[number], p, self.state.get(p)
                 key = lane_key(*given, self.loose, self.counters, False)
                 if key not in self.of:

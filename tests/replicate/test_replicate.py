@@ -160,6 +160,20 @@ def test_a_for_loop_with_a_counter_is_led() -> None:
     assert list(pair.opt.state) == pair.mine
 
 
+def test_a_rate_for_each_layer_leaves_the_step_led() -> None:
+    """Two kinds of lanes in each of 30 groups, without momentum and then with it."""
+
+    def build(params: Any) -> Optimizer:
+        layers = [params[4 * i : 4 * i + 4] for i in range(30)]
+        groups = [{"params": p, "lr": 0.1 * 0.9**i} for i, p in enumerate(layers)]
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    pair = Pair(build, [(3, 4), (5,), (4, 3), (2,)] * 30)
+    pair.step(3)
+    led(60, 120)
+    assert len(fuseopt.reports()) == 2
+
+
 def test_few_lanes_are_traced_whole_and_nothing_is_said() -> None:
     pair = Pair("SGD", [(3,)] * 5)
     pair.step()
