@@ -47,6 +47,9 @@ class Config:
         "require" it is an error where they cannot be captured.
     raw_fields: compare the fields of tensors where they lie in memory, which is looked
         for and tried; else ask the C functions that torch exports, which takes longer.
+    eager_if_faster: time the first steady calls of a small step on a CPU, and of one
+        with ATen calls, beside eager, which gives the same bits; where eager is faster,
+        let it run, and say so.
     compile_debug: write what `dump_dir` does into the folder that torch's own compilers
         write to.
     """
@@ -61,6 +64,7 @@ class Config:
     check: bool = False
     cudagraphs: bool | str = "auto"
     raw_fields: bool = True
+    eager_if_faster: bool = True
     compile_debug: bool = False
 
     @property
@@ -78,6 +82,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "check": (True, False),
     "cudagraphs": ("auto", True, False, "require"),
     "raw_fields": (True, False),
+    "eager_if_faster": (True, False),
     "compile_debug": (True, False),
 }
 #: What a variable of the environment may say of something that is done or not, in
@@ -140,6 +145,7 @@ def resolve(
         ("check", "FUSEOPT_CHECK", SWITCH),
         ("cudagraphs", "FUSEOPT_CUDAGRAPHS", GRAPHS),
         ("raw_fields", "FUSEOPT_RAW_FIELDS", SWITCH),
+        ("eager_if_faster", "FUSEOPT_EAGER_IF_FASTER", SWITCH),
     )
     for name, variable, meanings in switches:
         said = env.get(variable, "").strip()

@@ -42,6 +42,8 @@ class Session:
         )
         #: why steps run in eager, as was told
         self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        #: the lines at which Dynamo ended the graphs of their last traces
+        self.cut: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     @functools.cached_property
     def triton_builder(self) -> Any:
@@ -85,6 +87,7 @@ class Session:
         self.retired.clear()
         self.warned.clear()
         self.eager.clear()
+        self.cut.clear()
         self.mishaps.clear()
 
     def warn_once(self, message: str, about: str = "") -> None:

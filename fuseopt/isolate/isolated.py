@@ -33,10 +33,13 @@ from ..shards.step import Shards
 from .class_guard import Methods
 from .compilations import Compilations
 from .decorators import cells, copied
+from .race import Race, may_race
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
 #: What Dynamo may be told and still run what it traced for our backend.
 TRACES = ("default", "eager_on_recompile", "fail_on_recompile")
+#: So often a step is traced again that made state where its graph was cut.
+AGAIN = 2
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,10 @@ class Isolated:
         self.whole = Whole(function)
         self.shards = self._on_parts()
         self.unfused: Shadow | None = None  # for a step with a closure
+        #: None once the compiled step has won
+        self.race: Race | None = Race()
+        #: so often what Dynamo cut may be traced again, with the state that was made
+        self.again = AGAIN
 
     def release(self) -> None:
         """Keep nothing of the optimizer, nor what was compiled for it."""
@@ -97,6 +104,8 @@ class Isolated:
         self.missing.clear()
         self.whole = Whole(self.function)
         self.shards = self._on_parts()
+        self.race = Race()
+        self.again = AGAIN
 
     def _led(self) -> Representatives:
         return Representatives(self.function, self.options, self.compilations.told)
@@ -118,7 +127,9 @@ class Isolated:
 
         @functools.wraps(self.function)
         def step(*args: Any, **kwargs: Any) -> Any:
-            return self.run(args, kwargs)
+            if self.race is None:
+                return self.run(args, kwargs)
+            return self._race(self.race, args, kwargs)
 
         # inside a function that is compiled itself, the step stays one of its own
         made = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
@@ -161,6 +172,30 @@ class Isolated:
             if few.why or few.step(optimizer, self._lead):
                 return few.why or None
             return few.why
+
+    def _race(self, race: Race, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do one step: as was faster, or in the way that is to be timed."""
+        optimizer = self.owner()
+        assert optimizer is not None
+        if len(args) > 1 or kwargs or compat.stance() not in TRACES:
+            return self.run(args, kwargs)
+        if race.lost:
+            self._follow(optimizer)
+            if self.race is race:
+                return self.function(*args)
+        config, told = resolve(None, self.options), self.compilations.told
+        result = race.step(
+            lambda: self.run(args, kwargs),
+            lambda: self.function(*args),
+            told,
+            lambda: may_race(optimizer, config, told),
+        )
+        if race.over and self.race is race:
+            if race.lost:
+                tell_of_step(optimizer, f"it is faster there: {race}")
+            else:
+                self.race = None
+        return result
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         optimizer = self.owner()
@@ -214,7 +249,8 @@ class Isolated:
             args = tuple(self._outside(i, a) for i, a in enumerate(args))
             kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
         places = tuple(self.current)
-        done = False
+        done, known = False, len(optimizer.state)
+        session.cut.pop(optimizer, None)
         try:
             compiled = self.compiled.get(places)
             if self.whole.refused:
@@ -232,6 +268,11 @@ class Isolated:
             else:
                 result = compiled(*args, **kwargs)
             done = True
+            if session.cut.get(optimizer) and len(optimizer.state) > known:
+                # the line that cuts the graph may be one that makes state
+                self.again -= 1
+                if self.again >= 0:
+                    self.compiled.pop(places, None)
             return result
         except Exception:
             done = True

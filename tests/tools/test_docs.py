@@ -94,6 +94,7 @@ def test_the_variables_are_read() -> None:
         "check": "True",
         "cudagraphs": "require",
         "raw_fields": "False",
+        "eager_if_faster": "False",
         "compile_debug": "1",
     }
     found = {quoted(r[0])[0]: quoted(r[3]) for r in table(USAGE, "Options") if r[3]}

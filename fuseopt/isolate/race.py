@@ -1,0 +1,112 @@
+"""The compiled step of an optimizer beside its own, timed in turns: which is faster?
+
+Both give the same bits on a CPU, so that a few of the user's own steps may be done
+either way. A step that moves much memory in launches alone cannot lose, and is not
+raced.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..compiler.report import Report
+from ..config import Config
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+#: A step of launches alone that moves so many bytes gains more than a call costs.
+ENOUGH = 64 << 20
+#: Calls at first, and after anything was compiled, that nobody times.
+WARM = 3
+#: Each way is timed so often; two calls for each, of which the second counts.
+ROUNDS = 5
+#: After one round the compiled step has won if eager takes so many times as long.
+CLEAR = 1.5
+#: Eager has won in the end if it takes at most this share of the compiled step's time.
+SHARE = 0.9
+
+
+def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) -> bool:
+    """Could eager do a compiled step with the same bits, in less time?
+
+    `reports`: of what was compiled for it.
+    """
+    if not config.eager_if_faster or config.verify or config.numerics != "eager":
+        return False
+    if not reports or any(r.fallback for r in reports):
+        return False
+    for group in optimizer.param_groups:
+        # torch's own kernels have other bits; on a CPU eager refuses a capturable step
+        if group.get("fused") or group.get("capturable"):
+            return False
+        # processes that share a DTensor are to go the same way
+        if any(type(p) not in PLAIN or not p.is_cpu for p in group["params"]):
+            return False
+    return any(r.externs for r in reports) or max(r.bytes for r in reports) < ENOUGH
+
+
+class Race:
+    """Calls of one optimizer's step, some compiled and some in eager.
+
+    `seconds`: the least that a call took, compiled and in eager. `over`: is it known
+    which is faster? `lost`: and is it eager?
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._graphs = 0
+        self.seconds = {"compiled": math.inf, "eager": math.inf}
+        self.over = self.lost = False
+
+    def step(
+        self,
+        compiled: Callable[[], Any],
+        eager: Callable[[], Any],
+        reports: Sequence[Report],
+        may_race: Callable[[], bool],
+    ) -> Any:
+        """Do one step in the way whose turn it is; what it returns.
+
+        `reports`: of all that was compiled for the optimizer, in this call as well.
+        """
+        turn = self._calls - WARM
+        self._calls += 1
+        if turn < 0:
+            result = compiled()
+        else:
+            if turn == 0 and not may_race():
+                self.over = True
+            way = "eager" if turn % 4 >= 2 else "compiled"
+            begun = time.perf_counter()
+            result = eager() if way == "eager" else compiled()
+            if turn % 2:
+                taken = time.perf_counter() - begun
+                self.seconds[way] = min(self.seconds[way], taken)
+            if turn % 4 == 3:
+                self._judge((turn + 1) // 4)
+        if len(reports) != self._graphs:
+            # the first calls, or one that compiled something: no time of it counts
+            self._graphs = len(reports)
+            self._calls = 0
+            self.seconds = {"compiled": math.inf, "eager": math.inf}
+            self.over = self.lost = False
+        return result
+
+    def _judge(self, rounds: int) -> None:
+        compiled, eager = self.seconds["compiled"], self.seconds["eager"]
+        if eager > CLEAR * compiled:
+            self.over = True
+        elif rounds >= ROUNDS:
+            self.over = True
+            self.lost = eager <= SHARE * compiled
+
+    def __str__(self) -> str:
+        return (
+            f"{1e3 * self.seconds['compiled']:.2f} ms compiled, "
+            f"{1e3 * self.seconds['eager']:.2f} in eager"
+        )
