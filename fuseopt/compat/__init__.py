@@ -57,6 +57,7 @@ from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
 from .powers import power_unchecked, trace_power
+from .profiling import profiled, profiler_range
 from .refusals import refusals_pass
 from .rewrites import trace_rewrites
 from .scaler import (
@@ -167,6 +168,8 @@ __all__ = [
     "on_trace",
     "plainly",
     "power_unchecked",
+    "profiled",
+    "profiler_range",
     "ran",
     "read_attributes",
     "refusal_of",

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.expressions import Expr, formulas
-from ..ir.geometry import numel
-from ..ir.graph import DTYPE_BYTES, Kernel, Refusal, Run, Schedule, Variant, symbols
+from ..ir.graph import Kernel, Refusal, Run, Schedule, symbols
+from ..ir.traffic import traffic
 
 #: Numbers whose formulas a Report has.
 FORMULAS = 8
@@ -154,32 +154,18 @@ class Report:
         return table
 
 
-def _bytes_per_element(v: Variant) -> int:
-    return sum(
-        DTYPE_BYTES[s.dtype] * (s.read + s.write)
-        for s in v.slots
-        if s.domain == "element"
-    )
-
-
 def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
     """Count what one kernel moves."""
-    elements = moved = 0
-    for v in kernel.every:
-        width = _bytes_per_element(v)
-        for shape in v.shapes:
-            n = numel(shape)
-            elements += n
-            moved += n * width
+    moved = traffic(kernel)
     return KernelReport(
         kernel.name,
         target,
         source,
-        sum(v.lanes for v in kernel.variants if _bytes_per_element(v)) or kernel.lanes,
+        moved.lanes,
         len(kernel.every),
-        elements,
-        moved,
-        round(moved / elements, 3) if elements else 0.0,
+        moved.elements,
+        moved.bytes,
+        round(moved.bytes / moved.elements, 3) if moved.elements else 0.0,
     )
 
 

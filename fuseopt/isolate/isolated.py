@@ -83,7 +83,7 @@ class Isolated:
         self.shards = self._on_parts()
         self.unfused: Shadow | None = None  # for a step with a closure
         #: None once the compiled step has won
-        self.race: Race | None = Race()
+        self.race = self._raced()
         #: so often what Dynamo cut may be traced again, with the state that was made
         self.again = AGAIN
 
@@ -104,7 +104,7 @@ class Isolated:
         self.missing.clear()
         self.whole = Whole(self.function)
         self.shards = self._on_parts()
-        self.race = Race()
+        self.race = self._raced()
         self.again = AGAIN
 
     def _led(self) -> Representatives:
@@ -112,6 +112,9 @@ class Isolated:
 
     def _on_parts(self) -> Shards:
         return Shards(self.function, self.options, self.compilations.told)
+
+    def _raced(self) -> Race | None:
+        return Race() if resolve(None, self.options).eager_if_faster else None
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""

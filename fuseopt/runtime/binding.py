@@ -15,10 +15,12 @@ import torch
 
 from ..capture.scalars.host import same_numbers
 from ..compat.gc_pause import collector_paused
+from ..compat.profiling import profiled
 from ..ir.graph import Buffer, Kernel, Run
 from .cpp.table import DeviceTable, HostTable, KernelTable, TensorLayout
 from .guards.sharing import Sharing
 from .guards.tensors import TensorGuard
+from .marks import kernel_name, marked
 from .memory import extent
 from .plan import Built, Plan
 from .run_tables import RunTable, TempArena
@@ -161,10 +163,20 @@ class Binding:
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
         """Calls of C that run its kernels, all of them the CPU's, one after another."""
+        if profiled():
+            return [
+                call
+                for step in self.plan.schedule.steps
+                if isinstance(step, (Kernel, Run))
+                for call in marked(kernel_name(step), self._calls(step.name, threads))
+            ]
         if self._launches is None or self._launches[0] != threads:
             calls = [call for t in self.tables.on_host for call in t.launches(threads)]
             self._launches = threads, calls
         return self._launches[1]
+
+    def _calls(self, name: str, threads: int) -> list[Callable[[], object]]:
+        return cast(HostTable, self.tables.every[name]).launches(threads)
 
     def fill(self, numbers: list[Any]) -> None:
         """Take the numbers of a call."""

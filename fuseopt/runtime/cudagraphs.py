@@ -29,12 +29,14 @@ from ..capture.results import result_buffers
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
+from ..compat.profiling import profiled, profiler_range
 from ..errors import CudaGraphError, LaunchError
 from ..ir.graph import Schedule
 from .binding import Binding
 from .cpp.table import DeviceTable, KernelTable
 from .devices import is_remote, module_of, on
-from .executor import in_order
+from .executor import in_order, starting
+from .marks import replay_name
 from .memory import Memory
 from .tables.host_numbers import place_of
 from .triton.registry import type_of
@@ -291,14 +293,18 @@ class Replays:
         held = None if self.off else self._graph(bound, tensors)
         if held is None:
             self.current = None
-            return in_order(bound, tensors, lambda table: table.launch(threads))
+            return in_order(bound, tensors, starting(bound, threads))
         if held is not self.current:
             bound.addresses.place_all(held.temps)
             self.current = held
         self._make_ready(bound, threads)
         for arena in bound.tables.arenas:
             arena.push()
-        self._replay(bound, held)
+        if profiled():
+            with profiler_range(replay_name(bound.plan.schedule)):
+                self._replay(bound, held)
+        else:
+            self._replay(bound, held)
         if not bound.tables.fed:
             for host in bound.tables.on_host:
                 host.launch(threads)

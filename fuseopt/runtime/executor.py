@@ -7,14 +7,17 @@ replays what was captured of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
+from ..compat.profiling import profiled, profiler_range
 from ..ir.graph import Kernel, Run
 from .binding import Binding, bind
 from .cpp.table import KernelTable
+from .marks import kernel_name
 from .memory import Memory
 from .plan import Plan
 
@@ -54,11 +57,25 @@ class Direct:
         self, bound: Binding, tensors: Sequence[torch.Tensor], threads: int
     ) -> Memory | None:
         """See Executor."""
-        if bound.plan.simple:
-            for table in bound.tables.every.values():
-                table.launch(threads)
-            return None
-        return in_order(bound, tensors, lambda table: table.launch(threads))
+        return in_order(bound, tensors, starting(bound, threads))
+
+
+def starting(bound: Binding, threads: int) -> Callable[[KernelTable], None]:
+    """What starts a kernel, so that a profiler, if there is one, shows its name."""
+    if profiled():
+        return functools.partial(_shown, bound, threads)
+    return lambda table: table.launch(threads)
+
+
+def _shown(bound: Binding, threads: int, table: KernelTable) -> None:
+    """Start a kernel so that a profiler shows its name."""
+    (step,) = (
+        step
+        for step in bound.plan.schedule.steps
+        if isinstance(step, (Kernel, Run)) and bound.tables.every[step.name] is table
+    )
+    with profiler_range(kernel_name(step)):
+        table.launch(threads)
 
 
 def prepared(bound: Binding, tensors: Sequence[torch.Tensor]) -> tuple[Memory, object]:

@@ -1,0 +1,48 @@
+"""What a kernel moves: its lanes, elements and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .geometry import numel
+from .graph import DTYPE_BYTES, Kernel, Variant
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """`lanes`: parameters that are updated (a counter that nothing else reads is none).
+    `elements`: of all lanes. `bytes`: that are read and written for them.
+    """
+
+    lanes: int
+    elements: int
+    bytes: int
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            max(self.lanes, other.lanes),
+            max(self.elements, other.elements),
+            self.bytes + other.bytes,
+        )
+
+
+def bytes_per_element(v: Variant) -> int:
+    """Bytes that are read and written for each element of a variant's lanes."""
+    return sum(
+        DTYPE_BYTES[s.dtype] * (s.read + s.write)
+        for s in v.slots
+        if s.domain == "element"
+    )
+
+
+def traffic(kernel: Kernel) -> Traffic:
+    """Count what one kernel moves."""
+    elements = moved = 0
+    for v in kernel.every:
+        width = bytes_per_element(v)
+        for shape in v.shapes:
+            n = numel(shape)
+            elements += n
+            moved += n * width
+    lanes = sum(v.lanes for v in kernel.variants if bytes_per_element(v))
+    return Traffic(lanes or kernel.lanes, elements, moved)

@@ -1,0 +1,48 @@
+"""Names under which profilers show the kernels of a step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+
+from ..compat.profiling import profiler_range
+from ..ir.graph import Kernel, Run, Schedule
+from ..ir.traffic import Traffic, traffic
+
+#: Numbers of elements and of bytes are shown in these units.
+UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def kernel_name(step: Kernel | Run) -> str:
+    """Such as "fuseopt::kernel0 [148 lanes, 124.4M elements, 3.48 GB]"."""
+    kernels = (step,) if isinstance(step, Kernel) else step.kernels
+    return _name(step.name, kernels)
+
+
+def replay_name(schedule: Schedule) -> str:
+    """The same of all kernels of a captured graph."""
+    return _name(f"replay of {len(schedule.kernels)} kernels", schedule.kernels)
+
+
+def _name(name: str, kernels: Iterable[Kernel]) -> str:
+    moved = sum(map(traffic, kernels), Traffic(0, 0, 0))
+    return (
+        f"fuseopt::{name} [{moved.lanes} lanes, {_short(moved.elements)} elements, "
+        f"{_short(moved.bytes, ' ')}B]"
+    )
+
+
+def _short(n: int, gap: str = "") -> str:
+    for unit, letter in UNITS:
+        if n >= unit:
+            return f"{n / unit:.4g}{gap}{letter}"
+    return f"{n}{gap}"
+
+
+def marked(
+    name: str, calls: Iterable[Callable[[], object]]
+) -> list[Callable[[], object]]:
+    """Partials of C functions, within a range of a profiler: such partials as well."""
+    range_ = profiler_range(name)
+    leave = functools.partial(range_.__exit__, None, None, None)
+    return [functools.partial(range_.__enter__), *calls, leave]
