@@ -114,7 +114,10 @@ class Isolated:
         return Shards(self.function, self.options, self.compilations.told)
 
     def _raced(self) -> Race | None:
-        return Race() if resolve(None, self.options).eager_if_faster else None
+        # who asks for one graph, or for an error, wants no eager step
+        config = resolve(None, self.options)
+        may = config.eager_if_faster and config.fallback != "error"
+        return Race() if may and not self.wanted.fullgraph else None
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""

@@ -206,3 +206,26 @@ def test_a_race_that_is_won(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None
         pair.step(ALL)
     assert clock.ways.count("eager") == 2
     assert not any(r.fallback for r in fuseopt.reports())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fullgraph": True},
+        {"options": {"fallback": "error"}},
+        {"options": {"eager_if_faster": False}},
+    ],
+    ids=str,
+)
+def test_who_wants_no_eager_step_gets_none(
+    given: dict[str, Any], timed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSEOPT_EAGER_IF_FASTER", "1")
+    clock = timed(3.0, 1.0)
+    pair = Pair("SGD", 4, clock, monkeypatch)
+    pair.opt = make("SGD", pair.mine)
+    step = torch.compile(pair.opt.step, backend="fuseopt", **given)
+    for seed in range(ALL):
+        set_grads(pair.mine, pair.mine, seed)
+        step()
+    assert clock.ways == []
