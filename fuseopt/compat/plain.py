@@ -77,6 +77,8 @@ ASKED = (
     torch._utils.is_compiling,
     torch._dynamo.external_utils.is_compiling,
 )
+#: In the names of functions that Dynamo makes of what comes after a cut.
+RESUMED = "torch_dynamo_resume_in_"
 #: Those of them that are asked in the place of their caller.
 FORWARDING = frozenset(asked.__code__ for asked in ASKED[1:])
 
@@ -90,7 +92,7 @@ def _answer_as_eager(backend: Callable[..., Any]) -> None:
     def answering(own: Any) -> Any:
         @functools.wraps(own)
         def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-            if answers_as_eager(tx.f_code) and _ours(tx, backend):
+            if answers_as_eager(tx.f_code) and _ours(tx, backend) and _in_step(tx):
                 capturable = tx.symbolic_locals.get("capturable")
                 known = capturable is not None and _is_true(capturable)
                 if not keeps_capturable(tx.f_code.co_filename, known):
@@ -105,6 +107,42 @@ def _answer_as_eager(backend: Callable[..., Any]) -> None:
     for asked in ASKED:
         if asked in handlers:
             handlers[asked] = answering(handlers[asked])
+
+
+def _in_step(tx: Any) -> bool:
+    """Is code traced as part of an optimizer's step, and of no module's forward?
+
+    Models ask so that they can be traced at all. The innermost frame that is given a
+    module as its first argument, or an optimizer, decides. What Dynamo resumes after a
+    cut may have lost both: then a step is what records no gradients.
+    """
+    resumed = False
+    while tx is not None:
+        code = tx.f_code
+        given = [
+            tx.symbolic_locals.get(x) for x in code.co_varnames[: code.co_argcount]
+        ]
+        kinds = [_type_of(tx, x) for x in given]
+        resumed = RESUMED in code.co_name
+        owners = kinds if resumed else kinds[:1]
+        if any(issubclass(kind, torch.nn.Module) for kind in owners):
+            return False
+        if any(issubclass(kind, torch.optim.Optimizer) for kind in kinds):
+            return True
+        tx = getattr(tx, "parent", None)
+    return resumed and not torch.is_grad_enabled()
+
+
+def _type_of(tx: Any, variable: Any) -> type:
+    """The type of what one of Dynamo's variables stands for; object, if not known."""
+    kind: Any = object
+    with contextlib.suppress(Exception):
+        realized = getattr(variable, "is_realized", lambda: True)()
+        kind = variable.python_type() if realized else variable.peek_type()
+        if kind is types.CellType:
+            # what a function within refers to as well
+            return _type_of(tx, tx.output.side_effects.load_cell(variable))
+    return kind if isinstance(kind, type) else object
 
 
 # ---------------------------------------------------------------- groups and counters
