@@ -38,7 +38,8 @@ def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) ->
     """
     if not config.eager_if_faster or config.verify or config.numerics != "eager":
         return False
-    if not reports or any(r.fallback for r in reports):
+    compiled = [r for r in reports if not r.fallback]
+    if not compiled:
         return False
     for group in optimizer.param_groups:
         # torch's own kernels have other bits; on a CPU eager refuses a capturable step
@@ -47,7 +48,7 @@ def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) ->
         # processes that share a DTensor are to go the same way
         if any(type(p) not in PLAIN or not p.is_cpu for p in group["params"]):
             return False
-    return any(r.externs for r in reports) or max(r.bytes for r in reports) < ENOUGH
+    return any(r.externs for r in compiled) or max(r.bytes for r in compiled) < ENOUGH
 
 
 class Race:
