@@ -70,17 +70,24 @@ def _ours(tx: Any, backend: Callable[..., Any]) -> bool:
 
 # ---------------------------------------------------------------- is it compiled?
 
-#: What code asks to know whether it is being compiled.
-ASKED = (
-    torch.compiler.is_compiling,
-    torch.compiler.is_dynamo_compiling,
-    torch._utils.is_compiling,
-    torch._dynamo.external_utils.is_compiling,
-)
 #: In the names of functions that Dynamo makes of what comes after a cut.
 RESUMED = "torch_dynamo_resume_in_"
-#: Those of them that are asked in the place of their caller.
-FORWARDING = frozenset(asked.__code__ for asked in ASKED[1:])
+
+
+@functools.cache
+def _asked() -> list[Any]:
+    """What code asks to know whether it is being compiled."""
+    from torch._dynamo import external_utils
+
+    homes = torch.compiler, torch._utils, external_utils
+    found = [getattr(home, "is_compiling", None) for home in homes]
+    return [x for x in (*found, torch.compiler.is_dynamo_compiling) if x is not None]
+
+
+@functools.cache
+def _forwarding() -> frozenset[types.CodeType]:
+    """The code of those of them that are asked in the place of their caller."""
+    return frozenset(asked.__code__ for asked in _asked()[1:])
 
 
 def _answer_as_eager(backend: Callable[..., Any]) -> None:
@@ -92,7 +99,7 @@ def _answer_as_eager(backend: Callable[..., Any]) -> None:
     def answering(own: Any) -> Any:
         @functools.wraps(own)
         def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-            if answers_as_eager(tx.f_code) and _ours(tx, backend) and _in_step(tx):
+            if answers_as_eager(tx.f_code) and _ours(tx, backend) and _steps(tx):
                 capturable = tx.symbolic_locals.get("capturable")
                 known = capturable is not None and _is_true(capturable)
                 if not keeps_capturable(tx.f_code.co_filename, known):
@@ -104,18 +111,21 @@ def _answer_as_eager(backend: Callable[..., Any]) -> None:
     def _is_true(x: Any) -> bool:
         return bool(x.is_python_constant() and x.as_python_constant())
 
-    for asked in ASKED:
+    for asked in _asked():
         if asked in handlers:
             handlers[asked] = answering(handlers[asked])
 
 
-def _in_step(tx: Any) -> bool:
+def _steps(tx: Any) -> bool:
     """Is code traced as part of an optimizer's step, and of no module's forward?
 
     Models ask so that they can be traced at all. The innermost frame that is given a
     module as its first argument, or an optimizer, decides. What Dynamo resumes after a
-    cut may have lost both: then a step is what records no gradients.
+    cut may have lost both: then a step is what records no gradients. What torch.optim
+    has is always a step's.
     """
+    if tx.f_code.co_filename.startswith(OPTIM):
+        return True
     resumed = False
     while tx is not None:
         code = tx.f_code
@@ -310,13 +320,13 @@ def as_if_compiling() -> Iterator[None]:
     yes, but to optimizers.
     """
     with _patching:
-        asked = torch.compiler.is_compiling
+        asked, forwarding = torch.compiler.is_compiling, _forwarding()
 
         def answer() -> bool:
             if not _as_if.depth:
                 return asked()
             frame = sys._getframe(1)
-            while frame.f_code in FORWARDING and frame.f_back:
+            while frame.f_code in forwarding and frame.f_back:
                 frame = frame.f_back
             if not answers_as_eager(frame.f_code):
                 return True

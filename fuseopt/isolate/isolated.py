@@ -185,10 +185,14 @@ class Isolated:
         assert optimizer is not None
         if len(args) > 1 or kwargs or compat.stance() not in TRACES:
             return self.run(args, kwargs)
-        if race.lost:
+        lost = race.lost
+        if lost:
             self._follow(optimizer)
             if self.race is race:
                 return self.function(*args)
+            if self.race is None:
+                return self.run(args, kwargs)
+            race = self.race
         config, told = resolve(None, self.options), self.compilations.told
         result = race.step(
             lambda: self.run(args, kwargs),
