@@ -42,15 +42,6 @@ def answers_as_eager(code: types.CodeType) -> bool:
     return not getattr(code, "co_qualname", code.co_name).startswith(BASE)
 
 
-def keeps_capturable(file: str, capturable: bool) -> bool:
-    """Is the code of a file torch.optim's, for a capturable group?
-
-    There all ways compute the same, and torch's check for devices with graphs is left
-    out, as Dynamo leaves it out.
-    """
-    return capturable and file.startswith(OPTIM)
-
-
 def trace_plainly(backend: Callable[..., Any]) -> None:
     """Where Dynamo traces for `backend`: optimizers take the ways of eager.
 
@@ -101,8 +92,10 @@ def _answer_as_eager(backend: Callable[..., Any]) -> None:
         def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
             if answers_as_eager(tx.f_code) and _ours(tx, backend) and _steps(tx):
                 capturable = tx.symbolic_locals.get("capturable")
-                known = capturable is not None and _is_true(capturable)
-                if not keeps_capturable(tx.f_code.co_filename, known):
+                # for a capturable group all ways of torch.optim compute the same; its
+                # check for devices with graphs is left out, as Dynamo leaves it out
+                torchs = tx.f_code.co_filename.startswith(OPTIM)
+                if not torchs or capturable is None or not _is_true(capturable):
                     return ConstantVariable.create(False)
             return own(this, tx, *args, **kwargs)
 
@@ -330,8 +323,8 @@ def as_if_compiling() -> Iterator[None]:
                 frame = frame.f_back
             if not answers_as_eager(frame.f_code):
                 return True
-            capturable = bool(frame.f_locals.get("capturable"))
-            return keeps_capturable(frame.f_code.co_filename, capturable)
+            torchs = frame.f_code.co_filename.startswith(OPTIM)
+            return torchs and bool(frame.f_locals.get("capturable"))
 
         torch.compiler.is_compiling = answer
         _as_if.depth += 1
