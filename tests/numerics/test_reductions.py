@@ -75,6 +75,7 @@ def whole(x: Tensor, count: Tensor) -> tuple[Tensor, ...]:
 SHAPES = [(1,), (5,), (7, 9), (100,), (33, 77), (3, 4, 5, 6), (301, 403)]
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_whole_tensors_give_eagers_bits(dtype: torch.dtype, threads: int) -> None:
@@ -112,6 +113,7 @@ def lines(dims: Any) -> Step:
     return step
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("dims", [-1, -2, 0], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_rows_and_columns_give_eagers_bits(dtype: torch.dtype, dims: int) -> None:
