@@ -140,7 +140,7 @@ def tell_of_graph_break(
     place: str, reason: str, optimizer: torch.optim.Optimizer
 ) -> None:
     """Warn that Dynamo cannot see a step as one graph."""
-    session.cut[optimizer] = place
+    session.cut.add(optimizer)
     if _apart(optimizer):
         then = "What comes before and after is compiled apart; a loop around it is not."
     else:

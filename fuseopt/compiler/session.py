@@ -42,8 +42,8 @@ class Session:
         )
         #: why steps run in eager, as was told
         self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        #: the lines at which Dynamo ended the graphs of their last traces
-        self.cut: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        #: optimizers of whose steps Dynamo has ended a graph
+        self.cut: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
     def triton_builder(self) -> Any:

@@ -33,7 +33,7 @@ from ..shards.step import Shards
 from .class_guard import Methods
 from .compilations import Compilations
 from .decorators import cells, copied
-from .race import Race, may_race
+from .race import Race, asks_for_it, may_race
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
 #: What Dynamo may be told and still run what it traced for our backend.
@@ -114,10 +114,9 @@ class Isolated:
         return Shards(self.function, self.options, self.compilations.told)
 
     def _raced(self) -> Race | None:
-        # who asks for one graph, or for an error, wants no eager step
-        config = resolve(None, self.options)
-        may = config.eager_if_faster and config.fallback != "error"
-        return Race() if may and not self.wanted.fullgraph else None
+        # who asks for one graph wants no eager step
+        may = not self.wanted.fullgraph and asks_for_it(resolve(None, self.options))
+        return Race() if may else None
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take other options, for the calls to come."""
@@ -193,12 +192,12 @@ class Isolated:
             if self.race is None:
                 return self.run(args, kwargs)
             race = self.race
-        config, told = resolve(None, self.options), self.compilations.told
+        told = self.compilations.told
         result = race.step(
             lambda: self.run(args, kwargs),
             lambda: self.function(*args),
             told,
-            lambda: may_race(optimizer, config, told),
+            lambda: may_race(optimizer, resolve(None, self.options), told),
         )
         if race.over and self.race is race:
             if race.lost:
@@ -260,7 +259,7 @@ class Isolated:
             kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
         places = tuple(self.current)
         done, known = False, len(optimizer.state)
-        session.cut.pop(optimizer, None)
+        session.cut.discard(optimizer)
         try:
             compiled = self.compiled.get(places)
             if self.whole.refused:
@@ -278,7 +277,7 @@ class Isolated:
             else:
                 result = compiled(*args, **kwargs)
             done = True
-            if session.cut.get(optimizer) and len(optimizer.state) > known:
+            if optimizer in session.cut and len(optimizer.state) > known:
                 # the line that cuts the graph may be one that makes state
                 self.again -= 1
                 if self.again >= 0:

@@ -31,12 +31,18 @@ CLEAR = 1.5
 SHARE = 0.9
 
 
+def asks_for_it(config: Config) -> bool:
+    """May a step that options ask for be done in eager, with the same bits?"""
+    exact = config.numerics == "eager" and not config.verify
+    return config.eager_if_faster and exact and config.fallback != "error"
+
+
 def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) -> bool:
     """Could eager do a compiled step with the same bits, in less time?
 
     `reports`: of what was compiled for it.
     """
-    if not config.eager_if_faster or config.verify or config.numerics != "eager":
+    if not asks_for_it(config):
         return False
     compiled = [r for r in reports if not r.fallback]
     if not compiled:
@@ -59,8 +65,12 @@ class Race:
     """
 
     def __init__(self) -> None:
+        self._begin(0)
+
+    def _begin(self, graphs: int) -> None:
+        """Know nothing: so many graphs have been compiled, the last one just now."""
         self._calls = 0
-        self._graphs = 0
+        self._graphs = graphs
         self.seconds = {"compiled": math.inf, "eager": math.inf}
         self.over = self.lost = False
 
@@ -92,10 +102,7 @@ class Race:
                 self._judge((turn + 1) // 4)
         if len(reports) != self._graphs:
             # the first calls, or one that compiled something: no time of it counts
-            self._graphs = len(reports)
-            self._calls = 0
-            self.seconds = {"compiled": math.inf, "eager": math.inf}
-            self.over = self.lost = False
+            self._begin(len(reports))
         return result
 
     def _judge(self, rounds: int) -> None:
