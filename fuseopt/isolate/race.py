@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from ..compiler.report import Report
 from ..config import Config
+from ..shadow.lanes import KINDS
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: A step of launches alone that moves so many bytes gains more than a call costs.
 ENOUGH = 64 << 20
 #: Calls at first, and after anything was compiled, that nobody times.
@@ -52,7 +51,7 @@ def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) ->
         if group.get("fused") or group.get("capturable"):
             return False
         # processes that share a DTensor are to go the same way
-        if any(type(p) not in PLAIN or not p.is_cpu for p in group["params"]):
+        if any(type(p) not in KINDS or not p.is_cpu for p in group["params"]):
             return False
     return any(r.externs for r in compiled) or max(r.bytes for r in compiled) < ENOUGH
 
