@@ -1,8 +1,8 @@
 """Tensors that are spread over processes: what of DTensor is not torch's public API.
 
-Relies on `_local_tensor` and `_spec` of a DTensor, on the fields of a spec, and on how
-one is made of both. Where these are missing, no tensor is known as a DTensor, and a
-step of such runs in eager.
+Relies on `_local_tensor` and `_spec` of a DTensor, on the fields of a spec, on how one
+is made of both, and on the names of the functional collectives that it calls. Where
+the first are missing, no tensor is known as a DTensor: a step of such runs in eager.
 """
 
 from __future__ import annotations
@@ -29,12 +29,54 @@ def dtensor_type() -> Any:
 
 def arrived(local: torch.Tensor) -> torch.Tensor:
     """A part, when the collective that makes it has ended."""
-    module = sys.modules.get("torch.distributed._functional_collectives")
-    under_way = getattr(module, "AsyncCollectiveTensor", None)
+    under_way = _under_way()
     if under_way is not None and type(local) is under_way:
         done: torch.Tensor = local.trigger_wait()  # type: ignore[attr-defined]
         return done
     return local
+
+
+def _under_way() -> Any:
+    """The class of tensors that a collective is still making; None if there is none."""
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    return getattr(module, "AsyncCollectiveTensor", None)
+
+
+def is_wrapper(kind: type) -> bool:
+    """Does a class of tensors hand calls on to the parts that it holds?"""
+    return kind is dtensor_type() or kind is _under_way()
+
+
+COLLECTIVES = "_c10d_functional"
+#: Calls that wait for a collective, or say that who uses its result does.
+WAITS = ("wait_tensor", "_wrap_tensor_autograd")
+
+
+def is_wait(func: Any) -> bool:
+    """Does a call return what it is given, once a collective has made it?"""
+    return func.namespace == COLLECTIVES and func.overloadpacket.__name__ in WAITS
+
+
+def is_collective(func: Any) -> bool:
+    """Does a call of ATen wait for other processes?"""
+    return func.namespace == COLLECTIVES and not is_wait(func)
+
+
+def waiting() -> Any:
+    """The call that waits for a collective."""
+    return torch.ops._c10d_functional.wait_tensor.default
+
+
+def fake_mode() -> Any:
+    """A mode that makes tensors without contents of others."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def spread(local: torch.Tensor, spec: Any) -> Any:
+    """A DTensor with this part."""
+    return dtensor_type()(local, spec, requires_grad=False)
 
 
 def is_summed_up(spec: Any) -> bool:

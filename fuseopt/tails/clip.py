@@ -1,6 +1,7 @@
 """`fuseopt.clip_grad_norm_`: torch's function, in two launches.
 
-Torch's own function runs whatever cannot be compiled, and a Report says why.
+Of DTensors the parts are clipped that this process has (`spread_clip.py`). Torch's own
+function runs whatever cannot be compiled, and a Report says why.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..isolate.isolated import TRACES
 from ..shadow.whole import NotTraced
+from .spread_clip import SpreadClip
 
 Tensors = list[torch.Tensor]
 #: Sets of parameters that begin with the same one and are compiled for, at most.
 PATIENCE = 8
+MANY = "too many sets of parameters begin with the same one"
 _lock = threading.RLock()
 #: Of the first parameter that has a gradient, by all of them: what clips these.
-_clips: MutableMapping[torch.Tensor, dict[Any, Clip]] = WeakIdKeyDictionary()
+_clips: MutableMapping[torch.Tensor, dict[Any, Clip | SpreadClip]] = (
+    WeakIdKeyDictionary()
+)
 
 
 def clip_grad_norm_(
@@ -54,27 +59,29 @@ def clip_grad_norm_(
     if torch.compiler.is_dynamo_compiling():
         return torch.nn.utils.clip_grad_norm_(every, *numbers)
     held = [p for p in every if p.grad is not None]
-    why = _why_not(held)
-    if not why:
-        grads: list[Any] = [p.grad for p in held]
+    grads: list[Any] = [p.grad for p in held]
+    spread = bool(grads) and type(grads[0]) is compat.dtensor_type()
+    why = _why_not(grads, spread)
+    if not why and not spread:
         order = compat.dtypes_in_order(grads)
         if order is None:
             why = "nobody knows in which order torch goes over dtypes"
         elif order:
             held.sort(key=lambda p: order.index(p.grad.dtype))
     if not why:
+        floats = float(max_norm), float(norm_type)
+        given = _Given(held, *floats, bool(error_if_nonfinite), foreach)
+        norm = None
         with _lock:
-            clip = _clip_of(held)
-            if clip is not None:
-                floats = float(max_norm), float(norm_type)
-                norm = clip.call(
-                    _Given(held, *floats, bool(error_if_nonfinite), foreach)
-                )
-                if norm is not None:
-                    return norm
-                why = clip.why
-            else:
-                why = "too many sets of parameters begin with the same one"
+            clip = _clip_of(held, spread)
+            if isinstance(clip, Clip):
+                norm = clip.call(given)
+        if isinstance(clip, SpreadClip):
+            # not under the lock: the processes it waits for may be threads of this one
+            norm = clip.call(grads, *floats, given.raises, foreach)
+        if norm is not None:
+            return norm
+        why = MANY if clip is None else clip.why
     if why != "begin":
         _tell(why)
     return torch.nn.utils.clip_grad_norm_(every, *numbers)
@@ -143,12 +150,15 @@ def _clipped(self: _Given) -> torch.Tensor:
     return norm
 
 
-def _why_not(held: Sequence[torch.Tensor]) -> str:
-    """Why torch's function is called; "begin" where there is nothing to tell."""
-    if not held or compat.stance() not in TRACES or not compat.without_modes():
+def _why_not(grads: Sequence[torch.Tensor], spread: bool) -> str:
+    """Why torch's function is called; "begin" where there is nothing to tell.
+
+    `spread`: is the first gradient a DTensor?
+    """
+    if not grads or compat.stance() not in TRACES or not compat.without_modes():
         return "begin"
-    grads: list[Any] = [p.grad for p in held]
-    if any(type(g) is not torch.Tensor for g in grads):
+    kind = compat.dtensor_type() if spread else torch.Tensor
+    if any(type(g) is not kind for g in grads):
         return "gradients are tensors of another class"
     if any(g.layout != torch.strided for g in grads):
         return "gradients are sparse"
@@ -161,22 +171,17 @@ def _why_not(held: Sequence[torch.Tensor]) -> str:
     return ""
 
 
-def _clip_of(held: Sequence[torch.Tensor]) -> Clip | None:
+def _clip_of(held: Sequence[torch.Tensor], spread: bool) -> Clip | SpreadClip | None:
     known = _clips.setdefault(held[0], {})
-    key = tuple(map(id, held))
+    key = spread, *map(id, held)
     if key not in known:
         if len(known) >= PATIENCE:
             return None
-        known[key] = Clip()
+        known[key] = SpreadClip() if spread else Clip()
     return known[key]
 
 
-_told: set[str] = set()
-
-
 def _tell(why: str) -> None:
-    if why not in _told:
-        _told.add(why)
-        session.reports.append(
-            Report(fallback=f"Gradients are clipped by torch's function: {why}")
-        )
+    text = f"Gradients are clipped by torch's function: {why}"
+    if all(report.fallback != text for report in session.reports):
+        session.reports.append(Report(fallback=text))

@@ -119,7 +119,11 @@ MODELS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def train(
-    m: nn.Module, optimizer: Optimizer, steps: int, first: int = 0, clip: bool = False
+    m: nn.Module,
+    optimizer: Optimizer,
+    steps: int,
+    first: int = 0,
+    clip: Callable[..., Any] | None = None,
 ) -> None:
     whole = isinstance(m, nn.parallel.DistributedDataParallel) or any(
         type(p).__name__ == "DTensor" for p in m.parameters()
@@ -129,8 +133,8 @@ def train(
         generator = torch.Generator().manual_seed(k)
         x = torch.randn(6, 4, generator=generator)
         m(x).square().sum().backward()
-        if clip:
-            nn.utils.clip_grad_norm_(m.parameters(), 0.5)
+        if clip is not None:
+            clip(m.parameters(), 0.5 + k)
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * (1 + k % 3)
         optimizer.step()
@@ -138,7 +142,11 @@ def train(
 
 
 def trained(
-    kind: str, name: str, way: str, clip: bool = False, steps: int = 6
+    kind: str,
+    name: str,
+    way: str,
+    clip: Callable[..., Any] | None = None,
+    steps: int = 6,
 ) -> Optimizer:
     m = MODELS[kind](model())
     optimizer = OPTIMIZERS[name](m.parameters())
@@ -154,18 +162,26 @@ def trained(
 
 
 def case(kind: str, name: str, way: str = "fuseopt.compile", clip: str = "") -> None:
-    """One kind of model, one optimizer."""
+    """One kind of model, one optimizer; `clip`: "torch" or "fuseopt"."""
     torch._dynamo.reset()
-    want = trained(kind, name, "", bool(clip))
+    plain = nn.utils.clip_grad_norm_
+    want = trained(kind, name, "", plain if clip else None)
+    first = len(fuseopt.reports())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        got = trained(kind, name, way, bool(clip))
+        clips = {"": None, "torch": plain, "fuseopt": fuseopt.clip_grad_norm_}
+        got = trained(kind, name, way, clips[clip])
     assert_same(got, want)
     texts = [str(w.message) for w in told]
     assert not [x for x in texts if "fuseopt" in x], texts
-    reports = fuseopt.reports()
-    assert {r.launches for r in reports} == {1}, [str(r) for r in reports]
-    assert not any(r.fallback or r.externs for r in reports)
+    reports = fuseopt.reports()[first:]
+    assert not any(r.fallback for r in reports), [str(r) for r in reports]
+    of_clips = [r for r in reports if r.externs]
+    steps = [r for r in reports if not r.externs]
+    assert bool(of_clips) == (clip == "fuseopt"), [str(r) for r in reports]
+    assert {r.launches for r in steps} == {1}, [str(r) for r in reports]
+    assert len(of_clips) <= 1, [str(r) for r in of_clips]
+    assert all(r.launches <= 4 for r in of_clips)
 
 
 def checkpoint(kind: str, name: str, way: str = "fuseopt.compile") -> None:

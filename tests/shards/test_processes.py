@@ -54,7 +54,20 @@ def test_fully_shard(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tensor_parallel_and_clip(tmp_path: Path) -> None:
-    together(["/TP/SGD", "/FSDP2/SGD/fuseopt.compile/clip"], tmp_path)
+    together(["/TP/SGD", "/FSDP2/SGD/fuseopt.compile/torch"], tmp_path)
+
+
+def test_clip_of_parts(tmp_path: Path) -> None:
+    together(["/FSDP2/SGD/fuseopt.compile/fuseopt"], tmp_path)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.slow
+def test_clip_of_parts_of_every_kind(tmp_path: Path, world: int) -> None:
+    # of two meshes (2-D, some layers not parallel) torch itself takes no norm
+    kinds = ["FSDP2", "FSDP2, mixed precision", "HSDP"]
+    cases = [f"/{kind}/SGD/fuseopt.compile/fuseopt" for kind in kinds]
+    together(cases, tmp_path, world)
 
 
 def test_checkpoints(tmp_path: Path) -> None:

@@ -303,8 +303,7 @@ class Recorder(Externs, TorchDispatchMode):
         found = [
             reductions.recognise(name, {**bound, "self": t}) for t in bound["self"]
         ]
-        empty = any(t.numel() == 0 for t in bound["self"])
-        if empty or any(f is None for f in found):
+        if any(f is None or f.is_undefined for f in found):
             return None
         results = list(func(*args, **kwargs))
         for out, f in zip(results, found, strict=True):

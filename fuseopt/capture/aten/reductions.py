@@ -50,6 +50,11 @@ class Reduction(NamedTuple):
     dims: tuple[int, ...]
     cast: str
 
+    @property
+    def is_undefined(self) -> bool:
+        """Is it of no elements, of which eager knows no result?"""
+        return self.operands[0].numel() == 0 and FOLDS[self.kind].empty is None
+
 
 def recognise(name: str, bound: Mapping[str, Any]) -> Reduction | None:
     """The reduction that a call of ATen's `name` is; None if it is none we know."""
@@ -105,9 +110,9 @@ def record(recorder: Pointwise, found: Reduction, out: torch.Tensor) -> bool:
         # of one number: eager takes its absolute value, which cannot overflow
         found = found._replace(kind="norm_inf")
     fold = FOLDS[found.kind]
+    if found.is_undefined:
+        return False
     if x.numel() == 0:
-        if fold.empty is None:
-            return False
         return recorder.emit("fill", (("value", fold.empty),), out)
     dtype = DTYPE_NAMES[x.dtype]
     acc = accumulator(found.kind, found.cast or dtype)
