@@ -125,11 +125,37 @@ def on_trace(
 
     def clear() -> None:
         """torch._dynamo.reset() drops all callbacks; these outlive it."""
+        settle()
         forget()
         register()
 
     callback_handler.clear = clear  # type: ignore[method-assign]
     register()
+
+
+def settle() -> None:
+    """Put right what an interrupt has left of a compilation that nobody goes on with.
+
+    Dynamo counts the compilations that are under way, and calls whoever wants to know
+    of the first alone: an interrupt while it counts back would end that for ever, and
+    `torch._dynamo.reset()` would raise. To be called under Dynamo's lock. Relies on the
+    name of that count; where it has another, nothing is put right.
+    """
+    from torch._dynamo import convert_frame
+    from torch._dynamo.callback import callback_handler
+
+    code = inspect.unwrap(convert_frame._compile).__code__
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return  # one is under way, and this is within it
+        frame = frame.f_back
+    name = "_CompilationCallbackHandler__pending_callbacks_counter"
+    if getattr(callback_handler, name, 0):
+        setattr(callback_handler, name, 0)
+    _tracing.owners = []
+    while _tracing.patches:
+        _tracing.patches.pop().__exit__(None, None, None)
 
 
 def _leave_to_eager(reason: str) -> None:
@@ -215,7 +241,8 @@ def _stepping() -> list[torch.optim.Optimizer]:
 
 
 def leave_no_patches(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`, let nothing stay of what it patched.
+    """Where Dynamo traces for `backend`, let nothing stay of what it patched; before any
+    trace, nothing of one that was interrupted.
 
     Relies on the function in which Dynamo does all of a trace; where it is another,
     what `config.patch` leaves in the context stays.
@@ -228,6 +255,7 @@ def leave_no_patches(backend: Callable[..., Any]) -> None:
 
     @functools.wraps(trace)
     def traced(*args: Any, **kwargs: Any) -> Any:
+        settle()
         if any(leads_to(x, backend) for x in args if callable(x)):
             return within_copy(trace, *args, **kwargs)
         return trace(*args, **kwargs)
