@@ -47,7 +47,6 @@ from .dynamo import (
     on_recompile_limit,
     on_trace,
     refusal_of,
-    traces_step,
 )
 from .fields import (
     Codes,
@@ -98,6 +97,7 @@ from .tensors import (
     wraps_others,
 )
 from .traced import Traced, dynamo_errors, stance
+from .tracing import traces_step
 from .wrappers import (
     DECORATED,
     FALLBACK,

@@ -7,7 +7,6 @@ import functools
 import importlib
 import inspect
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import torch
 from .contexts import scalar_outputs, within_copy
 from .gc_pause import collector_paused
 from .gradients import Apart
+from .tracing import settle, tracing
 
 #: The attribute of a class whose objects are traced in an optimizer's stead, and step
 #: all their `optimizers`.
@@ -103,16 +103,16 @@ def on_trace(
             _leave_to_eager(reason)
         within = _stepping()
         if seen or within:
-            _tracing.owners = [*seen, *within]
-            _tracing.own = any(map(_is_own, _tracing.owners))
+            tracing.owners = [*seen, *within]
+            tracing.own = any(map(_is_own, tracing.owners))
             for patch in (scalar_outputs(), collector_paused(), Apart(seen)):
                 patch.__enter__()
-                _tracing.patches.append(patch)
+                tracing.patches.append(patch)
 
     def ended(_: Any) -> None:
-        _tracing.owners = []
-        while _tracing.patches:
-            _tracing.patches.pop().__exit__(None, None, None)
+        tracing.owners = []
+        while tracing.patches:
+            tracing.patches.pop().__exit__(None, None, None)
 
     # a callback may run while Dynamo is tracing: it must not trace this too
     started = torch._dynamo.disable(started)  # type: ignore[no-untyped-call]
@@ -133,31 +133,6 @@ def on_trace(
     register()
 
 
-def settle() -> None:
-    """Put right what an interrupt has left of a compilation that nobody goes on with.
-
-    Dynamo counts the compilations that are under way, and calls whoever wants to know
-    of the first alone: an interrupt while it counts back would end that for ever, and
-    `torch._dynamo.reset()` would raise. To be called under Dynamo's lock. Relies on the
-    name of that count; where it has another, nothing is put right.
-    """
-    from torch._dynamo import convert_frame
-    from torch._dynamo.callback import callback_handler
-
-    code = inspect.unwrap(convert_frame._compile).__code__
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is code:
-            return  # one is under way, and this is within it
-        frame = frame.f_back
-    name = "_CompilationCallbackHandler__pending_callbacks_counter"
-    if getattr(callback_handler, name, 0):
-        setattr(callback_handler, name, 0)
-    _tracing.owners = []
-    while _tracing.patches:
-        _tracing.patches.pop().__exit__(None, None, None)
-
-
 def _leave_to_eager(reason: str) -> None:
     """Let Dynamo run the code that it begins to trace as it is, from now on.
 
@@ -172,28 +147,6 @@ def _leave_to_eager(reason: str) -> None:
             explanation=reason,
             hints=[],
         )
-
-
-class _Tracing(threading.local):
-    """What was set for the trace that runs in this thread."""
-
-    def __init__(self) -> None:
-        self.patches: list[Any] = []
-        self.own = False
-        self.owners: list[torch.optim.Optimizer] = []
-
-
-_tracing = _Tracing()
-
-
-def traces_step() -> bool:
-    """Is Dynamo, in this thread, tracing code of an optimizer's step?"""
-    return bool(_tracing.patches)
-
-
-def traces_own() -> bool:
-    """Is it the step of an optimizer that is not torch's own?"""
-    return _tracing.own and traces_step()
 
 
 #: Why Dynamo may not trace the steps of optimizers, which showed while it did.
@@ -214,7 +167,7 @@ def refuse(tx: Any, why: str) -> NoReturn:
     """
     now = getattr(tx.output, "current_tx", tx)
     reason = f"{why} ({now.f_code.co_filename}:{now.lineno})"
-    for owner in _tracing.owners:
+    for owner in tracing.owners:
         _refused.setdefault(owner, reason)
     _leave_to_eager(reason)
     raise AssertionError("a graph went on that was ended")
@@ -241,8 +194,8 @@ def _stepping() -> list[torch.optim.Optimizer]:
 
 
 def leave_no_patches(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`, let nothing stay of what it patched; before any
-    trace, nothing of one that was interrupted.
+    """Where Dynamo traces for `backend`, let nothing stay of what it patched; before
+    any trace, nothing of one that was interrupted.
 
     Relies on the function in which Dynamo does all of a trace; where it is another,
     what `config.patch` leaves in the context stays.

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from . import class_guards, hazards
-from .dynamo import refuse, traces_own, traces_step
+from .dynamo import refuse
 from .hooks import Hook, all_kinds, around, asks, found_at, install, name_of
 from .plain import OPTIM
+from .tracing import traces_own, traces_step
 
 
 def trace_guarded() -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from .dynamo import refuse, traces_own, traces_step
+from .dynamo import refuse
 from .hooks import Hook, all_kinds, around, asks
 from .outcomes import is_among
 from .symbol_uses import constant
+from .tracing import traces_own, traces_step
 
 #: What a class may define without that its values are compared or computed otherwise.
 HARMLESS = frozenset(

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .dynamo import traces_own, traces_step
+from .tracing import traces_own, traces_step
 
 Hook = Callable[..., Any]
 TORCH = os.path.dirname(torch.__file__) + os.sep

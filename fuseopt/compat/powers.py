@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .dynamo import leads_to, traces_step
+from .dynamo import leads_to
+from .tracing import traces_step
 
 
 def _power(x: float, y: float) -> float:

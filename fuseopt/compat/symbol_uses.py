@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from .dynamo import traces_step
 from .hooks import Hook, around
 from .outcomes import (
     HOMES,
@@ -31,6 +30,7 @@ from .outcomes import (
     truth,
 )
 from .symbols import has_moved, has_symbols, make_symbols, on_instruction
+from .tracing import traces_step
 
 #: Calls of which a symbol may be an operand: by name, without `_foreach_` and `_`.
 ARITHMETIC = frozenset(

@@ -33,8 +33,9 @@ import torch
 from torch.fx import Node
 
 from .counters import is_counted
-from .dynamo import leads_to, traces_step
+from .dynamo import leads_to
 from .hooks import Hook, around, found_at, install, name_of
+from .tracing import traces_step
 
 log = logging.getLogger("fuseopt")
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .dynamo import traces_step
 from .hooks import Hook, around
 from .schemas import written
+from .tracing import traces_step
 
 #: By code, the branches within it of which both ways cannot be traced.
 refused: weakref.WeakKeyDictionary[CodeType, set[int]] = weakref.WeakKeyDictionary()

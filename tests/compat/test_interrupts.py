@@ -10,7 +10,7 @@ from torch._dynamo.callback import callback_handler
 from torch.optim import SGD, Optimizer
 
 import fuseopt
-from fuseopt.compat.dynamo import traces_step
+from fuseopt.compat.tracing import traces_step
 
 
 class Reads(Optimizer):

@@ -1,0 +1,61 @@
+"""What is set in a thread while Dynamo traces a step; how an interrupt is mended."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import types
+from typing import Any
+
+import torch
+
+
+class Tracing(threading.local):
+    """What was set for the trace that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.patches: list[Any] = []
+        self.own = False
+        self.owners: list[torch.optim.Optimizer] = []
+
+
+tracing = Tracing()
+
+
+def traces_step() -> bool:
+    """Is Dynamo, in this thread, tracing code of an optimizer's step?"""
+    return bool(tracing.patches)
+
+
+def traces_own() -> bool:
+    """Is it the step of an optimizer that is not torch's own?"""
+    return tracing.own and traces_step()
+
+
+def settle() -> None:
+    """Put right what an interrupt has left of a compilation that nobody goes on with.
+
+    Dynamo counts the compilations that are under way, and calls whoever wants to know
+    of the first alone: an interrupt while it counts back would end that for ever, and
+    `torch._dynamo.reset()` would raise. To be called under Dynamo's lock. Relies on the
+    name of that count; where it has another, nothing is put right.
+    """
+    from torch._dynamo import convert_frame
+    from torch._dynamo.callback import callback_handler
+
+    trace = getattr(convert_frame, "_compile", None)
+    if trace is None:
+        return
+    code = inspect.unwrap(trace).__code__
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return  # one is under way, and this is within it
+        frame = frame.f_back
+    name = "_CompilationCallbackHandler__pending_callbacks_counter"
+    if getattr(callback_handler, name, 0):
+        setattr(callback_handler, name, 0)
+    tracing.owners = []
+    while tracing.patches:
+        tracing.patches.pop().__exit__(None, None, None)
