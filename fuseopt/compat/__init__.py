@@ -23,6 +23,7 @@ from .counters import stay_symbolic, take_for_symbols
 from .debug import debug_folder
 from .dtensors import (
     alike,
+    are_spread,
     arrived,
     dtensor_type,
     fake_mode,
@@ -131,6 +132,7 @@ __all__ = [
     "Traced",
     "acts_otherwise",
     "alike",
+    "are_spread",
     "arrived",
     "as_if_compiling",
     "at_end_of_backward",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +26,12 @@ def dtensor_type() -> Any:
     found = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     known = hasattr(found, "_local_tensor") and hasattr(found, "_spec")
     return found if known else None
+
+
+def are_spread(tensors: Iterable[torch.Tensor]) -> bool:
+    """Are all of some tensors DTensors?"""
+    kind = dtensor_type()
+    return all(type(t) is kind for t in tensors)
 
 
 def arrived(local: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ def clip_grad_norm_(
         return torch.nn.utils.clip_grad_norm_(every, *numbers)
     held = [p for p in every if p.grad is not None]
     grads: list[Any] = [p.grad for p in held]
-    spread = bool(grads) and type(grads[0]) is compat.dtensor_type()
+    spread = bool(grads) and compat.are_spread(grads[:1])
     why = _why_not(grads, spread)
     if not why and not spread:
         order = compat.dtypes_in_order(grads)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from .. import compat
 from .adaptive import adapt
 from .arguments import parameters_of
+from .clip import clip_grad_norm_
 from .sequence import (
     Given,
     afterwards,
@@ -48,13 +49,20 @@ def run(
                 if compat.stage_of(scaler, optimizer) is compat.STAGES.READY:
                     scaler.unscale_(optimizer)
         norm = None
-        if given.max_norm is not None or given.judged or raises:
+        limit = given.max_norm
+        apart = raises or given.measured or isinstance(limit, torch.Tensor)
+        if every and limit is not None and not apart and compat.are_spread(every):
+            # such tails are always in pieces, so that it pays to compile the clip
+            own = [p for p in parameters_of(optimizers) if p.grad is not None]
+            norm = clip_grad_norm_(own, limit, given.norm_type)
+            limit = None
+        elif limit is not None or given.judged or raises:
             norm = torch.nn.utils.get_total_norm(every, given.norm_type, raises)
         params = parameters_of(optimizers) if given.measured else []
         held = [p.grad is not None for p in params]
         begun = begin(params, every) if params else None
-        if every and given.max_norm is not None and norm is not None:
-            scale_by_norm(every, given.max_norm, norm)
+        if every and limit is not None and norm is not None:
+            scale_by_norm(every, limit, norm)
         if every and given.max_value is not None:
             clamp(every, given.max_value)
         if given.adaptive is not None:
