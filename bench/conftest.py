@@ -24,6 +24,7 @@ CASES: dict[str, Any] = {
     "test_host": lambda suite, device: plan.hosts(suite),
     "test_training": lambda suite, device: plan.trainings(suite),
     "test_tail": lambda suite, device: plan.tails(device),
+    "test_shards": lambda suite, device: plan.shards(device),
 }
 #: seconds that one compiled contender may take until its first step
 CAPS = {"short": 120.0, "full": 180.0}

@@ -120,7 +120,19 @@ class TailCase:
         return f"tail/{self.model}"
 
 
-Case = StepCase | FirstCase | HostCase | TrainingCase | TailCase
+@dataclass(frozen=True)
+class ShardCase:
+    """A step and a clip of so many DTensors. `without`: ways that do not run."""
+
+    params: int
+    without: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"shards/{self.params}"
+
+
+Case = StepCase | FirstCase | HostCase | TrainingCase | TailCase | ShardCase
 
 
 def step(model: str, optimizer: str, dtype: str, suite: str) -> StepCase:
@@ -193,3 +205,10 @@ def trainings(suite: str) -> list[TrainingCase]:
 def tails(device: str) -> list[TailCase]:
     """Return the tails; those of a GPU are in bench/gpu."""
     return [TailCase(name) for name in TAILS] if device == "cpu" else []
+
+
+def shards(device: str) -> list[ShardCase]:
+    """Return the cases of DTensors. Inductor takes minutes for 60 of them."""
+    if device != "cpu":
+        return []
+    return [ShardCase(60), ShardCase(300, ("inductor",))]

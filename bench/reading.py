@@ -146,6 +146,11 @@ class Reading:
         """Tail cases by model."""
         return {name[0]: figures for name, figures in self._named("tail")}
 
+    def shards(self) -> dict[int, Figures]:
+        """Cases of DTensors by number of parameters."""
+        found = {int(name[0]): figures for name, figures in self._named("shards")}
+        return dict(sorted(found.items()))
+
     def skipped(self) -> dict[str, dict[str, int]]:
         """By contender: each reason for which it did not run, and in how many cases."""
         found: dict[str, dict[str, int]] = {}

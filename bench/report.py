@@ -208,6 +208,7 @@ def part(reading: Reading) -> str:
         ("fuseopt's passes, in ms", tables.passes, "first-step", ""),
         ("A call's cost, in microseconds", tables.hosts, None, HOST),
         ("The tail of a training step", tables.tails, None, TAIL),
+        ("DTensors, in ms", tables.shards, None, SHARDS),
         ("Training steps", tables.training, None, TRAINING),
         ("The whole training step as one function", tables.whole_steps, None, WHOLE),
         ("Who did not run", tables.skipped, None, ""),
@@ -268,6 +269,11 @@ TAIL = (
     "weights and `zero_grad` ([tail](tail.md)). In parts: `unscale_`, "
     "`clip_grad_norm_`, the scaler's step, `_foreach_lerp_`, `update`, `zero_grad`. "
     "The copy moves 40 bytes a parameter, the least that a tail must."
+)
+SHARDS = (
+    "AdamW's step and `clip_grad_norm_` of DTensors of 32 x 8 over four processes, of "
+    "which only this one exists, so that collectives take no time: what a process "
+    "itself pays ([shards](shards.md))."
 )
 TRAINING = (
     "Forward, backward and tail (clipping by the total norm, step, zero_grad) with "

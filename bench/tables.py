@@ -335,6 +335,27 @@ def tails(reading: Reading) -> str:
     return table([*header, "of a copy", "launches", "bytes a parameter"], rows)
 
 
+# ---------------------------------------------------------------- DTensors
+
+STEPS_OF_PARTS = ("for-loop", "foreach", "fused", "inductor", OWN, "plain")
+CLIPS_OF_PARTS = ("torch, clip", "fuseopt, clip")
+
+
+def shards(reading: Reading) -> str:
+    """A step and a clip of DTensors, in one process."""
+    rows = []
+    for params, figures in reading.shards().items():
+        ways = figures["contenders"]
+        row = [f"{params}"]
+        for name in (*STEPS_OF_PARTS, *CLIPS_OF_PARTS):
+            row.append(f"{1e3 * ways[name]['p50']:.2f}" if name in ways else NOTHING)
+        own, clip = (ways[name]["launches"] for name in (OWN, "fuseopt, clip"))
+        rows.append([*row, f"{own} and {clip}"])
+    header = ["DTensors", "eager for-loop", "eager foreach", "torch fused", "Inductor"]
+    header += ["fuseopt", "fuseopt, plain tensors", "clip, torch", "clip, fuseopt"]
+    return table([*header, "launches"], rows)
+
+
 # ---------------------------------------------------------------- training
 
 

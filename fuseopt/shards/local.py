@@ -102,6 +102,7 @@ class LocalOptimizer:
         self._seen: list[Any] = []  # DTensors, and what was seen of them
         self._locals: list[Any] = []
         self._specs: list[Any] = []
+        self._grad_specs: list[Any] = []  # of gradients, for parameters as they are
         self._at: list[int] = []
         self._flags: list[bool] = []
         self._known = False
@@ -140,18 +141,23 @@ class LocalOptimizer:
                 ) from error
 
     def _parts_of(self, grads: list[Any]) -> list[torch.Tensor | None]:
-        """The parts of gradients, most of which have the specs of their parameters."""
-        known = map(compat.spec_of, self._whole)
+        """The parts of gradients, most of which have the specs of the last ones."""
         if {*map(type, grads)} == {compat.dtensor_type()} and all(
-            map(is_, map(compat.spec_of, grads), known)
+            map(is_, map(compat.spec_of, grads), self._grad_specs)
         ):
             parts = [*map(compat.local_part, grads)]
             if {*map(type, parts)} == {torch.Tensor}:
                 return parts
-        return [
+        found = [
             None if g is None else part_of(g, part.spec, "the gradient")
             for g, part in zip(grads, self._spread, strict=True)
         ]
+        # these are alike to those of the parameters, which is not to be asked again
+        self._grad_specs = [
+            part.spec if g is None else compat.spec_of(g)
+            for g, part in zip(grads, self._spread, strict=True)
+        ]
+        return found
 
     def drop_gradients(self) -> None:
         """Keep no gradient alive."""
@@ -184,6 +190,7 @@ class LocalOptimizer:
                     raise Unlike("a parameter is in its groups twice")
                 self._parts[id(p)] = self._part(p, known.get(id(p)))
         self._spread = [x for x in self._parts.values() if x.spec is not None]
+        self._grad_specs = [x.spec for x in self._spread]
         self._whole = [x.whole for x in self._spread]
         self._parts_here = [x.here for x in self._spread]
         self._outside = {}

@@ -160,7 +160,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_names_of_the_package_exist(page: Path) -> None:
     for name in re.findall(r"`fuseopt\.(\w+)", text(page)):
-        assert hasattr(fuseopt, name), name
+        module = (ROOT / "fuseopt" / f"{name}.py").exists()
+        assert module or hasattr(fuseopt, name), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
