@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE.py:OBJECT",
         help="an optimizer, or a function that makes one",
     )
+    explain.add_argument("--html", metavar="PAGE", help="write a page of HTML too")
     explain.set_defaults(run=_explain)
     cache = commands.add_parser("cache", help="built kernels")
     cache.add_argument("what", choices=["ls", "clear", "path"])
@@ -80,7 +81,9 @@ def _explain(given: argparse.Namespace) -> int:
 
     try:
         report = explain(optimizer_of(given.target))
-    except (NoTarget, FuseoptError) as error:
+        if given.html:
+            report.save_html(given.html)
+    except (NoTarget, FuseoptError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     if given.json:

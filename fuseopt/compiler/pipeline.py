@@ -198,7 +198,7 @@ def _describe(report: Report, lowered: Lowered) -> None:
         )
         for k in lowered.schedule.kernels
     ]
-    reporting.fill(report, lowered.schedule, lowered.captured.graph.numbers)
+    reporting.fill(report, lowered.captured.graph, lowered.schedule)
     report.launches = len(lowered.sources)
 
 

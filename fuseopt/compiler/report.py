@@ -7,15 +7,33 @@ fuseopt.explain(opt.step) makes one without running the step.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from ..ir.expressions import Expr, formulas
-from ..ir.graph import Kernel, Refusal, Run, Schedule, symbols
-from ..ir.traffic import traffic
+from ..ir.expressions import formulas
+from ..ir.geometry import numel
+from ..ir.graph import Graph, Kernel, Refusal, Run, Schedule, Variant, symbols
+from ..ir.traffic import bytes_per_element, least_bytes, traffic
 
 #: Numbers whose formulas a Report has.
 FORMULAS = 8
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """A fused body of a kernel, and how many lanes it has.
+
+    `nodes`: the calls that were fused. `slots`: what each lane reads and writes, such
+    as "f32 read+write x 3". `finishes`: it runs when all others of the kernel have.
+    """
+
+    nodes: str
+    lanes: int
+    elements: int
+    bytes_per_element: int
+    slots: tuple[str, ...]
+    finishes: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,7 @@ class KernelReport:
     bytes: int
     bytes_per_element: float
     path: str | None = None
+    bodies: tuple[VariantReport, ...] = ()
 
     def at(self, path: str) -> KernelReport:
         """The same, with the file of its source."""
@@ -72,6 +91,8 @@ class Report:
     blocks: runs of kernels of the CPU that go block by block, by the kernels' names,
     and how many blocks each has. A block is some lanes of each kernel: all kernels of a
     run work on it before the next one begins. `launches` counts a kernel once.
+    order: the names of kernels and externs, as they run. least_bytes: what a step must
+    move at least; see `ir/traffic.py`.
     """
 
     launches: int = 0
@@ -89,6 +110,8 @@ class Report:
     cudagraph: str = ""
     blocks: dict[str, int] = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    least_bytes: int = 0
 
     @property
     def lanes(self) -> int:
@@ -105,6 +128,21 @@ class Report:
         out = io.StringIO()
         Console(file=out, width=88, highlight=False, no_color=True).print(self)
         return out.getvalue().rstrip()
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write this as a page that needs nothing beside itself.
+
+        Raises OSError where the file cannot be written.
+        """
+        from .page import page
+
+        Path(path).write_text(page(self), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page without the source of kernels."""
+        from .page import cell
+
+        return cell(self)
 
     def __rich__(self) -> object:
         from rich.table import Table
@@ -166,14 +204,38 @@ def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
         moved.elements,
         moved.bytes,
         round(moved.bytes / moved.elements, 3) if moved.elements else 0.0,
+        bodies=tuple(
+            [_body(v, k >= len(kernel.variants)) for k, v in enumerate(kernel.every)]
+        ),
     )
 
 
-def fill(report: Report, schedule: Schedule, numbers: Sequence[Expr]) -> None:
-    """Put a schedule's externs, blocks, numbers and refusals into a report."""
+def _body(v: Variant, finishes: bool) -> VariantReport:
+    kinds: dict[str, int] = {}
+    for slot in v.slots:
+        ways = "+".join(("read",) * slot.read + ("write",) * slot.write)
+        per = "" if slot.domain == "element" else f" once per {slot.domain}"
+        kind = f"{slot.dtype} {ways}{per}"
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return VariantReport(
+        ", ".join(v.nodes),
+        v.lanes,
+        sum(map(numel, v.shapes)),
+        bytes_per_element(v),
+        tuple([f"{kind} x {n}" for kind, n in kinds.items()]),
+        finishes,
+    )
+
+
+def fill(report: Report, graph: Graph, schedule: Schedule) -> None:
+    """Put into a report what a schedule runs, in order, and what it does not fuse."""
+    report.least_bytes = least_bytes(graph)
+    for step in schedule.steps:
+        kernels = step.kernels if isinstance(step, Run) else (step,)
+        report.order += [x.name for x in kernels]
     variants = [v for kernel in schedule.kernels for v in kernel.every]
     read = symbols(ref for v in variants for refs in v.scalars for ref in refs)
-    told = formulas(numbers, read[:FORMULAS]).values()
+    told = formulas(graph.numbers, read[:FORMULAS]).values()
     report.numbers = list(dict.fromkeys(told))
     report.externs = [(extern.name, extern.reason) for extern in schedule.externs]
     report.blocks = {

@@ -98,7 +98,8 @@ class Slot(NamedTuple):
 class Refusal(NamedTuple):
     """Why two nodes were not fused: the rule's code and what it saw.
 
-    `list_index`: the first one at which it holds; -1 if neither has a list.
+    `list_index`: the first one at which it holds; -1 if neither has a list. `line`: the
+    consumer's line of Python; "" where nobody knows it.
     """
 
     producer: str
@@ -106,6 +107,7 @@ class Refusal(NamedTuple):
     code: str
     detail: str
     list_index: int = -1
+    line: str = ""
 
     @property
     def seen(self) -> str:

@@ -33,7 +33,8 @@ SHARE = 0.9
 def asks_for_it(config: Config) -> bool:
     """May a step that options ask for be done in eager, with the same bits?"""
     exact = config.numerics == "eager" and not config.verify
-    return config.eager_if_faster and exact and config.fallback != "error"
+    meant = config.fallback == "error" or config.target != "auto"
+    return config.eager_if_faster and exact and not meant
 
 
 def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) -> bool:

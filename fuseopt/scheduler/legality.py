@@ -2,8 +2,9 @@
 
 The rules of vertical fusion, as data. Each looks at one index of two lists (a
 producer's node and a consumer's node that touch the same buffer) and returns None, or
-what it saw that forbids fusing. All must hold; the scheduler asks them at every list
-index.
+what it saw that forbids fusing. All must hold at every list index. They are asked of
+the first one: `alignment.py` has split the nodes whose rows differ in what a rule asks,
+and must do so for a rule that asks of something new.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The scheduler from top to bottom: Graph -> Schedule.
 
 `schedule_kernels` fuses the graph into kernels. Each of `PASSES` then makes of one
-schedule another; all of them do what the graph does, as `verify.check_schedule` shows
+schedule another; all of them do what the graph does, as `verifier.check_schedule` shows
 of any. What the last pass gives is what runs.
 """
 

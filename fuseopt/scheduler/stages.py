@@ -161,7 +161,7 @@ class _Stager:
         key = (a.name if isinstance(a, Extern) else a.body.name, b.body.name, code)
         index = self.aligned.list_index
         at = index[e.producer] if index[e.consumer] < 0 else index[e.consumer]
-        self.refusals.setdefault(key, Refusal(*key, detail, at))
+        self.refusals.setdefault(key, Refusal(*key, detail, at, b.line))
 
     def _feeds(self, e: Edge) -> bool:
         """Does a node of the CPU give a device something? In a stage the CPU is first,

@@ -214,6 +214,7 @@ def test_a_race_that_is_won(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None
     [
         {"fullgraph": True},
         {"options": {"fallback": "error"}},
+        {"options": {"target": "cpp"}},
         {"options": {"eager_if_faster": False}},
     ],
     ids=str,

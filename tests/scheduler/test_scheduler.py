@@ -338,7 +338,8 @@ def test_legality_is_asked_at_every_list_index(index: int) -> None:
     g.foreach("add", p, rows, 1.0)
     graph, plan = planned(g)
     (refusal,) = plan.refusals
-    assert refusal[2:] == ("index_space", "[4] and [3, 4]", index)
+    assert refusal[2:5] == ("index_space", "[4] and [3, 4]", index)
+    assert refusal.line == "step.py:2"
     fused, others = kernels(plan)
     whole = next(v for v in fused.variants if len(v.nodes) == 2)
     assert (whole.lanes, others.lanes) == (2, 1)

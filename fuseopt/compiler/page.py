@@ -1,0 +1,181 @@
+"""A Report (`report.py`) -> a page of HTML that stands by itself, or a notebook's cell.
+
+What runs, in order; what it moves beside the least that it must; what was not fused,
+why, and what to do about it; the source of the kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+#: By the code of a rule: what it means, and what mends it where it can be mended.
+ADVICE = {
+    "device": (
+        "The two calls run on different devices.",
+        "Keep the state of a parameter on its device.",
+    ),
+    "overlap": (
+        "Two tensors are the same memory in part, so that order matters.",
+        "Give each its own memory (`clone`), unless the step is meant to see both.",
+    ),
+    "shared_scalar": (
+        "A number that many parameters read is made within the step, such as a total "
+        "norm: it must be complete before they read it.",
+        "One launch more is the least for that. For clipping by the total norm use "
+        "`fuseopt.tail`, which finishes the norm in the launch that makes it.",
+    ),
+    "index_space": (
+        "The two calls go over tensors of different shapes, such as a matrix and its "
+        "rows.",
+        "That is the price of second moments by rows and columns. Where both shapes "
+        "have the same elements, bring them to one shape before the arithmetic.",
+    ),
+    "broadcast": (
+        "An element is read by elements that another one writes.",
+        "Compute what is read by many in a call of its own, before them.",
+    ),
+    "reduction": (
+        "A norm, a sum or a mean must be complete before it is used, or two of them go "
+        "over different elements.",
+        "Each level of such results is a launch. Two norms of one tensor at the same "
+        "point share theirs; a norm of what another norm scaled cannot.",
+    ),
+    "extern": (
+        "ATen runs the call as it is, since there is no rule for it: what comes before "
+        "and after it are launches of their own.",
+        "docs/ops.md lists the calls that are fused; the same arithmetic written with "
+        "those is one kernel.",
+    ),
+}
+UNKNOWN = ("The two calls are kept apart.", "")
+#: Bytes a second of memory for which times are foretold.
+BANDWIDTHS = (
+    ("a laptop", 40e9),
+    ("a server's socket", 300e9),
+    ("A100", 2.0e12),
+    ("H100", 3.35e12),
+    ("H200", 4.8e12),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What runs at one point: a kernel, by its KernelReport, or a call of ATen so many
+    times in a row, of which `kernel` is None.
+    """
+
+    name: str
+    kernel: Any
+    times: int = 1
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Two calls that were not fused, in words."""
+
+    producer: str
+    consumer: str
+    code: str
+    seen: str
+    line: str
+    why: str
+    advice: str
+
+
+def page(report: Any) -> str:
+    """The whole page."""
+    return _rendered(report, whole=True)
+
+
+def cell(report: Any) -> str:
+    """The same for a cell of a notebook, without sources."""
+    return _rendered(report, whole=False)
+
+
+def _rendered(report: Any, whole: bool) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("fuseopt.compiler"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template("page.html" if whole else "cell.html")
+    # of several launches none says how many elements the step is about
+    elements = report.kernels[0].elements if len(report.kernels) == 1 else 0
+    moved, least = report.bytes, report.least_bytes
+    return template.render(
+        report=report,
+        launches=_launches(report),
+        refused=_refused(report),
+        widest=max((k.lanes for k in report.kernels), default=1) or 1,
+        moved=_amount(moved),
+        least=_amount(least),
+        share=f"{moved / least:.2f}" if least else "",
+        per_element=f"{moved / elements:.1f}" if elements else "",
+        least_per_element=f"{least / elements:.1f}" if elements else "",
+        times=[(name, _amount(rate, "B/s"), moved / rate) for name, rate in BANDWIDTHS],
+        sources=_sources(report) if whole else [],
+        colours=_colours() if whole else "",
+        seconds=_seconds,
+        count=lambda n: f"{n:,}",
+    )
+
+
+def _launches(report: Any) -> list[Launch]:
+    """What runs, in order; calls of one name in a row are one entry."""
+    kernels = {k.name: k for k in report.kernels}
+    reasons = dict(report.externs)
+    found = []
+    for name, run in itertools.groupby(report.order):
+        kernel = kernels.get(name)
+        found.append(Launch(name, kernel, len([*run]), reasons.get(name, "")))
+    return found
+
+
+def _refused(report: Any) -> list[Refused]:
+    found = []
+    for r in report.not_fused:
+        why, advice = ADVICE.get(r.code, UNKNOWN)
+        row = r.producer, r.consumer, r.code, r.seen, r.line, why, advice
+        found.append(Refused(*row))
+    return found
+
+
+def _sources(report: Any) -> list[tuple[str, Any]]:
+    """The text of each kernel, coloured, as markup that is not to be escaped."""
+    from markupsafe import Markup
+    from pygments import highlight
+    from pygments.formatters.html import HtmlFormatter
+    from pygments.lexers import CppLexer, PythonLexer
+
+    found = []
+    for kernel in report.kernels:
+        lexer: Any = CppLexer() if kernel.target == "cpp" else PythonLexer()
+        text = highlight(kernel.source, lexer, HtmlFormatter())
+        found.append((kernel.name, Markup(text)))
+    return found
+
+
+def _colours() -> Any:
+    """The style sheet of coloured sources."""
+    from markupsafe import Markup
+    from pygments.formatters.html import HtmlFormatter
+
+    return Markup(HtmlFormatter().get_style_defs(".highlight"))
+
+
+def _amount(n: float, unit: str = "B") -> str:
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= size:
+            return f"{n / size:.3g} {prefix}{unit}"
+    return f"{n:.0f} {unit}"
+
+
+def _seconds(s: float) -> str:
+    return f"{s * 1e3:.2f} ms" if s >= 1e-3 else f"{s * 1e6:.1f} µs"
