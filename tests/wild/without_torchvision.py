@@ -1,0 +1,46 @@
+"""`import timm` where torchvision cannot be loaded.
+
+timm imports torchvision for images and for layers that take features out of a model;
+the wheels of torchvision are built for one build of torch each, and fail to load beside
+another one, such as the one for CPUs alone. No training here needs what it does, so a
+name that is looked up in a stand-in is a class without contents.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from types import ModuleType
+from typing import Any
+
+#: What timm imports of it.
+MODULES = """
+    torchvision torchvision.datasets torchvision.models torchvision.models.detection
+    torchvision.models.feature_extraction torchvision.ops torchvision.ops.misc
+    torchvision.transforms torchvision.transforms.functional
+    torchvision.transforms.v2 torchvision.transforms.v2.functional torchvision.io
+    torchvision.utils
+""".split()
+
+
+class _StandIn(ModuleType):
+    """A module in which every name is a class of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = type(name, (), {})
+        setattr(self, name, made)
+        return made
+
+
+def prepare() -> None:
+    """Put stand-ins in the place of torchvision, unless it can be imported."""
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError, OSError):
+        for name in MODULES:
+            module = _StandIn(name)
+            module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            module.__path__ = []
+            sys.modules[name] = module
