@@ -16,6 +16,7 @@ from diffusers.optimization import get_cosine_schedule_with_warmup
 from diffusers.training_utils import EMAModel
 from torch.nn import functional
 
+import fuseopt
 from tests.wild.trained import STEPS, Compile, Trained, seed_all, tensors_of
 
 SIZE, IMAGES = 8, 2
@@ -84,12 +85,20 @@ def train(compile: Compile) -> Trained:
     return loop.trained()
 
 
-def train_with_tail(compile: Compile) -> Trained:
-    """The same; `compile` is given the loop, and may put a tail in the place of its."""
+def train_with_tail(change: Compile) -> Trained:
+    """The same; `change` may put a tail in the place of the loop's own."""
     loop = Loop(lambda optimizer: optimizer)
-    compile(loop)
+    change(loop)
     loop.train_until(STEPS)
     return loop.trained()
+
+
+def put_tail(loop: Loop) -> None:
+    """What a user changes: four lines become the call of a tail."""
+    average = [(loop.average, [*loop.unet.parameters()])]
+    loop.tail = fuseopt.tail(
+        loop.optimizer, clip_grad_norm=1.0, ema=average, zero_grad=True
+    )
 
 
 def resume(compile: Compile, folder: Path) -> Trained:

@@ -33,7 +33,8 @@ class Adversaries(lightning.LightningModule):
     def training_step(self, batch: Any, number: int) -> None:
         real, _ = batch
         generating, telling = self.optimizers()
-        made = self.generator(torch.randn(len(real), NOISE))
+        random = torch.Generator().manual_seed(self.global_step)
+        made = self.generator(torch.randn(len(real), NOISE, generator=random))
         self.toggle_optimizer(telling)
         loss = self.says(real, 1.0) + self.says(made.detach(), 0.0)
         telling.zero_grad()
@@ -74,15 +75,13 @@ def train(compile: Compile) -> Trained:
 
 
 def resume(compile: Compile, folder: Path) -> Trained:
-    """The same with two trainers, the second of which draws where the first ended."""
+    """The same with two trainers."""
     seed_all()
     module = Adversaries(compile)
     first = trainer_of(str(folder), max_epochs=1, enable_checkpointing=False)
     first.fit(module, batches(last=STEPS // 2))
     first.save_checkpoint(folder / "half.ckpt")
-    drawn = torch.get_rng_state()
     other = Adversaries(compile)
-    torch.set_rng_state(drawn)
     second = trainer_of(str(folder), max_epochs=2, enable_checkpointing=False)
     second.fit(other, batches(STEPS // 2), ckpt_path=folder / "half.ckpt")
     assert second.global_step == 2 * STEPS

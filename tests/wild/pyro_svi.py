@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -31,21 +30,13 @@ class Inference:
     def __init__(self, compile: Compile) -> None:
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        self.made: list[torch.optim.Optimizer] = []
         self.optimizers = pyro.optim.PyroOptim(
-            lambda params, **options: self.note(
-                compile(torch.optim.Adam(params, **options))
-            ),
+            lambda params, **options: compile(torch.optim.Adam(params, **options)),
             {"lr": 1e-2},
         )
         self.svi = SVI(model, AutoNormal(model), self.optimizers, Trace_ELBO())
         self.x = torch.randn(16, 3)
         self.y = self.x @ torch.tensor([1.0, -2.0, 0.5]) + 0.3
-
-    def note(self, optimizer: Any) -> Any:
-        """Keep an optimizer in mind for the comparison."""
-        self.made.append(optimizer)
-        return optimizer
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
@@ -53,8 +44,10 @@ class Inference:
 
     def trained(self) -> Trained:
         store = pyro.get_param_store()
-        tensors = {name: store[name].detach().clone() for name in store.keys()}
-        return Trained(tensors, self.made)
+        tensors = {name: value.detach().clone() for name, value in store.items()}
+        # they are made in the order of a set
+        made = self.optimizers.optim_objs
+        return Trained(tensors, [made[p] for p in sorted(made, key=store.param_name)])
 
 
 def train(compile: Compile) -> Trained:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import fuseopt
 from tests.wild.trained import STEPS, Compile, Trained, seed_all, tensors_of
 from tests.wild.without_torchvision import prepare
 
@@ -45,11 +46,12 @@ class Loop:
         )
         self.average = ModelEmaV3(self.model, decay=0.99, use_warmup=True)
         self.step = 0
+        self.clipped = [*self.model.parameters()]
         self.tail: Callable[[], Any] = self.in_pieces
 
     def in_pieces(self) -> None:
         """What its training script does once there are gradients."""
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.clipped, 1.0)
         self.optimizer.step()
         self.average.update(self.model, step=self.step)
         self.optimizer.zero_grad()
@@ -84,12 +86,24 @@ def train(compile: Compile, name: str = "adamw", **options: Any) -> Trained:
     return loop.trained()
 
 
-def train_with_tail(compile: Compile) -> Trained:
-    """The same; `compile` is given the loop, and may put a tail in the place of its."""
+def train_with_tail(change: Compile) -> Trained:
+    """The same; `change` may put a tail in the place of the loop's own.
+
+    A tail adds up the total norm in the order of the groups, which layer decay makes
+    another one than the model's; so does eager here.
+    """
     loop = Loop(lambda optimizer: optimizer, "adamw")
-    compile(loop)
+    loop.clipped = [p for group in loop.optimizer.param_groups for p in group["params"]]
+    change(loop)
     loop.train_until(STEPS)
     return loop.trained()
+
+
+def put_tail(loop: Loop) -> None:
+    """What a user changes: four lines become the call of a tail."""
+    average = [(loop.average, loop.model)]
+    tail = fuseopt.tail(loop.optimizer, clip_grad_norm=1.0, ema=average, zero_grad=True)
+    loop.tail = lambda: tail(step=loop.step)
 
 
 def resume(compile: Compile, folder: Path) -> Trained:

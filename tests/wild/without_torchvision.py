@@ -23,13 +23,22 @@ MODULES = """
 """.split()
 
 
+class _Members(type):
+    """The type of a class that has a member by every name, such as an enumeration."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
 class _StandIn(ModuleType):
     """A module in which every name is a class of its own."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = type(name, (), {})
+        made = _Members(name, (), {})
         setattr(self, name, made)
         return made
 
@@ -44,3 +53,6 @@ def prepare() -> None:
             module.__spec__ = importlib.machinery.ModuleSpec(name, None)
             module.__path__ = []
             sys.modules[name] = module
+            parent, _, last = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], last, module)
