@@ -152,7 +152,9 @@ class Isolated:
             return False
         names = self._by_default_none
         # where there is no such argument, or it is given twice, Python says so
-        return len(args) <= len(names) + 1 and kwargs.keys() <= {*names[len(args) - 1 :]}
+        return len(args) <= len(names) + 1 and kwargs.keys() <= {
+            *names[len(args) - 1 :]
+        }
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Let nothing that was compiled count where the optimizer is another now."""

@@ -24,7 +24,9 @@ class Loop:
         for state in (AcceleratorState, GradientState, PartialState):
             state._reset_state()
         seed_all()
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+        self.accelerator = Accelerator(
+            cpu=True, gradient_accumulation_steps=ACCUMULATED
+        )
         model = nn.Sequential(
             nn.Linear(8, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 4)
         )

@@ -25,8 +25,13 @@ def agent_of(compile: Compile) -> PPO:
         device="cpu",
         seed=0,
     )
-    compile(agent.policy.optimizer)
+    change(compile, agent)
     return agent
+
+
+def change(compile: Compile, agent: PPO) -> None:
+    """The line that a user adds for an agent, made or loaded."""
+    compile(agent.policy.optimizer)
 
 
 def trained_by(agent: PPO) -> Trained:
@@ -49,7 +54,7 @@ def resume(compile: Compile, folder: Path) -> Trained:
     first.learn(COLLECTED)
     first.save(folder / "agent.zip")
     agent = PPO.load(folder / "agent.zip", env=first.get_env(), device="cpu")
-    compile(agent.policy.optimizer)
+    change(compile, agent)
     agent.set_random_seed(1)
     agent.learn(COLLECTED)
     return trained_by(agent)

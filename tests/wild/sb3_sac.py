@@ -12,11 +12,27 @@ from tests.wild.trained import STEPS, Compile, Trained, tensors_of
 BEFORE = 16
 
 
-def compile_all(compile: Compile, agent: SAC) -> None:
-    """The lines that a user adds: one for each optimizer."""
+def change(compile: Compile, agent: SAC) -> None:
+    """The lines that a user adds for an agent, one for each optimizer."""
     compile(agent.actor.optimizer)
     compile(agent.critic.optimizer)
     compile(agent.ent_coef_optimizer)
+
+
+def agent_of(compile: Compile) -> SAC:
+    """An agent with small networks."""
+    agent = SAC(
+        "MlpPolicy",
+        "Pendulum-v1",
+        learning_starts=BEFORE,
+        batch_size=16,
+        buffer_size=1000,
+        policy_kwargs={"net_arch": [16, 16]},
+        device="cpu",
+        seed=0,
+    )
+    change(compile, agent)
+    return agent
 
 
 def trained_by(agent: SAC) -> Trained:
@@ -28,17 +44,7 @@ def trained_by(agent: SAC) -> Trained:
 
 def train(compile: Compile) -> Trained:
     """Learn after each move, once there are enough."""
-    agent = SAC(
-        "MlpPolicy",
-        "Pendulum-v1",
-        learning_starts=BEFORE,
-        batch_size=16,
-        buffer_size=1000,
-        policy_kwargs={"net_arch": [16, 16]},
-        device="cpu",
-        seed=0,
-    )
-    compile_all(compile, agent)
+    agent = agent_of(compile)
     agent.learn(BEFORE + STEPS)
     return trained_by(agent)
 
@@ -48,21 +54,11 @@ def resume(compile: Compile, folder: Path) -> Trained:
 
     The moves begin anew, which an archive of the agent does not hold.
     """
-    agent = SAC(
-        "MlpPolicy",
-        "Pendulum-v1",
-        learning_starts=BEFORE,
-        batch_size=16,
-        buffer_size=1000,
-        policy_kwargs={"net_arch": [16, 16]},
-        device="cpu",
-        seed=0,
-    )
-    compile_all(compile, agent)
+    agent = agent_of(compile)
     agent.learn(BEFORE + STEPS // 2)
     agent.save(folder / "agent.zip")
     other = SAC.load(folder / "agent.zip", env=agent.get_env(), device="cpu")
-    compile_all(compile, other)
+    change(compile, other)
     other.set_random_seed(1)
     other.learn(BEFORE + STEPS // 2)
     return trained_by(other)

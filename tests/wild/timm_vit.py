@@ -12,14 +12,13 @@ from torch.nn import functional
 
 import fuseopt
 from tests.wild.trained import STEPS, Compile, Trained, seed_all, tensors_of
-from tests.wild.without_torchvision import prepare
+from tests.wild.without_torchvision import stand_ins
 
-prepare()
-
-from timm.models.vision_transformer import VisionTransformer  # noqa: E402
-from timm.optim import create_optimizer_v2  # noqa: E402
-from timm.scheduler import CosineLRScheduler  # noqa: E402
-from timm.utils import ModelEmaV3  # noqa: E402
+with stand_ins():
+    from timm.models.vision_transformer import VisionTransformer
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import CosineLRScheduler
+    from timm.utils import ModelEmaV3
 
 CLASSES, SIZE = 4, 8
 
@@ -66,9 +65,7 @@ class Loop:
             self.schedule.step_update(self.step)
 
     def trained(self) -> Trained:
-        return Trained(
-            tensors_of(self.model, self.average.module), [self.optimizer]
-        )
+        return Trained(tensors_of(self.model, self.average.module), [self.optimizer])
 
 
 def batch_of(number: int) -> tuple[Tensor, Tensor]:

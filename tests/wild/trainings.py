@@ -32,7 +32,8 @@ class Training:
     `file`: a module of tests/wild; `function`: what of it trains, with `more` given.
     `package`: the module that it needs, "" for none. `launches`: of all steps together,
     in the whole training. `lines`: so many lines does a user change. `compiled`: names
-    what of the file is the changed line; "" for `fuseopt.compile`. `resumed`: "whole"
+    what of the file is the changed line; "" for `fuseopt.compile`. `externs`: it has
+    products of matrices, which are calls of ATen. `resumed`: "whole"
     where a training that is saved and resumed ends with the bits of one that is not,
     "halves" where even in eager it does not, for what `why` says; "" for no checkpoint.
     """
@@ -45,6 +46,7 @@ class Training:
     function: str = "train"
     more: Mapping[str, Any] = field(default_factory=dict)
     compiled: str = ""
+    externs: bool = False
     resumed: str = "whole"
     why: str = ""
 
@@ -102,9 +104,14 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
+#: An archive holds the agent, and not the world that it moves in.
+WORLD = "the package saves no environment, which begins anew in eager as well"
+#: The first call makes the state, in eager; all others are two launches.
+TAIL = 2 * (STEPS - 1)
+
 TRAININGS = [
     Training("nanoGPT's loop", "nanogpt", ""),
-    Training("transformers `Trainer`", "transformers_trainer", "transformers"),
+    Training("transformers, `Trainer`", "transformers_trainer", "transformers"),
     Training("accelerate", "accelerate_loop", "accelerate"),
     Training("lightning, `configure_optimizers`", "lightning_automatic", "lightning"),
     Training(
@@ -114,6 +121,80 @@ TRAININGS = [
         launches=2 * STEPS,
         lines=2,
     ),
-    Training("lightning `Fabric`", "lightning_fabric", "lightning"),
-    Training("timm, AdamW, layer decay, `ModelEmaV3`", "timm_vit", "timm"),
+    Training("lightning, `Fabric`", "lightning_fabric", "lightning"),
+    Training("timm, AdamW, `ModelEmaV3`", "timm_vit", "timm"),
+    *(
+        Training(
+            f"timm, {name}",
+            "timm_vit",
+            "timm",
+            launches=launches * STEPS,
+            more={"name": name},
+            externs=name == "muon",
+            resumed="",
+            why="timm's own optimizers are resumed as AdamW is",
+        )
+        for name, launches in {
+            "adafactorbv": 4,
+            "adopt": 1,
+            "lamb": 3,
+            "laprop": 1,
+            "lars": 2,
+            "lion": 1,
+            "madgradw": 1,
+            "mars": 2,
+            "muon": 4,
+            "nadamw": 1,
+            "rmsproptf": 1,
+            "sgd": 1,
+        }.items()
+    ),
+    Training(
+        "timm, AdamW, `ModelEmaV3` in a tail",
+        "timm_vit",
+        "timm",
+        launches=TAIL,
+        lines=3,
+        function="train_with_tail",
+        compiled="put_tail",
+        resumed="",
+        why="a tail keeps nothing that a checkpoint would hold",
+    ),
+    Training("diffusers, `EMAModel`", "diffusers_unet", "diffusers"),
+    Training(
+        "diffusers, `EMAModel` in a tail",
+        "diffusers_unet",
+        "diffusers",
+        launches=TAIL,
+        lines=2,
+        function="train_with_tail",
+        compiled="put_tail",
+        resumed="",
+        why="a tail keeps nothing that a checkpoint would hold",
+    ),
+    Training(
+        "stable-baselines3, PPO",
+        "sb3_ppo",
+        "stable_baselines3",
+        resumed="halves",
+        why=WORLD,
+    ),
+    Training(
+        "stable-baselines3, SAC",
+        "sb3_sac",
+        "stable_baselines3",
+        launches=3 * STEPS,
+        lines=3,
+        resumed="halves",
+        why=WORLD,
+    ),
+    Training(
+        "scvi-tools, `SCVI`",
+        "scvi_model",
+        "scvi",
+        resumed="halves",
+        why="the package saves no optimizer, which begins anew in eager as well",
+    ),
+    Training("pyro, `SVI`", "pyro_svi", "pyro", launches=5 * STEPS),
+    Training("skorch", "skorch_net", "skorch"),
 ]

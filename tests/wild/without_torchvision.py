@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -43,16 +45,26 @@ class _StandIn(ModuleType):
         return made
 
 
-def prepare() -> None:
-    """Put stand-ins in the place of torchvision, unless it can be imported."""
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """Stand-ins in the place of torchvision while this is open, unless there is one
+    that can be imported. Other packages, which ask whether it is there, are not to
+    find them later.
+    """
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError, OSError):
+        made: dict[str, ModuleType] = {}
         for name in MODULES:
-            module = _StandIn(name)
+            module = made[name] = _StandIn(name)
             module.__spec__ = importlib.machinery.ModuleSpec(name, None)
             module.__path__ = []
-            sys.modules[name] = module
             parent, _, last = name.rpartition(".")
             if parent:
-                setattr(sys.modules[parent], last, module)
+                setattr(made[parent], last, module)
+        sys.modules.update(made)
+        yield
+        for name in made:
+            sys.modules.pop(name, None)
+    else:
+        yield
