@@ -40,7 +40,7 @@ class Regression(lightning.LightningModule):
 
 
 def batches(first: int = 0, last: int = STEPS) -> DataLoader[Any]:
-    """A batch for each step from one number to another, in the same order in each run."""
+    """A batch for each step from one number to another, the same ones in each run."""
     random = torch.Generator().manual_seed(0)
     inputs = torch.randn(4 * STEPS, 8, generator=random)[4 * first : 4 * last]
     return DataLoader(TensorDataset(inputs, inputs[:, :4].cos()), batch_size=4)

@@ -144,7 +144,7 @@ def test_so_many_lines_change(training: Training) -> None:
 
 
 def test_the_trainers_fused_optimizer_has_the_bits_of_its_plain_one() -> None:
-    """Not those of torch's fused kernel, which `Trainer` asks for if nobody says else."""
+    """Not those of torch's fused kernel, for which `Trainer` asks unless it is told."""
     (training,) = [t for t in TRAININGS if t.file == "transformers_trainer"]
     skip_without(training)
     plain = training.train(in_eager)

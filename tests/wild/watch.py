@@ -1,4 +1,4 @@
-"""What each iteration of a training does in its steps: time, calls of ATen, launches."""
+"""What each step of a training takes: time, calls of ATen, launches."""
 
 from __future__ import annotations
 
