@@ -20,11 +20,10 @@ from tests.wild.launched import launched
 from tests.wild.trained import STEPS, Trained, state_of
 from tests.wild.trainings import TRAININGS, Training
 
-every = pytest.mark.parametrize(
-    "training",
-    TRAININGS,
-    ids=lambda training: training.name,
-)
+
+def each(trainings: list[Training]) -> pytest.MarkDecorator:
+    """For each of some trainings."""
+    return pytest.mark.parametrize("training", trainings, ids=lambda t: t.name)
 
 
 def in_eager(given: Any) -> Any:
@@ -103,7 +102,7 @@ def skip_without(training: Training) -> None:
         pytest.skip(training.missing)
 
 
-@every
+@each(TRAININGS)
 def test_the_bits_are_eagers(
     training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,28 +116,48 @@ def test_the_bits_are_eagers(
     assert launches.count == training.launches
 
 
-@every
-def test_a_checkpoint_is_resumed(
+@each([t for t in TRAININGS if t.resumed == "whole"])
+def test_a_training_that_is_resumed_ends_as_one_that_is_not(
     training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     skip_without(training)
-    if not training.resumed:
-        pytest.skip(training.why)
-    folders = [tmp_path / name for name in ("eager", "compiled")]
-    for folder in folders:
-        folder.mkdir()
-    if training.resumed == "whole":
-        eager = run(training, lambda: training.train(in_eager), caplog)
-    else:
-        resume = training.resume
-        eager = run(training, lambda: resume(in_eager, folders[0]), caplog)
+    eager = run(training, lambda: training.train(in_eager), caplog)
     line = training.line()
-    compiled = run(training, lambda: training.resume(line, folders[1]), caplog)
+    compiled = run(training, lambda: training.resume(line, tmp_path), caplog)
     assert differences(eager, compiled) == []
     assert_compiled(training)
 
 
-@every
+@each([t for t in TRAININGS if t.resumed == "halves"])
+def test_a_training_is_resumed_as_eager_resumes_it(
+    training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not end as one that is not interrupted, for what `why` says."""
+    skip_without(training)
+    folders = [tmp_path / name for name in ("eager", "compiled")]
+    for folder in folders:
+        folder.mkdir()
+    resume, line = training.resume, training.line()
+    eager = run(training, lambda: resume(in_eager, folders[0]), caplog)
+    compiled = run(training, lambda: resume(line, folders[1]), caplog)
+    assert differences(eager, compiled) == []
+    assert_compiled(training)
+    assert training.why
+    assert differences(training.train(in_eager), eager) != []
+
+
+@pytest.mark.parametrize("first", ["eager", "compiled"])
+def test_a_checkpoint_goes_either_way(first: str, tmp_path: Path) -> None:
+    """From eager to a compiled step, and back."""
+    from tests.wild import nanogpt
+
+    turns = iter([in_eager, fuseopt.compile][:: 1 if first == "eager" else -1])
+    resumed = nanogpt.resume(lambda optimizer: next(turns)(optimizer), tmp_path)
+    assert differences(nanogpt.train(in_eager), resumed) == []
+    assert len(fuseopt.reports()) == 1
+
+
+@each(TRAININGS)
 def test_so_many_lines_change(training: Training) -> None:
     assert training.changed_lines() == training.lines
 

@@ -30,17 +30,19 @@ class Training:
     """One training.
 
     `file`: a module of tests/wild; `function`: what of it trains, with `more` given.
-    `package`: the module that it needs, "" for none. `launches`: of all steps together,
-    in the whole training. `lines`: so many lines does a user change. `compiled`: names
-    what of the file is the changed line; "" for `fuseopt.compile`. `externs`: it has
-    products of matrices, which are calls of ATen. `resumed`: "whole"
-    where a training that is saved and resumed ends with the bits of one that is not,
-    "halves" where even in eager it does not, for what `why` says; "" for no checkpoint.
+    `package`: the module that it needs, "" for none; `besides`: others. `launches`: of
+    all steps together, in the whole training. `lines`: so many lines does a user
+    change. `compiled`: names what of the file is the changed line; "" for
+    `fuseopt.compile`. `externs`: it has products of matrices, which are calls of ATen.
+    `resumed`: "whole" where a training that is saved and resumed ends with the bits of
+    one that is not; "halves" where even in eager it does not, for what `why` says; ""
+    where another training has the same checkpoint.
     """
 
     name: str
     file: str
     package: str
+    besides: tuple[str, ...] = ()
     launches: int = STEPS
     lines: int = 1
     function: str = "train"
@@ -53,9 +55,11 @@ class Training:
     @property
     def missing(self) -> str:
         """Why it cannot run here; "" where it can."""
-        if not self.package or importlib.util.find_spec(self.package) is not None:
-            return ""
-        return f"{self.installed_as} is not installed (make wild)"
+        for package in (self.package, *self.besides):
+            if package and importlib.util.find_spec(package) is None:
+                name = INSTALLED_AS.get(package, package)
+                return f"{name} is not installed (make wild)"
+        return ""
 
     @property
     def installed_as(self) -> str:
@@ -111,7 +115,12 @@ TAIL = 2 * (STEPS - 1)
 
 TRAININGS = [
     Training("nanoGPT's loop", "nanogpt", ""),
-    Training("transformers, `Trainer`", "transformers_trainer", "transformers"),
+    Training(
+        "transformers, `Trainer`",
+        "transformers_trainer",
+        "transformers",
+        besides=("accelerate",),
+    ),
     Training("accelerate", "accelerate_loop", "accelerate"),
     Training("lightning, `configure_optimizers`", "lightning_automatic", "lightning"),
     Training(
@@ -132,7 +141,6 @@ TRAININGS = [
             more={"name": name},
             externs=name == "muon",
             resumed="",
-            why="timm's own optimizers are resumed as AdamW is",
         )
         for name, launches in {
             "adafactorbv": 4,
@@ -158,7 +166,6 @@ TRAININGS = [
         function="train_with_tail",
         compiled="put_tail",
         resumed="",
-        why="a tail keeps nothing that a checkpoint would hold",
     ),
     Training("diffusers, `EMAModel`", "diffusers_unet", "diffusers"),
     Training(
@@ -170,7 +177,6 @@ TRAININGS = [
         function="train_with_tail",
         compiled="put_tail",
         resumed="",
-        why="a tail keeps nothing that a checkpoint would hold",
     ),
     Training(
         "stable-baselines3, PPO",
