@@ -12,6 +12,10 @@ from fuseopt.compiler.session import COMPILED
 from tests.wild.trained import STEPS, seed_all
 
 
+#: The packages' own warnings are their own.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
 def is_compiled(optimizer: torch.optim.Optimizer) -> bool:
     return hasattr(optimizer.step, COMPILED)
 
