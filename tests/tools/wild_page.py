@@ -11,6 +11,7 @@ import gc
 import os
 import re
 import sys
+import textwrap
 import warnings
 from typing import Any
 
@@ -111,6 +112,7 @@ def filled(text: str, only: str = "") -> str:
         f"{own['python']}; {today()}. Times are the least of {RUNS} runs of "
         f"{STEPS // 2} steps, on a machine that others use."
     )
+    told = textwrap.fill(told, 88)
     block = "\n".join(["<!-- wild:begin -->", *table, "", told, "<!-- wild:end -->"])
     return BLOCK.sub(lambda _: block, text)
 

@@ -11,7 +11,6 @@ import fuseopt
 from fuseopt.compiler.session import COMPILED
 from tests.wild.trained import STEPS, seed_all
 
-
 #: The packages' own warnings are their own.
 pytestmark = pytest.mark.filterwarnings("default")
 
