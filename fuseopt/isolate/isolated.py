@@ -30,6 +30,7 @@ from ..shadow.lanes import Unlike
 from ..shadow.optimizer import Shadow, unfused
 from ..shadow.whole import NotTraced, Whole
 from ..shards.step import Shards
+from .arguments import Arguments
 from .class_guard import Methods
 from .compilations import Compilations
 from .decorators import cells, copied
@@ -59,8 +60,7 @@ class Isolated:
     def __init__(self, optimizer: Optimizer, function: Any, wanted: Wanted) -> None:
         self.owner = weakref.ref(optimizer, _released(self))
         self.function = function
-        #: what a step may be given, where None says the same as nothing
-        self._by_default_none = _by_default_none(function)
+        self.arguments = Arguments(function)
         #: one thread at a time steps an optimizer on its shadow
         self.lock = threading.RLock()
         self.wanted = wanted
@@ -131,7 +131,7 @@ class Isolated:
 
         @functools.wraps(self.function)
         def step(*args: Any, **kwargs: Any) -> Any:
-            if (len(args) > 1 or kwargs) and self._says_nothing(args, kwargs):
+            if (len(args) > 1 or kwargs) and self.arguments.say_nothing(args, kwargs):
                 args, kwargs = args[:1], {}
             if self.race is None:
                 return self.run(args, kwargs)
@@ -141,20 +141,6 @@ class Isolated:
         made = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
         setattr(made, COMPILED, self)
         return made, step
-
-    def _says_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Is a call with arguments the same as one without, as `step(closure=None)` is?
-
-        Trainers that pass on a closure, should there be one, call all steps so.
-        """
-        given = [*args[1:], *kwargs.values()]
-        if any(value is not None for value in given):
-            return False
-        names = self._by_default_none
-        # where there is no such argument, or it is given twice, Python says so
-        return len(args) <= len(names) + 1 and kwargs.keys() <= {
-            *names[len(args) - 1 :]
-        }
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Let nothing that was compiled count where the optimizer is another now."""
@@ -228,7 +214,15 @@ class Isolated:
         alone = len(args) == 1 and not kwargs
         if not alone and self.shards.wants(optimizer, anew=True):
             return self._eager(args, kwargs, "its step is given arguments")
-        if alone and compat.stance() in TRACES:
+        traces = compat.stance() in TRACES
+        if not alone and traces:
+            first = self.arguments.first(args, kwargs)
+            if first is not None:
+                with torch.enable_grad():
+                    result = first()
+                self.run(args[:1], {})
+                return result
+        if alone and traces:
             with self.lock:
                 few, whole = self.representatives, self.whole
                 if self.shards.wants(optimizer):
@@ -411,16 +405,6 @@ class Isolated:
 
             self.callables[place] = closure
         return self.callables[place]
-
-
-def _by_default_none(function: Any) -> list[str]:
-    """Names of what a step may be given besides its optimizer, by place or by name, if
-    None is the default of each; else none.
-    """
-    parameters = [*inspect.signature(function).parameters.values()][1:]
-    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    same = all(p.default is None and p.kind is either for p in parameters)
-    return [p.name for p in parameters] if same else []
 
 
 def _released(isolated: Isolated) -> Callable[[Any], None]:
