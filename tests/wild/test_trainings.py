@@ -21,6 +21,10 @@ from tests.wild.trained import STEPS, Trained, state_of
 from tests.wild.trainings import TRAININGS, Training
 
 
+#: Warnings of the packages are their own; those of fuseopt are looked for in each run.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
 def each(trainings: list[Training]) -> pytest.MarkDecorator:
     """For each of some trainings."""
     return pytest.mark.parametrize("training", trainings, ids=lambda t: t.name)
