@@ -20,7 +20,6 @@ from tests.wild.launched import launched
 from tests.wild.trained import STEPS, Trained, state_of
 from tests.wild.trainings import TRAININGS, Training
 
-
 #: Warnings of the packages are their own; those of fuseopt are looked for in each run.
 pytestmark = pytest.mark.filterwarnings("default")
 
