@@ -17,7 +17,7 @@ REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
 HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h
 
-.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay gpu bench bench-gpu lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay wild gpu bench bench-gpu lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-all  the tests, the slow ones too"
 	@echo "make fuzz      2,000 random programs and optimizers, other ones each time"
 	@echo "make replay    does what the tests compile differ from the last commit?"
+	@echo "make wild      trainings with public packages, and the examples"
 	@echo "make bench     the benchmarks, on a CPU, in 15 minutes"
 	@echo "make bench-gpu the same ones on a GPU"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast; nine minutes"
@@ -63,6 +64,11 @@ fuzz-optimizers: $(VENV)/stamp-test
 replay: $(VENV)/stamp-test
 	$(BIN)/python -m tests.tools.replay $(REPLAY_FLAGS)
 
+# What is not installed is skipped, and named at the end.
+wild: $(VENV)/stamp-test $(VENV)/stamp-wild $(VENV)/stamp-timm
+	$(BIN)/python -m pytest tests/wild tests/tools/test_examples.py \
+		tests/tools/test_wild_page.py -rs $(TEST_FLAGS)
+
 # Goes on where an earlier run stopped. All there is: BENCH_FLAGS="--suite full".
 bench: $(VENV)/stamp-test $(VENV)/stamp-bench
 	$(BIN)/python -m bench run $(BENCH_FLAGS)
@@ -90,6 +96,12 @@ format: $(VENV)/stamp-dev
 
 clean:
 	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info
+
+# By itself, for it asks for torchvision: each wheel of that loads beside one build of
+# torch alone, and tests/wild does without. The rest that it asks for is there.
+$(VENV)/stamp-timm: constraints.txt | $(VENV)/stamp-wild
+	$(PIP) install --constraint constraints.txt --no-deps timm
+	touch $@
 
 # One stamp for each extra: a target installs what it needs and no more. Every
 # install reads the constraints, so that nothing can change the version of torch.

@@ -30,6 +30,7 @@ from ..shadow.lanes import Unlike
 from ..shadow.optimizer import Shadow, unfused
 from ..shadow.whole import NotTraced, Whole
 from ..shards.step import Shards
+from .arguments import Arguments
 from .class_guard import Methods
 from .compilations import Compilations
 from .decorators import cells, copied
@@ -59,9 +60,7 @@ class Isolated:
     def __init__(self, optimizer: Optimizer, function: Any, wanted: Wanted) -> None:
         self.owner = weakref.ref(optimizer, _released(self))
         self.function = function
-        parameters = [*inspect.signature(function).parameters.values()]
-        #: is a call whose arguments are None the same as one without?
-        self._none_by_default = all(p.default is None for p in parameters[1:])
+        self.arguments = Arguments(function)
         #: one thread at a time steps an optimizer on its shadow
         self.lock = threading.RLock()
         self.wanted = wanted
@@ -132,6 +131,8 @@ class Isolated:
 
         @functools.wraps(self.function)
         def step(*args: Any, **kwargs: Any) -> Any:
+            if (len(args) > 1 or kwargs) and self.arguments.say_nothing(args, kwargs):
+                args, kwargs = args[:1], {}
             if self.race is None:
                 return self.run(args, kwargs)
             return self._race(self.race, args, kwargs)
@@ -212,11 +213,16 @@ class Isolated:
         self._follow(optimizer)
         alone = len(args) == 1 and not kwargs
         if not alone and self.shards.wants(optimizer, anew=True):
-            given = [*args[1:], *kwargs.values()]
-            if any(x is not None for x in given) or not self._none_by_default:
-                return self._eager(args, kwargs, "its step is given arguments")
-            args, kwargs, alone = args[:1], {}, True
-        if alone and compat.stance() in TRACES:
+            return self._eager(args, kwargs, "its step is given arguments")
+        traces = compat.stance() in TRACES
+        if not alone and traces:
+            first = self.arguments.first(args, kwargs)
+            if first is not None:
+                with torch.enable_grad():
+                    result = first()
+                self.run(args[:1], {})
+                return result
+        if alone and traces:
             with self.lock:
                 few, whole = self.representatives, self.whole
                 if self.shards.wants(optimizer):

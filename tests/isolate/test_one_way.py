@@ -175,6 +175,31 @@ def test_hooks_and_closures() -> None:
     assert len(seen) == 8
 
 
+def test_a_closure_that_is_none_is_no_argument() -> None:
+    """Trainers that pass a closure on, should there be one, call all steps so."""
+    pair = Pair()
+    for given in ((), (None,), ()):
+        pair.both(*given)
+    pair.step(closure=None)
+    (report,) = fuseopt.reports()
+    assert "of 18 lanes" in report.traced
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((None, None), {}), ((None,), {"closure": None}), ((), {"other": None})],
+    ids=["too many", "twice", "unknown"],
+)
+def test_arguments_that_a_step_does_not_take(
+    args: tuple[None, ...], kwargs: dict[str, None]
+) -> None:
+    pair = Pair()
+    pair.both()
+    for step in (pair.eager.step, pair.step):
+        with pytest.raises(TypeError):
+            step(*args, **kwargs)
+
+
 def test_nothing_is_printed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     Pair().both()

@@ -1,0 +1,129 @@
+"""A step's function -> the closure that it calls before all else.
+
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    ...
+    return loss
+
+A step that is written so calls its closure once, and does nothing with the result but
+return it. So the closure can be called by itself; what is left is the step that is
+given none, which few lanes may lead. The code is proven to be that: names count, text
+that merely looks alike does not.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..uniformity.source import NoSource, Sources
+
+#: Methods of torch's that say no more than that the step may not be captured.
+CHECKS = frozenset(
+    {"_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"}
+)
+#: Functions by which code gets at names that it does not write.
+LOOKS = frozenset({"locals", "vars", "eval", "exec", "dir"})
+_SOURCES = Sources()
+
+
+def opening(function: Any) -> str:
+    """The name of the argument that a step's function calls first; "" where its code is
+    not known to be that.
+    """
+    if not isinstance(function, types.FunctionType):
+        return ""
+    code = function.__code__
+    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    if "torch" in own or function.__globals__.get("torch") is not torch:
+        return ""
+    try:
+        node = _SOURCES.of(function).node
+    except NoSource:
+        return ""
+    return _opening(node) if isinstance(node, ast.FunctionDef) else ""
+
+
+def _opening(node: ast.FunctionDef) -> str:
+    itself, *others = [a.arg for a in node.args.args]
+    empty: set[str] = set()
+    for place, statement in enumerate(node.body):
+        if _is_text(statement) or _is_check(statement, itself):
+            continue
+        name = _emptied(statement)
+        if name:
+            empty.add(name)
+            continue
+        closure, result = _called(statement)
+        rest = node.body[place + 1 :]
+        known = closure in others and result in empty and not empty & {itself, closure}
+        return closure if known and _only_returns(rest, closure, result) else ""
+    return ""
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _is_check(statement: ast.stmt, itself: str) -> bool:
+    """Is it a check of torch's, with no effect on what a closure sees?"""
+    return any(_same(statement, f"{itself}.{name}()") for name in CHECKS)
+
+
+def _emptied(statement: ast.stmt) -> str:
+    """The name that a statement gives None to."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
+    value = getattr(statement, "value", None)
+    if len(targets) != 1 or not isinstance(value, ast.Constant):
+        return ""
+    (target,) = targets
+    return target.id if isinstance(target, ast.Name) and value.value is None else ""
+
+
+def _called(statement: ast.stmt) -> tuple[str, str]:
+    """The names of closure and result, of the statement that calls the one."""
+    names = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name)]
+    for closure in names:
+        for result in names:
+            text = (
+                f"if {closure} is not None:\n"
+                f"    with torch.enable_grad():\n"
+                f"        {result} = {closure}()"
+            )
+            if closure != result and _same(statement, text):
+                return closure, result
+    return "", ""
+
+
+def _same(statement: ast.stmt, text: str) -> bool:
+    (wanted,) = ast.parse(text).body
+    return ast.dump(statement) == ast.dump(wanted)
+
+
+def _only_returns(rest: Sequence[ast.stmt], closure: str, result: str) -> bool:
+    """Does the rest of a step return the result and do nothing else with either?"""
+    if not rest or not isinstance(rest[-1], ast.Return):
+        return False
+    every = [node for statement in rest for node in ast.walk(statement)]
+    returned = [node.value for node in every if isinstance(node, ast.Return)]
+    if not all(isinstance(x, ast.Name) and x.id == result for x in returned):
+        return False
+    own = {id(x) for x in returned}
+    said = {text for node in every if id(node) not in own for text in _texts(node)}
+    return not said & ({closure, result} | LOOKS)
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    """All names that a node says, of whatever kind."""
+    for _, value in ast.iter_fields(node):
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str):
+                yield one
