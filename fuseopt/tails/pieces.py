@@ -16,6 +16,7 @@ from .. import compat
 from .adaptive import adapt
 from .arguments import parameters_of
 from .clip import clip_grad_norm_
+from .order import arranged
 from .sequence import (
     Given,
     afterwards,
@@ -54,10 +55,11 @@ def run(
         if every and limit is not None and not apart and compat.are_spread(every):
             # such tails are always in pieces, so that it pays to compile the clip
             own = [p for p in parameters_of(optimizers) if p.grad is not None]
-            norm = clip_grad_norm_(own, limit, given.norm_type)
+            norm = clip_grad_norm_(arranged(own, given.places), limit, given.norm_type)
             limit = None
         elif limit is not None or given.judged or raises:
-            norm = torch.nn.utils.get_total_norm(every, given.norm_type, raises)
+            over = arranged(every, given.places)
+            norm = torch.nn.utils.get_total_norm(over, given.norm_type, raises)
         params = parameters_of(optimizers) if given.measured else []
         held = [p.grad is not None for p in params]
         begun = begin(params, every) if params else None

@@ -17,6 +17,7 @@ from .adapters import Update
 from .adaptive import adapt
 from .arguments import parameters_of
 from .models import Updated, update
+from .order import arranged
 from .stats import begin, table
 
 Tensors = list[torch.Tensor]
@@ -30,8 +31,9 @@ class Given:
     gradients are divided by before all else, or None. `scale`: GradScaler's,
     None without one; `founds`: of each optimizer, what GradScaler found in gradients
     that were unscaled before, None where they were not. `max_norm`, `max_value`,
-    `adaptive`: None where nothing is clipped so. `order`: of dtypes, in which torch
-    sums norms up, [] of one. `judged`: is a step skipped whose norm is not finite?
+    `adaptive`: None where nothing is clipped so. `places`: those of gradients in the
+    order of the norm, [] where it is theirs. `order`: of dtypes, in which torch sums
+    norms up, [] of one. `judged`: is a step skipped whose norm is not finite?
     `averages`: (averages, what they are of); `decays`: of each.
     `models`: updates of averaged models; `objects`: of those of other packages.
     `copies`: (copies, what they are of). `zeroed`: are gradients filled with zeros in
@@ -50,6 +52,7 @@ class Given:
     norm_type: float
     max_value: Any
     adaptive: tuple[Any, Any] | None
+    places: list[int]
     order: list[torch.dtype]
     judged: bool
     averages: list[tuple[Tensors, Tensors]]
@@ -105,7 +108,8 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
         founds.append(found)
     norm = None
     if self.max_norm is not None or self.judged:
-        summed = [x for kind in self.order for x in seen if x.dtype == kind] or seen
+        over = arranged(seen, self.places)
+        summed = [x for kind in self.order for x in over if x.dtype == kind] or over
         norm = torch.nn.utils.get_total_norm(summed, self.norm_type)
     params = parameters_of(self.optimizers) if self.measured else []
     held = [p.grad is not None for p in params]

@@ -33,6 +33,7 @@ from .arguments import (
 )
 from .beside import Beside
 from .fused import Fused
+from .order import ClipOrder, arranged
 from .outcome import Outcome
 from .pieces import run
 from .stats import COLUMNS, row_names
@@ -61,6 +62,7 @@ class Tail:
         optimizers: Sequence[Optimizer],
         scaler: torch.amp.GradScaler | None,
         beside: Beside,
+        order: ClipOrder,
         **options: Any,
     ) -> None:
         self.optimizers = [*optimizers]
@@ -80,6 +82,7 @@ class Tail:
         #: one thread at a time
         self._lock = threading.RLock()
         self._beside = beside
+        self._order = order
         self._options = options
         #: of each optimizer: has it stepped before, so that its state is there?
         self._begun = [False for _ in optimizers]
@@ -173,6 +176,7 @@ class Tail:
             "max_value": max_value,
             "adaptive": checked_adaptive(self.clip_grad_adaptive),
             "norm_type": float(self.norm_type),
+            "places": self._order.places(every),
             "judged": bool(self.skip_nonfinite),
             **self._beside.content(every, self.decays),
             "zeroed": self.zero_grad == "zeros",
@@ -233,7 +237,7 @@ class Tail:
             return "parameters share a gradient, which is scaled twice"
         if len({g.device for g in grads}) > 1:
             return "gradients lie on several devices"
-        order = compat.dtypes_in_order(grads)
+        order = compat.dtypes_in_order(arranged(grads, content["places"]))
         if order is None:
             return "nobody knows in which order torch goes over dtypes"
         content["order"] = order
@@ -343,6 +347,7 @@ def tail(
     *,
     clip_grad_norm: float | torch.Tensor | None = None,
     norm_type: float = 2.0,
+    clip_parameters: Iterable[torch.Tensor] | torch.nn.Module | None = None,
     clip_grad_value: float | torch.Tensor | None = None,
     clip_grad_adaptive: float | tuple[Any, Any] | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -363,7 +368,8 @@ def tail(
     object of another package, and the model or the parameters that it is of.
     `copies`: tensors that get what the parameters are, in other dtypes. `zero_grad`:
     True sets gradients to None and never writes the clipped ones, "zeros" fills them,
-    False leaves them clipped.
+    False leaves them clipped. `clip_parameters`: the parameters, or the model, in whose
+    order the total norm is added up; as groups have them where it is not given.
     `clip_grad_adaptive`: a factor, or (factor, eps). `grad_divisor`: what gradients are
     divided by before all else, such as the number of micro-batches that they are sums
     over. `stats`: measure each parameter; `names`: theirs, or the model that has them.
@@ -382,7 +388,8 @@ def tail(
                 "before another is made"
             )
     beside = Beside(ema, copies)
-    made = Tail(every, checked_scaler(scaler), beside, **options)
+    order = ClipOrder(clip_parameters)
+    made = Tail(every, checked_scaler(scaler), beside, order, **options)
     made.clip_grad_norm, made.clip_grad_value = clip_grad_norm, clip_grad_value
     made.clip_grad_adaptive = clip_grad_adaptive
     made.norm_type, made.zero_grad = norm_type, zero_grad

@@ -1,0 +1,123 @@
+"""The order in which a total norm is added up: torch's, where the user says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+
+import fuseopt
+from tests.tails.twins import same
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(9, 9) for _ in range(6)])
+
+
+def sorted_groups(m: nn.Module) -> list[dict[str, Any]]:
+    """Weights that decay first, then the others, as trainers have them."""
+    every = [*m.parameters()]
+    return [
+        {"params": [p for p in every if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in every if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def give(m: nn.Module, seed: int, without: int = -1) -> None:
+    g = torch.Generator().manual_seed(seed)
+    for k, p in enumerate(m.parameters()):
+        p.grad = torch.randn(p.shape, generator=g).to(p.dtype)
+        if k == without:
+            p.grad = None
+
+
+def trained(m: nn.Module, clip: Any, steps: int, half: bool = False) -> list[Any]:
+    """Norms and parameters. `clip`: what `tail` is given; None: eager's own."""
+    if half:
+        for p in [*m.parameters()][::3]:
+            p.data = p.data.bfloat16()
+    opt = AdamW(sorted_groups(m), lr=0.1)
+    tail = None
+    if clip is not None:
+        given = {"clip_grad_norm": 0.1, **clip}
+        tail = fuseopt.tail(opt, zero_grad=True, **given)
+    found = []
+    for k in range(steps):
+        give(m, k, without=k - 4)
+        if tail is None:
+            found.append(torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1))
+            opt.step()
+            opt.zero_grad()
+        else:
+            found.append(tail().norm)
+    return [*found, *m.parameters()]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("by", ["module", "parameters"])
+def test_bits_of_a_clip_over_the_model(by: str, half: bool) -> None:
+    want = trained(model(), None, 8, half)
+    m = model()
+    given = m if by == "module" else m.parameters()
+    got = trained(m, {"clip_parameters": given}, 8, half)
+    assert all(map(same, got, want))
+    report = fuseopt.reports()[-1]
+    assert not report.fallback
+    # norms of two dtypes are stacked by ATen
+    assert report.launches == (3 if half else 2)
+
+
+def test_the_order_matters_here() -> None:
+    """Without it the last bits differ, so that the test above can fail."""
+    want, got = trained(model(), None, 4), trained(model(), {}, 4)
+    assert not all(map(same, got, want))
+
+
+def test_in_pieces_too() -> None:
+    """With hooks around the step."""
+    want = trained(model(), None, 4)
+    m = model()
+    opt = AdamW(sorted_groups(m), lr=0.1)
+    opt.register_step_pre_hook(lambda *_: None)
+    given = {"clip_grad_norm": 0.1, "zero_grad": True, "clip_parameters": m}
+    tail = fuseopt.tail(opt, **given)
+    got = []
+    for k in range(4):
+        give(m, k, without=k - 4)
+        got.append(tail().norm)
+    assert all(map(same, [*got, *m.parameters()], want))
+
+
+def test_a_model_of_which_a_part_is_trained() -> None:
+    """What has no gradient may be of no optimizer; what has one may not."""
+    m = model()
+    parts = [*m.parameters()]
+    tail = fuseopt.tail(SGD(parts[:6], lr=0.1), clip_grad_norm=0.1, clip_parameters=m)
+    for _ in range(3):
+        give(m, 0)
+        for p in parts[6:]:
+            p.grad = None
+        tail()
+    before = [p.detach().clone() for p in parts]
+    give(m, 1)
+    with pytest.raises(ValueError, match="no optimizer of the tail steps"):
+        tail()
+    assert all(map(torch.equal, parts, before))
+
+
+def test_what_is_refused() -> None:
+    m = model()
+    parts = [*m.parameters()]
+    opt = SGD(parts, lr=0.1)
+    with pytest.raises(ValueError, match="twice"):
+        fuseopt.tail(opt, clip_grad_norm=0.1, clip_parameters=[*parts, parts[0]])
+    with pytest.raises(TypeError, match="a str among"):
+        fuseopt.tail(opt, clip_grad_norm=0.1, clip_parameters=["weight"])
+    tail = fuseopt.tail(opt, clip_grad_norm=0.1, clip_parameters=parts[1:])
+    give(m, 0)
+    with pytest.raises(ValueError, match=r"\[9, 9\] is not in clip_parameters"):
+        tail()
