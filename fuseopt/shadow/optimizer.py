@@ -14,8 +14,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.optim import Optimizer
 from .. import compat
 from ..compiler.code_paths import PLAIN
 from ..compiler.session import session
+from .contents import Pair, Part
 from .double import OUTSIDE, is_hooks
 from .lanes import Unlike
 
@@ -45,85 +45,6 @@ LEAVES = frozenset(
     {int, float, bool, str, type(None), torch.Tensor, torch.nn.Parameter}
 )
 Write = Callable[[], object]
-_flat = chain.from_iterable
-
-
-class Contents:
-    """What dicts and lists held when this was made, by identity.
-
-    `tables` and `rows` are asked, `held` and `listed` is what they held.
-    """
-
-    def __init__(
-        self,
-        tables: Sequence[Any] = (),
-        rows: Sequence[Any] = (),
-        held: Sequence[Any] = (),
-        listed: Sequence[Any] = (),
-    ) -> None:
-        self._tables = tables
-        self._rows = rows
-        # no key is looked up: a tensor's hash is a call of Python
-        self._cells = [*_flat(held), *_flat(map(dict.values, held)), *_flat(listed)]
-        self._sizes = [*map(len, held), *map(len, listed)]
-
-    def same(self) -> bool:
-        """Do they hold the same objects still?"""
-        tables, rows = self._tables, self._rows
-        if [*map(len, tables), *map(len, rows)] != self._sizes:
-            return False
-        cells = [*_flat(tables), *_flat(map(dict.values, tables)), *_flat(rows)]
-        return all(map(is_, cells, self._cells))
-
-
-class _Pair:
-    """A container of the optimizer's and the shadow's copy, and what they last held."""
-
-    __slots__ = ("before", "ours", "seen", "theirs")
-
-    def __init__(self, theirs: Any, seen: Any, ours: Any) -> None:
-        self.theirs = theirs
-        self.seen = seen
-        self.ours = ours
-        self.before = ours.copy()
-
-
-_THEIRS, _SEEN = attrgetter("theirs"), attrgetter("seen")
-_OURS, _BEFORE = attrgetter("ours"), attrgetter("before")
-
-
-class _Part:
-    """Some of an optimizer's containers, by id, and what they held."""
-
-    def __init__(self) -> None:
-        self.pairs: dict[int, _Pair] = {}
-        self.roots: list[int] = []  # whose pairs keep them
-        self.tables: list[_Pair] = []
-        self.rows: list[_Pair] = []
-        self.theirs = self.ours = Contents()
-
-    def note(self) -> None:
-        """Both sides are alike now, as their pairs say."""
-        every = self.pairs.values()
-        self.rows = [x for x in every if type(x.ours) is list]
-        self.tables = [x for x in every if type(x.ours) is not list]
-        self.note_again()
-
-    def note_again(self) -> None:
-        """The same, where the containers are those of the last time."""
-        tables, rows = self.tables, self.rows
-        self.ours = Contents(
-            [*map(_OURS, tables)],
-            [*map(_OURS, rows)],
-            [*map(_BEFORE, tables)],
-            [*map(_BEFORE, rows)],
-        )
-        self.theirs = Contents(
-            [*map(_THEIRS, tables)],
-            [*map(_THEIRS, rows)],
-            [*map(_SEEN, tables)],
-            [*map(_SEEN, rows)],
-        )
 
 
 def unfused(group: dict[str, Any]) -> dict[str, bool]:
@@ -169,10 +90,10 @@ class Shadow:
         self._owner = weakref.ref(optimizer)
         #: was what the last step left taken over, or thrown away?
         self.clean = False
-        self._lanes, self._plain = _Part(), _Part()
-        self._known: dict[int, _Pair] = {}  # while copies are made: the former ones
+        self._lanes, self._plain = Part(), Part()
+        self._known: dict[int, Pair] = {}  # while copies are made: the former ones
         self._within: set[int] = set()  # what is being copied
-        self._written: list[tuple[_Part, _Pair]] = []  # by the last step
+        self._written: list[tuple[Part, Pair]] = []  # by the last step
         #: by id of what is the shadow's, the optimizer's
         self._back: dict[int, Any] = {}
 
@@ -202,9 +123,13 @@ class Shadow:
         plain = [vars(optimizer), groups, *groups]
         mine, rest = self._lanes, self._plain
         known = self.clean and [*map(id, lanes)] == mine.roots and mine.theirs.same()
-        if known and [*map(id, plain)] == rest.roots and rest.theirs.same():
+        same = known and [*map(id, plain)] == rest.roots
+        if same and rest.theirs.same():
             return
         self.clean = False
+        if same and rest.follow():
+            self.clean = True
+            return
         self._within.clear()
         self._known = {**self._lanes.pairs, **self._plain.pairs}
         if not known:
@@ -224,7 +149,7 @@ class Shadow:
         self.clean = True
 
     def _mirror_plain(self, optimizer: Optimizer, lanes: Sequence[Any]) -> None:
-        pairs: dict[int, _Pair] = {}
+        pairs: dict[int, Pair] = {}
         self._plain.pairs = pairs
         attributes = vars(optimizer).copy()
         made: dict[str, Any] = {}
@@ -254,10 +179,10 @@ class Shadow:
         inside = vars(self.itself)
         inside.clear()
         inside.update(made)
-        pairs[id(vars(optimizer))] = _Pair(vars(optimizer), attributes, inside)
+        pairs[id(vars(optimizer))] = Pair(vars(optimizer), attributes, inside)
 
     def _filled(
-        self, theirs: Any, seen: Any, content: Any, pairs: dict[int, _Pair]
+        self, theirs: Any, seen: Any, content: Any, pairs: dict[int, Pair]
     ) -> Any:
         """The shadow's copy of a container, the one it had if it had one."""
         known = self._known.get(id(theirs))
@@ -273,11 +198,11 @@ class Shadow:
             if len(ours) != len(content) or not all(map(is_, ours, content)):
                 ours.clear()
             ours.update(content)
-        pairs[id(theirs)] = _Pair(theirs, seen, ours)
+        pairs[id(theirs)] = Pair(theirs, seen, ours)
         return ours
 
     def _mirror(
-        self, x: Any, optimizer: Optimizer, name: str, pairs: dict[int, _Pair]
+        self, x: Any, optimizer: Optimizer, name: str, pairs: dict[int, Pair]
     ) -> Any:
         """What stands for a value in the shadow."""
         kind = type(x)

@@ -24,8 +24,9 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..replicate.writes import Each
+from ..shadow.contents import Contents
 from ..shadow.lanes import NUMBERS, Unlike
-from ..shadow.optimizer import Contents, Write, stand_in, unfused
+from ..shadow.optimizer import Write, stand_in, unfused
 
 _GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
 _VERSION = attrgetter("_version")

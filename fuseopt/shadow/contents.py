@@ -1,0 +1,127 @@
+"""What dicts and lists held: noted, compared, and followed where numbers have moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, compress, count
+from operator import attrgetter, is_, is_not
+from typing import Any
+
+#: Numbers that a schedule moves: what is one of these stays one in the shadow.
+MOVES = frozenset({int, float})
+_flat = chain.from_iterable
+
+
+class Contents:
+    """What dicts and lists held when this was made, by identity.
+
+    `tables` and `rows` are asked, `held` and `listed` is what they held.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any] = (),
+        rows: Sequence[Any] = (),
+        held: Sequence[Any] = (),
+        listed: Sequence[Any] = (),
+    ) -> None:
+        self._tables = tables
+        self._rows = rows
+        # no key is looked up: a tensor's hash is a call of Python
+        self._cells = [*_flat(held), *_flat(map(dict.values, held)), *_flat(listed)]
+        self._sizes = [*map(len, held), *map(len, listed)]
+
+    def same(self) -> bool:
+        """Do they hold the same objects still?"""
+        cells = self._now()
+        return cells is not None and all(map(is_, cells, self._cells))
+
+    def moved(self) -> list[tuple[int, Any]] | None:
+        """Numbers that have taken the place of numbers in the tables, with the place of
+        each among the values of all; None if anything else is another.
+        """
+        cells = self._now()
+        if cells is None:
+            return None
+        first, after = sum(map(len, self._tables)), 2 * sum(map(len, self._tables))
+        found = []
+        for i in compress(count(), map(is_not, cells, self._cells)):
+            if not first <= i < after or {type(cells[i]), type(self._cells[i])} - MOVES:
+                return None
+            found.append((i - first, cells[i]))
+        return found
+
+    def _now(self) -> list[Any] | None:
+        """What they hold; None if one holds more or less than before."""
+        tables, rows = self._tables, self._rows
+        if [*map(len, tables), *map(len, rows)] != self._sizes:
+            return None
+        return [*_flat(tables), *_flat(map(dict.values, tables)), *_flat(rows)]
+
+
+class Pair:
+    """A container of the optimizer's and the shadow's copy, and what they last held."""
+
+    __slots__ = ("before", "ours", "seen", "theirs")
+
+    def __init__(self, theirs: Any, seen: Any, ours: Any) -> None:
+        self.theirs = theirs
+        self.seen = seen
+        self.ours = ours
+        self.before = ours.copy()
+
+
+_THEIRS, _SEEN = attrgetter("theirs"), attrgetter("seen")
+_OURS, _BEFORE = attrgetter("ours"), attrgetter("before")
+
+
+class Part:
+    """Some of an optimizer's containers, by id, and what they held."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[int, Pair] = {}
+        self.roots: list[int] = []  # whose pairs keep them
+        self.tables: list[Pair] = []
+        self.rows: list[Pair] = []
+        self.theirs = self.ours = Contents()
+        #: each value of the tables, in order; made when it is asked for
+        self.values: list[tuple[Pair, Any]] = []
+
+    def note(self) -> None:
+        """Both sides are alike now, as their pairs say."""
+        every = self.pairs.values()
+        self.values = []
+        self.rows = [x for x in every if type(x.ours) is list]
+        self.tables = [x for x in every if type(x.ours) is not list]
+        self.note_again()
+
+    def follow(self) -> bool:
+        """Take over numbers that stand where numbers stood; False, and nothing is done,
+        if anything else has changed.
+        """
+        moved = self.theirs.moved()
+        if moved is None:
+            return False
+        if not self.values:
+            self.values = [(pair, key) for pair in self.tables for key in pair.theirs]
+        for i, x in moved:
+            pair, key = self.values[i]
+            pair.seen[key] = pair.ours[key] = pair.before[key] = x
+        self.note_again()
+        return True
+
+    def note_again(self) -> None:
+        """The same, where the containers are those of the last time."""
+        tables, rows = self.tables, self.rows
+        self.ours = Contents(
+            [*map(_OURS, tables)],
+            [*map(_OURS, rows)],
+            [*map(_BEFORE, tables)],
+            [*map(_BEFORE, rows)],
+        )
+        self.theirs = Contents(
+            [*map(_THEIRS, tables)],
+            [*map(_THEIRS, rows)],
+            [*map(_SEEN, tables)],
+            [*map(_SEEN, rows)],
+        )
