@@ -215,7 +215,9 @@ LOOPS: dict[str, tuple[Build, dict[str, Any]]] = {
 #: What `make test` has time for.
 QUICK = {"AdEMAMix", "MARS", "PNM", "ScheduleFree", "RectifiedAdam", "LAMB"}
 #: No schedule may begin at a rate of 0, by which these divide.
-DIVIDE = {"ScheduleFreeSGD"}
+DIVIDE = {"ScheduleFreeSGD", "Gravity"}
+#: No schedule may move the betas by which these keep their state.
+KEYED = {"AggMo"}
 
 
 @pytest.mark.family(2)
@@ -233,6 +235,8 @@ def test_optimizers_of_papers(name: str, schedule: str) -> None:
         pytest.skip("it has no momentum that the schedule could move")
     if schedule == "warm-up from 0" and name in DIVIDE:
         pytest.skip("it divides by its rate")
+    if schedule in ("one cycle", "everything") and name in KEYED:
+        pytest.skip("in eager it finds no state by other betas")
     ways = [STATE, USUAL, *MORE.get(name, [])]
     assert compilations(build, SCHEDULES[schedule], **options) == len(ways)
 
