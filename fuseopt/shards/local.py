@@ -95,7 +95,7 @@ class LocalOptimizer:
         self._outside: dict[int, tuple[Any, Part | None]] = {}
         #: by id of a part in the state: its DTensor
         self._wholes: dict[int, torch.Tensor] = {}
-        self._theirs = self._ours = Contents()
+        self._theirs = Contents()
         self._spread: list[Part] = []
         self._whole: list[torch.Tensor] = []
         self._parts_here: list[torch.Tensor] = []
@@ -166,14 +166,16 @@ class LocalOptimizer:
             part.here.grad = None
 
     def _same(self) -> bool:
-        """Do optimizer and parts hold what they held?"""
-        if not (self._theirs.same() and self._ours.same()):
+        """Does the optimizer hold what it held? The parts' own changes by what
+        `outward` was given alone, and is made anew then.
+        """
+        if self._wrote or not self._theirs.same():
             return False
         return (
             all(map(is_, map(compat.local_part, self._seen), self._locals))
             and all(map(is_, map(compat.spec_of, self._seen), self._specs))
             and [*map(torch.Tensor.data_ptr, self._locals)] == self._at
-            and [*map(_FLAG, self._seen)] == self._flags
+            and [*map(_FLAG, self._whole)] == self._flags
         )
 
     def _rebuild(self, optimizer: Optimizer) -> None:
@@ -307,18 +309,12 @@ class LocalOptimizer:
         self._theirs = Contents(
             theirs, rows, [x.copy() for x in theirs], [x.copy() for x in rows]
         )
-        inside = vars(self.itself)
-        ours = [inside, self._state, *self._groups]
-        ours += [own for _, own in self._states.values()]
-        rows = [inside["param_groups"], *self._lists]
-        self._ours = Contents(
-            ours, rows, [x.copy() for x in ours], [x.copy() for x in rows]
-        )
         self._seen = [*self._whole, *self._wholes.values()]
         self._locals = [*map(compat.local_part, self._seen)]
         self._specs = [*map(compat.spec_of, self._seen)]
         self._at = [*map(torch.Tensor.data_ptr, self._locals)]
-        self._flags = [*map(_FLAG, self._seen)]
+        self._flags = [*map(_FLAG, self._whole)]
+        self._wrote = False
 
     # ---------------------------------------------------------------- after a step
 
@@ -329,7 +325,8 @@ class LocalOptimizer:
         for write in writes:
             done.append(write)
             done += self._same_outside(write, made)
-        self._wrote = bool(writes)
+        # until `settle`, should an interrupt come between the two
+        self._wrote = self._wrote or bool(writes)
         return done
 
     def settle(self) -> None:

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 import fuseopt
+from fuseopt.shards.local import LocalOptimizer
 from tests.papers import ELEMENTWISE
 from tests.shards import assert_same, local, spread
 from tests.shards.steps import WAYS, compared, give, parameters, run, step_of
@@ -285,3 +286,37 @@ def test_2000_steps_leave_nothing(mesh: DeviceMesh, n: int) -> None:
     (objects, memory), (later, most) = seen
     assert later - objects < 100
     assert most - memory < 8 * 1024
+
+
+@pytest.mark.parametrize("n", [6, 30])
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_interrupt_after_the_writes(
+    mesh: DeviceMesh, n: int, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the step has made is with both optimizers; nothing is taken for known."""
+    settle = LocalOptimizer.settle
+    calls: list[int] = []
+
+    def interrupted(self: LocalOptimizer) -> None:
+        calls.append(1)
+        if len(calls) == at + 1:
+            raise KeyboardInterrupt
+        settle(self)
+
+    monkeypatch.setattr(LocalOptimizer, "settle", interrupted)
+    ends = []
+    for way in ("", "fuseopt.compile"):
+        params = parameters(mesh, n)
+        optimizer = AdamW(params)
+        step = step_of(optimizer, way)
+        generator = torch.Generator().manual_seed(0)
+        for k in range(5):
+            give(params, generator)
+            if way and k == at:
+                with pytest.raises(KeyboardInterrupt):
+                    step()
+            else:
+                step()
+        ends.append(optimizer)
+    assert len(calls) == 5
+    assert_same(ends[1], ends[0])
