@@ -120,4 +120,12 @@ def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 memo[id(value)] = torch.empty_like(value)
-    return copy.deepcopy(optimizer, memo)
+    made = copy.deepcopy(optimizer, memo)
+    # torch's optimizers copy groups and state alone, and no attribute of their own
+    for name, value in vars(optimizer).items():
+        if name not in vars(made) and not callable(value):
+            try:
+                vars(made)[name] = copy.deepcopy(value, memo)
+            except Exception:  # a lock, a file: the step is traced, and not run
+                vars(made)[name] = value
+    return made

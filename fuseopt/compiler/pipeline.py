@@ -31,7 +31,7 @@ from ..runtime.guards.library import HELPER
 from ..runtime.plan import Built, Plan
 from ..runtime.tables.host_numbers import CPU, place_of
 from ..scheduler import Machine, schedule
-from . import dump, logs
+from . import again, dump, logs
 from . import report as reporting
 from .report import Report
 from .session import session
@@ -359,6 +359,10 @@ def _write_down(report: Report, config: Config, lowered: Lowered) -> None:
                 for k in report.kernels
             ]
         dump.write(folder, level, report, graph, plan, suffixed)
+        if level >= dump.SOURCES:
+            from .. import __version__
+
+            again.save(folder, __version__, graph, _machine(config), targets)
         where = f"details in {folder}"
     except OSError as error:
         report.dump_dir, report.kernels = None, kernels

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +98,8 @@ def test_dump_dir_holds_what_a_person_reads(tmp_path: Path) -> None:
         "kernel0.cpp",
         "kernel0.layout.txt",
         "report.txt",
+        "graph.pickle",
+        "repro.py",
     }
     assert (folder / "kernel0.cpp").read_text() == reports[0].kernels[0].source
     assert "once per lane" in (folder / "1_scheduled.txt").read_text()
@@ -178,3 +182,27 @@ def test_a_piece_of_a_step_is_explained_as_it_is_compiled() -> None:
     first = fuseopt.reports()[0]
     assert (explained.fallback, explained.launches) == (first.fallback, first.launches)
     assert explained.launches == 1
+
+
+class Scheduled(torch.optim.SGD):
+    """Keeps rates of its own, which torch's copy of an optimizer has not."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.rates = [0.1, 0.2]
+        self.lock = threading.Lock()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-self.rates[1])
+
+
+def test_an_optimizer_with_attributes_of_its_own() -> None:
+    params = make_params([(3,), (4,)])
+    set_grads(params, params, 0)
+    optimizer = Scheduled(params)
+    report = fuseopt.explain(optimizer)
+    assert report.launches == 1
+    assert optimizer.rates == [0.1, 0.2]

@@ -17,7 +17,7 @@ import fuseopt
 from bench import report
 from bench.environment import environment
 from bench.reading import readings
-from fuseopt.compiler import dump
+from fuseopt.compiler import again, dump
 from fuseopt.config import CHOICES, Config, resolve
 from tests import ROOT
 
@@ -119,6 +119,8 @@ def test_the_dumped_files_and_their_levels() -> None:
         "kernel0.cpp": dump.SOURCES,
         "kernel0.py": dump.SOURCES,
         "kernel0.layout.txt": dump.SOURCES,
+        again.GRAPH: dump.SOURCES,
+        again.SCRIPT: dump.SOURCES,
     }
 
 
