@@ -36,7 +36,7 @@ class Arguments:
 
     def first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The closure in a call, if it alone is given, and may be called by itself."""
-        if not self._fit(args, kwargs):
+        if not self.names or not self._fit(args, kwargs):
             return None
         given = {**dict(zip(self.names, args[1:], strict=False)), **kwargs}
         told = [name for name, value in given.items() if value is not None]

@@ -51,7 +51,10 @@ def opening(function: Any) -> str:
 
 
 def _opening(node: ast.FunctionDef) -> str:
-    itself, *others = [a.arg for a in node.args.args]
+    named = [a.arg for a in node.args.args]
+    if not named:
+        return ""  # a function of *args, which may stand for a method
+    itself, *others = named
     empty: set[str] = set()
     for place, statement in enumerate(node.body):
         if _is_text(statement) or _is_check(statement, itself):

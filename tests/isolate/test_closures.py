@@ -239,3 +239,33 @@ def test_either_has_the_bits_of_eager(kind: type) -> None:
     pair = Pair(kind)
     for _ in range(3):
         pair.both()
+
+
+def wrapped(optimizer: Any) -> Any:
+    """A step put in its place on the object, which takes whatever it is given."""
+    plain = optimizer.step
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs)
+
+    optimizer.step = counting
+    return optimizer
+
+
+def test_a_function_without_names_opens_with_nothing() -> None:
+    def of_anything(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    def of_nothing() -> None:
+        pass
+
+    assert opening(of_anything) == opening(of_nothing) == ""
+
+
+# what it wraps looks an optimizer's dict up by itself, of which a warning tells
+@pytest.mark.filterwarnings("ignore:fuseopt. SGD.step runs in eager")
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_step_that_takes_anything(by_name: bool) -> None:
+    pair = Pair(lambda params: wrapped(make("SGD", params)))
+    for _ in range(3):
+        pair.both(by_name)
