@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from statistics import median
 
 import torch
 
@@ -46,6 +47,13 @@ class Turns:
     def take(self, name: str) -> None:
         """Call one contender and keep its seconds."""
         self.seconds[name].append(seconds_of(self.contenders[name]))
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Of each contender its median, its fastest tenth and its rounds."""
+        return {
+            name: {"p50": median(taken), "p10": p10(taken), "rounds": len(taken)}
+            for name, taken in self.seconds.items()
+        }
 
 
 def interleave(

@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from bench.interleave import Turns, p10, plan_rounds, seconds_of
+from bench.interleave import Turns, plan_rounds, seconds_of
 from bench.results import Figures
 
 WORLD = 4
@@ -117,9 +116,8 @@ class ShardRun:
 
     def result(self) -> Figures:
         """Return the case's entry of the results file."""
-        for name, taken in self.turns.seconds.items():
-            self.figures[name] |= {"p50": median(taken), "p10": p10(taken)}
-            self.figures[name]["rounds"] = len(taken)
+        for name, figures in self.turns.figures().items():
+            self.figures[name] |= figures
         return {"tensors": self.params, "contenders": self.figures}
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
 
 from bench.contenders import copied
-from bench.interleave import Turns, p10, plan_rounds, seconds_of
+from bench.interleave import Turns, plan_rounds, seconds_of
 from bench.models import make_params, model_shapes
 from bench.results import Figures
 
@@ -131,9 +130,8 @@ class TailRun:
 
     def result(self) -> Figures:
         """Return the case's entry of the results file."""
-        for name, taken in self.turns.seconds.items():
-            self.figures[name] |= {"p50": median(taken), "p10": p10(taken)}
-            self.figures[name]["rounds"] = len(taken)
+        for name, figures in self.turns.figures().items():
+            self.figures[name] |= figures
         return {
             "tensors": self.tensors,
             "elements": self.elements,

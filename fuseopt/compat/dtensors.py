@@ -117,4 +117,4 @@ def spread_as(local: torch.Tensor, whole: Any) -> Any:
     if spec.tensor_meta.dtype != local.dtype:
         meta = spec.tensor_meta._replace(dtype=local.dtype)
         spec = dataclasses.replace(spec, tensor_meta=meta)
-    return type(whole)(local, spec, requires_grad=False)
+    return spread(local, spec)

@@ -17,7 +17,7 @@ import torch
 from .contexts import scalar_outputs, within_copy
 from .gc_pause import collector_paused
 from .gradients import Apart
-from .tracing import settle, tracing
+from .tracing import leave, settle, tracing
 
 #: The attribute of a class whose objects are traced in an optimizer's stead, and step
 #: all their `optimizers`.
@@ -110,9 +110,7 @@ def on_trace(
                 tracing.patches.append(patch)
 
     def ended(_: Any) -> None:
-        tracing.owners = []
-        while tracing.patches:
-            tracing.patches.pop().__exit__(None, None, None)
+        leave()
 
     # a callback may run while Dynamo is tracing: it must not trace this too
     started = torch._dynamo.disable(started)  # type: ignore[no-untyped-call]

@@ -33,6 +33,13 @@ def traces_own() -> bool:
     return tracing.own and traces_step()
 
 
+def leave() -> None:
+    """Take back what was set for a trace of this thread, which has ended."""
+    tracing.owners = []
+    while tracing.patches:
+        tracing.patches.pop().__exit__(None, None, None)
+
+
 def settle() -> None:
     """Put right what an interrupt has left of a compilation that nobody goes on with.
 
@@ -56,6 +63,4 @@ def settle() -> None:
     name = "_CompilationCallbackHandler__pending_callbacks_counter"
     if getattr(callback_handler, name, 0):
         setattr(callback_handler, name, 0)
-    tracing.owners = []
-    while tracing.patches:
-        tracing.patches.pop().__exit__(None, None, None)
+    leave()

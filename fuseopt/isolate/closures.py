@@ -93,9 +93,11 @@ def _emptied(statement: ast.stmt) -> str:
 
 def _called(statement: ast.stmt) -> tuple[str, str]:
     """The names of closure and result, of the statement that calls the one."""
-    names = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name)]
-    for closure in names:
-        for result in names:
+    match statement:
+        case ast.If(
+            test=ast.Compare(left=ast.Name(id=closure)),
+            body=[ast.With(body=[ast.Assign(targets=[ast.Name(id=result)])])],
+        ):
             text = (
                 f"if {closure} is not None:\n"
                 f"    with torch.enable_grad():\n"

@@ -30,6 +30,7 @@ class Contents:
         # no key is looked up: a tensor's hash is a call of Python
         self._cells = [*_flat(held), *_flat(map(dict.values, held)), *_flat(listed)]
         self._sizes = [*map(len, held), *map(len, listed)]
+        self._keys = sum(map(len, held))  # cells before the first value
 
     def same(self) -> bool:
         """Do they hold the same objects still?"""
@@ -38,12 +39,13 @@ class Contents:
 
     def moved(self) -> list[tuple[int, Any]] | None:
         """Numbers that have taken the place of numbers in the tables, with the place of
-        each among the values of all; None if anything else is another.
+        each among the values of all; [] where all is the same, None if anything else
+        is another.
         """
         cells = self._now()
         if cells is None:
             return None
-        first, after = sum(map(len, self._tables)), 2 * sum(map(len, self._tables))
+        first, after = self._keys, 2 * self._keys
         found = []
         for i in compress(count(), map(is_not, cells, self._cells)):
             if not first <= i < after or {type(cells[i]), type(self._cells[i])} - MOVES:
@@ -95,20 +97,14 @@ class Part:
         self.tables = [x for x in every if type(x.ours) is not list]
         self.note_again()
 
-    def follow(self) -> bool:
-        """Take over numbers that stand where numbers stood; False, and nothing is done,
-        if anything else has changed.
-        """
-        moved = self.theirs.moved()
-        if moved is None:
-            return False
+    def follow(self, moved: Sequence[tuple[int, Any]]) -> None:
+        """Take over the numbers that `theirs.moved` gave."""
         if not self.values:
             self.values = [(pair, key) for pair in self.tables for key in pair.theirs]
         for i, x in moved:
             pair, key = self.values[i]
             pair.seen[key] = pair.ours[key] = pair.before[key] = x
         self.note_again()
-        return True
 
     def note_again(self) -> None:
         """The same, where the containers are those of the last time."""

@@ -124,10 +124,12 @@ class Shadow:
         mine, rest = self._lanes, self._plain
         known = self.clean and [*map(id, lanes)] == mine.roots and mine.theirs.same()
         same = known and [*map(id, plain)] == rest.roots
-        if same and rest.theirs.same():
+        moved = rest.theirs.moved() if same else None
+        if moved == []:
             return
         self.clean = False
-        if same and rest.follow():
+        if moved is not None:
+            rest.follow(moved)
             self.clean = True
             return
         self._within.clear()

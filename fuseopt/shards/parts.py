@@ -23,6 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import compat
+from ..capture.aten.externs import tensors_in
 from ..shadow.lanes import Unlike
 
 #: What stands for the first number in each of two runs, times the odd numbers for more.
@@ -87,7 +88,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(map(compat.is_wrapper, types)):
             return NotImplemented
-        given = _tensors((args, [*kwargs.values()]))
+        given = tensors_in((args, [*kwargs.values()]))
         ours = [id(t) in self.index for t in given]
         noted = None
         if any(ours):
@@ -97,7 +98,7 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         if noted is None:
             return out
-        results = _tensors(out)
+        results = tensors_in(out)
         if compat.is_wait(func):
             # each collective is waited for where it is made
             self.index[id(results[0])] = self.index[id(given[0])]
@@ -204,11 +205,3 @@ def _graph(recorder: _Recorder, parts: int, numbers: int, result: int) -> Graph:
             node_of(index, graph.call_function(operator.getitem, (node, k)))
     graph.output((nodes[result],))
     return graph
-
-
-def _tensors(x: Any) -> list[torch.Tensor]:
-    if isinstance(x, torch.Tensor):
-        return [x]
-    if isinstance(x, (list, tuple)):
-        return [t for y in x for t in _tensors(y)]
-    return []
