@@ -23,11 +23,9 @@ ENOUGH = 64 << 20
 #: Calls at first, and after anything was compiled, that nobody times.
 WARM = 3
 #: Each way is timed so often; two calls for each, of which the second counts.
-ROUNDS = 5
+ROUNDS = 8
 #: After one round the compiled step has won if eager takes so many times as long.
 CLEAR = 1.5
-#: Eager has won in the end if it takes at most this share of the compiled step's time.
-SHARE = 0.9
 
 
 def asks_for_it(config: Config) -> bool:
@@ -111,7 +109,7 @@ class Race:
             self.over = True
         elif rounds >= ROUNDS:
             self.over = True
-            self.lost = eager <= SHARE * compiled
+            self.lost = eager < compiled
 
     def __str__(self) -> str:
         return (

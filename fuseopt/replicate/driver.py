@@ -2,8 +2,9 @@
 
 Lanes that are alike have a model, a lane of nobody's. Dynamo compiles the step of an
 optimizer that has only the models; what it captured is extended to all lanes. That this
-gives what the whole step would is not assumed: the step is rehearsed on all lanes and
-on the models, and the calls that reach a lane must be those that reach its model. What
+gives what the whole step would is proven of the code, and shown: the step is rehearsed
+on some lanes of each kind and on the models, and the calls that reach a lane must be
+those that reach its model. What
 it may depend on and no guard of Dynamo's covers is compared at each call. Where
 anything stands against it, Dynamo traces the whole step as ever.
 

@@ -1,9 +1,10 @@
 """Proof before a step of many lanes runs: all lanes do as their models.
 
-The step is run dry on all lanes and on the models alone, and once more with other
-numbers where it is given some; `compare` says of what must agree. The first run shows
-which tensors meet, at every lane; the second, that nothing was alike by the chance of a
-number, and takes `SAMPLE` lanes of each kind for that.
+That the step's code treats lanes alike is proven of the code (see `uniformity`). Which
+tensors meet in a call is a property of the way through it, and is shown by running the
+step dry: on `SAMPLE` lanes of each kind and on the models alone, and once more with
+other numbers where it is given some, so that nothing is alike by the chance of a
+number. `compare` says of what must agree.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..shadow.lanes import Lanes, Unlike
 from ..uniformity import Proof
 from .dry_run import Record, rehearse
 
-#: Lanes of each kind that are run dry with other numbers: the first, the last, and
-#: those between at equal distances.
+#: Lanes of each kind that are run dry: the first, the last, and those between at equal
+#: distances. Lanes that meet their neighbours do so among three too.
 SAMPLE = 3
 
 
@@ -41,15 +42,16 @@ def rehearse_all(
     """
     moving = {x.item() if isinstance(x, torch.Tensor) else x for x in numbers}
 
+    every, some = range(len(models.params)), sample(lanes)
+
     def run(
-        of: Lanes, others: Collection[Any] | None, members: Sequence[int] | None = None
+        of: Lanes, members: Sequence[int], others: Collection[Any] | None
     ) -> Record:
         perturb: Any = None if others is None else functools.partial(_moved, others)
-        some = range(len(of.params)) if members is None else members
-        record: Record = rehearse(optimizer(), function, of, some, perturb)
+        record: Record = rehearse(optimizer(), function, of, members, perturb)
         return record
 
-    alone = run(models, None)
+    alone = run(models, every, None)
 
     def beside(others: Collection[Any]) -> Record | None:
         """What the leading lanes do with other numbers in the place of these; None
@@ -58,7 +60,7 @@ def rehearse_all(
         Where a step branches on a number, it is traced anew before it goes another way.
         """
         try:
-            made = run(models, others)
+            made = run(models, every, others)
         except Exception:
             return None
         return made if made.paths == alone.paths else None
@@ -66,7 +68,7 @@ def rehearse_all(
     kept: Collection[Any] | None = None
     cut = alone
     while True:
-        full = run(lanes, kept, None if kept is None else sample(lanes))
+        full = run(lanes, some, kept)
         compare(lanes, at, full, cut)
         if parts and full.beyond:
             raise Unlike(beyond(full.beyond))
@@ -79,7 +81,7 @@ def rehearse_all(
         kept, moved = moving, beside(moving)
         if moved is None:
             kept = {x for x in moving if beside({x}) is not None}
-            moved = run(models, kept)
+            moved = run(models, every, kept)
         cut = moved
 
 

@@ -68,8 +68,14 @@ def test_eager_wins_after_all_rounds(timed: Any) -> None:
 
 def test_a_draw_is_the_compiled_steps(timed: Any) -> None:
     raced = Race()
-    run(raced, timed(1.0, 0.95), [SMALL])
+    run(raced, timed(1.0, 1.0), [SMALL])
     assert not raced.lost
+
+
+def test_a_little_slower_than_eager_has_lost(timed: Any) -> None:
+    raced = Race()
+    run(raced, timed(1.0, 0.98), [SMALL])
+    assert raced.lost
 
 
 def test_a_clear_race_ends_after_one_round(timed: Any) -> None:

@@ -21,8 +21,8 @@ from tests.beside import WAYS, Run, beside, dynamo
 
 HOME = Path(__file__).parent / "traps"
 MODULES = (
-    *("around", "asking", "attributes", "calls", "choices", "elsewhere", "lists"),
-    *("memory", "numbers", "tables"),
+    *("around", "asking", "attributes", "between", "calls", "choices", "elsewhere"),
+    *("lists", "memory", "numbers", "tables"),
 )
 
 
