@@ -376,8 +376,9 @@ def rehearse(
 
 def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
     known = double.known
-    for i, (p, place) in enumerate(zip(double.params, double.places, strict=True)):
-        if p.data_ptr() != place[0] or p.grad is not place[1]:
+    for i, p in double.params.items():
+        where, grad = double.places[i]
+        if p.data_ptr() != where or p.grad is not grad:
             raise Unlike(f"the step gives parameter {i} other memory or gradients")
     holders: set[int] = set()
 
@@ -407,7 +408,7 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
         ):
             raise Unlike("the state of a parameter holds more than tensors and numbers")
         states[i] = None if own is None else holdings(own, in_lane(i))
-    lane_of = {id(p): i for i, p in enumerate(double.params)}
+    lane_of = {id(p): i for i, p in double.params.items()}
 
     def elsewhere(t: torch.Tensor) -> Any:
         if id(t) in lane_of:

@@ -113,19 +113,14 @@ class Double:
         self.known: dict[int, Known] = {}
         self.alive: list[torch.Tensor] = []
         self.twins: dict[int, torch.Tensor] = {}  # by id of the real tensor
-        every = range(len(lanes.params))
-        self.inputs: list[tuple[int, torch.Tensor]] = []
-        for (i, role), t in lanes.tensors(every).items():
-            number = role[0] == "state" and t.dim() == 0
-            twin = self._number(t) if number else self._hollow(t)
-            self.twins[id(t)] = twin
-            self.know(twin, Known(i, role, number))
-            if role[0] == GRAD:
-                self.twins[id(lanes.params[i])].grad = twin
-        self.params = [self.twins[id(p)] for p in lanes.params]
-        self.places = [(p.data_ptr(), p.grad) for p in self.params]
-        #: by lane, the parameter that tensors of its sizes are described by
-        self.near = [free_shape(p) if lanes.loose else None for p in self.params]
+        self._lanes = lanes
+        self._lane_of: dict[int, int] = {}  # by id of all lanes' tensors, once asked
+        #: by lane: its parameter, where that lies and its gradient, and the parameter
+        #: that tensors of its sizes are described by
+        self.params: dict[int, torch.Tensor] = {}
+        self.places: dict[int, tuple[int, torch.Tensor | None]] = {}
+        self.near: dict[int, torch.Tensor | None] = {}
+        self._take(members)
         attributes = own_attributes(optimizer)
         double: Any = object.__new__(type(optimizer))
         for name in vars(optimizer):
@@ -158,6 +153,31 @@ class Double:
         double.param_groups = groups
         self.optimizer = double
 
+    def _take(self, members: Sequence[int]) -> None:
+        """Have a twin for each tensor of some lanes."""
+        lanes = self._lanes
+        for (i, role), t in lanes.tensors(members).items():
+            number = role[0] == "state" and t.dim() == 0
+            twin = self._number(t) if number else self._hollow(t)
+            self.twins[id(t)] = twin
+            self.know(twin, Known(i, role, number))
+            if role[0] == GRAD:
+                self.twins[id(lanes.params[i])].grad = twin
+        for i in members:
+            p = self.params[i] = self.twins[id(lanes.params[i])]
+            self.places[i] = p.data_ptr(), p.grad
+            self.near[i] = free_shape(p) if lanes.loose else None
+
+    def _twin(self, t: torch.Tensor) -> torch.Tensor | None:
+        """What stands for a tensor that the optimizer holds, if a lane has it."""
+        if id(t) not in self.twins:
+            if not self._lane_of:
+                every = self._lanes.tensors(range(len(self._lanes.params)))
+                self._lane_of = {id(own): i for (i, _), own in every.items()}
+            if id(t) in self._lane_of:
+                self._take([self._lane_of[id(t)]])
+        return self.twins.get(id(t))
+
     def know(self, t: torch.Tensor, known: Known) -> None:
         self.known[id(t)] = known
         self.alive.append(t)
@@ -181,7 +201,7 @@ class Double:
     def copy(self, x: Any, name: str) -> Any:
         """A copy of Python state over the double's tensors."""
         if isinstance(x, torch.Tensor):
-            twin = self.twins.get(id(x))
+            twin = self._twin(x)
             if twin is None:
                 if x.dim() or type(x) is not torch.Tensor:
                     raise Unlike(f"{name} is a tensor that belongs to no lane")
