@@ -47,9 +47,8 @@ class Config:
         "require" it is an error where they cannot be captured.
     raw_fields: compare the fields of tensors where they lie in memory, which is looked
         for and tried; else ask the C functions that torch exports, which takes longer.
-    eager_if_faster: time the first steady calls of a small step on a CPU, and of one
-        with ATen calls, beside eager, which gives the same bits; where eager is faster,
-        let it run, and say so.
+    eager_if_faster: time the first steady calls on a CPU beside eager, which gives the
+        same bits; where eager is faster, let it run, and say so.
     compile_debug: write what `dump_dir` does into the folder that torch's own compilers
         write to.
     """

@@ -1,8 +1,8 @@
 """The compiled step of an optimizer beside its own, timed in turns: which is faster?
 
 Both give the same bits on a CPU, so that a few of the user's own steps may be done
-either way. A step that moves much memory in launches alone cannot lose, and is not
-raced.
+either way. A large step is raced as well: it loses where its arithmetic costs more than
+its memory does, or where Dynamo cuts it into many graphs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from ..compiler.report import Report
 from ..config import Config
 from ..shadow.lanes import KINDS
 
-#: A step of launches alone that moves so many bytes gains more than a call costs.
-ENOUGH = 64 << 20
 #: Calls at first, and after anything was compiled, that nobody times.
 WARM = 3
 #: Each way is timed so often; two calls for each, of which the second counts.
@@ -42,8 +40,7 @@ def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) ->
     """
     if not asks_for_it(config):
         return False
-    compiled = [r for r in reports if not r.fallback]
-    if not compiled:
+    if all(r.fallback for r in reports):
         return False
     for group in optimizer.param_groups:
         # torch's own kernels have other bits; on a CPU eager refuses a capturable step
@@ -52,7 +49,7 @@ def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) ->
         # processes that share a DTensor are to go the same way
         if any(type(p) not in KINDS or not p.is_cpu for p in group["params"]):
             return False
-    return any(r.externs for r in compiled) or max(r.bytes for r in compiled) < ENOUGH
+    return True
 
 
 class Race:
