@@ -34,8 +34,9 @@ from .user_capture import join
 
 log = logging.getLogger("fuseopt")
 
-#: Programs that a step keeps, for tensors of other dtypes and shapes.
-KEPT = 4
+#: Programs that a step keeps, for tensors of other dtypes and shapes: the pieces of a
+#: step that Dynamo cuts in a loop are called with each parameter in turn.
+KEPT = 32
 
 
 class ChangePolicy(Protocol):
