@@ -4,9 +4,8 @@ Lanes that are alike have a model, a lane of nobody's. Dynamo compiles the step 
 optimizer that has only the models; what it captured is extended to all lanes. That this
 gives what the whole step would is proven of the code, and shown: the step is rehearsed
 on some lanes of each kind and on the models, and the calls that reach a lane must be
-those that reach its model. What
-it may depend on and no guard of Dynamo's covers is compared at each call. Where
-anything stands against it, Dynamo traces the whole step as ever.
+those that reach its model. What it may depend on and no guard of Dynamo's covers is
+compared at each call. Where anything stands against it, Dynamo traces the whole step.
 
 Which lanes there are of a kind may be another thing in each call, for gradients come
 and go: what was captured of the models is then extended to other lanes, and nothing is

@@ -168,14 +168,13 @@ class Double:
             self.places[i] = p.data_ptr(), p.grad
             self.near[i] = free_shape(p) if lanes.loose else None
 
-    def _twin(self, t: torch.Tensor) -> torch.Tensor | None:
-        """What stands for a tensor that the optimizer holds, if a lane has it."""
-        if id(t) not in self.twins:
-            if not self._lane_of:
-                every = self._lanes.tensors(range(len(self._lanes.params)))
-                self._lane_of = {id(own): i for (i, _), own in every.items()}
-            if id(t) in self._lane_of:
-                self._take([self._lane_of[id(t)]])
+    def _of_lane(self, t: torch.Tensor) -> torch.Tensor | None:
+        """What stands for a tensor of a lane that is not run; None for any other."""
+        if not self._lane_of:
+            every = self._lanes.tensors(range(len(self._lanes.params)))
+            self._lane_of = {id(own): i for (i, _), own in every.items()}
+        if id(t) in self._lane_of:
+            self._take([self._lane_of[id(t)]])
         return self.twins.get(id(t))
 
     def know(self, t: torch.Tensor, known: Known) -> None:
@@ -201,7 +200,9 @@ class Double:
     def copy(self, x: Any, name: str) -> Any:
         """A copy of Python state over the double's tensors."""
         if isinstance(x, torch.Tensor):
-            twin = self._twin(x)
+            twin = self.twins.get(id(x))
+            if twin is None:
+                twin = self._of_lane(x)
             if twin is None:
                 if x.dim() or type(x) is not torch.Tensor:
                     raise Unlike(f"{name} is a tensor that belongs to no lane")
