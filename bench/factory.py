@@ -4,20 +4,21 @@
 
 In: names of timm's registry, all of `NAMES` if none is given. Out: a line for each: the
 least that 20 steps took in eager and compiled, their ratio, and whether the step was
-given back to eager, with what was said. Needs timm (`make .venv/stamp-timm`).
+given back to eager, and why. Needs timm (`make .venv/stamp-timm`).
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-import time
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from bench.interleave import interleave, seconds_of
+from bench.models import build
+from fuseopt.compiler.session import session
+from fuseopt.isolate.race import ROUNDS, WARM
 from tests.wild.without_torchvision import stand_ins
 
 #: What people train with most, by name in the registry.
@@ -26,17 +27,16 @@ NAMES = """
     adafactor adafactorbv adabelief adamp sgdp madgrad laprop novograd adopt mars muon
     kron
 """.split()
-#: Calls until a race is over, and steps that are timed.
-BEFORE, STEPS = 40, 20
+#: Calls until a race is over, though the first ones compile; steps that are timed.
+BEFORE, STEPS = WARM + 4 * ROUNDS + 5, 20
 
 
 def pair(name: str) -> list[torch.optim.Optimizer]:
     """Twice the same optimizer, of two copies of a small ViT with layer decay."""
-    import timm
     from timm.optim import create_optimizer_v2
 
     torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", depth=10)
+    model = build("timm:vit_tiny_patch16_224", depth=10)
     made = []
     for twin in (model, copy.deepcopy(model)):
         draw = torch.Generator().manual_seed(1)
@@ -50,35 +50,21 @@ def pair(name: str) -> list[torch.optim.Optimizer]:
     return made
 
 
-def seconds(step: Callable[[], Any]) -> float:
-    """How long one step takes."""
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
-
-
 def measure(name: str) -> str:
     """A line about one optimizer."""
     eager, ours = pair(name)
-    begin = time.perf_counter()
     given = {"eager_if_faster": True}  # as users have it, and other figures do not
     step = torch.compile(ours.step, backend="fuseopt", options=given)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        step()
-        first = time.perf_counter() - begin
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # why it runs in eager is asked below
+        first = seconds_of(step)
         eager.step()
-        for _ in range(BEFORE):
-            step()
-            eager.step()
-    turns = [(seconds(eager.step), seconds(step)) for _ in range(STEPS)]
-    plain, mine = (1e3 * min(column) for column in zip(*turns, strict=True))
-    said = [str(w.message).partition("\n")[0] for w in told]
-    raced = [line for line in said if "it is faster there" in line]
-    groups = len(ours.param_groups)
+        taken = interleave({"eager": eager.step, "compiled": step}, BEFORE + STEPS)
+    plain, mine = (1e3 * min(taken[way][BEFORE:]) for way in ("eager", "compiled"))
     return (
-        f"{name:12} {groups:3} groups  first {first:6.1f} s  eager {plain:7.2f} ms  "
-        f"compiled {mine:7.2f}  {plain / mine:5.2f}x  {(raced or [''])[0]}"
+        f"{name:12} {len(ours.param_groups):3} groups  first {first:6.1f} s  "
+        f"eager {plain:7.2f} ms  compiled {mine:7.2f}  {plain / mine:5.2f}x  "
+        f"{session.eager.get(ours, '')}"
     )
 
 

@@ -102,11 +102,8 @@ class Race:
 
     def _judge(self, rounds: int) -> None:
         compiled, eager = self.seconds["compiled"], self.seconds["eager"]
-        if eager > CLEAR * compiled:
-            self.over = True
-        elif rounds >= ROUNDS:
-            self.over = True
-            self.lost = eager < compiled
+        self.over = eager > CLEAR * compiled or rounds >= ROUNDS
+        self.lost = self.over and eager < compiled
 
     def __str__(self) -> str:
         return (

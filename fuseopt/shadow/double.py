@@ -8,6 +8,7 @@ numbers without dimensions are real copies.
 from __future__ import annotations
 
 import collections
+import functools
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -114,7 +115,6 @@ class Double:
         self.alive: list[torch.Tensor] = []
         self.twins: dict[int, torch.Tensor] = {}  # by id of the real tensor
         self._lanes = lanes
-        self._lane_of: dict[int, int] = {}  # by id of all lanes' tensors, once asked
         #: by lane: its parameter, where that lies and its gradient, and the parameter
         #: that tensors of its sizes are described by
         self.params: dict[int, torch.Tensor] = {}
@@ -168,11 +168,14 @@ class Double:
             self.places[i] = p.data_ptr(), p.grad
             self.near[i] = free_shape(p) if lanes.loose else None
 
+    @functools.cached_property
+    def _lane_of(self) -> dict[int, int]:
+        """By id of a lane's tensor, which of all lanes it is."""
+        every = self._lanes.tensors(range(len(self._lanes.params)))
+        return {id(t): i for (i, _), t in every.items()}
+
     def _of_lane(self, t: torch.Tensor) -> torch.Tensor | None:
         """What stands for a tensor of a lane that is not run; None for any other."""
-        if not self._lane_of:
-            every = self._lanes.tensors(range(len(self._lanes.params)))
-            self._lane_of = {id(own): i for (i, _), own in every.items()}
         if id(t) in self._lane_of:
             self._take([self._lane_of[id(t)]])
         return self.twins.get(id(t))
