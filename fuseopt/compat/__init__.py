@@ -21,6 +21,7 @@ from .branches import trace_branches
 from .contexts import scalar_outputs
 from .counters import stay_symbolic, take_for_symbols
 from .debug import debug_folder
+from .dicts import dict_version
 from .dtensors import (
     alike,
     are_spread,
@@ -52,6 +53,7 @@ from .dynamo import (
 from .fields import (
     Codes,
     TensorFunctions,
+    gradient_functions,
     gradient_getter,
     requires_grad_function,
     tensor_functions,
@@ -144,6 +146,7 @@ __all__ = [
     "changes_first",
     "debug_folder",
     "devices_with_lists",
+    "dict_version",
     "disabled",
     "dtensor_type",
     "dtypes_in_order",
@@ -154,6 +157,7 @@ __all__ = [
     "first_difference",
     "forget",
     "founds_of",
+    "gradient_functions",
     "gradient_getter",
     "has_step_hooks",
     "has_stepped",

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 from .libraries import torch_library
 
@@ -157,6 +158,9 @@ _NAMES = {
     "strides": "aoti_torch_get_strides",
 }
 _REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
+_GRADIENT = "_ZNK3c1010TensorImpl4gradEv"
+_WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
+_MODE = "_ZN2at4impl27torch_function_mode_enabledEv"
 _BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 
 
@@ -226,6 +230,37 @@ def requires_grad_function(tensors: Sequence[torch.Tensor]) -> tuple[int, int] |
     """
     offset = _handle_offset(tensors)
     return None if offset is None or not _required() else (offset, _required())
+
+
+@functools.cache
+def gradient_functions() -> tuple[int, int, int] | None:
+    """C++ functions: which tensor is the gradient of what a handle points to, what is
+    that tensor in Python, and does a mode want to be asked of each call? None where
+    torch has no such ones.
+
+    They skip the warning of a tensor that is no leaf. Tried on tensors with a gradient
+    and without.
+    """
+    try:
+        get = getattr(torch_library("libc10", ctypes.CDLL), _GRADIENT)
+        wrap = getattr(torch_library("libtorch_python", ctypes.PyDLL), _WRAP)
+        mode = getattr(torch_library("libtorch_cpu", ctypes.CDLL), _MODE)
+    except (OSError, AttributeError):
+        return None
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    wrap.restype, wrap.argtypes = ctypes.py_object, [ctypes.c_void_p]
+    mode.restype, mode.argtypes = ctypes.c_bool, []
+    bare, given = (torch.zeros(1, device="cpu", requires_grad=True) for _ in range(2))
+    given.grad = torch.ones(1, device="cpu")
+    for t in (bare, given, given):  # twice: a reference lost would be missed
+        if wrap(get(t._cdata)) is not t.grad:
+            return None
+    with BaseTorchFunctionMode():
+        within = mode()
+    if mode() or not within:
+        return None
+    a, b, c = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (get, wrap, mode))
+    return a, b, c
 
 
 #: CPython's number of the slot with which a type's objects are read as attributes.

@@ -55,6 +55,8 @@ class Trace:
             self.state = state
         if anew:
             self.shadow.clean = False
+        if self.shadow.helper is None and self.steps:
+            self.shadow.helper = self.steps[-1].helper
         self.shadow.refresh(optimizer, self.state, self.lists)
         return self.shadow
 

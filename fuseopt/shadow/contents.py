@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from itertools import chain, compress, count
+from itertools import chain, compress, count, islice
 from operator import attrgetter, is_, is_not
 from typing import Any
+
+from ..runtime.guards.holdings import CONTAINERS, Holdings
 
 #: Numbers that a schedule moves: what is one of these stays one in the shadow.
 MOVES = frozenset({int, float})
@@ -27,21 +30,44 @@ class Contents:
     ) -> None:
         self._tables = tables
         self._rows = rows
+        self._asked = False
+        self._holdings: Holdings | None = None
         # no key is looked up: a tensor's hash is a call of Python
         self._cells = [*_flat(held), *_flat(map(dict.values, held)), *_flat(listed)]
         self._sizes = [*map(len, held), *map(len, listed)]
         self._keys = sum(map(len, held))  # cells before the first value
 
-    def same(self) -> bool:
-        """Do they hold the same objects still?"""
+    def same(self, helper: ctypes.PyDLL | None = None) -> bool:
+        """Do they hold the same objects still? `helper`: the library of the guards."""
+        if self._holdings is not None:
+            return self._holdings.same()
+        if helper is not None and self._tell(helper):
+            return self.same()
         cells = self._now()
         return cells is not None and all(map(is_, cells, self._cells))
 
-    def moved(self) -> list[tuple[int, Any]] | None:
+    def _tell(self, helper: ctypes.PyDLL) -> bool:
+        """Let the helper know, at the second time of asking: what moves at each call
+        is asked about once.
+        """
+        asked, self._asked = self._asked, True
+        containers = [*self._tables, *self._rows]
+        if not (asked and containers and {*map(type, containers)} <= CONTAINERS):
+            return False
+        keys, values = iter(self._cells), iter(self._cells[self._keys :])
+        items: list[Any] = []
+        for n in self._sizes[: len(self._tables)]:
+            items += [*islice(keys, n), *islice(values, n)]
+        self._holdings = Holdings(helper, containers, self._sizes, [*items, *values])
+        return True
+
+    def moved(self, helper: ctypes.PyDLL | None = None) -> list[tuple[int, Any]] | None:
         """Numbers that have taken the place of numbers in the tables, with the place of
         each among the values of all; [] where all is the same, None if anything else
         is another.
         """
+        if self.same(helper):
+            return []
         cells = self._now()
         if cells is None:
             return None

@@ -10,6 +10,7 @@ the optimizer is made to hold the same. Until these run the optimizer is untouch
 from __future__ import annotations
 
 import collections
+import ctypes
 import functools
 import types
 import weakref
@@ -88,6 +89,8 @@ class Shadow:
         self.itself = stand_in(optimizer)
         compat.shadows[self.itself] = weakref.ref(self)
         self._owner = weakref.ref(optimizer)
+        #: the library of the guards, once it is there
+        self.helper: ctypes.PyDLL | None = None
         #: was what the last step left taken over, or thrown away?
         self.clean = False
         self._lanes, self._plain = Part(), Part()
@@ -122,9 +125,12 @@ class Shadow:
         lanes = [optimizer.state if state is None else state, *(lists or own)]
         plain = [vars(optimizer), groups, *groups]
         mine, rest = self._lanes, self._plain
-        known = self.clean and [*map(id, lanes)] == mine.roots and mine.theirs.same()
+        helper = self.helper
+        known = (
+            self.clean and [*map(id, lanes)] == mine.roots and mine.theirs.same(helper)
+        )
         same = known and [*map(id, plain)] == rest.roots
-        moved = rest.theirs.moved() if same else None
+        moved = rest.theirs.moved(helper) if same else None
         if moved == []:
             return
         self.clean = False
@@ -238,7 +244,8 @@ class Shadow:
 
     def changed(self) -> bool:
         """Does the shadow hold anything else than it did after `refresh`?"""
-        return not (self._lanes.ours.same() and self._plain.ours.same())
+        helper = self.helper
+        return not (self._lanes.ours.same(helper) and self._plain.ours.same(helper))
 
     def translated(self, x: Any) -> Any:
         """What of the optimizer's stands for a value of the shadow's."""

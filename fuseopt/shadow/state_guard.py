@@ -7,7 +7,6 @@ schedule find other numbers in the same places, which a graph may take as they a
 
 from __future__ import annotations
 
-import collections
 from array import array
 from collections.abc import Iterator
 from operator import is_not
@@ -15,8 +14,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from ..runtime.guards.holdings import CONTAINERS, told
 from ..runtime.guards.library import Held
-from ..runtime.guards.tensors import address
 from .double import holdings, own_attributes
 
 NUMBERS = {int, float}
@@ -99,18 +98,11 @@ class StateGuard:
         if (
             self._deep
             or own.get("param_groups") is not groups
-            or not {*map(type, containers)} <= {dict, list, collections.defaultdict}
+            or not {*map(type, containers)} <= CONTAINERS
         ):
             return
-        sizes = [len(x) if isinstance(x, dict) else -1 - len(x) for x in containers]
-        self._arrays = [
-            array("Q", map(id, containers)),
-            array("q", sizes),
-            array("Q", map(id, [*self._cells, *groups])),
-        ]
-        struct = self.struct
-        struct.containers, struct.sizes, struct.items = map(address, self._arrays)
-        struct.n = len(containers)
+        items = [*self._cells, *groups]
+        self._arrays = told(self.struct, containers, map(len, containers), items)
 
     def _follow(self, now: list[Any], other: list[bool]) -> bool:
         """Take over numbers that are in the places of numbers; False: it is more."""

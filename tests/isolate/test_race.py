@@ -14,7 +14,7 @@ import fuseopt
 from fuseopt.compiler.report import KernelReport, Report
 from fuseopt.config import Config
 from fuseopt.isolate import race
-from fuseopt.isolate.race import ROUNDS, WARM, Race, may_race
+from fuseopt.isolate.race import CLEAR_ROUNDS, ROUNDS, WARM, Race, may_race
 from tests.steps import differences, make, make_params, set_grads
 
 SMALL = Report(1, [KernelReport("kernel0", "cpp", "", 1, 1, 10, 120, 12.0)])
@@ -78,11 +78,28 @@ def test_a_little_slower_than_eager_has_lost(timed: Any) -> None:
     assert raced.lost
 
 
-def test_a_clear_race_ends_after_one_round(timed: Any) -> None:
+def test_a_clear_race_ends_after_few_rounds(timed: Any) -> None:
     raced, clock = Race(), timed(1.0, 2.0)
     run(raced, clock, [SMALL])
     assert not raced.lost
-    assert clock.ways.count("eager") == 2
+    assert clock.ways.count("eager") == 2 * CLEAR_ROUNDS
+
+
+def test_one_slow_call_of_eager_does_not_decide_a_race(timed: Any) -> None:
+    raced, clock = Race(), timed(1.0, 0.8)
+    late = clock.call("eager")
+    slow = [True, True]  # of a round, the first of which is not timed
+
+    def eager() -> None:
+        late()
+        if slow:
+            slow.pop()
+            clock.now += 2.0
+
+    for _ in range(1 + WARM + 4 * ROUNDS):
+        if not raced.over:
+            raced.step(clock.call("compiled"), eager, [SMALL], lambda: True)
+    assert raced.lost
 
 
 def test_a_call_that_compiles_begins_it_anew(timed: Any) -> None:
@@ -211,7 +228,7 @@ def test_a_race_that_is_won(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pair.step(ALL)
-    assert clock.ways.count("eager") == 2
+    assert clock.ways.count("eager") == 2 * CLEAR_ROUNDS
     assert not any(r.fallback for r in fuseopt.reports())
 
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import operator
+import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 import fuseopt
 from fuseopt import compat
 from fuseopt.compat import fields
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards import library
+from fuseopt.runtime.guards.holdings import Holdings
 from fuseopt.runtime.guards.lanes import LaneGuard, Meeting
 from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.guards.sharing import Moves
@@ -56,24 +61,30 @@ def helper() -> ctypes.PyDLL:
     return ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
 
 
-@pytest.fixture(params=["all", "no getter", "no function", "neither"])
+@pytest.fixture(params=["all", "no getter", "no function", "neither", "slow", "mode"])
 def held(
     request: pytest.FixtureRequest,
     helper: ctypes.PyDLL,
     monkeypatch: pytest.MonkeyPatch,
-) -> Held:
+) -> Iterator[Held]:
     """With and without what reads attributes faster than Python does."""
     if request.param in ("no getter", "neither"):
         monkeypatch.setattr(compat, "gradient_getter", lambda kinds: None)
     if request.param in ("no function", "neither"):
         monkeypatch.setattr(compat, "requires_grad_function", lambda tensors: None)
-    return Held(helper)
+    if request.param == "slow":
+        monkeypatch.setattr(compat, "gradient_functions", lambda: None)
+        monkeypatch.setattr(compat, "dict_version", lambda: 0)
+    with BaseTorchFunctionMode() if request.param == "mode" else nullcontext():
+        yield Held(helper)
 
 
 def test_what_reads_attributes_is_found_in_this_torch() -> None:
     assert compat.gradient_getter(KINDS) is not None
     assert compat.requires_grad_function([torch.ones(1)]) is not None
     assert compat.gradient_getter((*KINDS, Own)) is None
+    assert compat.gradient_functions() is not None
+    assert bool(compat.dict_version()) == (sys.version_info < (3, 13))
 
 
 class Own(Tensor):
@@ -92,6 +103,108 @@ def test_gradients_are_those_of_now(held: Held) -> None:
         found = held.look()
         assert found is not None
         assert [id(g) for g in found] == [id(p.grad) for p in held.params]
+
+
+def test_looks_take_and_leave_one_reference(held: Held) -> None:
+    grads = [p.grad for p in held.params]
+    before = [sys.getrefcount(g) for g in grads]
+    for _ in range(50):
+        found = held.look()
+        assert found is not None
+    during = [sys.getrefcount(g) for g in grads]
+    # of None there are others, which come and go
+    own = [i for i, g in enumerate(grads) if g is not None]
+    assert [during[i] - before[i] for i in own] == [1] * len(own)
+    del found
+    after = [sys.getrefcount(g) for g in grads]
+    assert [after[i] for i in own] == [before[i] for i in own]
+
+
+class Asked(TorchFunctionMode):
+    """Counts how often it is asked of a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradients = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.gradients += func == Tensor.grad.__get__  # type: ignore[attr-defined]
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_is_asked_of_each_gradient(helper: ctypes.PyDLL) -> None:
+    held = Held(helper)
+    with Asked() as asked:
+        assert held.look() is not None
+    assert asked.gradients == len(held.params)
+
+
+def put_back(held: Held) -> None:
+    """Two changes after which all is as it was."""
+    own = held.state[held.params[7]]
+    mean = own["mean"]
+    own["mean"] = torch.zeros(3)
+    own["mean"] = mean
+    held.state[held.params[3]] = held.state[held.params[3]]
+
+
+def test_what_was_put_back_is_the_same(held: Held) -> None:
+    assert held.look() is not None
+    put_back(held)
+    assert held.look() is not None
+    replace_entry(held)
+    assert held.look() is None
+    assert held.look() is None
+
+
+WAYS: list[Callable[[dict[Any, Any]], object]] = [
+    lambda d: d.update(mean=0),
+    lambda d: d.pop("mean"),
+    lambda d: d.popitem(),
+    lambda d: d.clear(),
+    lambda d: d.setdefault("new", 1),
+    lambda d: d.__ior__({"mean": 0}),
+    lambda d: d.__delitem__("mean"),
+    lambda d: exec("mean = 0", {}, d),
+    lambda d: operator.setitem(d, "mean", 0),
+    lambda d: ctypes.pythonapi.PyDict_SetItemString(
+        ctypes.py_object(d), b"mean", ctypes.py_object(0)
+    ),
+]
+
+
+@pytest.mark.parametrize("change", WAYS, ids=range(len(WAYS)))
+def test_each_way_to_change_a_dict_is_seen(
+    held: Held, change: Callable[[dict[Any, Any]], object]
+) -> None:
+    assert held.look() is not None
+    change(held.state[held.params[7]])
+    assert held.look() is None
+
+
+def test_containers_are_compared_in_one_call(helper: ctypes.PyDLL) -> None:
+    one, two = object(), object()
+    table: dict[str, Any] = {"a": one, "b": two}
+    row = [one, two, one]
+    also: Any = collections.defaultdict(list, c=two)
+    items = ["a", "b", one, two, "c", two, one, two, one]
+    known = Holdings(helper, [table, also, row], [2, 1, 3], items)
+    assert known.same()
+    for change, back in (
+        (lambda: table.update(a=two), lambda: table.update(a=one)),
+        (lambda: table.update(c=one), lambda: table.pop("c")),
+        (lambda: also.update(c=one), lambda: also.update(c=two)),
+        (lambda: row.append(one), lambda: row.pop()),
+        (lambda: row.reverse() or row.pop(0), lambda: row.insert(0, one)),
+    ):
+        change()
+        assert not known.same()
+        back()
+        table["a"], table["b"] = table.pop("a"), table.pop("b")
+        row[:] = [one, two, one]
+        assert known.same()
 
 
 def replace_list(held: Held) -> None:

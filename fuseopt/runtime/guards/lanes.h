@@ -37,6 +37,15 @@ struct Lanes {
   void* (*read)(void* descriptor, void* object, void* kind);
   int64_t handle;  // where in a Python tensor its at::Tensor lies
   bool (*required)(const void* tensor);
+  // Of what the handle points to: its gradient, an at::Tensor, and that as an object of
+  // Python; or null. Not used while a mode is asked of each function.
+  const void* (*gradient)(const void* tensor);
+  void* (*wrapped)(const void* gradient);
+  bool (*mode)(void);
+  // Where in a dict its version lies, which no other state of a dict ever has; 0: it
+  // has none. What it was, of the optimizer's state, then of each lane's; 0: unknown.
+  int64_t version;
+  uint64_t* versions;
   // The tensors of a step that are compared on the way, or null: of each lane where its
   // gradient is among them, and the ranges of those that lanes hold.
   const Functions* functions;
@@ -68,6 +77,19 @@ static bool holds_the_same(const Held* h, void* first) {
   return h->n > 0;
 }
 
+// Do dicts and lists hold what is known of them?
+extern "C" int64_t fuseopt_holds(const Held* h) {
+  return h->n && holds_the_same(h, h->containers[0]);
+}
+
+// Is a dict what it was when it had this version? Its entries need not be asked then.
+static inline bool unchanged(const Lanes* k, const void* dict, int64_t i) {
+  return k->version && *(uint64_t*)((char*)dict + k->version) == k->versions[i];
+}
+static inline void found_unchanged(const Lanes* k, const void* dict, int64_t i) {
+  if (k->version) k->versions[i] = *(uint64_t*)((char*)dict + k->version);
+}
+
 // 0 if the groups have the parameters they had, all lanes hold what they held, and
 // their gradients are in `grads`; else 1. Tensors are compared as soon as they are met.
 // 2 instead of 0 if `own`, the optimizer's attributes, or the rest of what it holds is
@@ -81,11 +103,15 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     for (int64_t i = 0; i < k->sizes[l]; ++i)
       if (PyList_GetItem(list, i) != *member++) return 1;
   }
-  if (PyDict_Size(state) != k->entries) return 1;
-  void* const* owned = k->owned;
-  for (intptr_t at = 0; PyDict_Next(state, &at, &key, &value); owned += 2)
-    if (key != owned[0] || value != owned[1]) return 1;
+  if (!unchanged(k, state, 0)) {
+    if (PyDict_Size(state) != k->entries) return 1;
+    void* const* owned = k->owned;
+    for (intptr_t at = 0; PyDict_Next(state, &at, &key, &value); owned += 2)
+      if (key != owned[0] || value != owned[1]) return 1;
+    found_unchanged(k, state, 0);
+  }
 
+  const bool direct = k->gradient && !k->mode();
   if (k->known) begin(k->known);
   void* const* held = k->held;
   for (int64_t i = 0; i < k->n; ++i) {
@@ -95,8 +121,9 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     void* kind = *(void**)((char*)param + k->type);
     const bool plain = kind == k->kinds[0] || kind == k->kinds[1];
     if (!plain && (k->read || k->required)) return 1;
-    void* now = k->read ? k->read(k->descriptor, param, kind)
-                        : PyObject_GetAttr(param, k->grad);
+    void* now = direct    ? k->wrapped(k->gradient(*(void**)((char*)param + k->handle)))
+                : k->read ? k->read(k->descriptor, param, kind)
+                          : PyObject_GetAttr(param, k->grad);
     if (!now) {
       PyErr_Clear();
       return 1;
@@ -125,9 +152,13 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     }
     if (k->counts[i] < 0) continue;
     void* entries = k->states[i];
+    void* const* first = held;
+    held += 2 * k->counts[i];
+    if (unchanged(k, entries, i + 1)) continue;
     if (PyDict_Size(entries) != k->counts[i]) return 1;
-    for (intptr_t at = 0; PyDict_Next(entries, &at, &key, &value); held += 2)
-      if (key != held[0] || value != held[1]) return 1;
+    for (intptr_t at = 0; PyDict_Next(entries, &at, &key, &value); first += 2)
+      if (key != first[0] || value != first[1]) return 1;
+    found_unchanged(k, entries, i + 1);
   }
   if (k->known)
     for (const int64_t* r = k->held_in; r < k->held_in + 2 * k->ranges; r += 2)

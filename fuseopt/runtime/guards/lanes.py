@@ -73,7 +73,8 @@ class LaneGuard:
         flags = array("q", [p.requires_grad for p in params])
         grads = array("q", [p.grad is not None for p in params])
         sizes = array("q", map(len, lists))
-        self._keep = objects, at, counts, flags, grads, sizes, kinds
+        versions = array("Q", [0] * (1 + len(params)))
+        self._keep = objects, at, counts, flags, grads, sizes, kinds, versions
         get = compat.gradient_getter(kinds)
         asked = compat.requires_grad_function(params)
         plain = all(type(p) in kinds for p in params)
@@ -101,6 +102,11 @@ class LaneGuard:
             struct.descriptor, struct.read = id(get[0]), get[1]
         if asked is not None and plain:
             struct.handle, struct.required = asked
+            direct = compat.gradient_functions()
+            if get is not None and direct is not None:
+                struct.gradient, struct.wrapped, struct.mode = direct
+        struct.version = compat.dict_version()
+        struct.versions = versions.buffer_info()[0]
         self._none = [None] * self._n
         self._where = ctypes.addressof(struct)
         self.tensors: TensorGuard | None = None
