@@ -12,14 +12,12 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
+from ..compiler.session import session
 from ..config import resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
 from ..tails.arguments import parameters_of
 from .buckets import BYTES, Bucket, buckets_of
 from .stepper import BEYOND, Stepper, Streams
-
-#: Those that somebody has.
-_ALIVE: weakref.WeakSet[InBackward] = weakref.WeakSet()
 
 
 class _Pass:
@@ -195,7 +193,7 @@ class InBackward(Optimizer):
     def _add(self, buckets: Sequence[Bucket]) -> None:
         """Have more buckets."""
         hook = _hook(weakref.ref(self))
-        for other in [*_ALIVE]:
+        for other in [*session.in_backward]:
             if other._hooks and any(
                 q is p for b in buckets for p in b for q in other._bucket_for(p)
             ):
@@ -203,7 +201,7 @@ class InBackward(Optimizer):
                     "a parameter is stepped by another fuseopt.in_backward, which "
                     "frees its gradient; close that one first"
                 )
-        _ALIVE.add(self)
+        session.in_backward.add(self)
         for bucket in buckets:
             for p in bucket:
                 self._bucket_of[id(p)] = len(self._buckets)

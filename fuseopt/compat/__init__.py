@@ -60,7 +60,7 @@ from .fields import (
 )
 from .grouping import dtypes_in_order
 from .guards import trace_guarded
-from .hazards import acts_otherwise, shadows
+from .hazards import acts_otherwise
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .plain import as_if_compiling, trace_plainly
@@ -101,6 +101,7 @@ from .tensors import (
 )
 from .traced import Traced, dynamo_errors, stance
 from .tracing import traces_step
+from .watched import watched
 from .wrappers import (
     DECORATED,
     FALLBACK,
@@ -194,7 +195,6 @@ __all__ = [
     "scalar_outputs",
     "scale_of",
     "schema_of",
-    "shadows",
     "shapes_of",
     "spare_inductor",
     "spec_of",
@@ -218,6 +218,7 @@ __all__ = [
     "unhooked",
     "vector_library",
     "waiting",
+    "watched",
     "why_no_backward_is_known",
     "without_modes",
     "wraps_others",

@@ -15,10 +15,8 @@ from __future__ import annotations
 import dis
 import functools
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import CodeType
 from typing import Any
 
 import torch
@@ -31,18 +29,14 @@ from .schemas import written
 from .tensor_branches import (
     choose,
     refuse_branch,
-    refused,
     tensor_of,
     truth_of,
     watch_choices,
 )
+from .watched import watched
 
 log = logging.getLogger("fuseopt")
 
-#: By code and instruction, where the ways of a branch meet.
-_meetings: weakref.WeakKeyDictionary[CodeType, dict[int, Place]] = (
-    weakref.WeakKeyDictionary()
-)
 JUMPS = ("POP_JUMP_IF", "POP_JUMP_FORWARD_IF", "POP_JUMP_BACKWARD_IF")
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_")
 
@@ -75,7 +69,7 @@ def trace_branches(backend: Callable[..., Any]) -> None:
         def jump(self: Any, inst: Any) -> Any:
             if not leads_to(getattr(self.output, "compiler_fn", None), backend):
                 return own(self, inst)
-            if self.indexof[inst] in refused.get(self.f_code, ()):
+            if self.indexof[inst] in watched.one_way.get(self.f_code, ()):
                 return own(self, inst)
             value = truth_of(self, self.stack[-1]) or self.stack[-1]
             if isinstance(value, SymNodeVariable) and is_unknown(value.sym_num):
@@ -170,7 +164,7 @@ class _Fork:
         tx.pop()
         begin = tx.instruction_pointer
         target = tx.indexof[self.inst.target]
-        known = _meetings.setdefault(tx.f_code, {})
+        known = watched.meetings.setdefault(tx.f_code, {})
         if begin not in known:
             known[begin] = meeting_of(tx, begin, target, begin - 1)
         meeting = known[begin]

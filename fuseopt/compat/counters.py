@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
 
-
-class _Symbolic(threading.local):
-    """The integers that are to be symbols, in this thread."""
-
-    def __init__(self) -> None:
-        self.values: frozenset[int] = frozenset()
-
-
-_symbolic = _Symbolic()
+from .tracing import tracing
 
 
 def take_for_symbols(values: frozenset[int]) -> None:
     """Let Dynamo, in this thread and from now on, take these integers, where it finds
     them in the state of a parameter, for any numbers; nothing else may be one of them.
     """
-    _symbolic.values = values
+    tracing.counted = values
 
 
 def is_counted(value: int, name: str) -> bool:
     """Is an integer in the state of a parameter to be taken for any number?"""
-    return value in _symbolic.values and name.startswith("L['self'].state[")
+    return value in tracing.counted and name.startswith("L['self'].state[")
 
 
 def stay_symbolic(gm: torch.fx.GraphModule, values: frozenset[int]) -> bool:

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import sys
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -18,6 +17,7 @@ from .contexts import scalar_outputs, within_copy
 from .gc_pause import collector_paused
 from .gradients import Apart
 from .tracing import leave, settle, tracing
+from .watched import watched
 
 #: The attribute of a class whose objects are traced in an optimizer's stead, and step
 #: all their `optimizers`.
@@ -147,15 +147,9 @@ def _leave_to_eager(reason: str) -> None:
         )
 
 
-#: Why Dynamo may not trace the steps of optimizers, which showed while it did.
-_refused: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = (
-    weakref.WeakKeyDictionary()
-)
-
-
 def refusal_of(optimizer: torch.optim.Optimizer) -> str:
     """Why Dynamo may not trace a step, as its trace has shown; "" if it may."""
-    return _refused.get(optimizer, "")
+    return watched.refused.get(optimizer, "")
 
 
 def refuse(tx: Any, why: str) -> NoReturn:
@@ -166,7 +160,7 @@ def refuse(tx: Any, why: str) -> NoReturn:
     now = getattr(tx.output, "current_tx", tx)
     reason = f"{why} ({now.f_code.co_filename}:{now.lineno})"
     for owner in tracing.owners:
-        _refused.setdefault(owner, reason)
+        watched.refused.setdefault(owner, reason)
     _leave_to_eager(reason)
     raise AssertionError("a graph went on that was ended")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import functools
 import os
-import weakref
 from typing import Any
 
 from torch.optim import Optimizer
@@ -19,6 +18,7 @@ from .hooks import Hook, all_kinds, around, asks
 from .outcomes import is_among
 from .symbol_uses import constant
 from .tracing import traces_own, traces_step
+from .watched import watched
 
 #: What a class may define without that its values are compared or computed otherwise.
 HARMLESS = frozenset(
@@ -29,11 +29,6 @@ HARMLESS = frozenset(
 )
 VALUES = (bool, int, float, complex, str, bytes)
 CONTAINERS = (dict, list, collections.OrderedDict, collections.defaultdict)
-#: By what stands for an optimizer in a trace, its shadow: `copies(container)`, is there
-#: a copy of this one in it?
-shadows: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def acts_otherwise(value: Any) -> bool:
@@ -66,7 +61,7 @@ def _is_copied(tx: Any, value: Any) -> str:
     """Why a container may not be used, of which an optimizer's shadow has a copy."""
     root = tx.output.local_scope.get("self")
     for holder in (root, *getattr(root, "optimizers", ())):
-        known = shadows.get(holder) if isinstance(holder, Optimizer) else None
+        known = watched.shadows.get(holder) if isinstance(holder, Optimizer) else None
         shadow = None if known is None else known()
         if shadow is not None and shadow.copies(value):
             return f"it finds a {type(value).__name__} of its optimizer's elsewhere"

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from .dynamo import leads_to
+from .tracing import tracing
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OPTIM = os.path.dirname(torch.optim.__file__) + os.sep
@@ -151,16 +152,6 @@ def _type_of(tx: Any, variable: Any) -> type:
 # ---------------------------------------------------------------- groups and counters
 
 
-class _Tracing(threading.local):
-    """Is `_init_group` being called, for a step that is traced plainly?"""
-
-    def __init__(self) -> None:
-        self.plainly = False
-
-
-_tracing = _Tracing()
-
-
 def _keep_groups(backend: Callable[..., Any]) -> None:
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
@@ -183,16 +174,16 @@ def _keep_groups(backend: Callable[..., Any]) -> None:
 
     @functools.wraps(call_method)
     def call(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        before = _tracing.plainly
-        _tracing.plainly = _ours(tx, backend)
+        before = tracing.groups_kept
+        tracing.groups_kept = _ours(tx, backend)
         try:
             return call_method(self, tx, name, args, kwargs)
         finally:
-            _tracing.plainly = before
+            tracing.groups_kept = before
 
     @functools.wraps(move_step)
     def move(self: Any) -> None:
-        if not _tracing.plainly:
+        if not tracing.groups_kept:
             move_step(self)
 
     made: Any = OptimizerVariable
@@ -296,14 +287,6 @@ def _is_number(node: Any) -> bool:
 # ---------------------------------------------------------------- without Dynamo
 
 
-class _AsIf(threading.local):
-    """Does this thread run a step as if it were compiled?"""
-
-    def __init__(self) -> None:
-        self.depth = 0
-
-
-_as_if = _AsIf()
 _patching = threading.Lock()
 
 
@@ -316,7 +299,7 @@ def as_if_compiling() -> Iterator[None]:
         asked, forwarding = torch.compiler.is_compiling, _forwarding()
 
         def answer() -> bool:
-            if not _as_if.depth:
+            if not tracing.as_if:
                 return asked()
             frame = sys._getframe(1)
             while frame.f_code in forwarding and frame.f_back:
@@ -327,9 +310,9 @@ def as_if_compiling() -> Iterator[None]:
             return torchs and bool(frame.f_locals.get("capturable"))
 
         torch.compiler.is_compiling = answer
-        _as_if.depth += 1
+        tracing.as_if += 1
         try:
             yield
         finally:
-            _as_if.depth -= 1
+            tracing.as_if -= 1
             torch.compiler.is_compiling = asked

@@ -23,10 +23,7 @@ import inspect
 import logging
 import math
 import re
-import threading
-import weakref
 from collections.abc import Callable, Iterator
-from types import CodeType
 from typing import Any
 
 import torch
@@ -35,31 +32,15 @@ from torch.fx import Node
 from .counters import is_counted
 from .dynamo import leads_to
 from .hooks import Hook, around, found_at, install, name_of
-from .tracing import traces_step
+from .tracing import traces_step, tracing
+from .watched import watched
 
 log = logging.getLogger("fuseopt")
 
 
-class _Tracing(threading.local):
-    def __init__(self) -> None:
-        #: are numbers constants, as Dynamo has them?
-        self.plainly = False
-        #: where the numbers are found that the trace has as symbols
-        self.symbols: list[str] = []
-
-
-_tracing = _Tracing()
-#: By code, the integers that it counts: patterns of where they are found.
-_counters: weakref.WeakKeyDictionary[CodeType, set[str]] = weakref.WeakKeyDictionary()
-
-
-#: Has `make_symbols` put its question about integers to Dynamo?
-_integers: list[bool] = []
-
-
 def can_stay_symbolic() -> bool:
     """Can integers that a step counts be symbols?"""
-    return bool(_integers)
+    return watched.asks_of_integers
 
 
 def make_symbols(backend: Callable[..., Any]) -> bool:
@@ -82,7 +63,7 @@ def _moves(builder: Any) -> bool:
     source = builder.source
     return (
         traces_step()
-        and not _tracing.plainly
+        and not tracing.constants
         and bool(config.automatic_dynamic_shapes)
         and not is_constant_source(source)
         and not is_from_defaults(source)
@@ -160,7 +141,7 @@ def _make_symbols() -> None:
         )
         if seen.scalar is moved:
             note_moved(tx, proxy.node)
-        _tracing.symbols.append(name_of(source))
+        tracing.symbols.append(name_of(source))
         return made
 
     around(VariableBuilder, "wrap_symfloat", wrap_float)
@@ -169,13 +150,13 @@ def _make_symbols() -> None:
 
     def wrap_int(original: Hook, self: Any, value: int, *args: Any, **more: Any) -> Any:
         tx, source = self.tx, self.source
-        known = _counters.get(tx.output.root_tx.f_code, ())
+        known = watched.counters.get(tx.output.root_tx.f_code, ())
         if args or more or not _moves(self):
             return original(self, value, *args, **more)
         name = name_of(source)
         counted = _pattern(source) in known or is_counted(value, name)
         if counted or _is_foreign(tx, source):
-            _tracing.symbols.append(name)
+            tracing.symbols.append(name)
             more = {"dynamism": DimDynamic.DYNAMIC}
         made = original(self, value, *args, **more)
         if isinstance(made, SymNodeVariable):
@@ -183,7 +164,7 @@ def _make_symbols() -> None:
         return made
 
     around(VariableBuilder, "wrap_symint", wrap_int)
-    _integers.append(True)
+    watched.asks_of_integers = True
 
 
 def _pattern(source: Any) -> str:
@@ -216,14 +197,14 @@ def _find_counters() -> None:
         now, before = value.as_python_constant(), found_at(tx, source)
         if type(now) is not int or type(before) is not int or now == before:
             return
-        known = _counters.setdefault(tx.output.root_tx.f_code, set())
+        known = watched.counters.setdefault(tx.output.root_tx.f_code, set())
         pattern = _pattern(source)
         if pattern not in known:
             known.add(pattern)
             raise SpeculationRestartAnalysis(restart_reason=f"{pattern} is counted")
 
     def active() -> bool:
-        return traces_step() and not _tracing.plainly
+        return traces_step() and not tracing.constants
 
     def item(original: Hook, self: Any, inst: Any) -> Any:
         value, owner, key = self.stack[-3:]
@@ -285,11 +266,11 @@ def has_moved(output: Any, node: Node) -> bool:
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
     """Within this, numbers are constants until they have changed."""
-    before, _tracing.plainly = _tracing.plainly, True
+    before, tracing.constants = tracing.constants, True
     try:
         yield
     finally:
-        _tracing.plainly = before
+        tracing.constants = before
 
 
 class TraceAgain(Exception):
@@ -298,14 +279,14 @@ class TraceAgain(Exception):
 
 def has_symbols() -> bool:
     """Does the trace that goes on now have numbers as symbols?"""
-    return bool(_tracing.symbols) and not _tracing.plainly
+    return bool(tracing.symbols) and not tracing.constants
 
 
 def symbol_sources() -> list[str]:
     """Where numbers are found that the trace which goes on now has as symbols, whether
     or not its graph computes with them: "L['self'].t".
     """
-    return [*_tracing.symbols]
+    return [*tracing.symbols]
 
 
 def _is_anothers(error: Exception) -> bool:
@@ -325,7 +306,7 @@ def _trace_again(backend: Callable[..., Any]) -> None:
     def traced(*args: Any, **kwargs: Any) -> Any:
         if not any(leads_to(x, backend) for x in args if callable(x)):
             return trace(*args, **kwargs)
-        before, _tracing.symbols = _tracing.symbols, []
+        before, tracing.symbols = tracing.symbols, []
         try:
             return trace(*args, **kwargs)
         except Exception as error:
@@ -335,6 +316,6 @@ def _trace_again(backend: Callable[..., Any]) -> None:
             with plainly():
                 return trace(*args, **kwargs)
         finally:
-            _tracing.symbols = before
+            tracing.symbols = before
 
     converter._compile = traced

@@ -9,7 +9,6 @@ chosen from, or keeps it, the trace begins anew and Dynamo ends its graph at the
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any
@@ -20,9 +19,8 @@ from torch.fx import Node
 from .hooks import Hook, around
 from .schemas import written
 from .tracing import traces_step
+from .watched import watched
 
-#: By code, the branches within it of which both ways cannot be traced.
-refused: weakref.WeakKeyDictionary[CodeType, set[int]] = weakref.WeakKeyDictionary()
 #: A branch: the code that it is in, and the place of its instruction.
 Branch = tuple[CodeType, int]
 
@@ -144,5 +142,5 @@ def refuse_branch(code: CodeType, place: int, why: str) -> None:
     """Begin the trace anew, and let Dynamo end its graph at a branch."""
     from torch._dynamo.exc import SpeculationRestartAnalysis
 
-    refused.setdefault(code, set()).add(place)
+    watched.one_way.setdefault(code, set()).add(place)
     raise SpeculationRestartAnalysis(restart_reason=why)

@@ -12,12 +12,25 @@ import torch
 
 
 class Tracing(threading.local):
-    """What was set for the trace that runs in this thread."""
+    """What was set for the trace that runs in this thread, for one thread alone.
+
+    `patches`: what is to be taken back when it ends. `own`: is the step that of an
+    optimizer that is not torch's? `owners`: whose steps they are. `counted`: integers
+    that are to be symbols. `constants`: are numbers constants, as Dynamo has them?
+    `symbols`: where the numbers are found that the trace has as symbols. `groups_kept`:
+    is an optimizer's method being traced that is to leave groups as they are? `as_if`:
+    how many steps run, one within the other, as if they were compiled?
+    """
 
     def __init__(self) -> None:
         self.patches: list[Any] = []
         self.own = False
         self.owners: list[torch.optim.Optimizer] = []
+        self.counted: frozenset[int] = frozenset()
+        self.constants = False
+        self.symbols: list[str] = []
+        self.groups_kept = False
+        self.as_if = 0
 
 
 tracing = Tracing()

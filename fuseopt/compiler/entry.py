@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 class Backend:
     """What Dynamo calls with each graph; of which there is one, `fuseopt`."""
 
+    def __init__(self) -> None:
+        #: has Dynamo been told what it must know?
+        self.attached = False
+        #: what answers for the bound step of an optimizer, once `take_bound_steps`
+        self.take: Callable[[Any, torch.optim.Optimizer, Asked], Any] | None = None
+
     def __call__(
         self,
         gm: GraphModule,
@@ -61,9 +67,6 @@ class Backend:
 
 BACKEND = Backend()
 _attaching = threading.RLock()
-_attached: list[bool] = []
-#: What answers for the bound step of an optimizer; none until `take_bound_steps`.
-_takes: list[Callable[[Any, torch.optim.Optimizer, Asked], Any]] = []
 
 
 def take_bound_steps(
@@ -72,7 +75,7 @@ def take_bound_steps(
     """Let `take(step, optimizer, asked)` answer `torch.compile(optimizer.step)` for
     this backend; None from it leaves the step to Dynamo.
     """
-    _takes[:] = [take]
+    BACKEND.take = take
 
 
 def attach_to_loaded() -> None:
@@ -84,9 +87,9 @@ def attach_to_loaded() -> None:
 def attach() -> None:
     """Tell Dynamo, which this imports, what it must know before it traces for us."""
     with _attaching:
-        if _attached:
+        if BACKEND.attached:
             return
-        _attached.append(True)
+        BACKEND.attached = True
         from .. import compat
 
         compat.on_bound_step(BACKEND, _take_bound_step)
@@ -122,7 +125,8 @@ def refuse_module() -> NoReturn:
 def _take_bound_step(
     function: Any, optimizer: torch.optim.Optimizer, asked: Asked
 ) -> Any:
-    return _takes[0](function, optimizer, asked) if _takes else None
+    take = BACKEND.take
+    return None if take is None else take(function, optimizer, asked)
 
 
 def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:

@@ -7,8 +7,11 @@ import functools
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..runtime.cpp.build import Builder
 from ..runtime.cpp.vector import Vectors
@@ -42,6 +45,14 @@ class Session:
         )
         #: why steps run in eager, as was told
         self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        #: those who step in the backward
+        self.in_backward: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: of an optimizer that has one, its tail, weakly
+        self.tails: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+        #: of the first parameter that has a gradient, by all of them: what clips these
+        self.clips: MutableMapping[torch.Tensor, dict[Any, Any]] = WeakIdKeyDictionary()
         #: optimizers of whose steps Dynamo has ended a graph
         self.cut: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -87,7 +87,7 @@ class Shadow:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.itself = stand_in(optimizer)
-        compat.shadows[self.itself] = weakref.ref(self)
+        compat.watched.shadows[self.itself] = weakref.ref(self)
         self._owner = weakref.ref(optimizer)
         #: the library of the guards, once it is there
         self.helper: ctypes.PyDLL | None = None

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import compat
 from ..compiler.entry import BACKEND, attach
@@ -30,10 +29,6 @@ Tensors = list[torch.Tensor]
 PATIENCE = 8
 MANY = "too many sets of parameters begin with the same one"
 _lock = threading.RLock()
-#: Of the first parameter that has a gradient, by all of them: what clips these.
-_clips: MutableMapping[torch.Tensor, dict[Any, Clip | SpreadClip]] = (
-    WeakIdKeyDictionary()
-)
 
 
 def clip_grad_norm_(
@@ -172,7 +167,7 @@ def _why_not(grads: Sequence[torch.Tensor], spread: bool) -> str:
 
 
 def _clip_of(held: Sequence[torch.Tensor], spread: bool) -> Clip | SpreadClip | None:
-    known = _clips.setdefault(held[0], {})
+    known: dict[Any, Clip | SpreadClip] = session.clips.setdefault(held[0], {})
     key = spread, *map(id, held)
     if key not in known:
         if len(known) >= PATIENCE:

@@ -40,10 +40,6 @@ from .stats import COLUMNS, row_names
 from .steps import function_of, has_gradients, has_state
 
 Tensors = list[torch.Tensor]
-#: The tail of each optimizer that has one.
-_tails: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Tail]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 class Tail:
@@ -381,7 +377,7 @@ def tail(
     every = optimizers_of(optimizers)
     resolve(None, options)
     for optimizer in every:
-        known = _tails.get(optimizer)
+        known = session.tails.get(optimizer)
         if known is not None and known() is not None:
             raise FuseoptError(
                 f"this {type(optimizer).__name__} has a tail already; drop that one "
@@ -403,5 +399,5 @@ def tail(
     checked_adaptive(clip_grad_adaptive)
     beside.check(parameters_of(every))
     for optimizer in every:
-        _tails[optimizer] = weakref.ref(made)
+        session.tails[optimizer] = weakref.ref(made)
     return made

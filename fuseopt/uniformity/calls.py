@@ -93,10 +93,10 @@ def _known(
     # Dynamo puts a layer around what it is not to trace: it runs it for real, as
     # `_init_group`, or does not trace the leading lanes' step at all
     function = getattr(function, "_torchdynamo_orig_callable", function)
-    rule = functions.RULES.get(id(function))
-    if rule is not None:
+    known = functions.RULES.get(id(function))
+    if known is not None:
         with _arguments(machine, node):
-            return rule(machine, args, keywords, node)
+            return known[1](machine, args, keywords, node)
     if tensors.is_foreach(function):
         return torch_functions.foreach(machine, function.__name__, args, keywords, node)
     name = tensors.is_aten(function)

@@ -41,8 +41,8 @@ from .values import (
 Args = list[Value]
 Keywords = dict[str, Value]
 Rule = Callable[[Machine, Args, Keywords, ast.AST], Value]
-RULES: dict[int, Rule] = {}
-_alive: list[Any] = []
+#: By the id of a function, which is kept: it, and its rule.
+RULES: dict[int, tuple[Any, Rule]] = {}
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
@@ -51,8 +51,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
     def take(taken: Rule) -> Rule:
         for function in functions:
             if function is not None:
-                _alive.append(function)
-                RULES[id(function)] = taken
+                RULES[id(function)] = function, taken
         return taken
 
     return take

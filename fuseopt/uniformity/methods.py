@@ -116,7 +116,7 @@ def _of_list(
         stores.append(machine, ref, args[0], node)
         return Known(None)
     if name == "copy":
-        return functions.RULES[id(list)](machine, [ref], {}, node)
+        return functions.RULES[id(list)][1](machine, [ref], {}, node)
     if name == "extend":
         return _extend(machine, ref, held, args[0], node)
     if name == "clear" and machine.own(held) and held.made == machine.turns():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.kept_state import changed_in_functions
 from tests.tools.modules_page import (
     FILES,
     PACKAGE,
@@ -79,6 +81,61 @@ def test_every_room_has_modules() -> None:
     assert found - {None} == set(HOUSE)
     beside = [p for p in PACKAGE.glob("*.py") if p.name != "__init__.py"]
     assert len(beside) <= 10
+
+
+#: What a process keeps, by the file that defines it: the table of docs/house.md.
+KEPT = dict(
+    re.findall(
+        r"^\| `([\w/]+\.py): (\w+)` \|",
+        (ROOT / "docs" / "house.md").read_text("utf-8"),
+        flags=re.MULTILINE,
+    )
+)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: "/".join(names(p)[1:]) or "init")
+def test_no_module_keeps_what_its_functions_change(path: Path) -> None:
+    own = KEPT.get(str(path.relative_to(PACKAGE)))
+    known = {*KEPT.values(), "compat"} - {own}
+    changed = changed_in_functions(ast.parse(path.read_text(encoding="utf-8")))
+    # what a decorator registers while modules load
+    registered = {"RULES"} if path == PACKAGE / "uniformity/functions.py" else set()
+    assert changed.own - registered <= {own}
+    assert changed.imported <= known
+
+
+def test_what_a_process_keeps_is_there() -> None:
+    assert len(KEPT) == 4
+    for name, kept in KEPT.items():
+        module = "fuseopt." + name.removesuffix(".py").replace("/", ".")
+        assert hasattr(importlib.import_module(module), kept)
+
+
+def test_the_test_of_what_is_kept_sees_what_it_should() -> None:
+    text = """
+from .. import compat
+from ..session import session
+FOUND = {}
+_seen = []
+log = get()
+def f(x, FOUND):
+    FOUND[x] = 1
+def g(x):
+    FOUND[x] = 1
+    session.reports.append(x)
+def h(x):
+    _seen.append(x)
+    seen = []
+    seen.append(x)
+def i():
+    global count
+    count = 2
+    compat.watched.one.two = 1
+    log.info("")
+"""
+    changed = changed_in_functions(ast.parse(text))
+    assert changed.own == {"FOUND", "_seen", "count"}
+    assert changed.imported == {"session", "compat"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: "/".join(names(p)[1:]) or "init")

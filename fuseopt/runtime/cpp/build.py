@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import itertools
 import logging
 import os
 import secrets
@@ -332,9 +331,6 @@ def _open(place: Folder, key: str) -> ctypes.CDLL | None:
         return None
 
 
-_numbers = itertools.count(1)
-
-
 def _loaded(content: bytes) -> ctypes.CDLL:
     """Load a library from its bytes: a file may be another one a moment later."""
     try:
@@ -347,7 +343,7 @@ def _loaded(content: bytes) -> ctypes.CDLL:
         # the loader takes libraries of one path for one library, and descriptors have
         # their numbers again and again: so the path says the same in another way
         # each time
-        other = "".join("./" if x == "1" else "/" for x in f"{next(_numbers):b}")
+        other = "".join("./" if x == "1" else "/" for x in f"{secrets.randbits(64):b}")
         return ctypes.CDLL(f"/proc/self/fd/{other}{handle}")
     except OSError:
         return _loaded_from_copy(content)
