@@ -6,7 +6,6 @@ where a value was found. Checked with torch 2.13, and by name with 2.11.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
@@ -47,11 +46,24 @@ def install(source: Any, *kinds: Any) -> None:
             guard_here(source, kind)
 
 
-def guard_here(source: Any, kind: Any) -> None:
-    """Guard what is found at a source, unless it is of those that have no guards."""
-    guards = importlib.import_module("torch._dynamo.guards")
-    with contextlib.suppress(NotImplementedError):
-        guards.install_guard(source.make_guard(kind))
+def guard_here(source: Any, kind: Any) -> Any:
+    """Guard what is found at a source, unless it is of those that have no guards; the
+    guard, or None.
+    """
+    try:
+        guard = source.make_guard(kind)
+    except NotImplementedError:
+        return None
+    guard_again(guard)
+    return guard
+
+
+def guard_again(guard: Any) -> None:
+    """Install a guard, if it is not there: Dynamo takes guards back where it takes back
+    what it has traced.
+    """
+    if guard is not None:
+        importlib.import_module("torch._dynamo.guards").install_guard(guard)
 
 
 def name_of(source: Any) -> str:

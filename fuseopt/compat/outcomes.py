@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .hooks import found_at, install, name_of
+from .hooks import found_at, guard_again, guard_here, name_of
 
 #: Modules whose functions give the same for the same numbers.
 HOMES = ("_operator", "operator", "math", "builtins")
@@ -161,6 +161,14 @@ class _Condition:
         self.names[name] = x
         return name
 
+    def key(self) -> tuple[Any, ...]:
+        """What is the same of conditions that ask the same of the same sources."""
+        names = [
+            (k, type(x), repr(x)) if isinstance(x, (int, float)) else (k, id(x))
+            for k, x in self.names.items()
+        ]
+        return *self.sources, *self.lines, self.result, *names
+
     def function(self, value: Number, read: Callable[[Number], Number]) -> Any:
         """Of the sources' values: does the number read as `value`?"""
         given = ", ".join(f"s{i}" for i in range(len(self.sources)))
@@ -204,11 +212,16 @@ def guard_number(
     numbers of the host.
     """
     value = read(number_of(tx, node))
-    asked = vars(tx.output).setdefault("fuseopt_numbers", set())
-    if (node, read) in asked:
-        return value
-    asked.add((node, read))
     condition = _Condition(node)
+    if not condition.sources:
+        return value
+    # each round of a loop asks it of a node of its own; the condition is kept, so that
+    # what it names by identity stays what it is
+    asked = vars(tx.output).setdefault("fuseopt_numbers", {})
+    key = read, type(value), repr(value), *condition.key()
+    if key in asked:
+        guard_again(asked[key][0])
+        return value
     holds = condition.function(value, read)
     names, sources = [*condition.sources], [*condition.sources.values()]
     what = f"{node.target} of {', '.join(names)} is {value}"
@@ -229,8 +242,7 @@ def guard_number(
 
         _add(builder.guard_manager.root, all_hold, what, guard)
 
-    if sources:
-        install(sources[0], create)
+    asked[key] = guard_here(sources[0], create), condition
     return value
 
 

@@ -10,6 +10,7 @@ Python's), the flag is read in between: then the call waits for the device.
 from __future__ import annotations
 
 import collections
+import ctypes
 import functools
 import operator
 import weakref
@@ -77,9 +78,8 @@ class Fused:
         self.given: Given | None = None
         self.compiled: Callable[..., Any] | None = None
         self.graphs: list[_Graph] = []
-        #: tensors by identity, see `_modes`; of the call that is under way
-        self.kept: frozenset[int] = frozenset()
-        self.dropped: frozenset[int] = frozenset()
+        #: does nobody look at gradients after the call that is under way?
+        self.drops = False
         self.skips = False
         self._seen: list[Any] = []
         # did the last call end as calls do? Had the one before it compiled nothing?
@@ -137,6 +137,8 @@ class Fused:
             self.shadows = [Shadow(o) for o in self.optimizers]
             self.given = Given()
         for shadow, optimizer in zip(self.shadows, self.optimizers, strict=True):
+            if shadow.helper is None and self.graphs:
+                shadow.helper = self.graphs[-1].helper
             shadow.refresh(optimizer)
         given = self.given
         assert given is not None
@@ -144,12 +146,7 @@ class Fused:
         given.optimizers = [shadow.itself for shadow in self.shadows]
         given.steps = [*self.functions]
         self.skips = given.skips
-        averages = [t for own, _ in (*given.averages, *given.copies) for t in own]
-        averages += [t for x in given.models for t in x.tensors()]
-        averages += [t for x in given.objects for t in x.tensors()]
-        grads = [g for o in self.optimizers for g in gradients(o)]
-        self.kept = frozenset(map(id, averages if drops else averages + grads))
-        self.dropped = frozenset(map(id, grads if drops else ()))
+        self.drops = drops
         if self.compiled is None:
             self.compiled = self._compile()
         self.quiet = True
@@ -160,6 +157,20 @@ class Fused:
         n = len(self.shadows) if self.skips else 0
         self._finish(begun, result[:n])
         return result
+
+    def kept_and_dropped(self) -> tuple[set[int], set[int]]:
+        """Of the call that is under way, tensors by identity: those that a skipped step
+        does not keep as they are, and gradients at which nobody looks afterwards.
+        """
+        given = self.given
+        assert given is not None
+        averages = [t for own, _ in (*given.averages, *given.copies) for t in own]
+        averages += [t for x in given.models for t in x.tensors()]
+        averages += [t for x in given.objects for t in x.tensors()]
+        grads = [g for o in self.optimizers for g in gradients(o)]
+        if self.drops:
+            return {*map(id, averages)}, {*map(id, grads)}
+        return {*map(id, averages + grads)}, set()
 
     def _follow_changes(self) -> None:
         """Let nothing that was compiled count where an optimizer got other state."""
@@ -251,6 +262,12 @@ class _Graph:
         self.gm = gm
         self.inner: CompiledStep | None = None
 
+    @property
+    def helper(self) -> ctypes.PyDLL | None:
+        """The library of the guards, once a plan has it."""
+        bound = None if self.inner is None else self.inner.program.bound
+        return None if bound is None else bound.helper
+
     def forget(self) -> None:
         """Take nothing for known that a call leaves to the next: one was cut off."""
         if self.inner is not None:
@@ -308,15 +325,16 @@ def predicated(
 ) -> Captured:
     """A captured tail, with steps that are skipped and gradients that are dropped."""
     tensors = GraphTensors(gm, captured.tensor_args).tensors(args)
+    kept, dropped = owner.kept_and_dropped()
     flag_of: dict[int, int] = {}
     if owner.skips:
         for k, shadow in enumerate(owner.shadows):
             flag_of.update(dict.fromkeys(_held(shadow.itself), k))
     modes: dict[int, int] = {}
     for place, t in enumerate(tensors):
-        if id(t) in owner.dropped:
+        if id(t) in dropped:
             modes[place] = DROPPED
-        elif owner.skips and id(t) not in owner.kept:
+        elif owner.skips and id(t) not in kept:
             # what belongs to none of several optimizers, none may write
             one = 0 if len(owner.shadows) == 1 else UNKNOWN
             modes[place] = flag_of.get(id(t), one)
