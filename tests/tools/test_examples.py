@@ -6,9 +6,11 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,13 +39,31 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
+def test_each_logger_is_told_all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages are stood in for: what they are called with is what counts."""
+    script = runpy.run_path(str(EXAMPLES / "watched_training.py"))
+    told: dict[str, float] = {}
+    writer = SimpleNamespace(add_scalar=lambda key, x, step: told.update({key: x}))
+    run = SimpleNamespace(log=lambda found, step: told.update(found))
+    board = SimpleNamespace(SummaryWriter=lambda folder: writer)
+    weights = SimpleNamespace(init=lambda **given: run)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setitem(sys.modules, "wandb", weights)
+    numbers = {"a.b": {"norm": 1.0, "count": 0.0}, "c": {"norm": 2.0, "count": 3.0}}
+    for log in (script["tensorboard_logger"]("runs"), script["wandb_logger"]("name")):
+        told.clear()
+        log(7, 4.5, numbers)
+        want = {"norm/a.b": 1.0, "count/a.b": 0.0, "norm/c": 2.0, "count/c": 3.0}
+        assert told == {"total_norm": 4.5, **want}
+
+
 def by_name(path: Path) -> str:
     return path.stem
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=by_name)
 def test_a_script_compiles_the_step(path: Path, tmp_path: Path) -> None:
-    """In one launch, and fuseopt has nothing to warn of."""
+    """In one launch, a tail in two; and fuseopt has nothing to warn of."""
     for package in NEEDS.get(path.stem, ()):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed (make wild)")
@@ -55,7 +75,9 @@ def test_a_script_compiles_the_step(path: Path, tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"launches of a step: 1, for \d+ parameters", done.stdout)
+    launches = 2 if "fuseopt.tail" in path.read_text("utf-8") else 1
+    said = rf"launches of a step: {launches}, for \d+ parameters"
+    assert re.search(said, done.stdout)
     assert "fuseopt" not in done.stderr
 
 
