@@ -75,7 +75,7 @@ def main() -> None:
     if importlib.util.find_spec("tensorboard"):
         loggers.append(tensorboard_logger("runs"))
     if importlib.util.find_spec("wandb"):
-        loggers.append(wandb_logger("fuseopt-example"))
+        loggers.append(wandb_logger("example"))
 
     for step in range(11):
         x = torch.randn(32, 16)
