@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from .errors import NotAnOptimizer, UnsupportedInput
 from .isolate.decorators import peel
 from .isolate.isolated import unfuse
 from .shards.local import is_spread
+from .tails.advice import tail_of
 
 
 def explain(
@@ -86,14 +88,31 @@ def explain(
 
     # so that Dynamo traces as it does for the backend
     planner._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
-    with contextlib.suppress(Planned), compat.scalar_outputs():
+    with (
+        compat.cuts_noted() as cuts,
+        contextlib.suppress(Planned),
+        compat.scalar_outputs(),
+    ):
         torch.compile(function, backend=planner)(*args)
     if not found:
         raise UnsupportedInput(
             "Dynamo made no graph of this function; run it with "
             "TORCH_LOGS=graph_breaks to see why"
         )
+    if not isinstance(owner, torch.optim.Optimizer):
+        _tell_of_cuts(found[0], function, cuts)
     return found[0]
+
+
+def _tell_of_cuts(report: Report, function: Any, cuts: Sequence[Any]) -> None:
+    """Say where Dynamo ends the graph of a function, and what to call in its place."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or not cuts:
+        return
+    own = [x for x in cuts if (x.filename, x.name) == (code.co_filename, code.co_name)]
+    lines = [f"{x.filename}:{x.lineno}: {x.line}" for x in own]
+    report.cuts = list(dict.fromkeys(lines))
+    report.instead = str(tail_of(function))
 
 
 def _unprofiled(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,6 +39,7 @@ from .dtensors import (
     waiting,
 )
 from .dynamo import (
+    cuts_noted,
     disabled,
     initialize,
     leave_no_patches,
@@ -145,6 +146,7 @@ __all__ = [
     "bump_versions",
     "can_stay_symbolic",
     "changes_first",
+    "cuts_noted",
     "debug_folder",
     "devices_with_lists",
     "dict_version",

@@ -233,6 +233,8 @@ def on_graph_break(
     @functools.wraps(log)
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = [x for x in (*args, *kwargs.values()) if isinstance(x, Exception)]
+        if found and tracing.cuts is not None:
+            tracing.cuts += [*(getattr(found[0], "real_stack", None) or ())]
         kind = str(getattr(found[0], "gb_type", "")) if found else ""
         output: Any = getattr(self, "output", None)
         if (
@@ -255,6 +257,18 @@ def on_graph_break(
         return log(self, *args, **kwargs)
 
     translator.log_graph_break = told
+
+
+@contextlib.contextmanager
+def cuts_noted() -> Iterator[list[Any]]:
+    """A list that gets the lines of source at which Dynamo ends a graph in this thread,
+    with those that led there: objects with `filename`, `lineno`, `name` and `line`.
+    """
+    before, tracing.cuts = tracing.cuts, []
+    try:
+        yield tracing.cuts
+    finally:
+        tracing.cuts = before
 
 
 def on_recompile_limit(

@@ -19,7 +19,8 @@ class Tracing(threading.local):
     that are to be symbols. `constants`: are numbers constants, as Dynamo has them?
     `symbols`: where the numbers are found that the trace has as symbols. `groups_kept`:
     is an optimizer's method being traced that is to leave groups as they are? `as_if`:
-    how many steps run, one within the other, as if they were compiled?
+    how many steps run, one within the other, as if they were compiled? `cuts`: where
+    Dynamo ends graphs, while somebody wants to know.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class Tracing(threading.local):
         self.symbols: list[str] = []
         self.groups_kept = False
         self.as_if = 0
+        self.cuts: list[Any] | None = None
 
 
 tracing = Tracing()

@@ -92,7 +92,9 @@ class Report:
     and how many blocks each has. A block is some lanes of each kernel: all kernels of a
     run work on it before the next one begins. `launches` counts a kernel once.
     order: the names of kernels and externs, as they run. least_bytes: what a step must
-    move at least; see `ir/traffic.py`.
+    move at least; see `ir/traffic.py`. cuts: of a function that was explained, the
+    lines at which Dynamo ends its graphs, as far as it was traced. instead: the call
+    that does in one graph what such a function does in several.
     """
 
     launches: int = 0
@@ -112,6 +114,8 @@ class Report:
     numbers: list[str] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     least_bytes: int = 0
+    cuts: list[str] = field(default_factory=list)
+    instead: str = ""
 
     @property
     def lanes(self) -> int:
@@ -148,6 +152,9 @@ class Report:
         from rich.table import Table
 
         told = [f"{p.what}: {p.where} ({p.why})" for p in self.parts]
+        told += [f"the graph ends at {line}" for line in self.cuts]
+        if self.instead:
+            told.append(f"in one graph: {self.instead}")
         if self.fallback:
             return "\n".join([f"fuseopt: not compiled. {self.fallback}", *told])
         title = (
