@@ -108,6 +108,7 @@ def test_a_cache_is_listed_and_cleared(
     assert answer(capsys, "cache", "ls")[1]["kernels"] == []
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("name", ["opt", "build", "Held.made"])
 def test_an_optimizer_of_a_file_is_explained(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

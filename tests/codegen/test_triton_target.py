@@ -64,6 +64,7 @@ def test_gives_the_bits_of_cpp(case: Case, compilers: Compilers) -> None:
     assert_targets_agree(case, compilers)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("case", [ADAMW, MOMENTUM, Case("Adadelta")], ids=str)
 def test_takes_any_strides_and_alignment(case: Case, compilers: Compilers) -> None:
     assert_targets_agree(replace(case, grads=strided_grads), compilers)
@@ -74,6 +75,7 @@ def _mixed() -> list[torch.nn.Parameter]:
     return parameters((torch.bfloat16, torch.float32), shapes)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("case", [ADAMW, MOMENTUM, Case("Adagrad")], ids=str)
 def test_runs_all_dtypes_in_one_launch(case: Case, compilers: Compilers) -> None:
     case = replace(case, make=_mixed)

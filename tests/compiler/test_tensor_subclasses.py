@@ -172,7 +172,7 @@ def run(program: str) -> str:
 WAYS = [("torch.compile", 3), ("fuseopt.compile", 3), ("fuseopt.compile", 16)]
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(2)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("what", ["all", "later"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -43,6 +43,7 @@ def serve(name, place=CPU, cases=None):
     return section, done
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("name", MODULES)
 def test_each_section_runs_to_its_end_on_the_cpu(name):
     section, done = serve(name)

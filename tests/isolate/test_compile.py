@@ -280,6 +280,7 @@ def test_disabled_steps_are_known_in_a_fresh_process() -> None:
     assert done.stdout.strip() == "refused", done.stderr
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize(
     "take",
     [

@@ -219,6 +219,7 @@ def test_a_late_first_gradient(build: Any) -> None:
     assert len(fuseopt.reports()) <= 3
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("build", EVERY)
 def test_a_call_that_fails_leaves_no_first_state(build: Any) -> None:
     """State that late lanes would get is not the optimizer's before all is launched."""
@@ -339,6 +340,7 @@ def test_what_changes_between_steps(build: Any, change: str, counts: Counts) -> 
     assert counts.traces <= before + (3 if change == "add_group" else 2)
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("build", EVERY)
 def test_few_lanes_are_led_once_gradients_come_and_go(
     build: Any, counts: Counts

@@ -168,6 +168,7 @@ def test_optimizers_that_share_their_state(way: str, lanes: int) -> None:
 # ---------------------------------------------------------------- inference mode
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize(("way", "lanes"), WAYS)

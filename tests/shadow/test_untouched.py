@@ -572,7 +572,7 @@ def alone(*arguments: object) -> tuple[float, float]:
     return memory, count
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(2)
 @pytest.mark.parametrize("way", ["led", "whole", "few"])
 def test_dropped_optimizers_leave_nothing(way: str) -> None:
     """Each left about a thousand objects and 0.6 MB."""
@@ -638,6 +638,7 @@ def variables(opt: Optimizer, params: list[Any], closure: Any) -> int:
     return len(contextvars.copy_context())
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("closure", [None, lambda: 1.0], ids=["", "closure"])
 @pytest.mark.parametrize("way", ["compile", "backend"])
 def test_a_trace_leaves_no_context_variables(way: str, closure: Any) -> None:

@@ -29,6 +29,7 @@ def last_report() -> Any:
     return fuseopt.reports()[-1]
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("n", [1, 20])
 @pytest.mark.parametrize(("kind", "options"), TORCH, ids=lambda x: str(x)[-40:])
@@ -94,6 +95,7 @@ def test_the_state_is_as_eager_makes_it(mesh: DeviceMesh) -> None:
         assert state["exp_avg"].full_tensor is not None
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("n", [3, 20])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_changes_between_steps(mesh: DeviceMesh, way: str, n: int) -> None:
