@@ -17,7 +17,7 @@ REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
 HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h
 
-.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay wild gpu bench bench-gpu lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay wild gpu bench bench-gpu docs lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench     the benchmarks, on a CPU, in 15 minutes"
 	@echo "make bench-gpu the same ones on a GPU"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast; nine minutes"
+	@echo "make docs      the site, in build/site; a warning is an error"
 	@echo "make lint      formatter, linter and types: only looks"
 	@echo "make format    formatter and linter: mends what they can"
 
@@ -82,6 +83,9 @@ bench-gpu: $(VENV)/stamp-test $(VENV)/stamp-bench
 # Without a GPU, rehearse: GPU_FLAGS="--rehearse cpu" (or interpreter, or sim).
 gpu:
 	PYTHONPATH=. PYTHONUNBUFFERED=1 $(PYTHON) -m bench.gpu $(GPU_FLAGS)
+
+docs: $(VENV)/stamp-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check
