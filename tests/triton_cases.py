@@ -17,13 +17,14 @@ import torch
 from fuseopt.capture import capture
 from fuseopt.codegen import CppTarget
 from fuseopt.codegen.triton.kernel import TritonTarget
+from fuseopt.compiler.alone import Ready
 from fuseopt.compiler.dispatch import EagerCalls
 from fuseopt.config import Config
 from fuseopt.ir.graph import Instr, Kernel, Schedule, Variant
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.cpp.table import CppTable, TableFactory
 from fuseopt.runtime.executor import Direct, Program
-from fuseopt.runtime.plan import Built, Plan, Ready
+from fuseopt.runtime.plan import Built, Plan
 from fuseopt.runtime.source import GraphTensors
 from fuseopt.runtime.step import CompiledStep
 from fuseopt.runtime.triton.build import TritonBuilder

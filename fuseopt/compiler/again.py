@@ -1,7 +1,7 @@
 """A captured graph in a file -> the text of its kernels, again and without the model.
 
 `save` writes `graph.pickle`, which has the graph, what the scheduler knows of the
-machine, and each kernel's target; and `repro.py`, which calls `main`: it schedules and
+machine, and each kernel's target; and `repro.py`, which schedules and
 generates anew, and compares with the sources that lie beside it. So a kernel can be
 looked into, or handed on in a report of a fault, where the model and its data are not.
 """
@@ -22,16 +22,17 @@ GRAPH, SCRIPT = "graph.pickle", "repro.py"
 TEXT = '''"""Schedules {graph} and generates its kernels again; are they those here?
 
 Needs fuseopt {version} and nothing of the model: python {script}
+With --run, they also run on made-up numbers, beside the reference, and are timed.
 The file of the graph is a pickle: run what you have made, or trust.
 """
 
 import sys
 from pathlib import Path
 
-from fuseopt.compiler.again import main
+from fuseopt.compiler.alone import main
 
 if __name__ == "__main__":
-    sys.exit(main(Path(__file__).resolve().parent))
+    sys.exit(main(Path(__file__).resolve().parent, sys.argv[1:]))
 '''
 
 
@@ -68,12 +69,18 @@ def texts(saved: Saved) -> dict[str, tuple[str, str]]:
     return found
 
 
-def main(folder: Path) -> int:
-    """Compare a folder's kernels with those that its graph gives now; 1 if any differs.
-
-    Only for folders that you trust: a pickle may hold any code.
+def loaded(folder: Path) -> Saved:
+    """What was saved there. Only for folders that you trust: a pickle may hold any
+    code.
     """
     saved: Saved = pickle.loads((folder / GRAPH).read_bytes())
+    return saved
+
+
+def compare(folder: Path, saved: Saved) -> int:
+    """Compare a folder's kernels with those that its graph gives now; 1 if any
+    differs.
+    """
     differ = False
     for name, (suffix, text) in texts(saved).items():
         path = folder / f"{name}{suffix}"

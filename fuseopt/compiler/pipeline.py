@@ -286,6 +286,15 @@ def _cpp_factory(source: Source, built: ctypes.CDLL) -> TableFactory:
     return functools.partial(CppTable, entry, session.vectors.address(built))
 
 
+def factory_of(
+    target: Target, source: Source, device: str, config: Config
+) -> TableFactory:
+    """Build one kernel; what makes its tables. Raises CannotBuild."""
+    if target.name == "cpp":
+        return _cpp_factory(source, _load(source, config, []))
+    return _triton_factory(source, device, config)
+
+
 def _triton_factory(source: Source, device: str, config: Config) -> TableFactory:
     from ..runtime.triton.table import triton_factory
 

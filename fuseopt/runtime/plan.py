@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from ..capture.trace import Captured, read_at_once
@@ -82,14 +82,3 @@ class Plan:
         nothing = captured.result == () and not captured.given
         self.lean = self.simple and nothing and not captured.complexes
         self.at_once = bool(captured.given) or read_at_once(captured)
-
-
-class Ready:
-    """Kernels that have been built."""
-
-    def __init__(self, built: Built) -> None:
-        self._built = built
-
-    def ready(self) -> AbstractContextManager[Built]:
-        """As they are."""
-        return nullcontext(self._built)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import fuseopt
-from fuseopt.compiler import again
+from fuseopt.compiler import again, alone
 from tests import ROOT
 from tests.papers import ELEMENTWISE, REDUCING
 
@@ -34,11 +36,13 @@ def dumped(folder: Path, optimizer: Any, **options: Any) -> Path:
     return Path(report.dump_dir)
 
 
-def repro(folder: Path) -> subprocess.CompletedProcess[str]:
+def repro(folder: Path, *given: str) -> subprocess.CompletedProcess[str]:
     """Run it elsewhere, with Python's own hashing, so that no order comes by chance."""
+    # only to run kernels a compiler is looked for
+    path = os.environ["PATH"] if given else ""
     return subprocess.run(
-        [sys.executable, str(folder / again.SCRIPT)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(folder)},
+        [sys.executable, str(folder / again.SCRIPT), *given],
+        env={"PYTHONPATH": str(ROOT), "PATH": path, "HOME": str(folder)},
         cwd=folder.parent,
         capture_output=True,
         text=True,
@@ -66,8 +70,65 @@ def test_every_kind_of_graph(name: str, tmp_path: Path, capsys: Any) -> None:
         kind, given = PAPERS[name]
         made = kind(params(), **given)
     folder = dumped(tmp_path, made)
-    assert again.main(folder) == 0
+    assert alone.main(folder) == 0
     assert "the same text" in capsys.readouterr().out
+
+
+#: Sums make the reference another order of additions, so that bits may differ.
+SUMS = {"Adafactor", *(kind.__name__ for kind, _ in REDUCING)}
+
+
+@pytest.mark.parametrize("name", [*OF_TORCH, *PAPERS])
+def test_kernels_run_alone(name: str, tmp_path: Path, capsys: Any) -> None:
+    if name in OF_TORCH:
+        made = getattr(torch.optim, name)(params())
+    else:
+        kind, given = PAPERS[name]
+        made = kind(params(), **given)
+    assert alone.main(dumped(tmp_path, made), ["--run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    if name not in SUMS:
+        assert "the bits of the reference" in said
+    assert re.fullmatch(r"[\d.]+ us, [\d,]+ bytes: [\d.]+ GB/s", said[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_tensors_of_other_kinds_are_made_up(
+    dtype: torch.dtype, tmp_path: Path, capsys: Any
+) -> None:
+    whole = torch.randn(9, 7, dtype=dtype)
+    held = [
+        torch.nn.Parameter(whole[:, 1:4]),
+        torch.nn.Parameter(torch.empty(0, 3, dtype=dtype)),
+        torch.nn.Parameter(torch.ones((), dtype=dtype)),
+    ]
+    for p in held:
+        p.grad = torch.ones_like(p)
+    folder = dumped(tmp_path, torch.optim.SGD(held, momentum=0.9, nesterov=True))
+    assert alone.main(folder, ["--run"]) == 0
+    assert "the bits of the reference" in capsys.readouterr().out
+
+
+def test_kernels_run_in_a_fresh_process(tmp_path: Path) -> None:
+    done = repro(dumped(tmp_path, torch.optim.AdamW(params())), "--run")
+    assert done.returncode == 0, done.stderr
+    assert "the bits of the reference" in done.stdout
+
+
+def test_a_kernel_that_is_wrong_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    folder = dumped(tmp_path, torch.optim.AdamW(params()))
+    monkeypatch.setattr(alone, "run_schedule", lambda *given: ())
+    assert alone.main(folder, ["--run"]) == 1
+    assert "from the reference" in capsys.readouterr().out
+
+
+def test_what_cannot_run_alone_is_told(tmp_path: Path, capsys: Any) -> None:
+    matrices = params()[::2]
+    folder = dumped(tmp_path, torch.optim.Muon(matrices))
+    assert alone.main(folder, ["--run"]) == 2
+    assert "between its kernels the graph calls aten.addmm" in capsys.readouterr().out
 
 
 def test_where_it_differs(tmp_path: Path) -> None:
