@@ -160,7 +160,7 @@ def _numbers(n: int, many: bool, seed: int) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Has each element the bits of one of the others', NaN and zeros' signs included?"""
+    """Has each element the bits of one of the others'? Signs of zeros count."""
     width = WIDTHS[one.itemsize]
     own, *theirs = (t.cpu().contiguous().view(width) for t in (one, *others))
     return bool(torch.stack([own == t for t in theirs]).any(0).all())

@@ -119,7 +119,7 @@ def test_a_kernel_that_is_wrong_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     folder = dumped(tmp_path, torch.optim.AdamW(params()))
-    monkeypatch.setattr(alone, "run_schedule", lambda *given: ())
+    monkeypatch.setattr(alone, "run_schedule", lambda *given, **more: ())
     assert alone.main(folder, ["--run"]) == 1
     assert "from the reference" in capsys.readouterr().out
 
