@@ -20,7 +20,7 @@ from .bound_steps import Asked, on_bound_step
 from .branches import trace_branches
 from .contexts import scalar_outputs
 from .counters import stay_symbolic, take_for_symbols
-from .debug import debug_folder
+from .debug import debug_folder, trace_artifact
 from .dicts import dict_version
 from .dtensors import (
     alike,
@@ -209,6 +209,7 @@ __all__ = [
     "take_for_symbols",
     "tensor_functions",
     "tidy",
+    "trace_artifact",
     "trace_branches",
     "trace_guarded",
     "trace_plainly",

@@ -4,6 +4,9 @@
 below; `"+fuseopt.capture"` the graph as it was recorded, `"+fuseopt.scheduler"` what
 runs and what did not fuse, `"+fuseopt.codegen"` the source. Torch parses the variable
 when it is imported, and knows these names because they are those of packages.
+
+`TORCH_TRACE` gets the same as artifacts, which tlparse shows beside torch's own:
+`fuseopt_report`, `fuseopt_graph`, `fuseopt_fusion`, `fuseopt_code`.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from .. import compat
 from ..codegen import Source
 from ..ir.graph import Graph, Schedule
 from ..ir.printer import show_graph, show_refusals, show_schedule
@@ -36,3 +40,11 @@ def tell(
     if CODE.isEnabledFor(logging.DEBUG):
         for name, source in sources.items():
             CODE.debug("%s, %s:\n%s", name, source.target, source.text)
+    compat.trace_artifact("fuseopt_report", lambda: str(report))
+    compat.trace_artifact("fuseopt_graph", lambda: show_graph(graph))
+    compat.trace_artifact(
+        "fuseopt_fusion", lambda: f"{show_schedule(graph, plan)}\n{show_refusals(plan)}"
+    )
+    compat.trace_artifact(
+        "fuseopt_code", lambda: "\n".join(source.text for source in sources.values())
+    )

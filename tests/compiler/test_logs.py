@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import fuseopt
+from fuseopt.compiler import logs
 from fuseopt.config import resolve
 from tests import ROOT
 from tests.steps import make_params, set_grads
@@ -86,3 +88,37 @@ def test_torchs_own_debugging_writes_a_dump(tmp_path: Path) -> None:
 def test_the_variable_is_torchs(said: str) -> None:
     """What torch does not take for a yes is none here, and no error."""
     assert not resolve(None, None, {"TORCH_COMPILE_DEBUG": said}).compile_debug
+
+
+def test_the_trace_of_torch_has_what_was_compiled(tmp_path: Path) -> None:
+    """As tlparse reads it: a line of JSON with the name, then the text, indented."""
+    said(tmp_path, TORCH_TRACE=str(tmp_path / "trace"))
+    (log,) = (tmp_path / "trace").glob("*.log")
+    names: dict[str, str] = {}
+    current = ""
+    for line in log.read_text(encoding="utf-8").splitlines():
+        if line.startswith("V"):
+            found = re.search(r'"artifact": {"name": "(fuseopt_\w+)"', line)
+            current = found[1] if found else ""
+        elif current:
+            names[current] = names.get(current, "") + line + "\n"
+    assert sorted(names) == [
+        "fuseopt_code",
+        "fuseopt_fusion",
+        "fuseopt_graph",
+        "fuseopt_report",
+    ]
+    assert TOLD["fuseopt"] in names["fuseopt_report"]
+    assert TOLD["+fuseopt.scheduler"] in names["fuseopt_fusion"]
+    assert "fuseopt_step(" in names["fuseopt_code"]
+
+
+def test_texts_for_a_trace_are_made_for_who_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No handler of torch's trace is there, so that no text is made."""
+    made: list[str] = []
+    monkeypatch.setattr(logs, "show_graph", lambda graph: made.append("graph"))
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "handlers", [])
+    step()
+    assert made == []
