@@ -33,6 +33,7 @@ from .dtensors import (
     is_wait,
     is_wrapper,
     local_part,
+    part_places,
     spec_of,
     spread,
     spread_as,
@@ -57,6 +58,7 @@ from .fields import (
     gradient_getter,
     requires_grad_function,
     tensor_functions,
+    version_functions,
 )
 from .grouping import dtypes_in_order
 from .guards import trace_guarded
@@ -182,6 +184,7 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "part_places",
     "plainly",
     "power_unchecked",
     "profiled",
@@ -217,6 +220,7 @@ __all__ = [
     "undisturbed",
     "unhooked",
     "vector_library",
+    "version_functions",
     "waiting",
     "why_no_backward_is_known",
     "without_modes",

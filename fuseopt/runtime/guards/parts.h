@@ -1,0 +1,93 @@
+// DTensors of an optimizer: parameters first, then those in its state. Of each what it is
+// made of, by identity, in slots of the object.
+struct Parts {
+  int64_t n;             // parameters
+  int64_t all;           // and state
+  void* const* wholes;   // DTensors
+  void* const* locals;   // their parts
+  void* const* specs;    // and how they are spread
+  const int64_t* flags;  // of each parameter: its requires_grad
+  void* const* spreads;  // of each parameter: the spec that its gradient has
+  void* const* heres;    // of each parameter: what is stepped in its stead
+  int64_t* versions;     // of those, in the last look
+  void* none;            // None
+  int64_t type;          // where in an object its type lies
+  void *kind, *plain;    // the types DTensor and Tensor
+  int64_t local, spec;   // where in a DTensor these are
+  int64_t handle;        // where in a Python tensor its at::Tensor lies
+  // As in Lanes; all of them are there.
+  bool (*required)(const void* tensor);
+  const void* (*gradient)(const void* tensor);
+  void* (*wrapped)(const void* gradient);
+  bool (*mode)(void);
+  // Of an at::Tensor: how often it was changed in place, and that it was once more.
+  int64_t (*version)(const void* tensor);
+  void (*bump)(void* tensor);
+  const Functions* functions;
+  Known* known;      // the parts, in order
+  const Held* held;  // what else the optimizer holds
+};
+
+static inline void* slot(const void* object, int64_t at) {
+  return *(void**)((char*)object + at);
+}
+
+static bool parts_are_the_same(const Parts* k, void* own) {
+  if (!holds_the_same(k->held, own)) return false;
+  for (int64_t i = 0; i < k->all; ++i) {
+    if (i + SOON < k->all) __builtin_prefetch((char*)k->wholes[i + SOON] + k->local);
+    const void* whole = k->wholes[i];
+    if (slot(whole, k->type) != k->kind || slot(whole, k->local) != k->locals[i] ||
+        slot(whole, k->spec) != k->specs[i])
+      return false;
+  }
+  begin(k->known);
+  compare(k->functions, k->known, 0, k->all);
+  if (finish(k->functions, k->known)) return false;
+  for (int64_t i = 0; i < k->n; ++i)
+    if (k->required(slot(k->wholes[i], k->handle)) != (k->flags[i] == 1)) return false;
+  return true;
+}
+
+// 0 if all is what it was, and the parts of all gradients are in `grads`, of which
+// there is one; 1 if anything else than gradients is not; 2 if Python is to look at
+// gradients.
+extern "C" int64_t fuseopt_parts(const Parts* k, void* own, void* grads) {
+  try {
+    if (k->mode()) return 2;
+    if (!parts_are_the_same(k, own)) return 1;
+    int64_t found = 0;
+    for (int64_t i = 0; i < k->n; ++i) {
+      k->versions[i] = k->version((char*)k->heres[i] + k->handle);
+      void* now = k->wrapped(k->gradient(slot(k->wholes[i], k->handle)));
+      if (!now) {
+        PyErr_Clear();
+        return 2;
+      }
+      void* part = 0;
+      if (slot(now, k->type) == k->kind && slot(now, k->spec) == k->spreads[i])
+        part = slot(now, k->local);
+      if (part && slot(part, k->type) == k->plain) {
+        Py_IncRef(part);
+        PyList_SetItem(grads, i, part);  // takes the reference
+        ++found;
+      } else if (now != k->none) {
+        Py_DecRef(now);
+        return 2;
+      }
+      Py_DecRef(now);
+    }
+    return found ? 0 : 2;
+  } catch (...) { return 2; }
+}
+
+// Count up the versions of DTensors whose parts have others than in the last look; 1 if
+// one has none.
+extern "C" int64_t fuseopt_parts_bump(const Parts* k) {
+  try {
+    for (int64_t i = 0; i < k->n; ++i)
+      if (k->version((char*)k->heres[i] + k->handle) != k->versions[i])
+        k->bump((char*)k->wholes[i] + k->handle);
+  } catch (...) { return 1; }
+  return 0;
+}
