@@ -47,7 +47,8 @@ def _slots(kind: Any) -> tuple[int, int] | None:
     if own is not object.__getattribute__ or _hides_gradients(kind):
         return None
     try:
-        made = torch.Tensor._make_wrapper_subclass(kind, (1,), device="cpu")
+        cpu = torch.device("cpu")
+        made = torch.Tensor._make_wrapper_subclass(kind, (1,), device=cpu)
     except (AttributeError, RuntimeError, TypeError):
         return None
     if type(made) is not kind:

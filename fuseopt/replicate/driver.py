@@ -308,11 +308,8 @@ class Representatives:
 
     def _look(self, optimizer: Any) -> Found | None:
         """Lanes as they were in one of the last calls: this one's; None: in none."""
-        rest, given = self.noticed.struct, self.call.given
-        known = self.recent.look(optimizer, rest, self.helper, given)
-        if known is None:
-            return None
-        self.lanes, found = known
+        asked = self.noticed.struct, self.helper, self.call.given
+        self.lanes, found = self.recent.look(optimizer, *asked) or (self.lanes, None)
         return found
 
     @property

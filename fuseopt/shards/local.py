@@ -107,9 +107,7 @@ class LocalOptimizer:
 
     # ---------------------------------------------------------------- before a step
 
-    def refresh(
-        self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None
-    ) -> None:
+    def refresh(self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None) -> None:
         """Hold what the optimizer holds; gradients are with `given`, who puts them.
 
         Raises Unlike for what is no DTensor and no plain data, or is spread otherwise

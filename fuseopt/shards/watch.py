@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..runtime.guards.parts import PartGuard
+from ..runtime.guards.parts import GRADIENTS, OTHER, PartGuard
 from ..shadow.contents import Contents
 
 _FLAG = attrgetter("requires_grad")
@@ -63,7 +63,12 @@ class Watch:
         return grads
 
     def same(self, helper: ctypes.PyDLL | None = None) -> bool:
-        """Does the optimizer hold what it held? `helper`: the library of the guards."""
+        """Does the optimizer hold what it held? Asked after `look` found no gradients.
+        `helper`: the library of the guards.
+        """
+        found = None if self._guard is None else self._guard.found
+        if found == GRADIENTS:
+            return True
         same = (
             self._theirs.same(helper)
             and all(map(is_, map(compat.local_part, self._seen), self._locals))
@@ -72,8 +77,8 @@ class Watch:
             and [*map(_FLAG, self._whole)] == self._flags
         )
         holdings = self._theirs.holdings
-        if self._guard is not None and self._guard.other:
-            self._guard = None  # in what is no change it sees one, as it will again
+        if found == OTHER:
+            self._guard = None  # it would see a change at each call where there is none
         elif same and not self._guarded and helper is not None and holdings is not None:
             self._guarded = True
             made = PartGuard(helper, self._seen, self._heres, holdings)

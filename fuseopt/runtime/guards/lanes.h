@@ -135,12 +135,12 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     void* kind = *(void**)((char*)param + k->type);
     const bool plain = kind == k->kinds[0] || kind == k->kinds[1];
     if (!plain && (k->read || k->required)) return 1;
-    const int64_t at = from == k->none ? -1 : k->given[i];
-    void* now = at >= 0   ? PyList_GetItem(from, at)
+    const int64_t item = from == k->none ? -1 : k->given[i];
+    void* now = item >= 0 ? PyList_GetItem(from, item)
                 : direct  ? k->wrapped(k->gradient(*(void**)((char*)param + k->handle)))
                 : k->read ? k->read(k->descriptor, param, kind)
                           : PyObject_GetAttr(param, k->grad);
-    if (at >= 0 && now) Py_IncRef(now);
+    if (item >= 0 && now) Py_IncRef(now);
     if (!now) {
       PyErr_Clear();
       return 1;

@@ -1,5 +1,5 @@
-// DTensors of an optimizer: parameters first, then those in its state. Of each what it is
-// made of, by identity, in slots of the object.
+// DTensors of an optimizer: parameters first, then those in its state. Of each what it
+// is made of, by identity, in slots of the object.
 struct Parts {
   int64_t n;             // parameters
   int64_t all;           // and state
@@ -50,35 +50,35 @@ static bool parts_are_the_same(const Parts* k, void* own) {
 }
 
 // 0 if all is what it was, and the parts of all gradients are in `grads`, of which
-// there is one; 1 if anything else than gradients is not; 2 if Python is to look at
-// gradients.
+// there is one; 1 if anything but gradients is not; 2 if Python is to look at gradients
+// alone; 3 if at all.
 extern "C" int64_t fuseopt_parts(const Parts* k, void* own, void* grads) {
+  int64_t found = 3;
   try {
-    if (k->mode()) return 2;
+    if (k->mode()) return 3;
     if (!parts_are_the_same(k, own)) return 1;
-    int64_t found = 0;
+    found = 2;
     for (int64_t i = 0; i < k->n; ++i) {
       k->versions[i] = k->version((char*)k->heres[i] + k->handle);
       void* now = k->wrapped(k->gradient(slot(k->wholes[i], k->handle)));
       if (!now) {
         PyErr_Clear();
-        return 2;
+        return 3;
       }
       void* part = 0;
       if (slot(now, k->type) == k->kind && slot(now, k->spec) == k->spreads[i])
         part = slot(now, k->local);
-      if (part && slot(part, k->type) == k->plain) {
+      const bool known = part && slot(part, k->type) == k->plain;
+      if (known) {
         Py_IncRef(part);
         PyList_SetItem(grads, i, part);  // takes the reference
-        ++found;
-      } else if (now != k->none) {
-        Py_DecRef(now);
-        return 2;
+        found = 0;
       }
-      Py_DecRef(now);
+      Py_DecRef(now);  // of None as well, which lives on
+      if (!known && now != k->none) return 2;
     }
-    return found ? 0 : 2;
-  } catch (...) { return 2; }
+  } catch (...) { return 3; }
+  return found;
 }
 
 // Count up the versions of DTensors whose parts have others than in the last look; 1 if

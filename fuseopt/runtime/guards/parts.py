@@ -20,14 +20,19 @@ from .library import Parts
 from .tensors import TensorGuard, address
 
 
+#: What a look finds: anything but gradients, or gradients alone, are not what they
+#: were; it could not ask.
+OTHER, GRADIENTS, UNASKED = 1, 2, 3
+
+
 class PartGuard:
     """What some DTensors are made of now, and what else the optimizer holds.
 
     `wholes`: the DTensors, parameters first; `heres`: what is stepped in the stead of
     each parameter. `expect(specs)` says which objects the specs of gradients are to
     be. `look(attributes)` returns the parts of gradients, None for a parameter that has
-    none; or None: then `other` says whether anything but gradients is not what it was.
-    `versions`: of `heres`, before the step. `held`: its first container is the optimizer's attributes.
+    none; or None, and `found` says what it found. `versions`: of `heres`, before the step. `held`: its first container is the
+    optimizer's attributes.
     """
 
     def __init__(
@@ -37,7 +42,7 @@ class PartGuard:
         heres: Sequence[torch.Tensor],
         held: Holdings,
     ) -> None:
-        self.other = False
+        self.found = UNASKED
         self._n = n = len(heres)
         self._call: Any = None
         places = compat.part_places()
@@ -97,9 +102,8 @@ class PartGuard:
     def look(self, attributes: dict[str, Any]) -> list[Any] | None:
         """See the class. `attributes`: the optimizer's."""
         grads = self._none.copy()
-        found = self._call(self._where, attributes, grads)
-        self.other = found == 1
-        return None if found else grads
+        self.found = self._call(self._where, attributes, grads)
+        return None if self.found else grads
 
     def bump(self) -> bool:
         """Count up the versions of parameters whose parts have changed since the last
