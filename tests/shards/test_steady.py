@@ -63,6 +63,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 STEADY = [SAME], False
 
 
+def after(replaced: bool) -> tuple[list[int], bool]:
+    """What is seen of a later call. Lanes that were given other tensors in their state
+    are compared from Python, and so are their gradients.
+    """
+    return [SAME], replaced
+
+
 def give(params: Sequence[Any], seed: int) -> None:
     """Gradients of now, with the specs of the parameters, as FSDP makes them."""
     generator = torch.Generator().manual_seed(seed)
@@ -156,7 +163,7 @@ def test_a_tensor_changes(mesh: DeviceMesh, seen: Seen, change: Any, of: str) ->
     assert_same(got, want)
     assert seen.calls[BEFORE - 1] == STEADY
     assert seen.calls[BEFORE][0] == [OTHER]
-    assert seen.calls[-1] == STEADY
+    assert seen.calls[-1] == after(change is swap_part and of == "state")
 
 
 def replace_state(o: Optimizer, mesh: DeviceMesh) -> None:
@@ -241,7 +248,7 @@ def test_what_is_held_changes(mesh: DeviceMesh, seen: Seen, change: Change) -> N
     assert_same(got, want)
     assert seen.calls[BEFORE - 1] == STEADY
     assert seen.calls[BEFORE][0] in ([OTHER], [])  # begun anew, it has no guard
-    assert seen.calls[-1] == STEADY
+    assert seen.calls[-1] == after(change is replace_state)
 
 
 def no_gradient(o: Optimizer, mesh: DeviceMesh) -> None:
@@ -300,7 +307,7 @@ GIVEN: list[tuple[Change, list[int], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "found", "put"), GIVEN, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize(("change", "found", "put"), GIVEN, ids=lambda x: getattr(x, "__name__", ""))
 def test_gradients_change(
     mesh: DeviceMesh, seen: Seen, change: Change, found: list[int], put: bool
 ) -> None:
@@ -331,7 +338,8 @@ def test_a_mode_is_asked(mesh: DeviceMesh, seen: Seen) -> None:
         with BaseTorchFunctionMode():
             step()
 
-    want, got = walk("", mesh), walk(WAYS[0], mesh, seen=seen, call=call)
+    want = walk("", mesh, make=momentum)
+    got = walk(WAYS[0], mesh, make=momentum, seen=seen, call=call)
     assert_same(got, want)
     assert seen.calls[BEFORE][0] == [UNASKED]
     assert seen.calls[-1] == STEADY
@@ -348,7 +356,7 @@ PLACES: list[tuple[Any, str, bool]] = [
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-@pytest.mark.parametrize(("kind", "name", "done"), PLACES, ids=lambda x: str(x)[-20:])
+@pytest.mark.parametrize(("kind", "name", "done"), PLACES, ids=lambda x: getattr(x, "__name__", x))
 def test_an_interrupt(
     mesh: DeviceMesh,
     monkeypatch: pytest.MonkeyPatch,
