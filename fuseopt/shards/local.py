@@ -114,7 +114,7 @@ class LocalOptimizer:
         than its parameter. `helper`: the library of the guards.
         """
         known = self._known and not self._wrote
-        parts: list[Any] | None = self._watch.look(optimizer) if known else None
+        parts: list[Any] | None = self._watch.look(helper) if known else None
         if parts is not None:
             self.idle, self.given.grads = False, parts
             return
@@ -276,12 +276,13 @@ class LocalOptimizer:
 
     def _note(self, optimizer: Optimizer) -> None:
         """Optimizer and parts hold the same now."""
-        groups = optimizer.param_groups
-        theirs: list[Any] = [vars(optimizer), optimizer.state, *groups]
-        theirs += [held for held, _ in self._states.values()]
-        rows: list[Any] = [groups, *(group[_PARAMS] for group in groups)]
-        inner = [*self._wholes.values()]
-        self._watch = Watch(theirs, rows, self._whole, inner, self.given.params)
+        theirs, ours = optimizer.param_groups, self._groups
+        inside = vars(optimizer), vars(self.itself)
+        both = [inside, *zip(theirs, ours, strict=True)]
+        tables = [*(held for held, _ in self._states.values()), optimizer.state]
+        rows: list[Any] = [theirs, *(group[_PARAMS] for group in theirs)]
+        inner, heres = [*self._wholes.values()], self.given.params
+        self._watch = Watch(both, tables, rows, self._whole, inner, heres)
         self._wrote = False
 
     # ---------------------------------------------------------------- after a step

@@ -63,7 +63,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 STEADY = [SAME], False
 
 
-def after(replaced: bool) -> tuple[list[int], bool]:
+def at_the_end(replaced: bool) -> tuple[list[int], bool]:
     """What is seen of a later call. Lanes that were given other tensors in their state
     are compared from Python, and so are their gradients.
     """
@@ -143,7 +143,12 @@ def swap_spec(t: Any) -> None:
     t._spec = another_spec(t)
 
 
-OF_A_TENSOR: list[Callable[[Any], None]] = [swap_part, give_data, set_storage, swap_spec]
+OF_A_TENSOR: list[Callable[[Any], None]] = [
+    swap_part,
+    give_data,
+    set_storage,
+    swap_spec,
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -163,7 +168,7 @@ def test_a_tensor_changes(mesh: DeviceMesh, seen: Seen, change: Any, of: str) ->
     assert_same(got, want)
     assert seen.calls[BEFORE - 1] == STEADY
     assert seen.calls[BEFORE][0] == [OTHER]
-    assert seen.calls[-1] == after(change is swap_part and of == "state")
+    assert seen.calls[-1] == at_the_end(change is swap_part and of == "state")
 
 
 def replace_state(o: Optimizer, mesh: DeviceMesh) -> None:
@@ -248,7 +253,7 @@ def test_what_is_held_changes(mesh: DeviceMesh, seen: Seen, change: Change) -> N
     assert_same(got, want)
     assert seen.calls[BEFORE - 1] == STEADY
     assert seen.calls[BEFORE][0] in ([OTHER], [])  # begun anew, it has no guard
-    assert seen.calls[-1] == after(change is replace_state)
+    assert seen.calls[-1] == at_the_end(change is replace_state)
 
 
 def no_gradient(o: Optimizer, mesh: DeviceMesh) -> None:
@@ -307,7 +312,9 @@ GIVEN: list[tuple[Change, list[int], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "found", "put"), GIVEN, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize(
+    ("change", "found", "put"), GIVEN, ids=lambda x: getattr(x, "__name__", "")
+)
 def test_gradients_change(
     mesh: DeviceMesh, seen: Seen, change: Change, found: list[int], put: bool
 ) -> None:
@@ -356,7 +363,9 @@ PLACES: list[tuple[Any, str, bool]] = [
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-@pytest.mark.parametrize(("kind", "name", "done"), PLACES, ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize(
+    ("kind", "name", "done"), PLACES, ids=lambda x: getattr(x, "__name__", x)
+)
 def test_an_interrupt(
     mesh: DeviceMesh,
     monkeypatch: pytest.MonkeyPatch,

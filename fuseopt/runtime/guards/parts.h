@@ -25,15 +25,15 @@ struct Parts {
   void (*bump)(void* tensor);
   const Functions* functions;
   Known* known;      // the parts, in order
-  const Held* held;  // what else the optimizer holds
+  const Held* held;  // lists of parameters and dicts of state
 };
 
 static inline void* slot(const void* object, int64_t at) {
   return *(void**)((char*)object + at);
 }
 
-static bool parts_are_the_same(const Parts* k, void* own) {
-  if (!holds_the_same(k->held, own)) return false;
+static bool parts_are_the_same(const Parts* k) {
+  if (!fuseopt_holds(k->held)) return false;
   for (int64_t i = 0; i < k->all; ++i) {
     if (i + SOON < k->all) __builtin_prefetch((char*)k->wholes[i + SOON] + k->local);
     const void* whole = k->wholes[i];
@@ -52,11 +52,11 @@ static bool parts_are_the_same(const Parts* k, void* own) {
 // 0 if all is what it was, and the parts of all gradients are in `grads`, of which
 // there is one; 1 if anything but gradients is not; 2 if Python is to look at gradients
 // alone; 3 if at all.
-extern "C" int64_t fuseopt_parts(const Parts* k, void* own, void* grads) {
+extern "C" int64_t fuseopt_parts(const Parts* k, void* grads) {
   int64_t found = 3;
   try {
     if (k->mode()) return 3;
-    if (!parts_are_the_same(k, own)) return 1;
+    if (!parts_are_the_same(k)) return 1;
     found = 2;
     for (int64_t i = 0; i < k->n; ++i) {
       k->versions[i] = k->version((char*)k->heres[i] + k->handle);

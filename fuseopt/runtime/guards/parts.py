@@ -26,13 +26,12 @@ OTHER, GRADIENTS, UNASKED = 1, 2, 3
 
 
 class PartGuard:
-    """What some DTensors are made of now, and what else the optimizer holds.
+    """What some DTensors are made of now, and what dicts and lists have them.
 
     `wholes`: the DTensors, parameters first; `heres`: what is stepped in the stead of
     each parameter. `expect(specs)` says which objects the specs of gradients are to
-    be. `look(attributes)` returns the parts of gradients, None for a parameter that has
-    none; or None, and `found` says what it found. `versions`: of `heres`, before the step. `held`: its first container is the
-    optimizer's attributes.
+    be. `look()` returns the parts of gradients, None for a parameter that has
+    none; or None, and `found` says what it found. `versions`: of `heres`, before the step.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class PartGuard:
         self._where = ctypes.addressof(struct)
         call = helper.fuseopt_parts
         call.restype = ctypes.c_int64
-        call.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
+        call.argtypes = [ctypes.c_void_p, ctypes.py_object]
         self._bump = helper.fuseopt_parts_bump
         self._bump.restype, self._bump.argtypes = ctypes.c_int64, [ctypes.c_void_p]
         self._call = call
@@ -99,10 +98,10 @@ class PartGuard:
         self._spreads = specs
         self._specs[:] = array("Q", map(id, specs))
 
-    def look(self, attributes: dict[str, Any]) -> list[Any] | None:
-        """See the class. `attributes`: the optimizer's."""
+    def look(self) -> list[Any] | None:
+        """See the class."""
         grads = self._none.copy()
-        self.found = self._call(self._where, attributes, grads)
+        self.found = self._call(self._where, grads)
         return None if self.found else grads
 
     def bump(self) -> bool:
