@@ -10,6 +10,7 @@ struct Parts {
   void* const* spreads;  // of each parameter: the spec that its gradient has
   void* const* heres;    // of each parameter: what is stepped in its stead
   int64_t* versions;     // of those, in the last look
+  const void** grads;    // of each parameter: its gradient in a look, an at::Tensor
   void* none;            // None
   int64_t type;          // where in an object its type lies
   void *kind, *plain;    // the types DTensor and Tensor
@@ -35,7 +36,10 @@ static inline void* slot(const void* object, int64_t at) {
 static bool parts_are_the_same(const Parts* k) {
   if (!fuseopt_holds(k->held)) return false;
   for (int64_t i = 0; i < k->all; ++i) {
-    if (i + SOON < k->all) __builtin_prefetch((char*)k->wholes[i + SOON] + k->local);
+    if (i + SOON < k->all) {
+      __builtin_prefetch((char*)k->wholes[i + SOON] + k->type);
+      __builtin_prefetch((char*)k->wholes[i + SOON] + k->spec);
+    }
     const void* whole = k->wholes[i];
     if (slot(whole, k->type) != k->kind || slot(whole, k->local) != k->locals[i] ||
         slot(whole, k->spec) != k->specs[i])
@@ -44,8 +48,12 @@ static bool parts_are_the_same(const Parts* k) {
   begin(k->known);
   compare(k->functions, k->known, 0, k->all);
   if (finish(k->functions, k->known)) return false;
-  for (int64_t i = 0; i < k->n; ++i)
-    if (k->required(slot(k->wholes[i], k->handle)) != (k->flags[i] == 1)) return false;
+  for (int64_t i = 0; i < k->n; ++i) {
+    if (i + SOON < k->n) __builtin_prefetch(slot(k->wholes[i + SOON], k->handle));
+    const void* whole = slot(k->wholes[i], k->handle);
+    if (k->required(whole) != (k->flags[i] == 1)) return false;
+    k->grads[i] = k->gradient(whole);
+  }
   return true;
 }
 
@@ -59,8 +67,12 @@ extern "C" int64_t fuseopt_parts(const Parts* k, void* grads) {
     if (!parts_are_the_same(k)) return 1;
     found = 2;
     for (int64_t i = 0; i < k->n; ++i) {
+      if (i + SOON < k->n) {
+        __builtin_prefetch(*(void**)k->grads[i + SOON]);
+        __builtin_prefetch(slot(k->heres[i + SOON], k->handle));
+      }
       k->versions[i] = k->version((char*)k->heres[i] + k->handle);
-      void* now = k->wrapped(k->gradient(slot(k->wholes[i], k->handle)));
+      void* now = k->wrapped(k->grads[i]);
       if (!now) {
         PyErr_Clear();
         return 3;

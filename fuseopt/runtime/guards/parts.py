@@ -58,14 +58,17 @@ class PartGuard:
         lists = [array("Q", map(id, x)) for x in (wholes, locals_, specs, heres)]
         flags = array("q", [p.requires_grad for p in wholes[:n]])
         self.versions = array("q", bytes(8 * n))
+        grads = array("Q", bytes(8 * n))
         # kept, so that no other object can come to lie where one of these lay
-        self._keep = wholes, locals_, specs, heres, held, kinds, lists, flags, tensors
+        self._keep = wholes, locals_, specs, heres, held, kinds
+        self._arrays = lists, flags, tensors, grads
         struct = self._struct = Parts(
             n=n,
             all=len(wholes),
             flags=address(flags),
             spreads=address(self._specs),
             versions=address(self.versions),
+            grads=address(grads),
             none=id(None),
             # CPython: a count of references, then the type
             type=object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p),
