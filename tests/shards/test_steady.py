@@ -4,144 +4,41 @@ bits.
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.optim import SGD, AdamW, Optimizer
-from torch.overrides import BaseTorchFunctionMode
+from torch.optim import Optimizer
 
-import fuseopt
-from fuseopt import compat
-from fuseopt.runtime.commit import Pending
-from fuseopt.runtime.guards.given import Given
-from fuseopt.runtime.guards.parts import GRADIENTS, OTHER, UNASKED, PartGuard
-from fuseopt.shadow.lanes import Lanes
-from fuseopt.shards.local import LocalOptimizer
-from fuseopt.shards.watch import Watch
+from fuseopt.runtime.guards.parts import GRADIENTS, OTHER
 from tests.shards import assert_same, local, spread
-from tests.shards.steps import WAYS, parameters, step_of
-
-#: What a look in C found of a steady step.
-SAME = 0
-#: Calls after which a step is steady, and those that follow a change.
-BEFORE, AFTER = 5, 4
-Change = Callable[[Optimizer, DeviceMesh], object]
-
-
-class Seen:
-    """By call: what the looks in C found, and whether parameters got gradients."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[list[int], bool]] = []
-        look, put = PartGuard.look, Given.put
-
-        def looked(guard: PartGuard, *args: Any) -> Any:
-            grads = look(guard, *args)
-            self.calls[-1][0].append(guard.found)
-            return grads
-
-        def given(own: Given) -> None:
-            if own.grads is not None and self.calls:
-                self.calls[-1] = self.calls[-1][0], True
-            put(own)
-
-        monkeypatch.setattr(PartGuard, "look", looked)
-        monkeypatch.setattr(Given, "put", given)
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    return Seen(monkeypatch)
-
-
-STEADY = [SAME], False
-
-
-def at_the_end(replaced: bool) -> tuple[list[int], bool]:
-    """What is seen of a later call. Lanes that were given other tensors in their state
-    are compared from Python, and so are their gradients.
-    """
-    return [SAME], replaced
-
-
-def give(params: Sequence[Any], seed: int) -> None:
-    """Gradients of now, with the specs of the parameters, as FSDP makes them."""
-    generator = torch.Generator().manual_seed(seed)
-    for p in params:
-        part = torch.randn(local(p).shape, generator=generator)
-        p.grad = DTensor(part, p._spec, requires_grad=False)
-
-
-def params_of(optimizer: Optimizer) -> list[Any]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def adamw(params: list[Any]) -> Optimizer:
-    return AdamW(params, lr=0.1)
-
-
-def momentum(params: list[Any]) -> Optimizer:
-    return SGD(params, lr=0.1, momentum=0.9)
-
-
-def walk(
-    way: str,
-    mesh: DeviceMesh,
-    change: Change = lambda o, m: None,
-    make: Callable[[list[Any]], Optimizer] = adamw,
-    seen: Seen | None = None,
-    call: Callable[[Callable[[], Any], bool], None] = lambda step, _: step(),
-) -> Optimizer:
-    """Steps, and one before which something changes. `call(step, now)` does one, and
-    knows when that is.
-    """
-    optimizer = make(parameters(mesh, 20))
-    step = step_of(optimizer, way)
-    for k in range(BEFORE + 1 + AFTER):
-        give(params_of(optimizer), k)
-        if k == BEFORE:
-            change(optimizer, mesh)
-        if way and seen is not None:
-            seen.calls.append(([], False))
-        call(step, k == BEFORE)
-    return optimizer
-
-
-def first(optimizer: Optimizer) -> Any:
-    """A parameter that has elements here."""
-    return next(p for p in params_of(optimizer) if local(p).numel())
-
-
-def state_of(optimizer: Optimizer, name: str = "exp_avg") -> Any:
-    return optimizer.state[first(optimizer)][name]
-
-
-def another_spec(t: Any) -> Any:
-    return dataclasses.replace(t._spec)
-
-
-def swap_part(t: Any) -> None:
-    t._local_tensor = t._local_tensor.clone()
-
-
-def give_data(t: Any) -> None:
-    t._local_tensor.data = t._local_tensor.data.clone()
-
-
-def set_storage(t: Any) -> None:
-    with torch.no_grad():
-        t._local_tensor.set_(t._local_tensor.clone())
-
-
-def swap_spec(t: Any) -> None:
-    t._spec = another_spec(t)
-
+from tests.shards.steady import (
+    AFTER,
+    BEFORE,
+    SAME,
+    STEADY,
+    Change,
+    Seen,
+    adamw,
+    another_spec,
+    at_the_end,
+    first,
+    freeze,
+    give,
+    give_data,
+    momentum,
+    move_all,
+    params_of,
+    set_storage,
+    state_of,
+    swap_part,
+    swap_spec,
+    walk,
+)
+from tests.shards.steps import WAYS, parameters
 
 OF_A_TENSOR: list[Callable[[Any], None]] = [
     swap_part,
@@ -190,12 +87,17 @@ def clear_state(o: Optimizer, mesh: DeviceMesh) -> None:
     o.state.clear()
 
 
-def freeze(o: Optimizer, mesh: DeviceMesh) -> None:
-    first(o).requires_grad_(False)
-
-
 def set_rate(o: Optimizer, mesh: DeviceMesh) -> None:
     o.param_groups[0]["lr"] = 0.05
+
+
+def betas(o: Optimizer, mesh: DeviceMesh) -> None:
+    """Numbers, but in a tuple."""
+    o.param_groups[0]["betas"] = 0.8, 0.99
+
+
+def set_option(o: Optimizer, mesh: DeviceMesh) -> None:
+    o.param_groups[0]["maximize"] = True
 
 
 def set_attribute(o: Optimizer, mesh: DeviceMesh) -> None:
@@ -233,17 +135,9 @@ def another_parameter(o: Optimizer, mesh: DeviceMesh) -> None:
     give(params, 7)
 
 
-def move_all(o: Optimizer, mesh: DeviceMesh) -> None:
-    for p in params_of(o):
-        give_data(p)
-        for x in o.state[p].values():
-            if isinstance(x, DTensor):
-                swap_part(x)
-
-
-HELD = [replace_state, replace_dict, drop_state, clear_state, freeze, set_rate]
+HELD = [replace_state, replace_dict, drop_state, clear_state, freeze]
 HELD += [set_attribute, other_groups, other_list, fewer, more, load, another_parameter]
-HELD += [move_all]
+HELD += [move_all, betas, set_option]
 
 
 @pytest.mark.parametrize("change", HELD, ids=lambda f: f.__name__)
@@ -254,6 +148,44 @@ def test_what_is_held_changes(mesh: DeviceMesh, seen: Seen, change: Change) -> N
     assert seen.calls[BEFORE - 1] == STEADY
     assert seen.calls[BEFORE][0] in ([OTHER], [])  # begun anew, it has no guard
     assert seen.calls[-1] == at_the_end(change is replace_state)
+
+
+def test_rates_are_followed(mesh: DeviceMesh, seen: Seen) -> None:
+    """Numbers that a schedule moves at each call, of groups and of the optimizer."""
+
+    def make(params: list[Any]) -> Optimizer:
+        groups = [{"params": params[:9]}, {"params": params[9:], "lr": 0.2}]
+        return adamw(groups)
+
+    def call(own: list[Optimizer], step: Callable[[], Any]) -> None:
+        for group in own[0].param_groups:
+            group["lr"] *= 0.9
+        own[0].calls = getattr(own[0], "calls", 0) + 1  # type: ignore[attr-defined]
+        step()
+
+    ends = []
+    for way in ("", *WAYS):
+        own: list[Optimizer] = []
+
+        def made(params: list[Any], own: list[Optimizer] = own) -> Optimizer:
+            own.append(make(params))
+            return own[0]
+
+        def called(step: Any, _: bool, own: list[Optimizer] = own) -> None:
+            call(own, step)
+
+        seen.calls.clear()
+        ends.append(walk(way, mesh, make=made, seen=seen, call=called))
+        assert not way or seen.calls[-2:] == [STEADY] * 2
+    assert_same(ends[1], ends[0])
+    assert_same(ends[2], ends[0])
+
+
+def test_a_rate_that_moves_once(mesh: DeviceMesh, seen: Seen) -> None:
+    want, got = walk("", mesh, set_rate), walk(WAYS[0], mesh, set_rate, seen=seen)
+    assert_same(got, want)
+    assert [found for found, _ in seen.calls[BEFORE:]] == [[SAME]] * (AFTER + 1)
+    assert seen.calls[-1] == STEADY
 
 
 def no_gradient(o: Optimizer, mesh: DeviceMesh) -> None:
@@ -280,6 +212,12 @@ def of_a_subclass(o: Optimizer, mesh: DeviceMesh) -> None:
     p = first(o)
     part = torch.nn.Buffer(local(p.grad).clone())
     p.grad = DTensor(part.as_subclass(Part), p._spec, requires_grad=False)
+
+
+def of_another_dtype(o: Optimizer, mesh: DeviceMesh) -> None:
+    """The part alone: eager computes with it, but no parameter can have it."""
+    p = first(o)
+    p.grad = DTensor(local(p.grad).double(), p._spec, requires_grad=False)
 
 
 def strided(o: Optimizer, mesh: DeviceMesh) -> None:
@@ -326,7 +264,9 @@ def test_gradients_change(
 
 
 @pytest.mark.filterwarnings("ignore:fuseopt")
-@pytest.mark.parametrize("change", [to_be_added_up, on_all, of_a_subclass])
+@pytest.mark.parametrize(
+    "change", [to_be_added_up, on_all, of_a_subclass, of_another_dtype]
+)
 def test_gradients_that_only_eager_can_take(
     mesh: DeviceMesh, seen: Seen, change: Change
 ) -> None:
@@ -334,136 +274,6 @@ def test_gradients_that_only_eager_can_take(
     got = walk(WAYS[0], mesh, change, momentum, seen)
     assert_same(got, want)
     assert seen.calls[BEFORE - 1] == STEADY
-    assert seen.calls[BEFORE] == ([GRADIENTS], False)
+    late = change is of_another_dtype  # seen where it is compared with the plan's
+    assert seen.calls[BEFORE] == (([SAME], True) if late else ([GRADIENTS], False))
     assert seen.calls[-1] == STEADY
-
-
-def test_a_mode_is_asked(mesh: DeviceMesh, seen: Seen) -> None:
-    def call(step: Callable[[], Any], now: bool) -> None:
-        if not now:
-            return step()
-        with BaseTorchFunctionMode():
-            step()
-
-    want = walk("", mesh, make=momentum)
-    got = walk(WAYS[0], mesh, make=momentum, seen=seen, call=call)
-    assert_same(got, want)
-    assert seen.calls[BEFORE][0] == [UNASKED]
-    assert seen.calls[-1] == STEADY
-
-
-PLACES: list[tuple[Any, str, bool]] = [
-    (Watch, "look", False),
-    (Lanes, "look", False),
-    (Pending, "finish", False),
-    (Given, "drop", True),
-    (LocalOptimizer, "settle", True),
-    (Watch, "count_up", True),
-]
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-@pytest.mark.parametrize(
-    ("kind", "name", "done"), PLACES, ids=lambda x: getattr(x, "__name__", x)
-)
-def test_an_interrupt(
-    mesh: DeviceMesh,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Any,
-    name: str,
-    done: bool,
-    after: bool,
-) -> None:
-    """The step is done or not begun, and nothing is taken for known."""
-    inner = getattr(kind, name)
-    now: list[bool] = []
-
-    def cut(*args: Any, **kwargs: Any) -> Any:
-        if not now:
-            return inner(*args, **kwargs)
-        now.clear()
-        if after:
-            inner(*args, **kwargs)
-        raise KeyboardInterrupt
-
-    def call(step: Callable[[], Any], is_now: bool) -> None:
-        if not is_now:
-            return step()
-        now.append(True)
-        with pytest.raises(KeyboardInterrupt):
-            step()
-
-    done = done or (after and name == "finish")
-    skip: Any = (lambda step, now: None if now else step()) if not done else None
-    want = walk("", mesh, **({"call": skip} if skip else {}))
-    monkeypatch.setattr(kind, name, cut)
-    assert_same(walk(WAYS[0], mesh, call=call), want)
-
-
-def test_versions_are_counted(mesh: DeviceMesh, seen: Seen) -> None:
-    """Of what a steady step has changed, whole and part; of nothing else."""
-    optimizer = walk(WAYS[0], mesh, freeze, seen=seen)
-    params = params_of(optimizer)
-    params[2].grad = None
-    for _ in range(3):
-        optimizer.step()
-    before = [(p._version, local(p)._version) for p in params]
-    seen.calls.append(([], False))
-    optimizer.step()
-    assert seen.calls[-1] == STEADY
-    for k, (p, (whole, part)) in enumerate(zip(params, before, strict=True)):
-        assert (p._version - whole, local(p)._version - part) == (
-            (0, 0) if k == 2 else (1, 1)
-        )
-
-
-def test_no_reference_is_lost_or_kept(mesh: DeviceMesh, seen: Seen) -> None:
-    optimizer = walk(WAYS[0], mesh, seen=seen)
-    params = params_of(optimizer)
-    kept: list[Any] = [DTensor, torch.Tensor, vars(optimizer), optimizer.state]
-    for p in params:
-        kept += [p, local(p), p._spec, p.grad, local(p.grad), optimizer.state[p]]
-        kept += [x for x in optimizer.state[p].values()]
-    step = optimizer.step
-    seen.calls.append(([], False))
-    step()
-    before = [*map(sys.getrefcount, kept)]
-    for _ in range(1000):
-        step()
-    assert [*map(sys.getrefcount, kept)] == before
-    assert set(seen.calls[-1][0]) == {SAME}
-    assert not seen.calls[-1][1]
-
-
-@pytest.mark.parametrize(
-    "missing",
-    ["part_places", "version_functions", "gradient_functions"],
-)
-def test_where_torch_lacks_something(
-    mesh: DeviceMesh, seen: Seen, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
-    monkeypatch.setattr(compat, missing, lambda: None)
-    want = walk("", mesh, move_all)
-    assert_same(walk(WAYS[0], mesh, move_all, seen=seen), want)
-    assert not any(found for found, _ in seen.calls)
-
-
-def test_memory_is_not_read_where_it_must_not_be(mesh: DeviceMesh, seen: Seen) -> None:
-    optimizer = adamw(parameters(mesh, 20))
-    fuseopt.compile(optimizer, raw_fields=False)
-    seen.calls.append(([], False))
-    for k in range(BEFORE):
-        give(params_of(optimizer), k)
-        optimizer.step()
-    assert not seen.calls[-1][0]
-
-
-def test_what_is_read_of_a_dtensor_is_found_in_this_torch(mesh: DeviceMesh) -> None:
-    places = compat.part_places()
-    assert places is not None
-    p: Any = parameters(mesh, 1)[0]
-    import ctypes
-
-    words = [ctypes.c_uint64.from_address(id(p) + at).value for at in places]
-    assert words == [id(p._local_tensor), id(p._spec)]
-    assert compat.version_functions() is not None

@@ -107,7 +107,8 @@ static inline void found_unchanged(const Lanes* k, const void* dict, int64_t i) 
 // their gradients are in `grads`; else 1. Tensors are compared as soon as they are met.
 // 2 instead of 0 if `own`, the optimizer's attributes, or the rest of what it holds is
 // not what is known of it. `from`: None, or a list of gradients that lanes are to have
-// but do not have yet; 1 then as well where any tensor is more than elsewhere.
+// but do not have yet; 1 then as well where any tensor is not compared, or is more than
+// elsewhere.
 extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* state,
                                  void* grads, void* from) {
   void *key, *value, *const *member = k->members;
@@ -151,6 +152,7 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     if (none == (k->grads[i] == 1)) return 1;
     if (!none && kind != k->kinds[0] && kind != k->kinds[1]) return 1;
     const int64_t place = k->known && !none ? k->gradients[i] : -1;
+    if (item >= 0 && !none && place < 0) return 1;  // it would be compared with nothing
     if (place >= 0) {
       k->known->tensors[place] = (char*)now + k->functions->handle;
       if (!k->known->found) note(k->functions, k->known, place);

@@ -19,7 +19,6 @@ from .holdings import Holdings
 from .library import Parts
 from .tensors import TensorGuard, address
 
-
 #: What a look finds: anything but gradients, or gradients alone, are not what they
 #: were; it could not ask.
 OTHER, GRADIENTS, UNASKED = 1, 2, 3
@@ -30,8 +29,8 @@ class PartGuard:
 
     `wholes`: the DTensors, parameters first; `heres`: what is stepped in the stead of
     each parameter. `expect(specs)` says which objects the specs of gradients are to
-    be. `look()` returns the parts of gradients, None for a parameter that has
-    none; or None, and `found` says what it found. `versions`: of `heres`, before the step.
+    be. `look()` returns the parts of gradients, None for a parameter that has none; or
+    None, and `found` says what it found. `versions`: of `heres`, before the step.
     """
 
     def __init__(
