@@ -38,7 +38,7 @@ from tests.shards.steady import (
     swap_spec,
     walk,
 )
-from tests.shards.steps import WAYS, parameters
+from tests.shards.steps import WAYS, parameters, step_of
 
 OF_A_TENSOR: list[Callable[[Any], None]] = [
     swap_part,
@@ -66,6 +66,29 @@ def test_a_tensor_changes(mesh: DeviceMesh, seen: Seen, change: Any, of: str) ->
     assert seen.calls[BEFORE - 1] == STEADY
     assert seen.calls[BEFORE][0] == [OTHER]
     assert seen.calls[-1] == at_the_end(change is swap_part and of == "state")
+
+
+@pytest.mark.parametrize("of", ["parameter", "state"])
+def test_a_part_moves_within_its_storage(mesh: DeviceMesh, seen: Seen, of: str) -> None:
+    ends, starts = [], {BEFORE: 0, 2 * BEFORE: 3}
+    for way in ("", WAYS[0]):
+        optimizer = adamw(parameters(mesh, 20))
+        step = step_of(optimizer, way)
+        memory = torch.zeros(local(first(optimizer)).numel() + 3)
+        for k in range(3 * BEFORE):
+            give(params_of(optimizer), k)
+            if k in starts:
+                t = first(optimizer) if of == "parameter" else state_of(optimizer)
+                content = local(t).detach().clone()
+                now = memory[starts[k] :][: content.numel()].view(content.shape)
+                local(t).data = now.copy_(content)
+            seen.calls.append(([], False))
+            step()
+            if way and k in starts:
+                assert seen.calls[-1][0] == [OTHER]
+        ends.append(optimizer)
+    assert_same(ends[1], ends[0])
+    assert seen.calls[-1] == STEADY
 
 
 def replace_state(o: Optimizer, mesh: DeviceMesh) -> None:

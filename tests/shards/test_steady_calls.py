@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.overrides import BaseTorchFunctionMode
 
@@ -164,3 +166,22 @@ def test_what_is_read_of_a_dtensor_is_found_in_this_torch(mesh: DeviceMesh) -> N
     words = [ctypes.c_uint64.from_address(id(p) + at).value for at in places]
     assert words == [id(p._local_tensor), id(p._spec)]
     assert compat.version_functions() is not None
+
+
+def test_gradients_of_fsdp_are_taken_in_c(mesh: DeviceMesh, seen: Seen) -> None:
+    """With a rate that moves at each call; what the collectives would give is not
+    asked.
+    """
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(8)])
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = fuseopt.compile(adamw([*model.parameters()]), fallback="error")
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for _ in range(8):
+        model(torch.randn(4, 16)).square().mean().backward()
+        seen.calls.append(([], False))
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    assert seen.calls[BEFORE:] == [STEADY] * 3

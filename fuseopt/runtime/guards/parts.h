@@ -25,12 +25,39 @@ struct Parts {
   int64_t (*version)(const void* tensor);
   void (*bump)(void* tensor);
   const Functions* functions;
-  Known* known;      // the parts, in order
+  // The parts of parameters, in order. Of those in the state where the memory of each
+  // lies and where in it the part begins: what else they are is compared where they
+  // are stepped.
+  Known* known;
+  uint64_t* at;
   const Held* held;  // lists of parameters and dicts of state
 };
 
 static inline void* slot(const void* object, int64_t at) {
   return *(void**)((char*)object + at);
+}
+
+// Where a tensor's memory lies, and where in it the tensor begins.
+struct Place {
+  uint64_t memory, offset;
+};
+static inline Place place_of(const Parts* k, const void* part) {
+  const Functions* f = k->functions;
+  const char* tensor = (char*)slot(part, k->handle);
+  const void* storage = slot(tensor, f->storage);
+  const int64_t behind_strides = f->first + 8 * (1 + 2 * f->inlined);
+  return {storage ? (uint64_t)slot(storage, f->memory) : 0,
+          (uint64_t)slot(tensor, behind_strides)};
+}
+
+// Note where the parts in the state are.
+extern "C" void fuseopt_parts_note(const Parts* k) {
+  uint64_t* at = k->at;
+  for (int64_t i = k->n; i < k->all; ++i, at += 2) {
+    const Place now = place_of(k, k->locals[i]);
+    at[0] = now.memory;
+    at[1] = now.offset;
+  }
 }
 
 static bool parts_are_the_same(const Parts* k) {
@@ -45,8 +72,20 @@ static bool parts_are_the_same(const Parts* k) {
         slot(whole, k->spec) != k->specs[i])
       return false;
   }
+  const uint64_t* at = k->at;
+  for (int64_t i = k->n; i < k->all; ++i, at += 2) {
+    if (i + NEAR < k->all) {
+      __builtin_prefetch((char*)k->locals[i + NEAR] + k->handle);
+      const char* tensor = (char*)slot(k->locals[i + BLOCK], k->handle);
+      __builtin_prefetch(tensor + k->functions->storage);
+      __builtin_prefetch(tensor + k->functions->first +
+                         8 * (1 + 2 * k->functions->inlined));
+    }
+    const Place now = place_of(k, k->locals[i]);
+    if (now.memory != at[0] || now.offset != at[1]) return false;
+  }
   begin(k->known);
-  compare(k->functions, k->known, 0, k->all);
+  compare(k->functions, k->known, 0, k->n);
   if (finish(k->functions, k->known)) return false;
   for (int64_t i = 0; i < k->n; ++i) {
     if (i + SOON < k->n) __builtin_prefetch(slot(k->wholes[i + SOON], k->handle));

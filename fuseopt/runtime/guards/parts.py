@@ -47,9 +47,10 @@ class PartGuard:
         asked = compat.requires_grad_function([*wholes, *heres])
         direct, versions = compat.gradient_functions(), compat.version_functions()
         locals_ = [*map(compat.local_part, wholes)]
-        tensors = TensorGuard(locals_, helper)
-        same = tensors.look({}, {}, tuple(locals_)) == 0 and tensors.comparable
-        if not (places and asked and direct and versions and same):
+        tensors = TensorGuard(locals_[:n], helper)
+        same = tensors.look({}, {}, tuple(locals_[:n])) == 0 and tensors.comparable
+        raw = same and tensors.raw
+        if not (places and asked and direct and versions and raw):
             return
         specs = [*map(compat.spec_of, wholes)]
         self._specs = array("Q", bytes(8 * n))
@@ -60,7 +61,8 @@ class PartGuard:
         grads = array("Q", bytes(8 * n))
         # kept, so that no other object can come to lie where one of these lay
         self._keep = wholes, locals_, specs, heres, held, kinds
-        self._arrays = lists, flags, tensors, grads
+        at = array("Q", bytes(16 * (len(wholes) - n)))
+        self._arrays = lists, flags, tensors, grads, at
         struct = self._struct = Parts(
             n=n,
             all=len(wholes),
@@ -68,6 +70,7 @@ class PartGuard:
             spreads=address(self._specs),
             versions=address(self.versions),
             grads=address(grads),
+            at=address(at),
             none=id(None),
             # CPython: a count of references, then the type
             type=object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p),
@@ -89,6 +92,9 @@ class PartGuard:
         self._bump = helper.fuseopt_parts_bump
         self._bump.restype, self._bump.argtypes = ctypes.c_int64, [ctypes.c_void_p]
         self._call = call
+        note = helper.fuseopt_parts_note
+        note.restype, note.argtypes = None, [ctypes.c_void_p]
+        note(self._where)
 
     @property
     def works(self) -> bool:
