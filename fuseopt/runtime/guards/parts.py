@@ -43,10 +43,10 @@ class PartGuard:
         self.found = UNASKED
         self._n = n = len(heres)
         self._call: Any = None
-        places = compat.part_places()
-        asked = compat.requires_grad_function([*wholes, *heres])
-        direct, versions = compat.gradient_functions(), compat.version_functions()
         locals_ = [*map(compat.local_part, wholes)]
+        places = compat.part_places()
+        asked = compat.requires_grad_function([*wholes, *locals_, *heres])
+        direct, versions = compat.gradient_functions(), compat.version_functions()
         tensors = TensorGuard(locals_[:n], helper)
         same = tensors.look({}, {}, tuple(locals_[:n])) == 0 and tensors.comparable
         raw = same and tensors.raw
