@@ -33,6 +33,7 @@ from .dtensors import (
     is_wait,
     is_wrapper,
     local_part,
+    part_places,
     spec_of,
     spread,
     spread_as,
@@ -58,6 +59,7 @@ from .fields import (
     gradient_getter,
     requires_grad_function,
     tensor_functions,
+    version_functions,
 )
 from .grouping import dtypes_in_order
 from .guards import trace_guarded
@@ -185,6 +187,7 @@ __all__ = [
     "on_graph_break",
     "on_recompile_limit",
     "on_trace",
+    "part_places",
     "plainly",
     "power_unchecked",
     "profiled",
@@ -220,6 +223,7 @@ __all__ = [
     "undisturbed",
     "unhooked",
     "vector_library",
+    "version_functions",
     "waiting",
     "watched",
     "why_no_backward_is_known",

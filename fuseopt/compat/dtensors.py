@@ -7,8 +7,12 @@ the first are missing, no tensor is known as a DTensor: a step of such runs in e
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
+import inspect
 import sys
+import types
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
@@ -26,6 +30,54 @@ def dtensor_type() -> Any:
     found = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     known = hasattr(found, "_local_tensor") and hasattr(found, "_spec")
     return found if known else None
+
+
+def part_places() -> tuple[int, int] | None:
+    """Where in the memory of a DTensor the pointers to its `_local_tensor` and to its
+    `_spec` lie, in bytes; None where that is not known.
+    """
+    kind = dtensor_type()
+    return None if kind is None else _slots(kind)
+
+
+@functools.cache
+def _slots(kind: Any) -> tuple[int, int] | None:
+    """Relies on both being slots, and finds where by writing to them."""
+    own = inspect.getattr_static(kind, "__getattribute__")
+    if own is not object.__getattribute__ or _hides_gradients(kind):
+        return None
+    try:
+        cpu = torch.device("cpu")
+        made = torch.Tensor._make_wrapper_subclass(kind, (1,), device=cpu)
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    if type(made) is not kind:
+        return None
+    local, spec = (_slot(made, name) for name in ("_local_tensor", "_spec"))
+    return (local, spec) if local and spec and local != spec else None
+
+
+def _hides_gradients(kind: Any) -> bool:
+    """Are gradients of this class of tensors anything but those of any tensor?"""
+    return any(
+        inspect.getattr_static(kind, name)
+        is not inspect.getattr_static(torch.Tensor, name)
+        for name in ("grad", "requires_grad", "_version")
+    )
+
+
+def _slot(made: Any, name: str) -> int:
+    """Where in an object this slot of it lies; 0: nowhere, or in several places."""
+    descriptor = inspect.getattr_static(type(made), name)
+    if type(descriptor) is not types.MemberDescriptorType:
+        return 0
+    n = type(made).__basicsize__ // ctypes.sizeof(ctypes.c_void_p)
+    words = (ctypes.c_uint64 * n).from_address(id(made))
+    places = set(range(n))
+    for x in (object(), object()):
+        setattr(made, name, x)
+        places &= {k for k in places if words[k] == id(x)}
+    return 8 * places.pop() if len(places) == 1 else 0
 
 
 def are_spread(tensors: Iterable[torch.Tensor]) -> bool:

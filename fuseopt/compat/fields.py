@@ -161,6 +161,7 @@ _REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
 _GRADIENT = "_ZNK3c1010TensorImpl4gradEv"
 _WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 _MODE = "_ZN2at4impl27torch_function_mode_enabledEv"
+_VERSION = "_ZNK2at10TensorBase8_versionEv"
 _BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 
 
@@ -261,6 +262,33 @@ def gradient_functions() -> tuple[int, int, int] | None:
         return None
     a, b, c = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (get, wrap, mode))
     return a, b, c
+
+
+@functools.cache
+def version_functions() -> tuple[int, int] | None:
+    """C++ functions that take a handle: how often was a tensor changed in place, and
+    count that up; None where torch has no such ones. Tried on a tensor.
+    """
+    try:
+        library = torch_library("libtorch_cpu", ctypes.CDLL)
+        ask, bump = getattr(library, _VERSION), getattr(library, _BUMP)
+    except (OSError, AttributeError):
+        return None
+    t = torch.zeros(1, device="cpu")
+    offset = _handle_offset((t,))
+    if offset is None:
+        return None
+    ask.restype, ask.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+    bump.restype, bump.argtypes = None, [ctypes.c_void_p]
+    for change in (lambda: None, lambda: t.add_(1), lambda: bump(id(t) + offset)):
+        before = t._version
+        change()
+        if ask(id(t) + offset) != t._version:
+            return None
+    if t._version != before + 1:
+        return None
+    a, b = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (ask, bump))
+    return a, b
 
 
 #: CPython's number of the slot with which a type's objects are read as attributes.

@@ -17,6 +17,7 @@ models. What the step left there is written to all lanes when it is launched.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import types
 import weakref
@@ -37,6 +38,7 @@ from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..runtime.commit import Pending
+from ..runtime.guards.given import Given, Misfit
 from ..shadow.lanes import Found, Lanes, Unlike
 from ..shadow.optimizer import Shadow, Write
 from ..shadow.state_guard import StateGuard
@@ -44,6 +46,7 @@ from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
 from .first_state import first_state
 from .models import Models
+from .recent import Recent
 from .source import Call
 from .step import KEPT, PATIENCE, Fewer, LedStep, Stale, Task
 from .traces import Trace, choose, present
@@ -93,8 +96,7 @@ class Representatives:
         self.calls = 0
         self.proven = -1  # the call in which the proof was made
         self.lanes: Lanes | None = None
-        #: those of the last calls, the last ones last
-        self.recent: list[Lanes] = []
+        self.recent = Recent()
         self.models = Models(0, False, False)
         self.traces: list[Trace] = []
         self.trace: Trace | None = None
@@ -143,16 +145,21 @@ class Representatives:
     # ---------------------------------------------------------------- a call
 
     def step(
-        self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
+        self,
+        optimizer: Optimizer,
+        make: Callable[..., Callable[..., Any]],
+        given: Given | None = None,
     ) -> bool:
         """Do one step; False, with `why`, if nothing was done.
 
         `make(backend)` compiles the step's function anew, or raises NotTraced when it
-        is run without Dynamo: then nothing was done, and `why` is "".
+        is run without Dynamo: then nothing was done, and `why` is "". `given`: has
+        gradients that parameters do not have yet; Misfit if they cannot have them: then
+        nothing was done either, and another call may.
         """
         while True:
             try:
-                if self._attempt(optimizer, make):
+                if self._attempt(Call(optimizer, NOTHING, given=given), make):
                     return True
             except NotTraced:
                 return False
@@ -176,16 +183,14 @@ class Representatives:
         self.traces.clear()
         self.models = Models(0, False, False)
 
-    def _attempt(
-        self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
-    ) -> bool:
+    def _attempt(self, call: Call, make: Callable[..., Callable[..., Any]]) -> bool:
         """Do one step; False, with `why`, if nothing was done."""
         self.calls += 1
-        quiet = self.call.quiet
+        kind, quiet = type(call.optimizer).__name__, self.call.quiet
         if not self._sound:
             self._cut_off(self._steady and quiet)
         self._steady, self._sound = quiet, False
-        call = self.call = Call(optimizer, NOTHING)
+        self.call = call
         try:
             for _ in range(TRIES):
                 try:
@@ -198,7 +203,7 @@ class Representatives:
                     return True
                 except Fewer as error:
                     # it has written nothing
-                    log.info("%s is traced anew: %s", type(optimizer).__name__, error)
+                    log.info("%s is traced anew: %s", kind, error)
                     call.entered, call.quiet = False, True
                     assert self.trace is not None
                     assert self.lanes is not None
@@ -212,7 +217,7 @@ class Representatives:
                             step.drop()
                     self._survey(call)
             raise Unlike("its lanes change while it steps")
-        except NotTraced:
+        except (NotTraced, Misfit):
             self._sound = True
             raise
         except REFUSALS as error:
@@ -229,7 +234,7 @@ class Representatives:
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:
             # the next call asks of this one whether it was quiet
-            call.optimizer, call.found = None, NOTHING
+            call.optimizer, call.found, call.given = None, NOTHING, None
             self._fresh = {}
             self.pending.drop()
         return False
@@ -243,8 +248,7 @@ class Representatives:
         if not steady:
             self._start_anew()
             return
-        for lanes in self.recent:
-            lanes.forget()
+        self.recent.forget()
         for trace in self.traces:
             for step in trace.steps:
                 step.forget()
@@ -252,6 +256,7 @@ class Representatives:
     def _step(self, call: Call, make: Callable[..., Callable[..., Any]]) -> None:
         optimizer = call.optimizer
         if self.proof is None:
+            call.put_gradients()
             self.prove()
         found = self._look(optimizer)
         if found is None:
@@ -277,6 +282,7 @@ class Representatives:
             if self.models.filled:
                 self.models.empty()
         if self._fresh or shadow.changed():
+            call.put_gradients()
             writes = self._writes(optimizer)
             if self.models.counted and len(trace.steps) > traced:
                 trace.check_counters(self.models, optimizer)
@@ -302,27 +308,22 @@ class Representatives:
 
     def _look(self, optimizer: Any) -> Found | None:
         """Lanes as they were in one of the last calls: this one's; None: in none."""
-        helper = None
-        if self.trace is not None and self.trace.steps:
-            helper = self.trace.steps[-1].helper
-        for lanes in reversed(self.recent):
-            found = lanes.look(optimizer, self.noticed.struct, helper)
-            if found is not None:
-                if lanes.replaced:
-                    # what the others know keeps alive what lanes had
-                    lanes.replaced = False
-                    self.recent = [lanes]
-                elif lanes is not self.recent[-1]:
-                    self.recent.remove(lanes)
-                    self.recent.append(lanes)
-                self.lanes = lanes
-                return found
-        return None
+        asked = self.noticed.struct, self.helper, self.call.given
+        self.lanes, found = self.recent.look(optimizer, *asked) or (self.lanes, None)
+        return found
+
+    @property
+    def helper(self) -> ctypes.PyDLL | None:
+        """The library of the guards, once a graph's plan has it."""
+        if self.trace is None or not self.trace.steps:
+            return None
+        return self.trace.steps[-1].helper
 
     def _survey(self, call: Call) -> Found:
         """Look at all lanes anew, and have a model for each kind of them."""
         optimizer = call.optimizer
         call.surveyed = True
+        call.put_gradients()
         assert self.proof is not None
         loose = self.loose and not self.proof.sizes
         if self.models.n_groups != len(optimizer.param_groups):
@@ -343,8 +344,7 @@ class Representatives:
             raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")
         self.models.take(lanes)
         self.lanes = lanes
-        known = [x for x in self.recent if x.holds_as(lanes, self.apart is not None)]
-        self.recent = [*known[1 - self.kept :], lanes]
+        self.recent.take(lanes, self.kept, self.apart is not None)
         found = self._look(optimizer)
         if found is None or self.lanes is not lanes:
             raise Unlike("its lanes are not what they seem")

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ..runtime.guards.given import Given
 from ..runtime.guards.lanes import LaneGuard, Meeting
 from ..runtime.guards.tensors import TensorGuard, address
 from ..runtime.source import GraphTensors
@@ -16,17 +17,30 @@ class Call:
     """One call of an optimizer's step: what its graphs are told of it, and what they
     tell of themselves.
 
-    `found`: the tensors of lanes. `entered`: has a graph begun to run?
+    `found`: the tensors of lanes. `given`: has gradients that lanes are to have.
+    `entered`: has a graph begun to run?
     `quiet`: was nothing compiled or rehearsed so far? `surveyed`: have all lanes been
     looked at closely?
     """
 
-    def __init__(self, optimizer: Any, found: Found, quiet: bool = True) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        found: Found,
+        quiet: bool = True,
+        given: Given | None = None,
+    ) -> None:
         self.optimizer = optimizer
         self.found = found
+        self.given = given
         self.entered = False
         self.quiet = quiet
         self.surveyed = False
+
+    def put_gradients(self) -> None:
+        """Let lanes have their gradients, before anything in Python looks at those."""
+        if self.given is not None:
+            self.given.put()
 
 
 class Finds(Protocol):

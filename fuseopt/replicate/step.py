@@ -197,6 +197,7 @@ class LedStep:
         """Have a program for the lanes as they are, and proof that it does as they."""
         owner, noticed = self.owner, self.task.noticed
         call = owner.call
+        call.put_gradients()
         if owner.lanes is not self.lanes and not call.surveyed:
             # what lies in the memory of lanes has been compared with no plan's yet
             owner.survey_holds()

@@ -31,7 +31,8 @@ class Contents:
         self._tables = tables
         self._rows = rows
         self._asked = False
-        self._holdings: Holdings | None = None
+        #: the same, for the library, once it is asked
+        self.holdings: Holdings | None = None
         # no key is looked up: a tensor's hash is a call of Python
         self._cells = [*_flat(held), *_flat(map(dict.values, held)), *_flat(listed)]
         self._sizes = [*map(len, held), *map(len, listed)]
@@ -39,8 +40,8 @@ class Contents:
 
     def same(self, helper: ctypes.PyDLL | None = None) -> bool:
         """Do they hold the same objects still? `helper`: the library of the guards."""
-        if self._holdings is not None:
-            return self._holdings.same()
+        if self.holdings is not None:
+            return self.holdings.same()
         if helper is not None and self._tell(helper):
             return self.same()
         cells = self._now()
@@ -58,7 +59,7 @@ class Contents:
         items: list[Any] = []
         for n in self._sizes[: len(self._tables)]:
             items += [*islice(keys, n), *islice(values, n)]
-        self._holdings = Holdings(helper, containers, self._sizes, [*items, *values])
+        self.holdings = Holdings(helper, containers, self._sizes, [*items, *values])
         return True
 
     def moved(self, helper: ctypes.PyDLL | None = None) -> list[tuple[int, Any]] | None:

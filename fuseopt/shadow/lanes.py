@@ -17,6 +17,7 @@ import torch
 
 from ..compiler.diagnostics import odd_gradient
 from ..errors import FuseoptError
+from ..runtime.guards.given import Given
 from ..runtime.guards.lanes import LaneGuard
 from ..runtime.guards.library import Held
 from ..runtime.guards.tensors import TensorGuard
@@ -258,16 +259,27 @@ class Lanes:
         optimizer: Any,
         rest: Held,
         helper: ctypes.PyDLL | None = None,
+        given: Given | None = None,
     ) -> Found | None:
         """The tensors of all lanes, if all is as it was, else None.
 
-        Says nothing of their metadata. `helper`, `rest`: as in LaneGuard.
+        Says nothing of their metadata. `helper`, `rest`: as in LaneGuard. `given`: has
+        gradients that lanes do not have yet; they get them if Python is to look.
         """
         lists = [group["params"] for group in optimizer.param_groups]
         if self._guard is not None:
-            grads = self._guard.look(vars(optimizer), lists, optimizer.state)
+            asked = vars(optimizer), lists, optimizer.state
+            grads = None
+            if given is not None and given.grads is not None:
+                grads = self._guard.look(*asked, given)
+            if grads is None:
+                if given is not None:
+                    given.put()
+                grads = self._guard.look(*asked)
             if grads is not None:
                 return Found(self._found, self._guard, grads, self._late)
+        if given is not None:
+            given.put()
         if len(lists) != len(self.lists):
             return None
         for known, now in zip(self.lists, lists, strict=True):

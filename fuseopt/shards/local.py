@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import functools
 import weakref
 from collections.abc import Mapping
-from itertools import compress
-from operator import attrgetter, is_, ne
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +24,12 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..replicate.writes import Each
-from ..shadow.contents import Contents
+from ..runtime.guards.given import Given
 from ..shadow.lanes import NUMBERS, Unlike
 from ..shadow.optimizer import Write, stand_in, unfused
+from .watch import Watch
 
-_GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
-_VERSION = attrgetter("_version")
+_GRAD = attrgetter("grad")
 _PARAMS = "params"
 _CELLS = ("state", "param_groups")
 
@@ -77,7 +77,7 @@ def _words(spec: Any) -> str:
 
 
 class LocalOptimizer:
-    """See the module. `itself` is the optimizer of parts.
+    """See the module. `itself` is the optimizer of parts, `given` their gradients.
 
     Raises Unlike for an optimizer that no other object can stand for.
     """
@@ -95,51 +95,43 @@ class LocalOptimizer:
         self._outside: dict[int, tuple[Any, Part | None]] = {}
         #: by id of a part in the state: its DTensor
         self._wholes: dict[int, torch.Tensor] = {}
-        self._theirs = Contents()
         self._spread: list[Part] = []
         self._whole: list[torch.Tensor] = []
-        self._parts_here: list[torch.Tensor] = []
-        self._versions: list[int] = []  # of the parts, before the step
-        self._seen: list[Any] = []  # DTensors, and what was seen of them
-        self._locals: list[Any] = []
-        self._specs: list[Any] = []
         self._grad_specs: list[Any] = []  # of gradients, for parameters as they are
-        self._at: list[int] = []
-        self._flags: list[bool] = []
-        self._known = False
+        self._watch = Watch()
+        self.given = Given()
+        self._known = False  # but for what `_watch` sees
         self._wrote = False
         #: has no parameter a gradient?
         self.idle = False
 
     # ---------------------------------------------------------------- before a step
 
-    def refresh(self, optimizer: Optimizer) -> None:
-        """Hold what the optimizer holds.
+    def refresh(self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None) -> None:
+        """Hold what the optimizer holds; gradients are with `given`, who puts them.
 
         Raises Unlike for what is no DTensor and no plain data, or is spread otherwise
-        than its parameter.
+        than its parameter. `helper`: the library of the guards.
         """
-        if not (self._known and self._same()):
+        known = self._known and not self._wrote
+        parts: list[Any] | None = self._watch.look(helper) if known else None
+        if parts is not None:
+            self.idle, self.given.grads = False, parts
+            return
+        if not (known and self._watch.same(helper)):
             self._known = False
             self._rebuild(optimizer)
             self._note(optimizer)
             self._known = True
         self._take_gradients()
-        self._versions = [*map(_VERSION, self._parts_here)]
+        self._watch.begin(self._grad_specs)
 
     def _take_gradients(self) -> None:
         grads = [*map(_GRAD, self._whole)]
         rest = (p.grad is None for p, _, _, spec in self._parts.values() if not spec)
         self.idle = not any(g is not None for g in grads) and all(rest)
-        if self.idle:
-            return
-        for part, now in zip(self._spread, self._parts_of(grads), strict=True):
-            try:
-                part.here.grad = now
-            except (RuntimeError, TypeError) as error:
-                raise Unlike(
-                    "a part of a gradient has another size or dtype"
-                ) from error
+        if not self.idle:
+            self.given.grads = [*self._parts_of(grads)]
 
     def _parts_of(self, grads: list[Any]) -> list[torch.Tensor | None]:
         """The parts of gradients, most of which have the specs of the last ones."""
@@ -160,24 +152,6 @@ class LocalOptimizer:
         ]
         return found
 
-    def drop_gradients(self) -> None:
-        """Keep no gradient alive."""
-        for part in self._spread:
-            part.here.grad = None
-
-    def _same(self) -> bool:
-        """Does the optimizer hold what it held? The parts' own changes by what
-        `outward` was given alone, and is made anew then.
-        """
-        if self._wrote or not self._theirs.same():
-            return False
-        return (
-            all(map(is_, map(compat.local_part, self._seen), self._locals))
-            and all(map(is_, map(compat.spec_of, self._seen), self._specs))
-            and [*map(torch.Tensor.data_ptr, self._locals)] == self._at
-            and [*map(_FLAG, self._whole)] == self._flags
-        )
-
     def _rebuild(self, optimizer: Optimizer) -> None:
         groups, state = optimizer.param_groups, optimizer.state
         if type(groups) is not list or {*map(type, groups)} - {dict}:
@@ -195,7 +169,7 @@ class LocalOptimizer:
         self._spread = [x for x in self._parts.values() if x.spec is not None]
         self._grad_specs = [x.spec for x in self._spread]
         self._whole = [x.whole for x in self._spread]
-        self._parts_here = [x.here for x in self._spread]
+        self.given = Given([x.here for x in self._spread])
         self._outside = {}
         self._wholes = {}
         if type(self._state) is not type(state):
@@ -302,18 +276,13 @@ class LocalOptimizer:
 
     def _note(self, optimizer: Optimizer) -> None:
         """Optimizer and parts hold the same now."""
-        groups = optimizer.param_groups
-        theirs: list[Any] = [vars(optimizer), optimizer.state, *groups]
-        theirs += [held for held, _ in self._states.values()]
-        rows: list[Any] = [groups, *(group[_PARAMS] for group in groups)]
-        self._theirs = Contents(
-            theirs, rows, [x.copy() for x in theirs], [x.copy() for x in rows]
-        )
-        self._seen = [*self._whole, *self._wholes.values()]
-        self._locals = [*map(compat.local_part, self._seen)]
-        self._specs = [*map(compat.spec_of, self._seen)]
-        self._at = [*map(torch.Tensor.data_ptr, self._locals)]
-        self._flags = [*map(_FLAG, self._whole)]
+        theirs, ours = optimizer.param_groups, self._groups
+        inside = vars(optimizer), vars(self.itself)
+        both = [inside, *zip(theirs, ours, strict=True)]
+        tables = [*(held for held, _ in self._states.values()), optimizer.state]
+        rows: list[Any] = [theirs, *(group[_PARAMS] for group in theirs)]
+        inner, heres = [*self._wholes.values()], self.given.params
+        self._watch = Watch(both, tables, rows, self._whole, inner, heres)
         self._wrote = False
 
     # ---------------------------------------------------------------- after a step
@@ -332,8 +301,7 @@ class LocalOptimizer:
     def settle(self) -> None:
         """What `outward` gave has been done."""
         optimizer = self._owner()
-        changed = map(ne, map(_VERSION, self._parts_here), self._versions)
-        compat.bump_versions([*compress(self._whole, changed)])
+        self._watch.count_up()
         if self._wrote and optimizer is not None:
             self._known = False
             with contextlib.suppress(Unlike):  # the next call says so

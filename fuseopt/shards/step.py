@@ -8,6 +8,7 @@ of each call of ATen. Any other step runs in eager, and the user is told what it
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from ..compiler.report import Report
 from ..replicate.driver import Representatives
+from ..runtime.guards.given import Misfit
 from ..shadow.lanes import Unlike
 from .local import LocalOptimizer, is_spread
 
@@ -57,16 +59,16 @@ class Shards:
         try:
             local = self.local = self.local or LocalOptimizer(optimizer)
             try:
-                local.refresh(optimizer)
+                local.refresh(optimizer, self._helper())
                 if local.idle:
                     return False, ""
                 few = self.few = self.few or self._led(local)
                 if few.why:  # as options say
                     return False, few.why
-                done = few.step(local.itself, make)
+                done = few.step(local.itself, make, local.given)
             finally:
-                local.drop_gradients()
-        except Unlike as error:
+                local.given.drop()
+        except (Unlike, Misfit) as error:
             return False, str(error)
         if done:
             local.settle()
@@ -75,3 +77,8 @@ class Shards:
     def _led(self, local: LocalOptimizer) -> Representatives:
         given = self.function, self.options, self.told
         return Representatives(*given, outward=local.outward)
+
+    def _helper(self) -> ctypes.PyDLL | None:
+        """The library of the guards, if it may read what lies in memory."""
+        few = self.few
+        return few.helper if few is not None and few.task.config.raw_fields else None

@@ -22,7 +22,6 @@ from fuseopt import compat
 from fuseopt.compat import fields
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards import library
-from fuseopt.runtime.guards.holdings import Holdings
 from fuseopt.runtime.guards.lanes import LaneGuard, Meeting
 from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.guards.sharing import Moves
@@ -182,29 +181,6 @@ def test_each_way_to_change_a_dict_is_seen(
     assert held.look() is not None
     change(held.state[held.params[7]])
     assert held.look() is None
-
-
-def test_containers_are_compared_in_one_call(helper: ctypes.PyDLL) -> None:
-    one, two = object(), object()
-    table: dict[str, Any] = {"a": one, "b": two}
-    row = [one, two, one]
-    also: Any = collections.defaultdict(list, c=two)
-    items = ["a", "b", one, two, "c", two, one, two, one]
-    known = Holdings(helper, [table, also, row], [2, 1, 3], items)
-    assert known.same()
-    for change, back in (
-        (lambda: table.update(a=two), lambda: table.update(a=one)),
-        (lambda: table.update(c=one), lambda: table.pop("c")),
-        (lambda: also.update(c=one), lambda: also.update(c=two)),
-        (lambda: row.append(one), lambda: row.pop()),
-        (lambda: row.reverse() or row.pop(0), lambda: row.insert(0, one)),
-    ):
-        change()
-        assert not known.same()
-        back()
-        table["a"], table["b"] = table.pop("a"), table.pop("b")
-        row[:] = [one, two, one]
-        assert known.same()
 
 
 def replace_list(held: Held) -> None:

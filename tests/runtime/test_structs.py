@@ -25,6 +25,7 @@ STRUCTS: dict[str, tuple[str, Any]] = {
     "Known": (library.TEXT, library.Known),
     "Held": (library.TEXT, library.Held),
     "Lanes": (library.TEXT, library.Lanes),
+    "Parts": (library.TEXT, library.Parts),
 }
 
 

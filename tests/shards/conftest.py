@@ -9,6 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tests.shards import WORLD, fake_group
+from tests.shards.steady import Seen
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +26,8 @@ def mesh(group: None) -> DeviceMesh:
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    return Seen(monkeypatch)

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ... import compat
 from .library import Held
 from .tensors import address
 
@@ -34,9 +35,12 @@ def told(
     arrays = [
         array("Q", map(id, containers)),
         array("q", sizes),
+        array("Q", bytes(8 * len(containers))),
         array("Q", map(id, items)),
     ]
-    struct.containers, struct.sizes, struct.items = map(address, arrays)
+    at = map(address, arrays)
+    struct.containers, struct.sizes, struct.versions, struct.items = at
+    struct.version = compat.dict_version()
     struct.n = len(containers)
     return arrays
 
@@ -59,8 +63,9 @@ class Holdings:
         self._keep = struct, containers, items, arrays
         self._call = helper.fuseopt_holds
         self._call.restype, self._call.argtypes = ctypes.c_int64, [ctypes.c_void_p]
-        self._where = ctypes.addressof(struct)
+        #: where the struct lies
+        self.where = ctypes.addressof(struct)
 
     def same(self) -> bool:
         """Do they hold the same objects still?"""
-        return bool(self._call(self._where))
+        return bool(self._call(self.where))

@@ -3,6 +3,7 @@ void* PyObject_GetAttr(void* object, void* name);
 intptr_t PyList_Size(void* list);
 int PyList_SetItem(void* list, intptr_t i, void* item);
 intptr_t PyDict_Size(void* dict);
+void Py_IncRef(void* object);
 void Py_DecRef(void* object);
 void PyErr_Clear(void);
 }
@@ -13,6 +14,10 @@ struct Held {
   void* const* containers;
   const int64_t* sizes;  // entries of a dict; of a list -1 - items
   void* const* items;    // of a dict its keys, then its values; of a list its items
+  // Where in a dict its version lies, which no other state of a dict ever has; 0: it
+  // has none. What it was of each when it was last found the same; 0: unknown.
+  int64_t version;
+  uint64_t* versions;
 };
 
 struct Lanes {
@@ -42,8 +47,7 @@ struct Lanes {
   const void* (*gradient)(const void* tensor);
   void* (*wrapped)(const void* gradient);
   bool (*mode)(void);
-  // Where in a dict its version lies, which no other state of a dict ever has; 0: it
-  // has none. What it was, of the optimizer's state, then of each lane's; 0: unknown.
+  // As in Held: of the optimizer's state, then of each lane's.
   int64_t version;
   uint64_t* versions;
   // The tensors of a step that are compared on the way, or null: of each lane where its
@@ -54,6 +58,8 @@ struct Lanes {
   int64_t ranges;
   const int64_t* held_in;  // from, to, from, to ...
   const Held* rest;        // what the optimizer holds besides its lanes, or null
+  // Of each lane where its gradient is in a list that is given; -1: it has its own.
+  const int64_t* given;
 };
 
 static const int64_t SOON = 8;  // lanes ahead that are fetched
@@ -69,10 +75,17 @@ static bool holds_the_same(const Held* h, void* first) {
         if (PyList_GetItem(container, i) != *item++) return false;
       continue;
     }
+    // of the first, attributes of an object, all are asked: they are few
+    uint64_t* now = h->version ? (uint64_t*)((char*)container + h->version) : 0;
+    if (c && now && *now == h->versions[c]) {
+      item += 2 * size;
+      continue;
+    }
     if (PyDict_Size(container) != size) return false;
     for (intptr_t at = 0; PyDict_Next(container, &at, &key, &value); ++item)
       if (key != item[0] || value != item[size]) return false;
     item += size;
+    if (now) h->versions[c] = *now;
   }
   return h->n > 0;
 }
@@ -93,9 +106,11 @@ static inline void found_unchanged(const Lanes* k, const void* dict, int64_t i) 
 // 0 if the groups have the parameters they had, all lanes hold what they held, and
 // their gradients are in `grads`; else 1. Tensors are compared as soon as they are met.
 // 2 instead of 0 if `own`, the optimizer's attributes, or the rest of what it holds is
-// not what is known of it.
+// not what is known of it. `from`: None, or a list of gradients that lanes are to have
+// but do not have yet; 1 then as well where any tensor is not compared, or is more than
+// elsewhere.
 extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* state,
-                                 void* grads) {
+                                 void* grads, void* from) {
   void *key, *value, *const *member = k->members;
   for (int64_t l = 0; l < k->lists; ++l) {
     void* list = PyList_GetItem(lists, l);
@@ -121,9 +136,12 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     void* kind = *(void**)((char*)param + k->type);
     const bool plain = kind == k->kinds[0] || kind == k->kinds[1];
     if (!plain && (k->read || k->required)) return 1;
-    void* now = direct    ? k->wrapped(k->gradient(*(void**)((char*)param + k->handle)))
+    const int64_t item = from == k->none ? -1 : k->given[i];
+    void* now = item >= 0 ? PyList_GetItem(from, item)
+                : direct  ? k->wrapped(k->gradient(*(void**)((char*)param + k->handle)))
                 : k->read ? k->read(k->descriptor, param, kind)
                           : PyObject_GetAttr(param, k->grad);
+    if (item >= 0 && now) Py_IncRef(now);
     if (!now) {
       PyErr_Clear();
       return 1;
@@ -134,6 +152,7 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     if (none == (k->grads[i] == 1)) return 1;
     if (!none && kind != k->kinds[0] && kind != k->kinds[1]) return 1;
     const int64_t place = k->known && !none ? k->gradients[i] : -1;
+    if (item >= 0 && !none && place < 0) return 1;  // it would be compared with nothing
     if (place >= 0) {
       k->known->tensors[place] = (char*)now + k->functions->handle;
       if (!k->known->found) note(k->functions, k->known, place);
@@ -163,5 +182,6 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
   if (k->known)
     for (const int64_t* r = k->held_in; r < k->held_in + 2 * k->ranges; r += 2)
       compare(k->functions, k->known, r[0], r[1]);
+  if (from != k->none && (!k->known || k->known->found)) return 1;
   return k->rest && holds_the_same(k->rest, own) ? 0 : 2;
 }

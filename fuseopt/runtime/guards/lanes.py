@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ... import compat
+from .given import Given
 from .library import Held, Lanes
 from .tensors import TensorGuard, address
 
@@ -108,13 +109,14 @@ class LaneGuard:
         struct.version = compat.dict_version()
         struct.versions = versions.buffer_info()[0]
         self._none = [None] * self._n
+        self._given: Given | None = None
         self._where = ctypes.addressof(struct)
         self.tensors: TensorGuard | None = None
         self.rest_same = False
         self._rest, struct.rest = rest, ctypes.addressof(rest)
         call = helper.fuseopt_lanes
         call.restype = ctypes.c_int64
-        call.argtypes = [ctypes.c_void_p, *(ctypes.py_object,) * 4]
+        call.argtypes = [ctypes.c_void_p, *(ctypes.py_object,) * 5]
         self._call: Callable[..., int] = call
 
     def compare_with(self, tensors: TensorGuard, meeting: Meeting) -> None:
@@ -131,17 +133,40 @@ class LaneGuard:
         self.tensors, self._meeting = tensors, meeting
 
     def look(
-        self, attributes: dict[str, Any], lists: list[Any], state: Any
+        self,
+        attributes: dict[str, Any],
+        lists: list[Any],
+        state: Any,
+        given: Given | None = None,
     ) -> list[Any] | None:
         """The gradients of all lanes, or None; see the class. `attributes`: the
-        optimizer's.
+        optimizer's. `given`: what it gives is taken for the gradients of its
+        parameters, if all tensors are compared as they are met; else None.
         """
         if type(state) not in DICTS or len(lists) != self._struct.lists:
             return None
         for own in lists:
             if type(own) is not list:
                 return None
+        if given is not None:
+            if self.tensors is None:
+                return None
+            if given is not self._given:
+                self._take(given)
         grads = self._none.copy()
-        found = self._call(self._where, attributes, lists, state, grads)
+        found = self._call(
+            self._where,
+            attributes,
+            lists,
+            state,
+            grads,
+            None if given is None else given.grads,
+        )
         self.rest_same = found == 0
         return None if found == 1 else grads
+
+    def _take(self, given: Given) -> None:
+        """Know which lane is which of the parameters to which gradients are given."""
+        places = array("q", [given.places.get(id(p), -1) for p in self._keep[0][0]])
+        self._struct.given = address(places)
+        self._given, self._places = given, places

@@ -1,7 +1,8 @@
 """The C++ of the guards: one library, built once, that all steps share.
 
 tensors.h compares the tensors of a call with what is known of them (see tensors.py),
-lanes.h what an optimizer holds (see lanes.py); launches.h starts several kernels.
+lanes.h what an optimizer holds (see lanes.py), parts.h one of DTensors (see parts.py);
+launches.h starts several kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ...codegen import Source
 from ...codegen.cpp.structs import fields
 
 FOLDER = Path(__file__).parent
-HEADERS = ("tensors", "lanes", "launches")
+HEADERS = ("tensors", "lanes", "parts", "launches")
 TEXT = "\n".join((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS)
 HELPER = Source("cpp", TEXT, "fuseopt_tensors", (), throws=True)
 
@@ -40,3 +41,9 @@ class Lanes(ctypes.Structure):
     """What is known of the lanes of an optimizer."""
 
     _fields_ = fields(TEXT, "Lanes")
+
+
+class Parts(ctypes.Structure):
+    """What is known of DTensors and of their parts."""
+
+    _fields_ = fields(TEXT, "Parts")

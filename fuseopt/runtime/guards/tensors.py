@@ -56,6 +56,8 @@ class TensorGuard:
         self._bump: Any = None
         #: `bump` as a call of C, which says whether it failed; None if there is none
         self.count: Callable[[], object] | None = None
+        #: does the helper compare fields where they lie in memory?
+        self.raw = False
         #: did the last look compare all tensors?
         self.comparable = False
         if helper is not None and n:
@@ -97,7 +99,7 @@ class TensorGuard:
         call.restype, call.argtypes = ctypes.c_int64, [*both, *(ctypes.py_object,) * 3]
         if call(*self.structs, {}, {}, tuple(tensors)) & ~MOVED:
             return
-        self._call = call
+        self._call, self.raw = call, known.words > 0
         rest: tuple[Any, ...] = ctypes.c_void_p, ctypes.c_int64
         self._others = helper.fuseopt_others
         self._others.restype = ctypes.c_int64

@@ -1,0 +1,144 @@
+// DTensors of an optimizer: parameters first, then those in its state. Of each what it
+// is made of, by identity, in slots of the object.
+struct Parts {
+  int64_t n;             // parameters
+  int64_t all;           // and state
+  void* const* wholes;   // DTensors
+  void* const* locals;   // their parts
+  void* const* specs;    // and how they are spread
+  const int64_t* flags;  // of each parameter: its requires_grad
+  void* const* spreads;  // of each parameter: the spec that its gradient has
+  void* const* heres;    // of each parameter: what is stepped in its stead
+  int64_t* versions;     // of those, in the last look
+  const void** grads;    // of each parameter: its gradient in a look, an at::Tensor
+  void* none;            // None
+  int64_t type;          // where in an object its type lies
+  void *kind, *plain;    // the types DTensor and Tensor
+  int64_t local, spec;   // where in a DTensor these are
+  int64_t handle;        // where in a Python tensor its at::Tensor lies
+  // As in Lanes; all of them are there.
+  bool (*required)(const void* tensor);
+  const void* (*gradient)(const void* tensor);
+  void* (*wrapped)(const void* gradient);
+  bool (*mode)(void);
+  // Of an at::Tensor: how often it was changed in place, and that it was once more.
+  int64_t (*version)(const void* tensor);
+  void (*bump)(void* tensor);
+  const Functions* functions;
+  // The parts of parameters, in order. Of those in the state where the memory of each
+  // lies and where in it the part begins: what else they are is compared where they
+  // are stepped.
+  Known* known;
+  uint64_t* at;
+  const Held* held;  // lists of parameters and dicts of state
+};
+
+static inline void* slot(const void* object, int64_t at) {
+  return *(void**)((char*)object + at);
+}
+
+// Where a tensor's memory lies, and where in it the tensor begins.
+struct Place {
+  uint64_t memory, offset;
+};
+static inline Place place_of(const Parts* k, const void* part) {
+  const Functions* f = k->functions;
+  const char* tensor = (char*)slot(part, k->handle);
+  const void* storage = slot(tensor, f->storage);
+  const int64_t behind_strides = f->first + 8 * (1 + 2 * f->inlined);
+  return {storage ? (uint64_t)slot(storage, f->memory) : 0,
+          (uint64_t)slot(tensor, behind_strides)};
+}
+
+// Note where the parts in the state are.
+extern "C" void fuseopt_parts_note(const Parts* k) {
+  uint64_t* at = k->at;
+  for (int64_t i = k->n; i < k->all; ++i, at += 2) {
+    const Place now = place_of(k, k->locals[i]);
+    at[0] = now.memory;
+    at[1] = now.offset;
+  }
+}
+
+static bool parts_are_the_same(const Parts* k) {
+  if (!fuseopt_holds(k->held)) return false;
+  for (int64_t i = 0; i < k->all; ++i) {
+    if (i + SOON < k->all) {
+      __builtin_prefetch((char*)k->wholes[i + SOON] + k->type);
+      __builtin_prefetch((char*)k->wholes[i + SOON] + k->spec);
+    }
+    const void* whole = k->wholes[i];
+    if (slot(whole, k->type) != k->kind || slot(whole, k->local) != k->locals[i] ||
+        slot(whole, k->spec) != k->specs[i])
+      return false;
+  }
+  const uint64_t* at = k->at;
+  for (int64_t i = k->n; i < k->all; ++i, at += 2) {
+    if (i + NEAR < k->all) {
+      __builtin_prefetch((char*)k->locals[i + NEAR] + k->handle);
+      const char* tensor = (char*)slot(k->locals[i + BLOCK], k->handle);
+      __builtin_prefetch(tensor + k->functions->storage);
+      __builtin_prefetch(tensor + k->functions->first +
+                         8 * (1 + 2 * k->functions->inlined));
+    }
+    const Place now = place_of(k, k->locals[i]);
+    if (now.memory != at[0] || now.offset != at[1]) return false;
+  }
+  begin(k->known);
+  compare(k->functions, k->known, 0, k->n);
+  if (finish(k->functions, k->known)) return false;
+  for (int64_t i = 0; i < k->n; ++i) {
+    if (i + SOON < k->n) __builtin_prefetch(slot(k->wholes[i + SOON], k->handle));
+    const void* whole = slot(k->wholes[i], k->handle);
+    if (k->required(whole) != (k->flags[i] == 1)) return false;
+    k->grads[i] = k->gradient(whole);
+  }
+  return true;
+}
+
+// 0 if all is what it was, and the parts of all gradients are in `grads`, of which
+// there is one; 1 if anything but gradients is not; 2 if Python is to look at gradients
+// alone; 3 if at all.
+extern "C" int64_t fuseopt_parts(const Parts* k, void* grads) {
+  int64_t found = 3;
+  try {
+    if (k->mode()) return 3;
+    if (!parts_are_the_same(k)) return 1;
+    found = 2;
+    for (int64_t i = 0; i < k->n; ++i) {
+      if (i + SOON < k->n) {
+        __builtin_prefetch(*(void**)k->grads[i + SOON]);
+        __builtin_prefetch(slot(k->heres[i + SOON], k->handle));
+      }
+      k->versions[i] = k->version((char*)k->heres[i] + k->handle);
+      void* now = k->wrapped(k->grads[i]);
+      if (!now) {
+        PyErr_Clear();
+        return 3;
+      }
+      void* part = 0;
+      if (slot(now, k->type) == k->kind && slot(now, k->spec) == k->spreads[i])
+        part = slot(now, k->local);
+      const bool known = part && slot(part, k->type) == k->plain;
+      if (known) {
+        Py_IncRef(part);
+        PyList_SetItem(grads, i, part);  // takes the reference
+        found = 0;
+      }
+      Py_DecRef(now);  // of None as well, which lives on
+      if (!known && now != k->none) return 2;
+    }
+  } catch (...) { return 3; }
+  return found;
+}
+
+// Count up the versions of DTensors whose parts have others than in the last look; 1 if
+// one has none.
+extern "C" int64_t fuseopt_parts_bump(const Parts* k) {
+  try {
+    for (int64_t i = 0; i < k->n; ++i)
+      if (k->version((char*)k->heres[i] + k->handle) != k->versions[i])
+        k->bump((char*)k->wholes[i] + k->handle);
+  } catch (...) { return 1; }
+  return 0;
+}

@@ -1,0 +1,119 @@
+"""Do the DTensors of an optimizer hold what they held? Asked of all in one C call.
+
+Between two calls only gradients are other objects, as a rule, and these are spread as
+they were. The compiled helper compares what DTensors are made of by identity and the
+memory of their parts by address, and takes the parts of the gradients.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ... import compat
+from .holdings import Holdings
+from .library import Parts
+from .tensors import TensorGuard, address
+
+#: What a look finds: anything but gradients, or gradients alone, are not what they
+#: were; it could not ask.
+OTHER, GRADIENTS, UNASKED = 1, 2, 3
+
+
+class PartGuard:
+    """What some DTensors are made of now, and what dicts and lists have them.
+
+    `wholes`: the DTensors, parameters first; `heres`: what is stepped in the stead of
+    each parameter. `expect(specs)` says which objects the specs of gradients are to
+    be. `look()` returns the parts of gradients, None for a parameter that has none; or
+    None, and `found` says what it found. `versions`: of `heres`, before the step.
+    """
+
+    def __init__(
+        self,
+        helper: ctypes.PyDLL,
+        wholes: Sequence[Any],
+        heres: Sequence[torch.Tensor],
+        held: Holdings,
+    ) -> None:
+        self.found = UNASKED
+        self._n = n = len(heres)
+        self._call: Any = None
+        locals_ = [*map(compat.local_part, wholes)]
+        places = compat.part_places()
+        asked = compat.requires_grad_function([*wholes, *locals_, *heres])
+        direct, versions = compat.gradient_functions(), compat.version_functions()
+        tensors = TensorGuard(locals_[:n], helper)
+        same = tensors.look({}, {}, tuple(locals_[:n])) == 0 and tensors.comparable
+        raw = same and tensors.raw
+        if not (places and asked and direct and versions and raw):
+            return
+        specs = [*map(compat.spec_of, wholes)]
+        self._specs = array("Q", bytes(8 * n))
+        kinds = compat.dtensor_type(), torch.Tensor
+        lists = [array("Q", map(id, x)) for x in (wholes, locals_, specs, heres)]
+        flags = array("q", [p.requires_grad for p in wholes[:n]])
+        self.versions = array("q", bytes(8 * n))
+        grads = array("Q", bytes(8 * n))
+        # kept, so that no other object can come to lie where one of these lay
+        self._keep = wholes, locals_, specs, heres, held, kinds
+        at = array("Q", bytes(16 * (len(wholes) - n)))
+        self._arrays = lists, flags, tensors, grads, at
+        struct = self._struct = Parts(
+            n=n,
+            all=len(wholes),
+            flags=address(flags),
+            spreads=address(self._specs),
+            versions=address(self.versions),
+            grads=address(grads),
+            at=address(at),
+            none=id(None),
+            # CPython: a count of references, then the type
+            type=object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p),
+            kind=id(kinds[0]),
+            plain=id(kinds[1]),
+            held=held.where,
+        )
+        struct.wholes, struct.locals, struct.specs, struct.heres = map(address, lists)
+        struct.local, struct.spec = places
+        struct.handle, struct.required = asked
+        struct.gradient, struct.wrapped, struct.mode = direct
+        struct.version, struct.bump = versions
+        struct.functions, struct.known = tensors.structs
+        self._none = [None] * n
+        self._where = ctypes.addressof(struct)
+        call = helper.fuseopt_parts
+        call.restype = ctypes.c_int64
+        call.argtypes = [ctypes.c_void_p, ctypes.py_object]
+        self._bump = helper.fuseopt_parts_bump
+        self._bump.restype, self._bump.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+        self._call = call
+        note = helper.fuseopt_parts_note
+        note.restype, note.argtypes = None, [ctypes.c_void_p]
+        note(self._where)
+
+    @property
+    def works(self) -> bool:
+        """Does torch have all that the helper is to ask?"""
+        return self._call is not None
+
+    def expect(self, specs: Sequence[Any]) -> None:
+        """Take the gradients for known whose specs are these, of each parameter."""
+        self._spreads = specs
+        self._specs[:] = array("Q", map(id, specs))
+
+    def look(self) -> list[Any] | None:
+        """See the class."""
+        grads = self._none.copy()
+        self.found = self._call(self._where, grads)
+        return None if self.found else grads
+
+    def bump(self) -> bool:
+        """Count up the versions of parameters whose parts have changed since the last
+        look; False if that cannot be done.
+        """
+        return not self._bump(self._where)
