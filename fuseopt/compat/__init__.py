@@ -66,11 +66,12 @@ from .guards import trace_guarded
 from .hazards import acts_otherwise
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
+from .modes import numbers_pass_modes
 from .plain import as_if_compiling, trace_plainly
 from .powers import power_unchecked, trace_power
 from .profiling import profiled, profiler_range
 from .refusals import refusals_pass
-from .rewrites import trace_rewrites
+from .rewrites import WRITTEN_AS, trace_rewrites
 from .scaler import (
     STAGES,
     founds_of,
@@ -128,6 +129,7 @@ __all__ = [
     "PROFILED",
     "SORTS_BY_DIMS",
     "STAGES",
+    "WRITTEN_AS",
     "Asked",
     "Codes",
     "Fakes",
@@ -182,6 +184,7 @@ __all__ = [
     "negated_view",
     "never_compiled",
     "number_sources",
+    "numbers_pass_modes",
     "on_bound_step",
     "on_failure",
     "on_graph_break",

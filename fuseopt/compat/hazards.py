@@ -146,11 +146,15 @@ def refuse_addresses() -> None:
 
 
 def refuse_caches() -> None:
-    """What functools.lru_cache has kept is not looked through."""
+    """What functools.lru_cache has kept is not looked through; torch's own caches keep
+    what is the same for a whole process, such as its list of functions with a device.
+    """
     from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if asks(tx) and isinstance(self.wrapper_obj, functools._lru_cache_wrapper):
+        cached = isinstance(self.wrapper_obj, functools._lru_cache_wrapper)
+        home = getattr(self.wrapper_obj, "__module__", None) or ""
+        if asks(tx) and cached and home.partition(".")[0] != "torch":
             refuse(tx, "it calls a function that has a cache")
         return original(self, tx, args, kwargs)
 

@@ -17,6 +17,9 @@ import torch
 
 from .dynamo import leads_to
 
+#: In the `meta` of a node: the method that was written, of which it is the last call.
+WRITTEN_AS = "fuseopt_written_as"
+
 
 def foreach_lerp(start: Any, end: Any, weight: Any) -> Any:
     """`torch._foreach_lerp_(start, end, weight)`, for a weight that is no list.
@@ -67,11 +70,14 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
     def call(tx: Any, function: Any, *args: Any) -> Any:
         return TorchInGraphFunctionVariable(function).call_function(tx, list(args), {})
 
-    def fused(target: Any, tx: Any, product: Any, scale: Any) -> Any:
+    def fused(name: str, target: Any, tx: Any, product: Any, scale: Any) -> Any:
         from torch._inductor import inductor_prims
 
         result = call(tx, inductor_prims.fma, product, scale, target)
-        return target.call_method(tx, "copy_", [result], {})
+        # its line of source does not say so where a mode calls the method
+        copied = target.call_method(tx, "copy_", [result], {})
+        copied.as_proxy().node.meta[WRITTEN_AS] = name
+        return copied
 
     own_lerp = handlers.get(torch._foreach_lerp_)
 
@@ -112,17 +118,17 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
     def addcmul(this: Any, tx: Any, a: Any, b: Any, *, value: Any = None) -> Any:
         if value is None:
             return None
-        return fused(this, tx, call(tx, torch.mul, a, b), value)
+        return fused("addcmul_", this, tx, call(tx, torch.mul, a, b), value)
 
     def addcdiv(this: Any, tx: Any, a: Any, b: Any, *, value: Any = None) -> Any:
         if value is None:
             return None
-        return fused(this, tx, call(tx, torch.div, a, b), value)
+        return fused("addcdiv_", this, tx, call(tx, torch.div, a, b), value)
 
     def add(this: Any, tx: Any, other: Any, *, alpha: Any = None) -> Any:
         if not isinstance(alpha, TensorVariable):
             return None
-        return fused(this, tx, other, alpha)
+        return fused("add_", this, tx, other, alpha)
 
     def is_number(value: Any) -> bool:
         if isinstance(value.realize(), SymNodeVariable):

@@ -96,6 +96,7 @@ def attach() -> None:
         compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
         compat.leave_no_patches(BACKEND)
         compat.trace_plainly(BACKEND)
+        compat.numbers_pass_modes(BACKEND)
         compat.trace_branches(BACKEND)
         compat.trace_guarded()
         compat.keep_attributes(BACKEND)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ...compat import MAKE_TENSOR
+from ...compat import MAKE_TENSOR, WRITTEN_AS
 
 #: Methods that scale what they add, and the argument that is the scale.
 SCALED = {"addcmul_": "value", "addcdiv_": "value", "add_": "alpha"}
@@ -209,7 +209,11 @@ def _restore_scaled(node: Node) -> bool:
 
 
 def _written(node: Node, name: str, scale: Any) -> bool:
-    """Was a product meant as `name`? Only a tensor as scale leaves a doubt."""
+    """Was a product meant as `name`? Only a tensor as scale leaves a doubt, and only
+    where Dynamo's own form stands.
+    """
+    if WRITTEN_AS in node.meta:
+        return bool(node.meta[WRITTEN_AS] == name)
     if not isinstance(scale, Node):
         return True
     trace = node.meta.get("stack_trace", "")

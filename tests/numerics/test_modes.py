@@ -1,0 +1,109 @@
+"""Steps under a mode of torch's, as `torch.set_default_device` sets one for good.
+
+A mode is called around each function, so that the last frame of a call is its own:
+methods with a scale were once taken for other ones there, and rounded otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+
+import fuseopt
+from tests.papers import ELEMENTWISE
+from tests.steps import differences, make, make_params, set_grads
+
+TORCHS = ["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "SGD"]
+PAPERS = {kind.__name__: (kind, given) for kind, given in ELEMENTWISE}
+
+
+class Counting(TorchFunctionMode):
+    """A user's mode that looks and changes nothing."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def default_device() -> Iterator[None]:
+    torch.set_default_device("cpu")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "default device": default_device,
+    "device": lambda: torch.device("cpu"),
+    "base": BaseTorchFunctionMode,
+    "a user's": Counting,
+}
+
+
+def pair(name: str, lanes: int, **given: Any) -> tuple[Any, Any, Any, Any]:
+    mine, theirs = make_params([(3, 5)] * lanes), make_params([(3, 5)] * lanes)
+    if name in PAPERS:
+        kind, own = PAPERS[name]
+        return mine, theirs, kind(mine, **own), kind(theirs, **own)
+    return mine, theirs, make(name, mine, **given), make(name, theirs, **given)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("lanes", [2, 20])
+@pytest.mark.parametrize("name", ["AdamW", "NAdam", "Adagrad"])
+def test_bits_under_each_mode(name: str, lanes: int, mode: str) -> None:
+    mine, theirs, compiled, eager = pair(name, lanes)
+    step = torch.compile(compiled.step, backend="fuseopt")
+    for seed in range(4):
+        set_grads(mine, theirs, seed)
+        with MODES[mode]():
+            step()
+            eager.step()
+    assert differences(mine, compiled, theirs, eager) == []
+    assert not any(r.fallback for r in fuseopt.reports())
+
+
+@pytest.mark.family(3)
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", TORCHS)
+def test_bits_of_torch_optimizers(name: str, foreach: bool) -> None:
+    mine, theirs, compiled, eager = pair(name, 4, foreach=foreach)
+    step = torch.compile(compiled.step, backend="fuseopt")
+    with default_device():
+        for seed in range(4):
+            set_grads(mine, theirs, seed)
+            step()
+            eager.step()
+    assert differences(mine, compiled, theirs, eager) == []
+
+
+@pytest.mark.family(3)
+@pytest.mark.parametrize("name", PAPERS)
+def test_bits_of_papers(name: str) -> None:
+    mine, theirs, compiled, eager = pair(name, 4)
+    step = torch.compile(compiled.step, backend="fuseopt")
+    with default_device():
+        for seed in range(4):
+            set_grads(mine, theirs, seed)
+            step()
+            eager.step()
+    assert differences(mine, compiled, theirs, eager) == []
+
+
+def test_a_mode_that_comes_and_goes() -> None:
+    mine, theirs, compiled, eager = pair("AdamW", 20)
+    step = torch.compile(compiled.step, backend="fuseopt")
+    for seed in range(8):
+        set_grads(mine, theirs, seed)
+        with torch.device("cpu") if seed % 2 else contextlib.nullcontext():
+            step()
+            eager.step()
+    assert differences(mine, compiled, theirs, eager) == []
