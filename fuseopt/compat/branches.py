@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import importlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -186,10 +187,22 @@ class _Fork:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """What is traced within stays in one graph and changes no Python object."""
+        """What is traced within stays in one graph and changes no Python object but
+        those that it makes, such as the arguments that a mode hands on.
+        """
         tx, effects = self.tx, self.tx.output.side_effects
+        kind: Any = importlib.import_module("torch._dynamo.variables.base")
+        kind = kind.ValueMutationNew
+        begin = kind.__init__
+        own: list[Any] = []  # kept, so that no other comes to lie where one lay
 
-        def refuse(_: Any) -> bool:
+        def made_here(self: Any, *args: Any, **kwargs: Any) -> None:
+            begin(self, *args, **kwargs)
+            own.append(self)
+
+        def refuse(item: Any) -> bool:
+            if any(x is getattr(item, "mutation_type", None) for x in own):
+                return True
             raise Refused("they change an object of Python's")
 
         def caught(_: Any) -> None:
@@ -203,9 +216,11 @@ class _Fork:
         made = [(x, name, f) for x, name, f in wanted if name not in vars(x)]
         for x, name, f in made:
             setattr(x, name, f)
+        kind.__init__ = made_here
         try:
             yield
         finally:
+            kind.__init__ = begin
             for x, name, _ in made:
                 delattr(x, name)
 

@@ -65,8 +65,8 @@ EVERY = [
 ]
 
 
+@pytest.mark.family(5)
 @pytest.mark.family(3)
-@pytest.mark.family(2)
 @pytest.mark.parametrize("buckets", ["layer", 200, 32 << 20])
 @pytest.mark.parametrize("build", EVERY)
 def test_bits_and_state(build: Any, buckets: Any) -> None:
@@ -197,7 +197,7 @@ def test_groups_and_what_is_set_in_them(build: Any) -> None:
         pair.both(change)
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("build", [adamw, momentum, lion])
 def test_parameters_without_a_gradient(build: Any) -> None:
     """Blocks that a forward leaves out: their buckets do not fill."""
@@ -217,7 +217,7 @@ def test_parameters_without_a_gradient(build: Any) -> None:
         pair.step()
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("build", [adamw, momentum])
 def test_frozen_and_freed_between_steps(build: Any) -> None:
     def freeze(m: Any, numbers: Any) -> None:
@@ -254,7 +254,7 @@ def test_frozen_when_it_was_made() -> None:
         pair.step()
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("build", [adamw, momentum, lion])
 def test_accumulation(build: Any) -> None:
     pair = Pair(build)
@@ -308,7 +308,7 @@ def test_a_closure() -> None:
         pair.check()
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("build", [adamw, momentum])
 def test_load_state_dict_in_the_middle(build: Any) -> None:
     """From eager to in backward and back, and a state of the past."""

@@ -270,7 +270,7 @@ TRAPS = [
 ]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("trap", TRAPS)
 def test_optimizers_that_see_more_than_a_parameter(trap: Any) -> None:
     net = model(2)

@@ -186,7 +186,7 @@ def check_nvidia(name: str, dtype: torch.dtype, gpu: str, folder: str) -> None:
     assert len(estimates) <= 2 * len(powers)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_kernels(name: str, dtype: torch.dtype, folder: str) -> None:

@@ -107,7 +107,7 @@ def held(opt: Optimizer) -> dict[str, Any]:
     return {**own, "groups": groups}
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("way", [compiled, alone])
 @pytest.mark.parametrize("n", [3, 20])
 @pytest.mark.parametrize("kind", [Counts, Decays, Makes, Removes, Reads])

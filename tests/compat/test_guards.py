@@ -217,7 +217,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("ask", "put"), ASKED, ids=lambda f: f.__name__)
 def test_what_was_not_there_is_seen(

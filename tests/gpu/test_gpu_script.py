@@ -43,7 +43,7 @@ def serve(name, place=CPU, cases=None):
     return section, done
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("name", MODULES)
 def test_each_section_runs_to_its_end_on_the_cpu(name):
     section, done = serve(name)
@@ -64,7 +64,7 @@ def test_a_step_in_tritons_interpreter():
     assert done[case["name"]]["launches"][-1] == 1
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_what_goes_on_around_a_step(name, sim):
     """Each on the simulated accelerator, as on a GPU; it has graphs and two devices."""

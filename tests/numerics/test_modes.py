@@ -18,6 +18,7 @@ import fuseopt
 from tests.papers import ELEMENTWISE
 from tests.steps import differences, make, make_params, set_grads
 
+STRICT = {"fallback": "error"}
 TORCHS = ["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "SGD"]
 PAPERS = {kind.__name__: (kind, given) for kind, given in ELEMENTWISE}
 
@@ -71,7 +72,7 @@ def test_bits_under_each_mode(name: str, lanes: int, mode: str) -> None:
     assert not any(r.fallback for r in fuseopt.reports())
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", TORCHS)
 def test_bits_of_torch_optimizers(name: str, foreach: bool) -> None:
@@ -107,3 +108,17 @@ def test_a_mode_that_comes_and_goes() -> None:
             step()
             eager.step()
     assert differences(mine, compiled, theirs, eager) == []
+
+
+@pytest.mark.parametrize("lanes", [2, 20])
+def test_a_branch_is_compiled_under_a_mode(lanes: int) -> None:
+    """A mode makes arguments of its own within each way; it changes nothing else."""
+    mine, theirs, compiled, eager = pair("RAdam", lanes)
+    step = torch.compile(compiled.step, backend="fuseopt", options=STRICT)
+    with default_device():
+        for seed in range(8):
+            set_grads(mine, theirs, seed)
+            step()
+            eager.step()
+    assert differences(mine, compiled, theirs, eager) == []
+    assert fuseopt.reports()[-1].launches == 1

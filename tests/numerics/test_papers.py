@@ -23,7 +23,7 @@ def one_launch_each() -> None:
         assert not report.fallback
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize(("kind", "second"), ELEMENTWISE, ids=name_of)
 def test_elementwise_optimizers_are_one_launch(
     kind: type[Optimizer], second: dict[str, Any]

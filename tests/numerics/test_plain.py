@@ -156,7 +156,7 @@ def run(
         assert differences(optimizer, plain) == [], f"step {k}"
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
@@ -185,7 +185,7 @@ def test_all_options(name: str, form: str, way: str, dtype: torch.dtype) -> None
             raise AssertionError(f"{described}: {error}") from error
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("form", ["for-loop", "foreach"])
 @pytest.mark.parametrize("name", NAMES)
 def test_led_lanes_are_the_plain_optimizers(name: str, form: str) -> None:
@@ -209,7 +209,7 @@ def warm_up(name: str, form: str, way: str, **options: Any) -> Tensor:
     return p.detach()
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "Adafactor"])
@@ -236,7 +236,7 @@ CAPTURABLE = [
 ]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("form", ["for-loop", "foreach"])
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_capturable_keeps_its_own_bits(name: str, form: str) -> None:

@@ -75,7 +75,7 @@ def whole(x: Tensor, count: Tensor) -> tuple[Tensor, ...]:
 SHAPES = [(1,), (5,), (7, 9), (100,), (33, 77), (3, 4, 5, 6), (301, 403)]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_whole_tensors_give_eagers_bits(dtype: torch.dtype, threads: int) -> None:
@@ -113,7 +113,7 @@ def lines(dims: Any) -> Step:
     return step
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("dims", [-1, -2, 0], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_rows_and_columns_give_eagers_bits(dtype: torch.dtype, dims: int) -> None:
@@ -243,7 +243,7 @@ def test_threads_that_share_a_lane_fold_it_in_order(
         torch.set_num_threads(before)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (5, 5), (2, 7), (3, 1)])
 def test_gathered_blocks_of_small_kernels(

@@ -150,7 +150,7 @@ def of_torch(name: str) -> tuple[dict[str, Any], list[str]]:
     return options, [STATE, USUAL] if name == "SGD" else [USUAL]
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ELEVEN)
@@ -220,7 +220,7 @@ DIVIDE = {"ScheduleFreeSGD", "Gravity"}
 KEYED = {"AggMo"}
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     "name",

@@ -144,7 +144,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.filterwarnings("ignore:fuseopt")
 @pytest.mark.parametrize("kind", EVERY)
 def test_bits_of_eager(kind: Callable[[Any], Optimizer]) -> None:

@@ -110,7 +110,7 @@ def momentum(params: Any) -> Optimizer:
 EVERY = [adamw, momentum, LAMB, AdaBelief]
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize(
     ("way", "steps"),
     [
@@ -208,7 +208,7 @@ def test_two_sets_in_turn_plan_nothing(
     assert planned == []
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("build", EVERY)
 def test_a_late_first_gradient(build: Any) -> None:
     """Its counter begins when it comes, in the state and in the bias corrections."""
@@ -219,7 +219,7 @@ def test_a_late_first_gradient(build: Any) -> None:
     assert len(fuseopt.reports()) <= 3
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("build", EVERY)
 def test_a_call_that_fails_leaves_no_first_state(build: Any) -> None:
     """State that late lanes would get is not the optimizer's before all is launched."""
@@ -309,7 +309,7 @@ class Change:
                     state[key] = value.double()
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("build", EVERY)
 @pytest.mark.parametrize("change", [x for x in vars(Change) if not x.startswith("_")])
 def test_what_changes_between_steps(build: Any, change: str, counts: Counts) -> None:
@@ -340,7 +340,7 @@ def test_what_changes_between_steps(build: Any, change: str, counts: Counts) -> 
     assert counts.traces <= before + (3 if change == "add_group" else 2)
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("build", EVERY)
 def test_few_lanes_are_led_once_gradients_come_and_go(
     build: Any, counts: Counts

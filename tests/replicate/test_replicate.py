@@ -320,7 +320,7 @@ def test_a_copy_is_a_plain_optimizer(way: str) -> None:
     pair.step()
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("way", ["led", "whole", "unlike"])
 def test_an_optimizer_dies_with_its_last_reference(
@@ -639,7 +639,7 @@ class Passes(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
 @pytest.mark.parametrize(
     "away",

@@ -128,7 +128,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_element_passes(shape: tuple[int, ...]) -> None:
     counts = [len(lane) for lane in layouts(shape)]

@@ -73,7 +73,7 @@ def stepped(make: Any, way: str, lanes: int, pattern: str) -> list[Tensor]:
     return left
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("pattern", ["1-", "-1-", "12*-", "11", "--1"])
 @pytest.mark.parametrize("case", [*range(len(OPTIONS)), "Decayed"])
@@ -168,7 +168,7 @@ def test_optimizers_that_share_their_state(way: str, lanes: int) -> None:
 # ---------------------------------------------------------------- inference mode
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(5)
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize(("way", "lanes"), WAYS)

@@ -29,7 +29,7 @@ def last_report() -> Any:
     return fuseopt.reports()[-1]
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("n", [1, 20])
 @pytest.mark.parametrize(("kind", "options"), TORCH, ids=lambda x: str(x)[-40:])

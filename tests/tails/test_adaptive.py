@@ -53,7 +53,7 @@ def eager(
     return norm
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_bits_of_the_formula(scaled: bool, dtype: torch.dtype) -> None:

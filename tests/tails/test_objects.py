@@ -221,7 +221,7 @@ def trained(
     return [r.fallback for r in fuseopt.reports()[known:]]
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", MODULES)
 def test_averages_of_modules(name: str, scaled: bool) -> None:
@@ -317,7 +317,7 @@ def test_a_state_that_is_made() -> None:
     ]
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize(
     "make", [Logging, Rounding, Every, Impatient, Guarded, replaced]
 )

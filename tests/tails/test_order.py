@@ -57,7 +57,7 @@ def trained(m: nn.Module, clip: Any, steps: int, half: bool = False) -> list[Any
     return [*found, *m.parameters()]
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("by", ["module", "parameters"])
 def test_bits_of_a_clip_over_the_model(by: str, half: bool) -> None:

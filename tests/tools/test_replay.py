@@ -48,6 +48,7 @@ def record(folder: Path, kept: Path, rate: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in own.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_recording_holds_all_that_a_test_compiles(tmp_path: Path) -> None:
     (line,) = record(tmp_path / "tests", tmp_path / "one", "0.5")
     kinds = [kind for kind, _ in line["entries"]]  # type: ignore[attr-defined]

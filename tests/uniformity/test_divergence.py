@@ -127,7 +127,7 @@ def test_there_are_many_traps() -> None:
     assert len(harmless.HARMLESS) >= 20
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("kind", harmless.HARMLESS, ids=lambda k: k.__name__)
 def test_a_harmless_optimizer_is_led(kind: Any) -> None:
     want, plain, theirs = run(kind, compiled=False)
