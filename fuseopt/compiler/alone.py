@@ -19,13 +19,12 @@ import torch
 
 from ..capture.trace import Captured
 from ..config import resolve
-from ..ir.graph import Graph
+from ..ir.graph import Graph, storage_bytes
 from ..ir.interpreter import run_schedule
 from ..ir.meaning import DTYPES
 from ..ir.traffic import traffic
 from ..runtime.binding import bind
 from ..runtime.executor import Direct
-from ..runtime.memory import extent
 from ..runtime.plan import Built, Plan
 from ..runtime.tables.host_numbers import place_of
 from ..scheduler import schedule
@@ -137,13 +136,11 @@ def made_up(graph: Graph) -> list[torch.Tensor]:
     memory: dict[int, torch.Tensor] = {}
     found: dict[int, torch.Tensor] = {}
     given = [b for b in graph.buffers if b.kind in ("static", "arg")]
-    size = {b.storage: 0 for b in given}
-    for b in given:
-        size[b.storage] = max(size[b.storage], b.first_byte + extent(b))
     for b in given:
         dtype = DTYPES[b.dtype]
         if b.storage not in memory:
-            n = -(-size[b.storage] // dtype.itemsize)
+            size = storage_bytes(x for x in given if x.storage == b.storage)
+            n = -(-size // dtype.itemsize)
             filled = _numbers(n, bool(b.shape), b.source).to(dtype).to(b.device)
             memory[b.storage] = filled.view(torch.uint8)
         whole = memory[b.storage]

@@ -145,10 +145,7 @@ class LedStep:
     @property
     def helper(self) -> ctypes.PyDLL | None:
         """The compiled helper, once a plan has it."""
-        bound = None
-        if self.program is not None:
-            bound = self.program.step.program.bound
-        return None if bound is None else bound.helper
+        return None if self.program is None else self.program.step.helper
 
     def take(self) -> dict[int, dict[int, torch.Tensor]]:
         """What the last call made, by its token and by lane."""

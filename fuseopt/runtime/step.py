@@ -10,6 +10,7 @@ anything is written.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
 import threading
@@ -93,6 +94,12 @@ class CompiledStep:
         self.lock = threading.Lock()
         #: runs all calls, once the step could not be made ready
         self.instead: Callable[..., Any] | None = None
+
+    @property
+    def helper(self) -> ctypes.PyDLL | None:
+        """The library of the guards, once a plan is bound."""
+        bound = self.program.bound
+        return None if bound is None else bound.helper
 
     def put_off_to(self, pending: Pending) -> bool:
         """Put launches off from now on; False for a step that is verified, which does

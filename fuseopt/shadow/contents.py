@@ -40,34 +40,37 @@ class Contents:
 
     def same(self, helper: ctypes.PyDLL | None = None) -> bool:
         """Do they hold the same objects still? `helper`: the library of the guards."""
-        if self.holdings is not None:
-            return self.holdings.same()
-        if helper is not None and self._tell(helper):
-            return self.same()
+        # what is asked at each call is a call of Python less
+        told = self.holdings or self._told(helper)
+        if told is not None:
+            return told.same()
         cells = self._now()
         return cells is not None and all(map(is_, cells, self._cells))
 
-    def _tell(self, helper: ctypes.PyDLL) -> bool:
-        """Let the helper know, at the second time of asking: what moves at each call
-        is asked about once.
+    def _told(self, helper: ctypes.PyDLL | None) -> Holdings | None:
+        """What the helper knows. It gets to know at the second time of asking: what
+        moves at each call is asked about once.
         """
+        if helper is None:
+            return None
         asked, self._asked = self._asked, True
         containers = [*self._tables, *self._rows]
         if not (asked and containers and {*map(type, containers)} <= CONTAINERS):
-            return False
+            return None
         keys, values = iter(self._cells), iter(self._cells[self._keys :])
         items: list[Any] = []
         for n in self._sizes[: len(self._tables)]:
             items += [*islice(keys, n), *islice(values, n)]
         self.holdings = Holdings(helper, containers, self._sizes, [*items, *values])
-        return True
+        return self.holdings
 
     def moved(self, helper: ctypes.PyDLL | None = None) -> list[tuple[int, Any]] | None:
         """Numbers that have taken the place of numbers in the tables, with the place of
         each among the values of all; [] where all is the same, None if anything else
         is another.
         """
-        if self.same(helper):
+        told = self.holdings or self._told(helper)
+        if told is not None and told.same():
             return []
         cells = self._now()
         if cells is None:

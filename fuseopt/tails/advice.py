@@ -30,11 +30,10 @@ class Advice:
     """What a function does to optimizers, in the words of `fuseopt.tail`."""
 
     def __init__(self) -> None:
-        self.optimizers: dict[str, Optimizer] = {}
+        #: in order, each once
+        self.optimizers: dict[str, None] = {}
         self.given: dict[str, str] = {}
         self.averages: list[str] = []
-        #: calls that are part of the tail, as they are written
-        self.calls: list[str] = []
 
     def __str__(self) -> str:
         """The call, or "" where there is no more than one step."""
@@ -64,51 +63,45 @@ def tail_of(function: Callable[..., Any]) -> Advice:
         names[function.__code__.co_varnames[0]] = owner
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
-        if _take(found, call, names):
-            found.calls.append(ast.unparse(call))
+        _take(found, call, names)
     return found
 
 
-def _take(found: Advice, call: ast.Call, names: Mapping[str, Any]) -> bool:
-    """Is a call one that a tail does? Then it is noted."""
+def _take(found: Advice, call: ast.Call, names: Mapping[str, Any]) -> None:
+    """Note a call, if it is one that a tail does."""
     keywords = {x.arg: ast.unparse(x.value) for x in call.keywords if x.arg}
     given = [ast.unparse(x) for x in call.args]
     function = _meant(call.func, names)
     if function in NORM or function in VALUE:
-        return _take_clip(found, function in NORM, given, keywords)
+        _take_clip(found, function in NORM, given, keywords)
+        return
     if not isinstance(call.func, ast.Attribute):
-        return False
+        return
     on, method = _meant(call.func.value, names), call.func.attr
     text = ast.unparse(call.func.value)
     if isinstance(on, Optimizer) and method == "step":
-        found.optimizers[text] = on
+        found.optimizers[text] = None
     elif isinstance(on, torch.amp.GradScaler) and method in OF_SCALER and call.args:
-        optimizer = _meant(call.args[0], names)
-        if not isinstance(optimizer, Optimizer):
-            return False
-        found.optimizers[given[0]] = optimizer
-        found.given["scaler"] = text
+        if isinstance(_meant(call.args[0], names), Optimizer):
+            found.optimizers[given[0]] = None
+            found.given["scaler"] = text
     elif isinstance(on, (Optimizer, torch.nn.Module)) and method == "zero_grad":
         none = keywords.get("set_to_none") or "".join(given[:1]) or "True"
         found.given["zero_grad"] = "True" if none == "True" else "'zeros'"
     elif given and _updates(on, method):
         found.averages.append(f"({text}, {given[0]})")
-    else:
-        return False
-    return True
 
 
 def _take_clip(
     found: Advice, norm: bool, given: list[str], keywords: Mapping[str, str]
-) -> bool:
+) -> None:
     limit = keywords.get("max_norm" if norm else "clip_value") or "".join(given[1:2])
     if not limit:
-        return False
+        return
     found.given["clip_grad_norm" if norm else "clip_grad_value"] = limit
     kind = keywords.get("norm_type") or "".join(given[2:3])
     if norm and kind:
         found.given["norm_type"] = kind
-    return True
 
 
 def _updates(on: Any, method: str) -> bool:

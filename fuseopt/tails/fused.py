@@ -265,8 +265,7 @@ class _Graph:
     @property
     def helper(self) -> ctypes.PyDLL | None:
         """The library of the guards, once a plan has it."""
-        bound = None if self.inner is None else self.inner.program.bound
-        return None if bound is None else bound.helper
+        return None if self.inner is None else self.inner.helper
 
     def forget(self) -> None:
         """Take nothing for known that a call leaves to the next: one was cut off."""

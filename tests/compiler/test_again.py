@@ -28,9 +28,16 @@ def params() -> list[torch.nn.Parameter]:
     return made
 
 
-def dumped(folder: Path, optimizer: Any, **options: Any) -> Path:
+def optimizer(name: str) -> Any:
+    if name in OF_TORCH:
+        return getattr(torch.optim, name)(params())
+    kind, given = PAPERS[name]
+    return kind(params(), **given)
+
+
+def dumped(folder: Path, made: Any, **options: Any) -> Path:
     given = {"dump_dir": str(folder), **options}
-    report = fuseopt.explain(optimizer, options=given)
+    report = fuseopt.explain(made, options=given)
     assert not report.fallback
     assert report.dump_dir is not None
     return Path(report.dump_dir)
@@ -64,12 +71,7 @@ def test_the_same_text_in_a_fresh_process(target: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*OF_TORCH, *PAPERS])
 def test_every_kind_of_graph(name: str, tmp_path: Path, capsys: Any) -> None:
-    if name in OF_TORCH:
-        made = getattr(torch.optim, name)(params())
-    else:
-        kind, given = PAPERS[name]
-        made = kind(params(), **given)
-    folder = dumped(tmp_path, made)
+    folder = dumped(tmp_path, optimizer(name))
     assert alone.main(folder) == 0
     assert "the same text" in capsys.readouterr().out
 
@@ -80,12 +82,7 @@ SUMS = {"Adafactor", *(kind.__name__ for kind, _ in REDUCING)}
 
 @pytest.mark.parametrize("name", [*OF_TORCH, *PAPERS])
 def test_kernels_run_alone(name: str, tmp_path: Path, capsys: Any) -> None:
-    if name in OF_TORCH:
-        made = getattr(torch.optim, name)(params())
-    else:
-        kind, given = PAPERS[name]
-        made = kind(params(), **given)
-    assert alone.main(dumped(tmp_path, made), ["--run"]) == 0
+    assert alone.main(dumped(tmp_path, optimizer(name)), ["--run"]) == 0
     said = capsys.readouterr().out.splitlines()
     if name not in SUMS:
         assert "the bits of the reference" in said

@@ -57,18 +57,30 @@ def pair(name: str, lanes: int, **given: Any) -> tuple[Any, Any, Any, Any]:
     return mine, theirs, make(name, mine, **given), make(name, theirs, **given)
 
 
+def check(
+    name: str,
+    lanes: int,
+    mode: Callable[[int], Any],
+    steps: int = 4,
+    options: dict[str, Any] | None = None,
+    **given: Any,
+) -> None:
+    """Bits of eager after so many steps, each under what `mode` gives for it."""
+    mine, theirs, compiled, eager = pair(name, lanes, **given)
+    step = torch.compile(compiled.step, backend="fuseopt", options=options)
+    for seed in range(steps):
+        set_grads(mine, theirs, seed)
+        with mode(seed):
+            step()
+            eager.step()
+    assert differences(mine, compiled, theirs, eager) == []
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lanes", [2, 20])
 @pytest.mark.parametrize("name", ["AdamW", "NAdam", "Adagrad"])
 def test_bits_under_each_mode(name: str, lanes: int, mode: str) -> None:
-    mine, theirs, compiled, eager = pair(name, lanes)
-    step = torch.compile(compiled.step, backend="fuseopt")
-    for seed in range(4):
-        set_grads(mine, theirs, seed)
-        with MODES[mode]():
-            step()
-            eager.step()
-    assert differences(mine, compiled, theirs, eager) == []
+    check(name, lanes, lambda seed: MODES[mode]())
     assert not any(r.fallback for r in fuseopt.reports())
 
 
@@ -76,49 +88,22 @@ def test_bits_under_each_mode(name: str, lanes: int, mode: str) -> None:
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", TORCHS)
 def test_bits_of_torch_optimizers(name: str, foreach: bool) -> None:
-    mine, theirs, compiled, eager = pair(name, 4, foreach=foreach)
-    step = torch.compile(compiled.step, backend="fuseopt")
-    with default_device():
-        for seed in range(4):
-            set_grads(mine, theirs, seed)
-            step()
-            eager.step()
-    assert differences(mine, compiled, theirs, eager) == []
+    check(name, 4, lambda seed: default_device(), foreach=foreach)
 
 
 @pytest.mark.family(3)
 @pytest.mark.parametrize("name", PAPERS)
 def test_bits_of_papers(name: str) -> None:
-    mine, theirs, compiled, eager = pair(name, 4)
-    step = torch.compile(compiled.step, backend="fuseopt")
-    with default_device():
-        for seed in range(4):
-            set_grads(mine, theirs, seed)
-            step()
-            eager.step()
-    assert differences(mine, compiled, theirs, eager) == []
+    check(name, 4, lambda seed: default_device())
 
 
 def test_a_mode_that_comes_and_goes() -> None:
-    mine, theirs, compiled, eager = pair("AdamW", 20)
-    step = torch.compile(compiled.step, backend="fuseopt")
-    for seed in range(8):
-        set_grads(mine, theirs, seed)
-        with torch.device("cpu") if seed % 2 else contextlib.nullcontext():
-            step()
-            eager.step()
-    assert differences(mine, compiled, theirs, eager) == []
+    modes = contextlib.nullcontext(), torch.device("cpu")
+    check("AdamW", 20, lambda seed: modes[seed % 2], 8)
 
 
 @pytest.mark.parametrize("lanes", [2, 20])
 def test_a_branch_is_compiled_under_a_mode(lanes: int) -> None:
     """A mode makes arguments of its own within each way; it changes nothing else."""
-    mine, theirs, compiled, eager = pair("RAdam", lanes)
-    step = torch.compile(compiled.step, backend="fuseopt", options=STRICT)
-    with default_device():
-        for seed in range(8):
-            set_grads(mine, theirs, seed)
-            step()
-            eager.step()
-    assert differences(mine, compiled, theirs, eager) == []
+    check("RAdam", lanes, lambda seed: default_device(), 8, STRICT)
     assert fuseopt.reports()[-1].launches == 1

@@ -64,6 +64,15 @@ struct Lanes {
 
 static const int64_t SOON = 8;  // lanes ahead that are fetched
 
+// Is a dict what it was when it had the version that was seen? Its entries need not be
+// asked then. `at`: where its version lies, 0 if it has none.
+static inline bool unchanged(int64_t at, const void* dict, const uint64_t* seen) {
+  return at && *(uint64_t*)((char*)dict + at) == *seen;
+}
+static inline void found_unchanged(int64_t at, const void* dict, uint64_t* seen) {
+  if (at) *seen = *(uint64_t*)((char*)dict + at);
+}
+
 static bool holds_the_same(const Held* h, void* first) {
   void *key, *value, *const *item = h->items;
   for (int64_t c = 0; c < h->n; ++c) {
@@ -76,8 +85,7 @@ static bool holds_the_same(const Held* h, void* first) {
       continue;
     }
     // of the first, attributes of an object, all are asked: they are few
-    uint64_t* now = h->version ? (uint64_t*)((char*)container + h->version) : 0;
-    if (c && now && *now == h->versions[c]) {
+    if (c && unchanged(h->version, container, h->versions + c)) {
       item += 2 * size;
       continue;
     }
@@ -85,7 +93,7 @@ static bool holds_the_same(const Held* h, void* first) {
     for (intptr_t at = 0; PyDict_Next(container, &at, &key, &value); ++item)
       if (key != item[0] || value != item[size]) return false;
     item += size;
-    if (now) h->versions[c] = *now;
+    found_unchanged(h->version, container, h->versions + c);
   }
   return h->n > 0;
 }
@@ -93,14 +101,6 @@ static bool holds_the_same(const Held* h, void* first) {
 // Do dicts and lists hold what is known of them?
 extern "C" int64_t fuseopt_holds(const Held* h) {
   return h->n && holds_the_same(h, h->containers[0]);
-}
-
-// Is a dict what it was when it had this version? Its entries need not be asked then.
-static inline bool unchanged(const Lanes* k, const void* dict, int64_t i) {
-  return k->version && *(uint64_t*)((char*)dict + k->version) == k->versions[i];
-}
-static inline void found_unchanged(const Lanes* k, const void* dict, int64_t i) {
-  if (k->version) k->versions[i] = *(uint64_t*)((char*)dict + k->version);
 }
 
 // 0 if the groups have the parameters they had, all lanes hold what they held, and
@@ -118,12 +118,12 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     for (int64_t i = 0; i < k->sizes[l]; ++i)
       if (PyList_GetItem(list, i) != *member++) return 1;
   }
-  if (!unchanged(k, state, 0)) {
+  if (!unchanged(k->version, state, k->versions)) {
     if (PyDict_Size(state) != k->entries) return 1;
     void* const* owned = k->owned;
     for (intptr_t at = 0; PyDict_Next(state, &at, &key, &value); owned += 2)
       if (key != owned[0] || value != owned[1]) return 1;
-    found_unchanged(k, state, 0);
+    found_unchanged(k->version, state, k->versions);
   }
 
   const bool direct = k->gradient && !k->mode();
@@ -173,11 +173,11 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     void* entries = k->states[i];
     void* const* first = held;
     held += 2 * k->counts[i];
-    if (unchanged(k, entries, i + 1)) continue;
+    if (unchanged(k->version, entries, k->versions + i + 1)) continue;
     if (PyDict_Size(entries) != k->counts[i]) return 1;
     for (intptr_t at = 0; PyDict_Next(entries, &at, &key, &value); first += 2)
       if (key != first[0] || value != first[1]) return 1;
-    found_unchanged(k, entries, i + 1);
+    found_unchanged(k->version, entries, k->versions + i + 1);
   }
   if (k->known)
     for (const int64_t* r = k->held_in; r < k->held_in + 2 * k->ranges; r += 2)

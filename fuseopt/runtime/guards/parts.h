@@ -37,6 +37,11 @@ static inline void* slot(const void* object, int64_t at) {
   return *(void**)((char*)object + at);
 }
 
+// Where in a tensor the place lies at which it begins in its memory: behind strides.
+static inline int64_t offset_at(const Functions* f) {
+  return f->first + 8 * (1 + 2 * f->inlined);
+}
+
 // Where a tensor's memory lies, and where in it the tensor begins.
 struct Place {
   uint64_t memory, offset;
@@ -45,9 +50,8 @@ static inline Place place_of(const Parts* k, const void* part) {
   const Functions* f = k->functions;
   const char* tensor = (char*)slot(part, k->handle);
   const void* storage = slot(tensor, f->storage);
-  const int64_t behind_strides = f->first + 8 * (1 + 2 * f->inlined);
   return {storage ? (uint64_t)slot(storage, f->memory) : 0,
-          (uint64_t)slot(tensor, behind_strides)};
+          (uint64_t)slot(tensor, offset_at(f))};
 }
 
 // Note where the parts in the state are.
@@ -78,8 +82,7 @@ static bool parts_are_the_same(const Parts* k) {
       __builtin_prefetch((char*)k->locals[i + NEAR] + k->handle);
       const char* tensor = (char*)slot(k->locals[i + BLOCK], k->handle);
       __builtin_prefetch(tensor + k->functions->storage);
-      __builtin_prefetch(tensor + k->functions->first +
-                         8 * (1 + 2 * k->functions->inlined));
+      __builtin_prefetch(tensor + offset_at(k->functions));
     }
     const Place now = place_of(k, k->locals[i]);
     if (now.memory != at[0] || now.offset != at[1]) return false;
