@@ -256,9 +256,11 @@ def gradient_functions() -> tuple[int, int, int] | None:
     for t in (bare, given, given):  # twice: a reference lost would be missed
         if wrap(get(t._cdata)) is not t.grad:
             return None
+    # a mode may be on here already, and the answer is kept for the whole process
+    already = torch._C._len_torch_function_stack() > 0
     with BaseTorchFunctionMode():
         within = mode()
-    if mode() or not within:
+    if mode() != already or not within:
         return None
     a, b, c = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (get, wrap, mode))
     return a, b, c

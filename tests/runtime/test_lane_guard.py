@@ -86,6 +86,12 @@ def test_what_reads_attributes_is_found_in_this_torch() -> None:
     assert bool(compat.dict_version()) == (sys.version_info < (3, 13))
 
 
+def test_what_reads_gradients_is_found_under_a_mode_too() -> None:
+    """Once asked there, it was missing for the rest of the process."""
+    with BaseTorchFunctionMode():
+        assert fields.gradient_functions.__wrapped__() is not None
+
+
 class Own(Tensor):
     """Its gradient is what it says."""
 
