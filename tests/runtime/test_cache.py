@@ -22,7 +22,7 @@ from fuseopt.codegen import Source
 from fuseopt.errors import BuildError, CannotBuild
 from fuseopt.runtime.cpp import build
 from fuseopt.runtime.cpp.build import Builder
-from fuseopt.runtime.folders import Folder
+from fuseopt.runtime.folders import Folder, sweep_private
 from tests import ROOT
 from tests.runtime.cache_cases import NOBODY, TEXT, run, source, warnings_of
 
@@ -363,7 +363,9 @@ def test_what_was_left_long_ago_is_swept(folder: Path) -> None:
 @pytest.mark.parametrize(
     "kills", [12, pytest.param(60, marks=pytest.mark.slow)], ids=str
 )
-def test_what_killed_builds_leave_is_swept(tmp_path: Path, kills: int) -> None:
+def test_what_killed_builds_leave_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
     """Processes of which every one is killed, compilers and all; then one is not."""
     moments = random.Random(7)
     folder, temporary = tmp_path / "kernels", tmp_path / "tmp"
@@ -388,6 +390,13 @@ def test_what_killed_builds_leave_is_swept(tmp_path: Path, kills: int) -> None:
     last = process(folder, 5000, 5001, TMPDIR=str(temporary))
     assert answers(last) == [[5000, 1, 0], [5001, 2, 0]]
     assert not unfinished(tmp_path)
+    # A process that is killed before it could mark its folder as its own leaves one
+    # that might be a living process's: it is swept when it is an hour old.
+    for left in temporary.iterdir():
+        assert {p.name for p in left.iterdir()} <= {".new"}
+        os.utime(left, (1, 1))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    sweep_private()
     assert not list(temporary.iterdir())
     # and every library that lies there is whole
     b = Builder()
