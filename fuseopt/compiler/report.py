@@ -117,6 +117,19 @@ class Report:
     cuts: list[str] = field(default_factory=list)
     instead: str = ""
 
+    def follow(self, first: Report) -> None:
+        """Tell as well of another graph, which runs right before this one."""
+        self.launches += first.launches
+        self.least_bytes += first.least_bytes
+        self.build_seconds += first.build_seconds
+        self.backend_seconds += first.backend_seconds
+        self.builds += first.builds
+        for name, seconds in first.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        for name in ("kernels", "externs", "not_fused", "numbers", "order"):
+            getattr(self, name)[:0] = getattr(first, name)
+        self.blocks = {**first.blocks, **self.blocks}
+
     @property
     def lanes(self) -> int:
         return sum(k.lanes for k in self.kernels)

@@ -20,35 +20,34 @@ from __future__ import annotations
 import ctypes
 import logging
 import types
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 from torch.optim import Optimizer
 
 from .. import compat
 from ..compat.gc_pause import collector_paused
-from ..compiler.entry import BACKEND
 from ..compiler.internal_errors import OUT_OF_MEMORY
-from ..compiler.partition import decide
-from ..compiler.reference import Reference
 from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
-from ..runtime.commit import Pending
+from ..runtime.commit import Pending, unless
 from ..runtime.guards.given import Given, Misfit
 from ..shadow.lanes import Found, Lanes, Unlike
 from ..shadow.optimizer import Shadow, Write
 from ..shadow.state_guard import StateGuard
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
+from .around import Around
+from .aside import NO_ASIDE, Aside
+from .backend import backend_of
 from .first_state import first_state
 from .models import Models
+from .policy import Stale
 from .recent import Recent
 from .source import Call
-from .step import KEPT, PATIENCE, Fewer, LedStep, Stale, Task
+from .step import KEPT, Fewer, LedStep, Task
 from .traces import Trace, choose, present
 from .writes import Writes
 
@@ -70,7 +69,8 @@ class Representatives:
 
     `why`: why it no longer is. `told` gets its Reports. `outward`: lanes are parts of
     tensors, of which a step may do no more than treat each element alike; what is
-    written to the optimizer that has the parts -> all that is to be written.
+    written to the optimizer that has the parts -> all that is to be written. `around`:
+    what stands around the step, in the same launch; see there.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Representatives:
         options: Mapping[str, Any],
         told: list[Report],
         outward: Callable[[list[Write]], list[Write]] | None = None,
+        around: Around | None = None,
     ) -> None:
         self.function = function
         self.options = dict(options)
@@ -91,13 +92,15 @@ class Representatives:
         self.outward = outward
         self.apart: Callable[[], None] | None = None  # see Owner in step
         self.kept, parts = KEPT, outward is not None
-        self.task = Task(function, config, self.noticed, self.pending, told, parts)
+        self.task = Task(
+            function, config, self.noticed, self.pending, told, parts, around
+        )
         self.proof: Proof | None = None
         self.calls = 0
         self.proven = -1  # the call in which the proof was made
         self.lanes: Lanes | None = None
         self.recent = Recent()
-        self.models = Models(0, False, False)
+        self.models = self._new_models(0, False, False)
         self.traces: list[Trace] = []
         self.trace: Trace | None = None
         #: may lanes of other sizes, or that count other steps, have one model?
@@ -149,17 +152,20 @@ class Representatives:
         optimizer: Optimizer,
         make: Callable[..., Callable[..., Any]],
         given: Given | None = None,
+        aside: Aside = NO_ASIDE,
     ) -> bool:
         """Do one step; False, with `why`, if nothing was done.
 
         `make(backend)` compiles the step's function anew, or raises NotTraced when it
         is run without Dynamo: then nothing was done, and `why` is "". `given`: has
         gradients that parameters do not have yet; Misfit if they cannot have them: then
-        nothing was done either, and another call may.
+        nothing was done either, and another call may. `aside`: what the call has for
+        what stands around the step.
         """
         while True:
+            call = Call(optimizer, NOTHING, given=given, aside=aside)
             try:
-                if self._attempt(Call(optimizer, NOTHING, given=given), make):
+                if self._attempt(call, make):
                     return True
             except NotTraced:
                 return False
@@ -181,7 +187,12 @@ class Representatives:
         self.lanes = self.proof = self.stepped = self.trace = None
         self.recent.clear()
         self.traces.clear()
-        self.models = Models(0, False, False)
+        self.models = self._new_models(0, False, False)
+
+    def _new_models(self, groups: int, loose: bool, counters: bool) -> Models:
+        around = self.task.around
+        columns = () if around is None else around.dtypes
+        return Models(groups, loose, counters, columns)
 
     def _attempt(self, call: Call, make: Callable[..., Callable[..., Any]]) -> bool:
         """Do one step; False, with `why`, if nothing was done."""
@@ -270,7 +281,7 @@ class Representatives:
         trace = self.trace = self._trace()
         trace.lanes = self.lanes
         if trace.compiled is None:
-            trace.compiled = make(self._backend())
+            trace.compiled = make(backend_of(self))
         shadow = trace.refreshed(optimizer)
         shadow.clean = False
         self.stepped = None
@@ -281,6 +292,8 @@ class Representatives:
         finally:
             if self.models.filled:
                 self.models.empty()
+        if self.task.around is not None and self.stepped is None:
+            raise Unlike("nothing of the step is compiled")
         if self._fresh or shadow.changed():
             call.put_gradients()
             writes = self._writes(optimizer)
@@ -288,6 +301,8 @@ class Representatives:
                 trace.check_counters(self.models, optimizer)
             if self.outward is not None:
                 writes = self.outward(writes)
+            if call.aside.flag is not None:
+                writes = [unless(call.aside.flag, writes)]
             self.pending.finish(begun, writes)
         else:
             self.pending.finish(begun)
@@ -327,7 +342,8 @@ class Representatives:
         assert self.proof is not None
         loose = self.loose and not self.proof.sizes
         if self.models.n_groups != len(optimizer.param_groups):
-            self.models = Models(len(optimizer.param_groups), loose, self.counters)
+            n = len(optimizer.param_groups)
+            self.models = self._new_models(n, loose, self.counters)
             self.traces.clear()
             self.trace = None
         lanes = Lanes(optimizer, loose, self.counters)
@@ -364,30 +380,6 @@ class Representatives:
         return types.SimpleNamespace(state=state, param_groups=optimizer.param_groups)
 
     # ---------------------------------------------------------------- Dynamo's side
-
-    def _backend(self) -> Callable[..., Any]:
-        # Dynamo keeps each backend that it was ever given
-        owner = weakref.ref(self)
-
-        @compat.refusals_pass(BACKEND)
-        def lead(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
-            self = owner()
-            assert self is not None
-            assert self.trace is not None
-            if len(self.trace.steps) >= PATIENCE:
-                raise Unlike("its step is traced too often")
-            if not compat.stay_symbolic(gm, frozenset(self.models.counted)):
-                raise Unlike("it goes a way that a number in its state chooses")
-            decision = decide(gm, list(args), compat.traces_step())
-            if decision.parts or decision.whole != "update":
-                raise Unlike(f"its graph is more than an update: {decision.why}")
-            self.call.quiet = False
-            made = LedStep(self, self.task, gm)
-            self.trace.steps.append(made)
-            return Reference(made)
-
-        lead._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
-        return lead
 
     def survey_holds(self) -> None:
         """Raise Stale if lanes that were alike no longer are.

@@ -19,6 +19,8 @@ from ..shadow.lanes import GRAD, PARAM, Kind, Lanes, Role, Unlike, lane_key
 
 #: What integers in the state of models begin with: each has one of its own.
 COUNTED = 101
+#: The role of what stands beside a parameter and is not the optimizer's.
+BESIDE = "beside"
 #: So many models an optimizer may have, or so many for each of its kinds of lanes:
 #: without state and with it, with a gradient and without.
 MOST, MOST_OF_A_KIND = 48, 4
@@ -28,10 +30,17 @@ class Models:
     """The models of an optimizer's kinds of lanes, by number.
 
     `of`: by what lanes of a kind have in common. `params`, `groups`: of each model its
-    parameter and the number of its group; `state`: as the optimizer's is.
+    parameter and the number of its group; `state`: as the optimizer's is. `beside`: by
+    number, a tensor for each of the `columns`, which say its dtype by the parameter's.
     """
 
-    def __init__(self, groups: int, loose: bool, counters: bool) -> None:
+    def __init__(
+        self,
+        groups: int,
+        loose: bool,
+        counters: bool,
+        columns: Sequence[Mapping[torch.dtype, torch.dtype]] = (),
+    ) -> None:
         self.loose = loose
         self.counters = counters
         self.of: dict[Any, int] = {}
@@ -40,6 +49,8 @@ class Models:
         self.n_groups = groups
         self._twins: dict[int, int] = {}
         self.state: dict[torch.Tensor, dict[str, Any]] = {}
+        self.columns = columns
+        self.beside: dict[int, list[torch.Tensor]] = {}
         #: by the number that a model counts: its own number, the key of its state
         self.counted: dict[int, tuple[int, str]] = {}
         self._next = COUNTED
@@ -104,6 +115,10 @@ class Models:
             }
         self.params.append(p)
         self.groups.append(group)
+        self.beside[number] = [
+            without_contents(torch.empty_like(of, dtype=dtypes[of.dtype]).detach())
+            for dtypes in self.columns
+        ]
         self._count(number)
         return number
 
@@ -207,6 +222,8 @@ class Models:
             for key, value in self.state.get(p, {}).items():
                 if isinstance(value, torch.Tensor):
                     found[id(value)] = number, ("state", key)
+            for c, value in enumerate(self.beside[number]):
+                found[id(value)] = number, (BESIDE, str(c))
         return found
 
     def fill(self) -> bool:
@@ -238,6 +255,8 @@ class Models:
                 yield p.grad
         for own in self.state.values():
             yield from (v for v in own.values() if isinstance(v, torch.Tensor))
+        for beside in self.beside.values():
+            yield from beside
 
 
 def _bytes(t: torch.Tensor) -> int:

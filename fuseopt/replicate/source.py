@@ -11,6 +11,7 @@ from ..runtime.guards.lanes import LaneGuard, Meeting
 from ..runtime.guards.tensors import TensorGuard, address
 from ..runtime.source import GraphTensors
 from ..shadow.lanes import Found
+from .aside import NO_ASIDE, Aside
 
 
 class Call:
@@ -18,6 +19,7 @@ class Call:
     tell of themselves.
 
     `found`: the tensors of lanes. `given`: has gradients that lanes are to have.
+    `aside`: what stands around the step.
     `entered`: has a graph begun to run?
     `quiet`: was nothing compiled or rehearsed so far? `surveyed`: have all lanes been
     looked at closely?
@@ -29,9 +31,11 @@ class Call:
         found: Found,
         quiet: bool = True,
         given: Given | None = None,
+        aside: Aside = NO_ASIDE,
     ) -> None:
         self.optimizer = optimizer
         self.found = found
+        self.aside = aside
         self.given = given
         self.entered = False
         self.quiet = quiet
@@ -56,16 +60,23 @@ class LaneTensors:
 
     `owner.call.found` has the lanes', in the call that is under way. `order`: the
     places of the step's tensors, counted through those of the graph, of which only
-    what belongs to no lane is taken, then the lanes'. `n`: how many the graph has.
+    what belongs to no lane is taken, then what stands beside lanes, then the lanes'.
+    `graph`: how many the graph has; `beside`: how many stand beside lanes.
     """
 
     def __init__(
-        self, models: GraphTensors, order: Sequence[int], n: int, owner: Finds
+        self,
+        models: GraphTensors,
+        order: Sequence[int],
+        graph: int,
+        beside: int,
+        owner: Finds,
     ) -> None:
         self.gm = models.gm
         self.models = models.tensors
         self.order = order
-        self.n = n
+        self.graph = graph
+        self.n = n = graph + beside
         self.owner = owner
         self._met: tuple[LaneGuard, Meeting] | None = None
         self._others = 0, 0
@@ -78,7 +89,7 @@ class LaneTensors:
         found = self.owner.call.found
         if found.compared is guard and self._met is not None:
             found.compared = None
-            every = self.models(args) if self._common else []
+            every = self._others_of(args) if self._common else []
             common = [every[place] for place in self._common]
             seen = guard.look_at_others(common, *self._others)
             return seen, (common, found.grads)
@@ -107,8 +118,14 @@ class LaneTensors:
                 held.extend((i, i + 1))
         return Meeting(of_lane, held, others)
 
+    def _others_of(self, args: Sequence[Any]) -> list[Any]:
+        """All but the lanes' own."""
+        if self.n == self.graph:
+            return self.models(args)
+        return self.models(args) + self.owner.call.aside.beside
+
     def _all(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        every = self.models(args) + self.owner.call.found.tensors()
+        every = self._others_of(args) + self.owner.call.found.tensors()
         return tuple([every[place] for place in self.order])
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
@@ -119,5 +136,5 @@ class LaneTensors:
         """See TensorSource."""
         place = self.order[i]
         if place < self.n:
-            return self.models(args)[place]
+            return self._others_of(args)[place]
         return self.owner.call.found.tensor(place - self.n)

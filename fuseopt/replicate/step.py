@@ -22,18 +22,18 @@ from ..compiler.report import Report
 from ..compiler.session import session
 from ..compiler.timing import Clock
 from ..config import Config
-from ..errors import CaptureError, FuseoptError
-from ..runtime.binding import Binding
+from ..errors import FuseoptError
 from ..runtime.commit import Pending
-from ..runtime.guards.tensors import CHANGED
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shadow.lanes import GRAD, Lanes, Unlike
 from ..shadow.state_guard import StateGuard
 from ..uniformity import Proof
+from .around import Around, finished, order_of, splice
 from .extend import COMMON, Extended, Layout, extend
 from .models import Models
 from .places import held_tensors, place_of
+from .policy import WholeInstead
 from .rehearsal import beyond, rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
 from .source import Finds, LaneTensors
@@ -42,10 +42,6 @@ from .source import Finds, LaneTensors
 PATIENCE = 6
 #: For so many sets of lanes what runs their step is kept, unless more are in turn.
 KEPT = 8
-
-
-class Stale(FuseoptError):
-    """Lanes are other than they were surveyed to be; nothing was written yet."""
 
 
 class Fewer(FuseoptError):
@@ -58,7 +54,7 @@ class Task:
 
     `noticed`: what the optimizer holds besides its lanes. `pending`: where launches are
     put off. `told`: gets the optimizer's Reports. `parts`: lanes are parts of
-    tensors.
+    tensors. `around`: what stands around the step, in the same launch.
     """
 
     function: Callable[..., Any]
@@ -67,6 +63,7 @@ class Task:
     pending: Pending
     told: list[Report]
     parts: bool = False
+    around: Around | None = None
 
 
 class Owner(Finds, Protocol):
@@ -137,6 +134,8 @@ class LedStep:
         self.captured: Captured | None = None
         self.told = False
         self.untold: list[Report] = []  # of plans that have not run
+        #: tensors of models that are arguments for what stands around the step
+        self.given: list[torch.Tensor] | None = None
         self.numbers = compat.number_sources(gm)
         # of what moves besides, Dynamo guards what the step asks of it
         names = [*self.numbers.values(), *compat.symbol_sources()]
@@ -174,6 +173,8 @@ class LedStep:
     def __call__(self, *args: Any) -> Any:
         owner, noticed = self.owner, self.task.noticed
         call = owner.call
+        if self.task.around is not None:
+            args = self._with_others(args, self.task.around)
         if not (
             self.lanes is owner.lanes
             and self.program is not None
@@ -189,6 +190,15 @@ class LedStep:
             counters = call.found.counters
             args = *args, *[counters[place] for place in program.asked]
         return program.step(*args)
+
+    def _with_others(self, args: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
+        """The arguments, and those for what stands around the step."""
+        owner = self.owner
+        shared = owner.call.aside.shared
+        if self.given is None:
+            given = self.gm, args, owner.models, self.active, around, shared
+            self.given = splice(*given)
+        return *args, *self.given, *shared
 
     def _prepare(self, args: Sequence[Any]) -> None:
         """Have a program for the lanes as they are, and proof that it does as they."""
@@ -316,10 +326,12 @@ class LedStep:
         roles = self._roles(own_tensors, args)
         owners = [model for model, _ in roles]
         # arguments: gradients, and the tensors in which Dynamo hands over numbers
+        known = {*map(id, self.given or ())}
         late = frozenset(
             s
             for s, (_, (role, _)) in enumerate(roles)
-            if s >= len(roles) - len(positions) or role == GRAD
+            if role == GRAD
+            or (s >= len(roles) - len(positions) and id(own_tensors[s]) not in known)
         )
         led = {model: len(own) for model, own in enumerate(members)}
         layouts = _layouts(models, members, lanes)
@@ -330,6 +342,11 @@ class LedStep:
         }
         given = {k: model for k, (model, _) in counted.items()}
         found: list[tuple[Extended, Results]] = []
+        aside, around = self.owner.call.aside, self.task.around
+        beside = order_of(lanes, aside.columns)
+        flag = None
+        if aside.flag is not None:
+            flag = [*map(id, own_tensors)].index(id(aside.flag))
 
         def extended(gm: GraphModule, args: Sequence[Any]) -> Captured:
             captured = self.captured
@@ -349,7 +366,10 @@ class LedStep:
             made = extend(captured, owners, led, late, layouts, given, len(args))
             results = Results(captured, made, own_tensors, members)
             found.append((made, results))
-            return replace(made.captured, result=results.result)
+            complete = made.captured
+            if around is not None:
+                complete = finished(around, made, roles, flag)
+            return replace(complete, result=results.result)
 
         def tell(report: Report) -> None:
             report.traced = (
@@ -364,14 +384,16 @@ class LedStep:
         plan = pipeline.replanner(self.gm, config, tell, clock, extended, first)
         program = plan(args)
         made, results = found[-1]
-        place = {x: k for k, x in enumerate(lanes.places())}
+        place = {**beside}
+        place.update((x, len(beside) + k) for k, x in enumerate(lanes.places()))
         order = [
             s if m == COMMON else len(roles) + place[members[owners[s]][m], roles[s][1]]
             for s, m in made.order
         ]
         asked = [(members[given[k]][m], counted[k][1]) for k, m in made.asked]
-        policy = _Whole(self._tell)
-        source = LaneTensors(graph_tensors, order, len(roles), self.owner)
+        policy = WholeInstead(self._tell)
+        n = len(roles), len(beside)
+        source = LaneTensors(graph_tensors, order, *n, self.owner)
         take = results.take
         step = CompiledStep(source, program, plan, policy, None, pending, take)
         return _Program(step, results, asked)
@@ -391,6 +413,7 @@ class LedStep:
         # tensors in which Dynamo hands over numbers
         shared = {id(t) for t in held_tensors(self.owner.shadow_of_all())}
         shared.update(id(args[i]) for i in self.numbers)
+        shared.update(map(id, self.owner.call.aside.shared))
         for t in tensors:
             if id(t) not in roles and id(t) not in shared:
                 raise Unlike("its graph has a tensor that belongs to no lane")
@@ -412,36 +435,3 @@ def _layouts(
         if len({p.shape for p in every}) > 1:
             found[model] = [(tuple(p.shape), p.stride()) for p in every]
     return found
-
-
-class _Whole:
-    """Whatever a led step was not made for, the whole step is; see ChangePolicy.
-
-    `tell(error, args)` raises Unlike for an error of fuseopt's own.
-    """
-
-    def __init__(self, tell: Callable[[Exception, Sequence[Any]], None]) -> None:
-        self.tell = tell
-
-    def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
-        """The lanes are surveyed anew."""
-        # without a guard nothing is known of the last call, which was cut off
-        if (found & CHANGED and bound.guard is not None) or metadata != bound.metadata:
-            raise Stale
-
-    def overlapping(self) -> None:
-        """A lane that shares memory with another is not alike."""
-        raise Unlike("lanes share memory")
-
-    def refused(self, error: CaptureError) -> None:
-        """Eager would run the leading lanes alone."""
-        raise Unlike(str(error)) from error
-
-    def failed(self, error: Exception, args: Sequence[Any]) -> bool:
-        """The same."""
-        self.tell(error, args)
-        return False
-
-    def eager(self) -> Callable[..., Any]:
-        """Never asked for."""
-        raise AssertionError("eager would run the leading lanes alone")

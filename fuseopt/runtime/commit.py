@@ -16,9 +16,14 @@ and what Python holds is written all the same, since it belongs to the first lau
 
 from __future__ import annotations
 
+import collections
 import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, repeat
 from typing import Any
+
+import torch
 
 from ..errors import LaunchError
 
@@ -29,6 +34,15 @@ def write(writes: Iterable[Callable[[], object]]) -> None:
     """Do what partials of C functions say, all in one call."""
     every = [*writes]
     list(map(_CALL, every))  # type: ignore[arg-type]
+
+
+def unless(
+    flag: torch.Tensor, writes: Iterable[Callable[[], object]]
+) -> Callable[[], object]:
+    """Writes that are done unless a flag is true when their turn comes; calls of C."""
+    asked = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
+    done: Any = map(_CALL, compress(writes, asked))  # type: ignore[arg-type]
+    return functools.partial(collections.deque, done, 0)
 
 
 class Pending:

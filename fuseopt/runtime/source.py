@@ -36,20 +36,27 @@ class GraphTensors:
     def __init__(self, gm: GraphModule, positions: Sequence[int]) -> None:
         self.gm = gm
         self.positions = positions
+        #: those of the tensors where they stand in a row
+        self._row: slice | None = None
+        if positions and [*positions] == [*range(positions[0], positions[-1] + 1)]:
+            self._row = slice(positions[0], positions[-1] + 1)
+
+    def _given(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The tensors among the arguments."""
+        if self._row is not None:
+            return args[self._row]
+        return [args[i] for i in self.positions]
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """See TensorSource."""
-        given = args
-        if len(self.positions) != len(args):
-            given = [args[i] for i in self.positions]
-        kept = tuple(given)
+        kept = tuple(self._given(args))
         return guard.look(self.gm._buffers, self.gm._parameters, kept), kept
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """See TensorSource."""
         gm = self.gm
         tensors = [*gm._buffers.values(), *gm._parameters.values()]
-        return tensors + [args[i] for i in self.positions]
+        return [*tensors, *self._given(args)]
 
     def tensor(self, args: Sequence[Any], i: int) -> Any:
         """See TensorSource."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from .. import compat
 from ..errors import NotAnOptimizer
 
 Tensors = list[torch.Tensor]
+_GRAD = attrgetter("grad")
 
 
 def optimizers_of(given: Any) -> list[Optimizer]:
@@ -37,6 +39,11 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
         for group in optimizer.param_groups
         for p in group["params"]
     ]
+
+
+def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:
+    """The gradients that there are, in the order of their parameters."""
+    return [g for g in map(_GRAD, params) if g is not None]
 
 
 def checked_limit(name: str, limit: Any) -> Any:

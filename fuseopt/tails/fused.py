@@ -9,13 +9,9 @@ Python's), the flag is read in between: then the call waits for the device.
 
 from __future__ import annotations
 
-import collections
 import ctypes
-import functools
-import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress, repeat
 from typing import Any
 
 import torch
@@ -34,11 +30,10 @@ from ..compiler.session import session
 from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
-from ..isolate.class_guard import Methods
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..runtime.binding import Binding
-from ..runtime.commit import Pending
+from ..runtime.commit import Pending, unless
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shadow.lanes import Unlike
@@ -47,14 +42,14 @@ from ..shadow.whole import NotTraced, keeps_to_itself
 from .predication import DROPPED, UNKNOWN, predicate, result_buffer
 from .sequence import Given, gradients, whole
 
-_CALL = functools.partial.__call__
 REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput, NotTraced)
 #: Graphs of one tail, at most: each stands for another form of its numbers or state.
 PATIENCE = 16
 
 
 class Fused:
-    """The tail of some optimizers in one graph. `why`: why it no longer is.
+    """The tail of some optimizers in one graph. `why`: why it no longer is; `since`:
+    why no few lanes are traced for all, if that was tried.
 
     `functions`: those of their steps, without what is around them.
     """
@@ -71,9 +66,9 @@ class Fused:
         self.config = config
         self.options = options
         self.why = "verify was asked for" if config.verify else ""
+        self.since = ""
         self.pending = Pending()
         self.compilations = Compilations()
-        self.methods = [Methods() for _ in optimizers]
         self.shadows: list[Shadow] = []
         self.given: Given | None = None
         self.compiled: Callable[..., Any] | None = None
@@ -81,7 +76,6 @@ class Fused:
         #: does nobody look at gradients after the call that is under way?
         self.drops = False
         self.skips = False
-        self._seen: list[Any] = []
         # did the last call end as calls do? Had the one before it compiled nothing?
         self._sound = True
         self.quiet = False
@@ -129,7 +123,6 @@ class Fused:
     def _step(
         self, content: Mapping[str, Any], drops: bool
     ) -> tuple[torch.Tensor, ...]:
-        self._follow_changes()
         if not self.shadows:
             pairs = zip(self.functions, self.optimizers, strict=True)
             if not all(keeps_to_itself(f, type(o)) for f, o in pairs):
@@ -172,22 +165,6 @@ class Fused:
             return {*map(id, averages)}, {*map(id, grads)}
         return {*map(id, averages + grads)}, set()
 
-    def _follow_changes(self) -> None:
-        """Let nothing that was compiled count where an optimizer got other state."""
-        seen: list[Any] = []
-        changed = False
-        for methods, optimizer in zip(self.methods, self.optimizers, strict=True):
-            changed |= methods.changed(optimizer)
-            groups = optimizer.param_groups
-            seen += [optimizer.state, groups, len(groups)]
-        same = len(seen) == len(self._seen) and all(
-            x is y or (type(x) is int and x == y)
-            for x, y in zip(seen, self._seen, strict=True)
-        )
-        if self._seen and (changed or not same):
-            self.release()
-        self._seen = seen
-
     def _finish(self, begun: object, skips: Sequence[torch.Tensor]) -> None:
         """Launch, and write what the steps have left in the shadows."""
         left: list[tuple[Shadow, torch.Tensor | None]] = []
@@ -198,7 +175,7 @@ class Fused:
                 continue
             flag = skips[k] if skips else None
             own = shadow.writes()
-            writes += own if flag is None else [_unless(flag, own)]
+            writes += own if flag is None else [unless(flag, own)]
             left.append((shadow, flag))
         self.pending.finish(begun, writes)
         for shadow, flag in left:
@@ -243,13 +220,6 @@ class Fused:
 def _is_observed(error: Exception) -> bool:
     """Does an error of Dynamo's only say that what it traces raised one?"""
     return error.__cause__ is not None and str(error).startswith("Observed exception")
-
-
-def _unless(flag: torch.Tensor, writes: Iterable[Write]) -> Write:
-    """Writes that are done unless a flag is true when their turn comes; calls of C."""
-    asked = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
-    done: Any = map(_CALL, compress(writes, asked))  # type: ignore[arg-type]
-    return functools.partial(collections.deque, done, 0)
 
 
 class _Graph:
@@ -301,7 +271,10 @@ class _Graph:
             return predicated(owner, capture(gm, args), gm, current[0])
 
         def tell(report: Report) -> None:
-            report.traced = "a tail of a training step, all lanes"
+            owner = weak()
+            assert owner is not None
+            since = f", since {owner.since}" if owner.since else ""
+            report.traced = f"a tail of a training step, all lanes{since}"
             session.reports.append(report)
             told.append(report)
 

@@ -50,8 +50,9 @@ def predicate(
 
     `modes`: of sources, by their place in the pool, the number of the flag with which
     they stay as they are, or DROPPED; of all others writes are kept. `flags`: the
-    buffer of each flag. Raises CaptureError where that is not followed: memory that is
-    seen in parts, written by calls that run as they are, or given away.
+    buffer of each flag, which may be one that the step is given. Raises CaptureError
+    where that is not followed: memory that is seen in parts, written by calls that run
+    as they are, or given away.
     """
     return replace(captured, graph=_Predication(captured, modes, flags).run())
 
@@ -180,8 +181,9 @@ class _Predication:
                     choices.setdefault(key, []).append(v)
             for (mode, dtype), own in choices.items():
                 assert not isinstance(node, Extern)
-                flag = last[self.flags[mode]]
-                if flag not in done:
+                b = self.flags[mode]
+                flag = last.get(b, graph.initial[b])
+                if flag != graph.initial[b] and flag not in done:
                     raise CaptureError("a step begins before it is known to run")
                 for v in own:
                     holds[graph.values[v]] = chosen[v]

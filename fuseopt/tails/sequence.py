@@ -8,7 +8,7 @@ step is done, to be taken back on the device where it is to be skipped (`predica
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -86,43 +86,15 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
     own = [gradients(optimizer) for optimizer in self.optimizers]
     every = [g for grads in own for g in grads]
     inverse = None if self.scale is None else inverse_of(self.scale)
-    told: Tensors = []
-    founds: list[torch.Tensor | None] = []
-    seen: Tensors = []
-    for grads, known in zip(own, self.founds, strict=True):
-        found = known
-        # for flag and norm alone: no memory is written, and both are one lane's
-        read = grads
-        if self.divisor is not None:
-            read = list(torch._foreach_div(grads, self.divisor))
-        if inverse is None or known is not None:
-            seen.extend(read)
-        else:
-            if self.divisor is None:
-                read = list(torch._foreach_mul(grads, 1.0))
-            found = torch.logical_not(torch.isfinite(largest(read))).float()
-            told.append(found)
-            scaled = torch._foreach_mul(read, inverse)
-            # of a tensor without dimensions the product is as wide as the scale
-            seen.extend([x.to(g.dtype) for x, g in zip(scaled, grads, strict=True)])
-        founds.append(found)
-    norm = None
-    if self.max_norm is not None or self.judged:
-        over = arranged(seen, self.places)
-        summed = [x for kind in self.order for x in over if x.dtype == kind] or over
-        norm = torch.nn.utils.get_total_norm(summed, self.norm_type)
+    measured = measure(self, own, inverse)
+    norm, seen, told = measured.norm, measured.seen, measured.told
     params = parameters_of(self.optimizers) if self.measured else []
     held = [p.grad is not None for p in params]
     begun = begin(params, seen) if params else None
     skips: Tensors = []
     if self.skips:
-        for found in founds:
-            skip = torch.zeros((), dtype=torch.bool, device=every[0].device)
-            if found is not None:
-                skip = found != 0
-            if self.judged and norm is not None:
-                skip = skip | torch.logical_not(torch.isfinite(norm))
-            skips.append(skip)
+        for found in measured.founds:
+            skips.append(skip_of(self, found, norm, every[0].device))
     again = every
     if self.adaptive is not None and self.max_norm is None and self.max_value is None:
         # once more for norms of units: one lane has not two kinds of norms
@@ -152,6 +124,71 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
     if self.zeroed:
         torch._foreach_zero_(every)
     return (*skips, *told, *([] if norm is None else [norm]), *stats)
+
+
+class Measured(NamedTuple):
+    """What is known of gradients before a step: what GradScaler is `told` of each
+    optimizer that it unscales, what was found of each, None where nobody looked,
+    gradients as they are `seen` by a norm, and the total norm if it is asked for.
+    """
+
+    told: Tensors
+    founds: list[torch.Tensor | None]
+    seen: Tensors
+    norm: torch.Tensor | None
+
+
+def measure(self: Given, own: list[Tensors], inverse: torch.Tensor | None) -> Measured:
+    """Look at the gradients `own` of each optimizer; nothing is written. `inverse`:
+    what they are unscaled with.
+    """
+    told: Tensors = []
+    founds: list[torch.Tensor | None] = []
+    seen: Tensors = []
+    for grads, known in zip(own, self.founds, strict=True):
+        found = known
+        # for flag and norm alone: no memory is written, and both are one lane's
+        read = grads
+        if self.divisor is not None:
+            read = list(torch._foreach_div(grads, self.divisor))
+        if inverse is None or known is not None:
+            seen.extend(read)
+        else:
+            if self.divisor is None:
+                read = list(torch._foreach_mul(grads, 1.0))
+            found = torch.logical_not(torch.isfinite(largest(read))).float()
+            told.append(found)
+            scaled = torch._foreach_mul(read, inverse)
+            # of a tensor without dimensions the product is as wide as the scale
+            seen.extend([x.to(g.dtype) for x, g in zip(scaled, grads, strict=True)])
+        founds.append(found)
+    norm = None
+    if self.max_norm is not None or self.judged:
+        over = arranged(seen, self.places)
+        summed = [x for kind in self.order for x in over if x.dtype == kind] or over
+        norm = total_norm(summed, self.norm_type)
+    return Measured(told, founds, seen, norm)
+
+
+def total_norm(tensors: Tensors, norm_type: float) -> torch.Tensor:
+    """What torch.nn.utils.get_total_norm gives for tensors that are in its order."""
+    norms = torch.stack(list(torch._foreach_norm(tensors, norm_type)))
+    norm: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
+    return norm
+
+
+def skip_of(
+    self: Given,
+    found: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Is the step of an optimizer skipped, of whose gradients this was `found`?"""
+    skip = None if found is None else found != 0
+    if self.judged and norm is not None:
+        bad = torch.logical_not(torch.isfinite(norm))
+        skip = bad if skip is None else skip | bad
+    return torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip
 
 
 def as_seen(self: Given, own: list[Tensors], inverse: torch.Tensor | None) -> Tensors:
@@ -207,29 +244,39 @@ def scale_by_norm(grads: Tensors, max_norm: Any, norm: torch.Tensor) -> None:
     as well: there the quotient of a number and a tensor is a product with the tensor's
     reciprocal, which is rounded, and the number is not rounded to 16 bits.
     """
+    torch._foreach_mul_(grads, factor_of(max_norm, norm))
+
+
+def factor_of(max_norm: Any, norm: torch.Tensor) -> torch.Tensor:
+    """What `scale_by_norm` multiplies gradients by."""
     inverse = (norm + 1e-6).reciprocal()
     if isinstance(max_norm, torch.Tensor):
         wide = torch.float64 if norm.dtype == torch.float64 else torch.float32
         limit = (inverse.to(wide) * max_norm.to(wide)).to(norm.dtype)
     else:
         limit = inverse * max_norm
-    torch._foreach_mul_(grads, torch.clamp(limit, max=1.0))
+    return torch.clamp(limit, max=1.0)
 
 
-def clamp(grads: Tensors, limit: Any) -> None:
-    """What torch.nn.utils.clip_grad_value_ does, with a limit that may be a tensor."""
+def clamp(grads: Tensors, limit: Any, least: Any = None) -> None:
+    """What torch.nn.utils.clip_grad_value_ does, with a limit that may be a tensor.
+
+    `least`: of a limit that is a number, the same below zero.
+    """
     if isinstance(limit, torch.Tensor):
         n = len(grads)
         torch._foreach_clamp_min_(grads, [-limit] * n)
         torch._foreach_clamp_max_(grads, [limit] * n)
     else:
-        torch._foreach_clamp_min_(grads, -limit)
+        torch._foreach_clamp_min_(grads, -limit if least is None else least)
         torch._foreach_clamp_max_(grads, limit)
 
 
-def average(own: Tensors, source: Tensors, decay: Any) -> None:
+def average(own: Tensors, source: Tensors, decay: Any, weight: Any = None) -> None:
     """What torch.optim.swa_utils.get_ema_multi_avg_fn does, with a decay that may be a
     tensor, and averages that may be of another dtype.
+
+    `weight`: of a decay that is a number, what it lacks to 1.
     """
     cast = [
         p if p.dtype == a.dtype else p.to(a.dtype)
@@ -239,4 +286,4 @@ def average(own: Tensors, source: Tensors, decay: Any) -> None:
         for a, p in zip(own, cast, strict=True):
             a.lerp_(p, (1 - decay).to(a.dtype))
     else:
-        torch._foreach_lerp_(own, cast, 1 - decay)
+        torch._foreach_lerp_(own, cast, 1 - decay if weight is None else weight)

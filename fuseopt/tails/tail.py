@@ -28,12 +28,13 @@ from .adaptive import checked_adaptive
 from .arguments import (
     checked_limit,
     checked_scaler,
+    gradients_of,
     optimizers_of,
     parameters_of,
 )
 from .beside import Beside
-from .fused import Fused
-from .order import ClipOrder, arranged
+from .in_one import InOne
+from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
 from .stats import COLUMNS, row_names
@@ -84,7 +85,7 @@ class Tail:
         self._begun = [False for _ in optimizers]
         self._steps: list[Any] | None = None
         self._told: set[str] = set()
-        self._fused: Fused | None = None
+        self._fused: InOne | None = None
 
     def __call__(
         self,
@@ -103,13 +104,14 @@ class Tail:
             )
         with self._lock:
             self._beside.ask(average, step)
-            return self._call(self._content(accumulated))
+            params = parameters_of(self.optimizers)
+            return self._call(self._content(accumulated, params), params)
 
-    def _call(self, content: dict[str, Any]) -> Outcome:
+    def _call(self, content: dict[str, Any], params: list[Any]) -> Outcome:
         why = self._why_not_fused(content)
         if not why:
             self._beside.trace(content)
-            done = self._in_one(content)
+            done = self._in_one(content, params)
             if isinstance(done, Outcome):
                 return done
             why = done
@@ -117,19 +119,20 @@ class Tail:
                 # without them it may be one graph
                 self._beside.alone, content["objects"] = why, []
                 self._fused = None
-                return self._call(content)
+                return self._call(content, params)
         return self._in_pieces(content, why)
 
-    def _in_one(self, content: dict[str, Any]) -> Outcome | str:
+    def _in_one(self, content: dict[str, Any], params: list[Any]) -> Outcome | str:
         """Do it in one graph; or why nothing was done."""
         assert self._fused is not None
+        grads = gradients_of(params)
         if self._beside.alone:
             self._tell("an average is updated by itself", self._beside.alone)
         drops = self.zero_grad is True
         with torch.no_grad(), self._marks():
-            result = self._fused.step(content, drops)
-        if result is None:
-            return self._fused.why
+            result = self._fused.step(content, drops, params, grads)
+        if isinstance(result, str):
+            return result
         return self._fused_outcome(content, result)
 
     @property
@@ -146,11 +149,12 @@ class Tail:
 
     # ---------------------------------------------------------------- what is given
 
-    def _content(self, accumulated: Any) -> dict[str, Any]:
-        """What a call is done with, all of it checked; see `sequence.Given`."""
+    def _content(self, accumulated: Any, every: list[Any]) -> dict[str, Any]:
+        """What a call is done with, all of it checked; see `sequence.Given`. `every`:
+        all parameters.
+        """
         if accumulated is None:
             accumulated = self.grad_divisor
-        every = parameters_of(self.optimizers)
         max_norm = checked_limit("clip_grad_norm", self.clip_grad_norm)
         max_value = checked_limit("clip_grad_value", self.clip_grad_value)
         if self.zero_grad not in (True, False, "zeros"):
@@ -189,19 +193,14 @@ class Tail:
                 "this tail has been called already since the last update() of its "
                 "scaler"
             )
-        grads = [
-            p.grad
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
+        grads = gradients_of(parameters_of([optimizer]))
         if not grads:
             raise UnsupportedInput(
                 f"all gradients of {type(optimizer).__name__} are None, so the scaler "
                 "cannot tell whether to skip its step"
             )
         if stage is compat.STAGES.READY:
-            if any(g.dtype == torch.float16 for g in grads):
+            if torch.float16 in {g.dtype for g in grads}:
                 raise ValueError("Attempting to unscale FP16 gradients.")
             return None
         (found, *_) = compat.founds_of(scaler, optimizer).values()
@@ -226,35 +225,19 @@ class Tail:
             self._fused = self._made()
         if self._fused.why:
             return self._fused.why
-        grads = [p.grad for p in parameters_of(self.optimizers) if p.grad is not None]
-        if not grads:
-            return "begin"
-        if len({*map(id, grads)}) < len(grads):
-            return "parameters share a gradient, which is scaled twice"
-        if len({g.device for g in grads}) > 1:
-            return "gradients lie on several devices"
-        order = compat.dtypes_in_order(arranged(grads, content["places"]))
-        if order is None:
-            return "nobody knows in which order torch goes over dtypes"
-        content["order"] = order
-        scale = content["scale"]
-        if scale is not None and scale.device != grads[0].device:
-            return "the scaler's scale lies on another device"
-        if any(not o for o in map(has_gradients, self.optimizers)):
-            return "begin"
-        return ""
+        return "" if all(map(has_gradients, self.optimizers)) else "begin"
 
-    def _made(self) -> Fused:
+    def _made(self) -> InOne:
         attach()
         functions, why = [], ""
         for optimizer in self.optimizers:
             function, reason = function_of(optimizer)
             functions.append(function)
             why = why or reason or compat.disabled(optimizer)
-        made = Fused(
+        made = InOne(
             self.optimizers, functions, resolve(None, self._options), self._options
         )
-        made.why = made.why or why
+        made.whole.why = made.why or why
         return made
 
     @contextlib.contextmanager

@@ -52,7 +52,7 @@ class Random:
         self.draw = draw = random.Random(seed)
         make = draw.choice(MAKES)
         shapes = draw.sample(SHAPES, draw.randint(1, 6))
-        if draw.random() < 0.2:
+        if draw.random() < 0.6:
             shapes = [draw.choice(SHAPES[:3]) for _ in range(20)]
         scaled = draw.random() < 0.5
         dtype = draw.choice([*[torch.float32] * 3, torch.float64, torch.bfloat16])

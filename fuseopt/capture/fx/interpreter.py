@@ -41,6 +41,9 @@ from .segments import Unlike, describe, segments, tokens
 
 #: Packages whose functions act on their arguments only.
 PURE = frozenset({"torch", "_operator", "operator", "math", "builtins", "numpy"})
+#: An attribute of functions of fuseopt's own that do no more than calls of ATen and
+#: hand on the numbers that they are given: a graph may have one as a node.
+OWN = "_fuseopt_acts_on_tensors"
 
 
 def source_line(node: Node) -> str:
@@ -241,7 +244,8 @@ class Interpreter:
                 return self.scalars.apply(function, args, kwargs)
         literals: frozenset[Any] | None = None
         if has_sym:
-            literals = frozenset(x for x in flat if isinstance(x, (int, float)))
+            if not hasattr(node.target, OWN):
+                literals = frozenset(x for x in flat if isinstance(x, (int, float)))
             args, kwargs = self._stand_in(args), self._stand_in(kwargs)
             self.recorder.literals = None
             args = swap(args, self.recorder.constant)
@@ -373,7 +377,11 @@ class Interpreter:
 
 
 def _is_known(target: Any) -> bool:
-    """Is a function torch's or Python's own, so that it changes nothing but tensors?"""
+    """Is a function torch's or Python's or fuseopt's own, so that it changes nothing
+    but tensors?
+    """
+    if hasattr(target, OWN):
+        return True
     home = getattr(target, "__module__", None) or type(target).__module__
     return home.partition(".")[0] in PURE
 

@@ -1,0 +1,50 @@
+"""The backend that Dynamo is given for models: each of its graphs is a led step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch.fx import GraphModule
+
+from .. import compat
+from ..compiler.entry import BACKEND
+from ..compiler.partition import decide
+from ..compiler.reference import Reference
+from ..shadow.lanes import Unlike
+from .step import PATIENCE, LedStep, Owner, Task
+from .traces import Trace
+
+
+class Traced(Owner, Protocol):
+    """Who has a step traced of models."""
+
+    trace: Trace | None
+    task: Task
+
+
+def backend_of(traced: Traced) -> Callable[..., Any]:
+    """A backend whose graphs become steps of what is traced now."""
+    # Dynamo keeps each backend that it was ever given
+    owner = weakref.ref(traced)
+
+    @compat.refusals_pass(BACKEND)
+    def lead(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
+        traced = owner()
+        assert traced is not None
+        assert traced.trace is not None
+        if len(traced.trace.steps) >= PATIENCE:
+            raise Unlike("its step is traced too often")
+        if not compat.stay_symbolic(gm, frozenset(traced.models.counted)):
+            raise Unlike("it goes a way that a number in its state chooses")
+        decision = decide(gm, list(args), compat.traces_step())
+        if decision.parts or decision.whole != "update":
+            raise Unlike(f"its graph is more than an update: {decision.why}")
+        traced.call.quiet = False
+        made = LedStep(traced, traced.task, gm)
+        traced.trace.steps.append(made)
+        return Reference(made)
+
+    lead._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
+    return lead

@@ -1,0 +1,106 @@
+"""A tail in as few launches as there can be: led by a few lanes, or traced whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .. import compat
+from ..config import Config
+from ..isolate.class_guard import Methods
+from .fused import Fused
+from .led import Led
+from .order import arranged
+
+
+def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
+    """Why one graph cannot have some gradients; "" if it can, and `content` then has
+    the order of their dtypes.
+    """
+    if len({g.device for g in grads}) > 1:
+        return "gradients lie on several devices"
+    order = compat.dtypes_in_order(arranged(grads, content["places"]))
+    if order is None:
+        return "nobody knows in which order torch goes over dtypes"
+    content["order"] = order
+    scale = content["scale"]
+    if scale is not None and scale.device != grads[0].device:
+        return "the scaler's scale lies on another device"
+    return ""
+
+
+class InOne:
+    """The tail of some optimizers. `why`: why it is done in pieces, "" while it is not.
+
+    `functions`: those of their steps, without what is around them. Of several
+    optimizers all lanes are traced: what one of them is to know is of all gradients.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        functions: Sequence[Callable[..., Any]],
+        config: Config,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.optimizers = optimizers
+        self.whole = Fused(optimizers, functions, config, options)
+        self.led: Led | None = None
+        if len(optimizers) == 1:
+            self.led = Led(optimizers[0], functions[0], config, options)
+        self.methods = [Methods() for _ in optimizers]
+        self._seen: list[Any] = []
+
+    @property
+    def why(self) -> str:
+        """Why it no longer is done in one."""
+        return self.whole.why
+
+    def step(
+        self,
+        content: dict[str, Any],
+        drops: bool,
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, ...] | str:
+        """Do one tail; what `sequence.whole` returns, or why nothing was done.
+
+        `content`: that of a `Given`, but for the optimizers and the order of dtypes.
+        `drops`: nobody looks at gradients afterwards. `params`, `grads`: those of the
+        optimizers, which have some.
+        """
+        self._follow_changes()
+        if len({*map(id, grads)}) < len(grads):
+            return "parameters share a gradient, which is scaled twice"
+        led = self.led
+        if led is not None and led.wants(content):
+            result = led.step(content, drops, params, grads)
+            if result is not None:
+                return result
+            self.whole.since = led.why
+        why = unfit(content, grads)
+        if why:
+            return why
+        return self.whole.step(content, drops) or self.why
+
+    def _follow_changes(self) -> None:
+        """Let nothing that was compiled count where an optimizer got other state."""
+        seen: list[Any] = []
+        changed = False
+        for methods, optimizer in zip(self.methods, self.optimizers, strict=True):
+            changed |= methods.changed(optimizer)
+            groups = optimizer.param_groups
+            seen += [optimizer.state, groups, len(groups)]
+        same = len(seen) == len(self._seen) and all(
+            x is y or (type(x) is int and x == y)
+            for x, y in zip(seen, self._seen, strict=True)
+        )
+        if self._seen and (changed or not same):
+            self.whole.release()
+            if self.led is not None:
+                self.led.release()
+                self.led.why = ""
+        self._seen = seen
