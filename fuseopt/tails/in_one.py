@@ -84,7 +84,8 @@ class InOne:
         why = unfit(content, grads)
         if why:
             return why
-        return self.whole.step(content, drops) or self.why
+        result = self.whole.step(content, drops)
+        return self.why if result is None else result
 
     def _follow_changes(self) -> None:
         """Let nothing that was compiled count where an optimizer got other state."""

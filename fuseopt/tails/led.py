@@ -149,9 +149,9 @@ class Led:
         self.why = ""
         self.compilations = Compilations()
         self.forms: dict[Any, Representatives] = {}
-        #: what has been told of totals and not yet of the step that they are of
+        #: the last Report of totals, until it is told with that of a step
         self.untold: list[Report] = []
-        self.totals = Totals(config, self.untold.append)
+        self.totals = self._new_totals()
         # did the last call end as calls do?
         self._sound = True
 
@@ -160,8 +160,16 @@ class Led:
         for few in self.forms.values():
             few.release()
         self.forms.clear()
-        self.totals = Totals(self.config, self.untold.append)
+        self.totals = self._new_totals()
         self.compilations.forget()
+
+    def _new_totals(self) -> Totals:
+        untold = self.untold
+
+        def told(report: Report) -> None:
+            untold[:] = [report]
+
+        return Totals(self.config, told)
 
     def wants(self, content: Mapping[str, Any]) -> bool:
         """Can a call be done so, and is it worth while?"""
@@ -236,10 +244,12 @@ class Led:
             *(type(content[x]) for x in ("divisor", "max_value")),
             *(x is None for x in found),
         )
-        few = self.forms.get(key)
-        if few is None:
-            if len(self.forms) >= KEPT:
-                raise Unlike("it is asked for too many things")
+        few = self.forms.pop(key, None)
+        if few is not None:
+            self.forms[key] = few
+        else:
+            while len(self.forms) >= KEPT:
+                self.forms.pop(next(iter(self.forms))).release()
             form = Form(content, found, drops, _dtypes(params, columns))
             told = self.compilations.told
             given = self.function, self.options, told
@@ -264,9 +274,7 @@ class Led:
         for report in told:
             report.traced = f"a tail of a training step, {report.traced}"
             if self.untold:
-                report.follow(self.untold[-1])
-        if told:
-            self.untold.clear()
+                report.follow(self.untold[0])
 
 
 def _columns(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
