@@ -65,7 +65,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(9)
 @pytest.mark.family(3)
 @pytest.mark.parametrize("buckets", ["layer", 200, 32 << 20])
 @pytest.mark.parametrize("build", EVERY)
@@ -217,7 +217,7 @@ def test_parameters_without_a_gradient(build: Any) -> None:
         pair.step()
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(7)
 @pytest.mark.parametrize("build", [adamw, momentum])
 def test_frozen_and_freed_between_steps(build: Any) -> None:
     def freeze(m: Any, numbers: Any) -> None:

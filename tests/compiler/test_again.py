@@ -80,6 +80,7 @@ def test_every_kind_of_graph(name: str, tmp_path: Path, capsys: Any) -> None:
 SUMS = {"Adafactor", *(kind.__name__ for kind, _ in REDUCING)}
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("name", [*OF_TORCH, *PAPERS])
 def test_kernels_run_alone(name: str, tmp_path: Path, capsys: Any) -> None:
     assert alone.main(dumped(tmp_path, optimizer(name)), ["--run"]) == 0

@@ -11,7 +11,7 @@ import fuseopt
 from tests.steps import CASES, DTYPES, ELEVEN, Twins, name_of
 
 
-@pytest.mark.family(9)
+@pytest.mark.family(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_five_steps_are_eagers_bits(

@@ -146,7 +146,7 @@ class Told:
 
 def test_some_random_optimizers(tmp_path: Path) -> None:
     told = Told()
-    for seed in range(10):
+    for seed in range(6):
         told.add(judge(random_optimizer(seed), tmp_path))
     print(told)
     told.check()

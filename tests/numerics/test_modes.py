@@ -76,6 +76,7 @@ def check(
     assert differences(mine, compiled, theirs, eager) == []
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lanes", [2, 20])
 @pytest.mark.parametrize("name", ["AdamW", "NAdam", "Adagrad"])

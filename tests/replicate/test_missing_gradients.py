@@ -309,7 +309,7 @@ class Change:
                     state[key] = value.double()
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("build", EVERY)
 @pytest.mark.parametrize("change", [x for x in vars(Change) if not x.startswith("_")])
 def test_what_changes_between_steps(build: Any, change: str, counts: Counts) -> None:

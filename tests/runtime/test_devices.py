@@ -156,6 +156,7 @@ def test_the_counters_of_torch_optim(sim: ModuleType, name: str) -> None:
     assert [k.target for k in kernels].count("triton") == 1
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", FOREACH)
 def test_bias_corrections_come_over_in_one_copy_and_without_a_wait(

@@ -167,6 +167,7 @@ def folded(dims: Sequence[int]) -> Step:
     return step
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize(
     ("shape", "dims"),
     [
@@ -259,7 +260,10 @@ def test_roots_of_results_are_taken_many_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("make", "dtype"),
-    [(Adafactor, torch.float32), (LAMB, torch.bfloat16)],
+    [
+        pytest.param(Adafactor, torch.float32, marks=pytest.mark.slow),
+        (LAMB, torch.bfloat16),
+    ],
     ids=["Adafactor", "LAMB"],
 )
 def test_optimizers_on_convolutions(

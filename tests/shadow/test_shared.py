@@ -73,7 +73,7 @@ def stepped(make: Any, way: str, lanes: int, pattern: str) -> list[Tensor]:
     return left
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(3)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("pattern", ["1-", "-1-", "12*-", "11", "--1"])
 @pytest.mark.parametrize("case", [*range(len(OPTIONS)), "Decayed"])

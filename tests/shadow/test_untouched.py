@@ -202,7 +202,7 @@ def exhaust(twins: Twins, opcodes: bool, stride: int = 1) -> int:
             return k
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 def test_a_steady_step_is_cut_off_at_every_line(build: Any, way: str) -> None:
     assert exhaust(Twins(build, 4), opcodes=False) > 100
@@ -214,7 +214,6 @@ def test_a_steady_step_is_cut_off_at_every_instruction(build: Any, way: str) -> 
     assert exhaust(Twins(build, 4), opcodes=True) > 500
 
 
-@pytest.mark.family(3)
 def test_calls_that_follow_each_other_are_cut_off(way: str) -> None:
     """What the first left put off was done by the second, beside its own."""
     twins = Twins(sgd, 4)
@@ -244,7 +243,7 @@ def test_at_every_line_the_optimizer_is_whole(build: Any, way: str) -> None:
     assert seen.count(False) > 50
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 def test_a_first_step_is_cut_off(build: Any, way: str) -> None:
     """While it is traced, planned, rehearsed; state that tracing made is nobody's."""
@@ -572,8 +571,9 @@ def alone(*arguments: object) -> tuple[float, float]:
     return memory, count
 
 
-@pytest.mark.family(3)
-@pytest.mark.parametrize("way", ["led", "whole", "few"])
+@pytest.mark.parametrize(
+    "way", ["led", *(pytest.param(w, marks=pytest.mark.slow) for w in ("whole", "few"))]
+)
 def test_dropped_optimizers_leave_nothing(way: str) -> None:
     """Each left about a thousand objects and 0.6 MB."""
     _, count = alone(way, 20, 8)

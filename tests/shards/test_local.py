@@ -166,7 +166,7 @@ def test_gradients_in_one_storage(
     assert last_report().launches == 1
 
 
-@pytest.mark.parametrize("n", [3, 20])
+@pytest.mark.parametrize("n", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_no_gradient_is_kept(mesh: DeviceMesh, n: int) -> None:
     import gc
     import weakref

@@ -163,6 +163,7 @@ HELD += [set_attribute, other_groups, other_list, fewer, more, load, another_par
 HELD += [move_all, betas, set_option]
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("change", HELD, ids=lambda f: f.__name__)
 def test_what_is_held_changes(mesh: DeviceMesh, seen: Seen, change: Change) -> None:
     want = walk("", mesh, change)

@@ -65,6 +65,7 @@ PLACES: list[tuple[Any, str, bool]] = [
 ]
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 @pytest.mark.parametrize(
     ("kind", "name", "done"), PLACES, ids=lambda x: getattr(x, "__name__", x)

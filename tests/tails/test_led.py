@@ -47,6 +47,7 @@ def compare(
     assert differences(one, other, grads=True) == []
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("zero_grad", [False, True, "zeros"])
 @pytest.mark.parametrize("name", ["adamw", "sgd", "counting", "trust"])
 def test_bits_of_a_led_tail(name: str, zero_grad: Any) -> None:

@@ -115,7 +115,7 @@ class Random:
         return norm
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(8)
 @pytest.mark.parametrize("seed", range(80))
 def test_random_tails(seed: int) -> None:
     """A limit that is a tensor was an ulp off: eager takes the reciprocal first."""

@@ -39,6 +39,7 @@ def stepped(side: Side, max_norm: float | None) -> torch.Tensor:
     return torch.stack(table)
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "counting"])

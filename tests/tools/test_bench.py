@@ -119,6 +119,7 @@ def test_all_share_the_state():
         assert one.state[p]["step"] is not two.state[p]["step"]
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("name", optimizers.RECIPES)
 def test_accesses_are_no_more_than_the_kernel_has(name):
     """What is called the least a step must move is no more than what one does move."""

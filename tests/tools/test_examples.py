@@ -102,7 +102,14 @@ def cells(path: Path, kind: str) -> list[str]:
     return ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == kind]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.slow) if "own" in path.stem else path
+        for path in NOTEBOOKS
+    ],
+    ids=by_name,
+)
 def test_the_cells_of_a_notebook_run(path: Path) -> None:
     """They are plain Python, and assert what the text says."""
     names: dict[str, object] = {"__name__": "__main__"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,7 @@ def test_what_is_no_share_is_refused(share: str) -> None:
         parsed(share, "ff")
 
 
+@pytest.mark.slow
 def test_shares_are_all_of_a_file() -> None:
     """Collected in a process of its own, as `make test-share` does."""
     found: list[str] = []
@@ -47,3 +49,27 @@ def test_shares_are_all_of_a_file() -> None:
     every = [x for x in whole.stdout.split("\n") if x.startswith(file)]
     assert sorted(found) == sorted(every)
     assert len(every) > 100
+
+
+@pytest.mark.slow
+def test_of_every_family_a_case_is_quick() -> None:
+    """Else `make test` would leave out all that the test asks."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--collect-only"]
+    found = []
+    for which in (["-m", "not slow"], []):
+        done = subprocess.run(
+            [*command, *which, "tests"], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        cases = [x for x in done.stdout.split("\n") if "::" in x]
+        found.append({x.split("[")[0] for x in cases})
+    quick, every = found
+    families = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        text = path.read_text(encoding="utf-8")
+        marked = re.findall(r"^@pytest.mark.family.*?^def (\w+)", text, re.M | re.S)
+        families |= {f"{name}::{function}" for function in marked}
+    assert len(families) > 50
+    assert families <= every
+    assert sorted(families - quick) == []

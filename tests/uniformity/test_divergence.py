@@ -95,7 +95,7 @@ def run(kind: Any, compiled: bool) -> tuple[list[Any], Optimizer, list[Any]]:
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(k, marks=() if n % 4 == 0 or k in LATER else (pytest.mark.slow,))
+        pytest.param(k, marks=() if n % 9 == 0 or k in LATER else (pytest.mark.slow,))
         for n, k in enumerate(TRAPS)
     ],
     ids=lambda k: k.__name__,
@@ -127,7 +127,7 @@ def test_there_are_many_traps() -> None:
     assert len(harmless.HARMLESS) >= 20
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("kind", harmless.HARMLESS, ids=lambda k: k.__name__)
 def test_a_harmless_optimizer_is_led(kind: Any) -> None:
     want, plain, theirs = run(kind, compiled=False)
