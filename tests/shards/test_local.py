@@ -266,8 +266,9 @@ def test_a_closure_that_is_none(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("n", [6, 20])
-def test_2000_steps_leave_nothing(mesh: DeviceMesh, n: int) -> None:
+def test_2000_steps_leave_nothing(mesh: DeviceMesh, n: int, clip: bool) -> None:
     """Of specs that eager's fused steps leave, and of all else."""
     import gc
     import resource
@@ -279,6 +280,8 @@ def test_2000_steps_leave_nothing(mesh: DeviceMesh, n: int) -> None:
     seen = []
     for k in range(2001):
         give(params, generator)
+        if clip:
+            fuseopt.clip_grad_norm_(params, 1.0 + k)
         step()
         optimizer.zero_grad()
         if k in (500, 2000):

@@ -11,13 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.shards.models import NOT_CLIPPED
+from tests.shards.training import OPTIMIZERS
 
 #: Seconds after which the processes of a group are ended.
 LIMIT = 240
 
 
 def together(cases: list[str], folder: Path, world: int = 2) -> None:
-    """Run cases in as many processes; see tests/shards/processes.py."""
+    """Run cases in as many processes; see tests/shards/processes.py.
+
+    They write into the folder, where those of another call find it.
+    """
+    meet = folder / f"meet{len([*folder.iterdir()])}"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "tests.shards.processes", ";".join(cases)]
     logs = [folder / f"log{rank}" for rank in range(world)]
@@ -26,8 +32,8 @@ def together(cases: list[str], folder: Path, world: int = 2) -> None:
         with log.open("w") as out:
             group.append(
                 subprocess.Popen(
-                    [*command, str(rank), str(world), str(folder / "meet")],
-                    cwd=ROOT,
+                    [*command, str(rank), str(world), str(meet)],
+                    cwd=folder,
                     env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -48,49 +54,67 @@ def together(cases: list[str], folder: Path, world: int = 2) -> None:
     assert all(text.endswith("done\n") for text in texts), "\n\n".join(texts)
 
 
-def test_fully_shard(tmp_path: Path) -> None:
-    together(["/FSDP2/AdamW", "/FSDP2/Lion/torch.compile"], tmp_path)
-
-
-@pytest.mark.slow
-def test_tensor_parallel_and_clip(tmp_path: Path) -> None:
-    together(["/TP/SGD", "/FSDP2/SGD/fuseopt.compile/torch"], tmp_path)
-
-
-def test_clip_of_parts(tmp_path: Path) -> None:
-    together(["/FSDP2/SGD/fuseopt.compile/fuseopt"], tmp_path)
+def test_fully_shard_and_clip(tmp_path: Path) -> None:
+    cases = ["/FSDP2/AdamW", "/FSDP2/Lion/torch.compile"]
+    cases += ["/FSDP2/SGD/fuseopt.compile/fuseopt", "torch's clip/FSDP2/SGD"]
+    together(cases, tmp_path)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.slow
 def test_clip_of_parts_of_every_kind(tmp_path: Path, world: int) -> None:
-    # of two meshes (2-D, some layers not parallel) torch itself takes no norm
-    kinds = ["FSDP2", "FSDP2, mixed precision", "HSDP"]
+    kinds = ["FSDP2", "FSDP2, mixed precision", "FSDP2, offloaded", "HSDP"]
+    kinds += ["TP, every layer", "2-D, every layer"]
     cases = [f"/{kind}/SGD/fuseopt.compile/fuseopt" for kind in kinds]
     together(cases, tmp_path, world)
 
 
-def test_checkpoints(tmp_path: Path) -> None:
-    together(["checkpoint/FSDP2/AdamW", "no gradients/FSDP2/AdamW"], tmp_path)
+#: Spread over processes in one dimension, then in two.
+KINDS = [
+    *("FSDP2", "FSDP2, not resharded", "FSDP2, mixed precision", "FSDP2, offloaded"),
+    *("TP", "TP, every layer", "DDP", "FSDP1"),
+]
+OF_TWO = ["HSDP", "2-D", "2-D, every layer"]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adam", "Lion", "Yogi"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.slow
 def test_every_kind(tmp_path: Path, name: str, world: int) -> None:
-    kinds = ["FSDP2", "TP", "DDP", "FSDP2, not resharded", "FSDP2, mixed precision"]
-    if world > 1:
-        kinds += ["HSDP", "2-D"]
-    together([f"/{kind}/{name}" for kind in kinds], tmp_path, world)
+    cases = []
+    for kind in KINDS + OF_TWO * (world > 1):
+        clip = "" if kind in NOT_CLIPPED else "/fuseopt.compile/torch"
+        cases.append(f"/{kind}/{name}{clip}")
+    cases.append(f"ZeRO//{name}/fuseopt.compile/torch")
+    together(cases, tmp_path, world)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+def test_checkpoints(tmp_path: Path) -> None:
+    """What two processes save, one reads."""
+    cases = ["checkpoint/FSDP2/AdamW", "save/FSDP2/AdamW"]
+    together([*cases, "no gradients/FSDP2/AdamW"], tmp_path)
+    together(["load/FSDP2/AdamW/2"], tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "LAMB"])
 @pytest.mark.slow
-def test_zero_redundancy(tmp_path: Path, world: int) -> None:
-    together(["ZeRO//AdamW", "ZeRO//SGD"], tmp_path, world)
+def test_checkpoints_between_worlds(tmp_path: Path, name: str) -> None:
+    worlds = (1, 2, 4)
+    for world in worlds:
+        together([f"save/FSDP2/{name}"], tmp_path, world)
+    for world in worlds:
+        together([f"load/FSDP2/{name}/{saved}" for saved in worlds], tmp_path, world)
 
 
 @pytest.mark.parametrize("kind", ["TP", "HSDP", "2-D"])
 @pytest.mark.slow
 def test_checkpoints_of_other_meshes(tmp_path: Path, kind: str) -> None:
-    together([f"checkpoint/{kind}/{name}" for name in ("AdamW", "SGD")], tmp_path, 4)
+    cases = [f"checkpoint/{kind}/{name}" for name in ("AdamW", "SGD")]
+    together([*cases, f"save/{kind}/AdamW"], tmp_path, 4)
+    together([f"load/{kind}/AdamW/4"], tmp_path, 2)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.slow
+def test_a_process_that_raises_keeps_no_other_waiting(tmp_path: Path, at: int) -> None:
+    together([f"raises/FSDP2/AdamW/{at}"], tmp_path)
