@@ -269,7 +269,7 @@ class LocalOptimizer:
         if x.dim() == 0 and type(x) is torch.Tensor:
             return x
         local = part_of(x, part.spec, f"the state {name!r}")
-        if local.shape != part.local.shape or local.stride() != part.local.stride():
+        if not _lies_as(local, part.local):
             raise Unlike(f"a part of the state {name!r} has another size")
         self._wholes[id(local)] = x
         return local
@@ -375,10 +375,20 @@ class LocalOptimizer:
         known = self._wholes.get(id(x)) or made.get(id(x))
         if known is not None:
             return known
-        if x.shape != part.local.shape or x.stride() != part.local.stride():
+        if not _lies_as(x, part.local):
             raise Unlike("the step makes state of another size than its parameter")
         made[id(x)] = compat.spread_as(x, part.whole)
         return made[id(x)]
+
+
+def _lies_as(x: torch.Tensor, other: torch.Tensor) -> bool:
+    """Has x another's sizes and order in memory? A part of one row keeps the stride
+    that rows of the whole have, which says nothing.
+    """
+    if x.shape != other.shape:
+        return False
+    steps = zip(x.shape, x.stride(), other.stride(), strict=True)
+    return not x.numel() or all(n == 1 or a == b for n, a, b in steps)
 
 
 def _has_parts(x: Any) -> bool:

@@ -52,7 +52,7 @@ def case(kind: str, name: str, way: str = "fuseopt.compile", clip: str = "") -> 
         assert len(texts) == 1, texts
         assert all(r.fallback for r in steps), [str(r) for r in steps]
         return
-    assert not texts
+    assert not texts, texts
     assert not any(r.fallback for r in steps), [str(r) for r in steps]
     if name not in OF_WHOLES:
         assert {r.launches for r in steps} == {1}, [str(r) for r in steps]

@@ -133,6 +133,30 @@ def test_other_placements_are_a_new_plan(mesh: DeviceMesh) -> None:
     assert not compared(lambda ps: AdamW(ps), mesh, 6, WAYS[0], between)
 
 
+@pytest.mark.parametrize("kind", [SGD, AdamW])
+def test_a_part_of_one_row(mesh: DeviceMesh, kind: Any) -> None:
+    """It is a view of the whole row, whose stride its gradient and state have not."""
+
+    def make(ps: Any) -> Optimizer:
+        return kind(ps, lr=0.1, **({"momentum": 0.9} if kind is SGD else {}))
+
+    def params() -> list[torch.nn.Parameter]:
+        whole = spread(torch.arange(14.0).reshape(1, 14), mesh, [Shard(1)])
+        assert local(whole).stride() == (14, 1)
+        return [torch.nn.Parameter(whole)]
+
+    def grad(o: Optimizer, k: int) -> None:
+        (p,) = o.param_groups[0]["params"]
+        g = torch.ones(local(p).shape) / (1 + k)
+        assert g.stride() != local(p).stride()
+        p.grad = DTensor(g, p._spec, requires_grad=False)
+
+    want = run(make, params(), "", between=grad)
+    got = run(make, params(), WAYS[0], between=grad)
+    assert_same(got, want)
+    assert last_report().launches == 1
+
+
 def in_one_storage(optimizer: Optimizer, k: int) -> None:
     """Gradients beside each other, as one collective makes those of a layer."""
     memory, first = torch.arange(1000.0) / (7 + k), 0
