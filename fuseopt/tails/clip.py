@@ -22,7 +22,7 @@ from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..isolate.isolated import TRACES
 from ..shadow.whole import NotTraced
-from .spread_clip import SpreadClip
+from .spread_clip import SpreadClip, check_memory
 
 Tensors = list[torch.Tensor]
 #: Sets of parameters that begin with the same one and are compiled for, at most.
@@ -103,6 +103,7 @@ class Clip:
         except Exception as error:
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
                 raise
+            check_memory([p.grad for p in given.params if p.grad is not None])
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
             self.compilations.forget()
             return None

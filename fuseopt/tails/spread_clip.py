@@ -15,11 +15,18 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import compat
+from ..capture.fx.inputs import check_freed
 from ..compiler.dispatch import compile_graph
 from ..shards.parts import parts_of
 
 #: Ways in which the same gradients are spread, or clipped, that are kept.
 KEPT = 4
+
+
+def check_memory(grads: Sequence[torch.Tensor]) -> None:
+    """Raise UnsupportedInput for gradients that torch's function would crash at."""
+    for i, g in enumerate(grads):
+        check_freed(f"gradient {i}", g)
 
 
 class _Compiled(NamedTuple):
@@ -62,6 +69,7 @@ class SpreadClip:
             with self.lock:
                 compiled = self._compiled(grads, parts, max_norm, (norm_type, foreach))
         except Exception as error:
+            check_memory(parts)
             # if the user did something wrong, torch's function says so
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
             self.for_ever = True

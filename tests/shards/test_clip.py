@@ -264,6 +264,28 @@ def test_nothing_is_kept(mesh: DeviceMesh) -> None:
     assert not [x for x in held if x() is not None]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_part_whose_memory_was_taken_away(mesh: DeviceMesh, first: bool) -> None:
+    """At it torch's function ends the process; when it has memory, it is compiled."""
+    one, other = (parameters(mesh, [[Shard(0)]]) for _ in range(2))
+    for k in range(1 if first else 2):
+        if k:
+            both(one, other, 1.0)
+        for params in (one, other):
+            give(params, k)
+    memory = other[0].grad._local_tensor.untyped_storage()
+    content = memory.clone()
+    memory.resize_(0)
+    refused = pytest.raises(fuseopt.errors.UnsupportedInput, match="no memory")
+    with profile() as seen, refused:
+        fuseopt.clip_grad_norm_(other, 1.0)
+    assert not [e for e in seen.function_events if "c10d::" in e.name]
+    memory.resize_(content.nbytes())
+    memory.copy_(content)
+    both(one, other, 1.0)
+    assert fuseopt.reports()[-1].launches == 3
+
+
 def test_no_warning(mesh: DeviceMesh) -> None:
     params = parameters(mesh, [[Shard(0)]])
     with warnings.catch_warnings(record=True) as told:

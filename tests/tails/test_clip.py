@@ -187,6 +187,26 @@ def test_modes_see_what_is_called() -> None:
     assert "_foreach_norm.Scalar" in seen
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_gradient_whose_memory_was_taken_away(first: bool) -> None:
+    """At it torch's function ends the process; when it has memory, it is compiled."""
+    one, other = params(), params()
+    if not first:
+        set_grads(one, 0), set_grads(other, 0)
+        both(one, other, 1.0)
+    set_grads(one, 1), set_grads(other, 1)
+    memory = other[0].grad.untyped_storage()
+    content = memory.clone()
+    memory.resize_(0)
+    with pytest.raises(fuseopt.errors.UnsupportedInput, match="no memory"):
+        fuseopt.clip_grad_norm_(other, 1.0)
+    memory.resize_(content.nbytes())
+    memory.copy_(content)
+    assert alike(one, other)
+    both(one, other, 1.0)
+    assert fuseopt.reports()[-1].launches == 2
+
+
 def test_limits_that_are_zero_infinite_or_move() -> None:
     """And gradients that are zeros, and all that Dynamo has being dropped."""
     one, other = params(), params()
