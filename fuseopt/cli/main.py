@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -21,6 +22,10 @@ MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status."""
     given = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # what a terminal or a pipe has no sign for is no reason to end
+            stream.reconfigure(errors="backslashreplace")
     try:
         status: int = given.run(given)
         sys.stdout.flush()

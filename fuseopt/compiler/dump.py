@@ -58,13 +58,24 @@ def write(
 
     `sources`: (source, file suffix) of each kernel by name.
     """
+    texts: dict[str, str] = {}
     if level >= PASSES:
-        (folder / "0_captured.txt").write_text(show_graph(graph))
-        (folder / "1_scheduled.txt").write_text(show_schedule(graph, plan))
+        texts["0_captured.txt"] = show_graph(graph)
+        texts["1_scheduled.txt"] = show_schedule(graph, plan)
     if level >= REFUSALS:
-        (folder / "not_fused.txt").write_text(show_refusals(plan))
+        texts["not_fused.txt"] = show_refusals(plan)
     if level >= SOURCES:
         for name, (source, suffix) in sources.items():
-            (folder / f"{name}{suffix}").write_text(source.text)
-            (folder / f"{name}.layout.txt").write_text(layout_text(source))
-    (folder / "report.txt").write_text(f"{report}\n")
+            texts[f"{name}{suffix}"] = source.text
+            texts[f"{name}.layout.txt"] = layout_text(source)
+    texts["report.txt"] = f"{report}\n"
+    for name, text in texts.items():
+        write_text(folder / name, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8, whatever the locale's encoding is.
+
+    Names of files come back as the bytes that they are, which may be no UTF-8.
+    """
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")

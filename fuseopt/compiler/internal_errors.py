@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 
 from ..config import Config
 from ..errors import BuildError, FuseoptError, GraphError, InternalError
-from .dump import new_folder
+from .dump import new_folder, write_text
 from .session import session
 
 #: What a step may run into whose memory is full; it may have more the next time.
@@ -84,7 +84,7 @@ def _written(
     for name, text in texts.items():
         # what cannot be told of one must not hide the others
         with contextlib.suppress(Exception):
-            (folder / name).write_text(text(), encoding="utf-8")
+            write_text(folder / name, text())
     return f"details in {folder}"
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..ir.expressions import formulas
 from ..ir.geometry import numel
@@ -153,7 +155,9 @@ class Report:
         """
         from .page import page
 
-        Path(path).write_text(page(self), encoding="utf-8")
+        # names of files are the bytes that they are, which may be no UTF-8
+        text = page(self)
+        Path(path).write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the page without the source of kernels."""
@@ -161,55 +165,78 @@ class Report:
 
         return cell(self)
 
-    def __rich__(self) -> object:
-        from rich.table import Table
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
 
-        told = [f"{p.what}: {p.where} ({p.why})" for p in self.parts]
-        told += [f"the graph ends at {line}" for line in self.cuts]
-        if self.instead:
-            told.append(f"in one graph: {self.instead}")
+        told = self._told()
         if self.fallback:
-            return "\n".join([f"fuseopt: not compiled. {self.fallback}", *told])
+            yield Text("\n".join([f"fuseopt: not compiled. {self.fallback}", *told]))
+            return
         title = (
             f"fuseopt: {self.launches} launch{'' if self.launches == 1 else 'es'} "
             f"a step, {self.lanes} lanes, {self.bytes / 1e6:.2f} MB moved; backend "
             f"{self.backend_seconds:.2f} s, of it build {self.build_seconds:.2f} s"
         )
-        laps = ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items())
-        table = Table(
-            title=title,
-            title_justify="left",
-            caption=f"seconds: {laps}" if laps else None,
-            caption_justify="left",
-            expand=False,
-        )
-        for name in ("kernel", "target", "lanes", "variants", "elements", "B/element"):
-            table.add_column(name, justify="left" if name == "kernel" else "right")
-        for k in self.kernels:
-            table.add_row(
-                k.path or k.name,
-                k.target,
-                str(k.lanes),
-                str(k.variants),
-                f"{k.elements:,}",
-                f"{k.bytes_per_element:g}",
-            )
+        yield Text(title, style="italic")
+        if self.kernels:
+            yield from _kernels(self.kernels, options.max_width)
+        for text in told:
+            yield Text(text)
+        if self.seconds:
+            laps = ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items())
+            yield Text(f"seconds: {laps}", style="italic dim")
+
+    def _told(self) -> list[str]:
+        """What is said of it beside its kernels, a sentence each."""
+        told = [f"{p.what}: {p.where} ({p.why})" for p in self.parts]
+        told += [f"the graph ends at {line}" for line in self.cuts]
+        if self.instead:
+            told.append(f"in one graph: {self.instead}")
+        if self.fallback:
+            return told
         if self.cudagraph:
             told.append(f"graph of the launches: {self.cudagraph}")
         for names, n in self.blocks.items():
             told.append(f"{n} block{'s' * (n > 1)} of lanes, each through {names}")
         if self.numbers:
             told.append(f"numbers of each call: {'; '.join(self.numbers)}")
-        for text in told:
-            table.add_row(text, "", "", "", "", "")
         if self.traced:
-            table.add_row(f"traced: {self.traced}", "", "", "", "", "")
-        for name, reason in self.externs:
-            table.add_row(f"extern {name}: {reason}", "aten", "", "", "", "")
+            told.append(f"traced: {self.traced}")
+        told += [f"extern {name} (aten): {reason}" for name, reason in self.externs]
         for r in self.not_fused:
-            text = f"not fused: {r.producer} -> {r.consumer}: {r.code} ({r.seen})"
-            table.add_row(text, "", "", "", "", "")
-        return table
+            told.append(f"not fused: {r.producer} -> {r.consumer}: {r.code} ({r.seen})")
+        return told
+
+
+def _kernels(kernels: Sequence[KernelReport], width: int) -> Iterator[Any]:
+    """A table of kernels; where it is too wide for that, a line for each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    names = ("kernel", "target", "lanes", "variants", "elements", "B/element")
+    rows = [
+        (
+            *(k.path or k.name, k.target, str(k.lanes), str(k.variants)),
+            *(f"{k.elements:,}", f"{k.bytes_per_element:g}"),
+        )
+        for k in kernels
+    ]
+    columns = zip(*[names, *rows], strict=True)
+    longest = [max(map(len, column)) for column in columns]
+    # a path is folded in its column; what is beside it is not
+    least = min(longest[0], 2 * len(names[0]))
+    if least + sum(longest[1:]) + 3 * len(names) + 1 > width:
+        for name, *cells in rows:
+            told = ", ".join(f"{x} {y}" for x, y in zip(names[1:], cells, strict=True))
+            yield Text(f"{name}: {told}")
+        return
+    table = Table()
+    table.add_column(names[0], overflow="fold")
+    for name in names[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    yield table
 
 
 def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:

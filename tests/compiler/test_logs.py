@@ -56,6 +56,17 @@ def test_the_variable(asked: str, tmp_path: Path) -> None:
         assert (text in printed) == (asked in ("+fuseopt", name)), name
 
 
+def test_an_unknown_name_is_said_at_once(tmp_path: Path) -> None:
+    """By torch, when it is imported: it is not taken for a log that stays empty."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_LOGS": "+fuseopt.nothing"}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "Invalid log settings: +fuseopt.nothing" in done.stderr
+
+
 def step(**options: Any) -> None:
     params = make_params([(3, 4)] * 18)
     opt = fuseopt.compile(torch.optim.SGD(params, lr=0.1), **options)

@@ -275,7 +275,7 @@ def _kept(text: str) -> str:
     """Keep refused source under a name that nobody can foresee; says where."""
     try:
         handle, path = tempfile.mkstemp(prefix="fuseopt-", suffix=".cpp")
-        with os.fdopen(handle, "w") as file:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         return f"which cannot be kept ({error})"

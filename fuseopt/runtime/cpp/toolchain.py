@@ -90,7 +90,8 @@ class Compiler:
         """The name under which a library is kept: a hash of all that it depends on."""
         asked = " ".join((*self.flags(source, fast), *self.libraries(source)))
         parts = (source.text, self.identity, asked, _processor())
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        told = "\0".join(parts).encode(errors="surrogateescape")
+        return hashlib.sha256(told).hexdigest()[:32]
 
 
 @functools.cache
