@@ -17,6 +17,7 @@ import fuseopt
 from bench import report
 from bench.environment import environment
 from bench.reading import readings
+from demo.own import OWN
 from fuseopt.compiler import again, dump
 from fuseopt.config import CHOICES, Config, resolve
 from tests import ROOT
@@ -182,3 +183,7 @@ def test_the_demo_trains_and_draws(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert list(tmp_path.glob("*.png"))
+    assert "the two runs are the same bits" in " ".join(done.stdout.split())
+    for what in ("AdamW step", OWN, f"{OWN}, and its tail"):
+        assert f"{what} on" in " ".join(done.stdout.split())
+    assert {x.name for x in (tmp_path / "kernels").iterdir()} >= {"step0", "step2"}
