@@ -426,6 +426,17 @@ def test_a_slower_step_is_shown_as_slower(reading):
     assert "slower than torch's on 1" in report.short([reading])
 
 
+def test_readme_leads_with_what_nobody_else_does():
+    """Many tensors, optimizers without a kernel by hand, seconds beside Inductor's."""
+    made = report.short(readings())
+    names = [x.split(" | ")[0].strip("| ") for x in made.split("\n") if "| " in x][2:]
+    most = max(x.figures["tensors"] for x in readings()[0].steps("AdamW", "float32"))
+    assert names[0].endswith(f"{most} tensors")
+    assert [x.split()[0] for x in names[1:5]] == "Lion Adafactor LAMB AdEMAMix".split()
+    assert names[5].startswith("first step")
+    assert "| Inductor: " in made.split("\n")[7]
+
+
 def test_other_packages_are_compared_with_their_version(reading):
     case = reading.cases["step/slow/AdamW/float32"]["contenders"]
     assert tables.peers(reading).count("\n") == 2
