@@ -26,8 +26,9 @@ FORMULAS = 8
 class VariantReport:
     """A fused body of a kernel, and how many lanes it has.
 
-    `nodes`: the calls that were fused. `slots`: what each lane reads and writes, such
-    as "f32 read+write x 3". `finishes`: it runs when all others of the kernel have.
+    `nodes`: the calls that were fused. `elements` of all lanes, and `bytes_per_element`
+    that are read and written. `slots`: what each lane reads and writes, such as
+    "f32 read+write x 3". `finishes`: it runs when all others of the kernel have.
     """
 
     nodes: str
@@ -42,9 +43,12 @@ class VariantReport:
 class KernelReport:
     """One generated kernel.
 
-    `lanes`: parameters it updates (a counter that nothing else reads is none).
-    `bytes_per_element`: read and written per element, of its widest variant's slots.
-    `path`: where its source was dumped, if it was.
+    `name`, `target` ("cpp" or "triton") and `source`, its text. `variants`: bodies that
+    were fused for lanes of one kind; `bodies` tells of each. `elements` and `bytes`:
+    what it works on, and what a step reads and writes. `lanes`: parameters it updates
+    (a counter that nothing else reads is none). `bytes_per_element`: read and written
+    per element, of its widest variant's slots. `path`: where its source was dumped, if
+    it was.
     """
 
     name: str
@@ -66,7 +70,8 @@ class KernelReport:
 @dataclass(frozen=True)
 class PartReport:
     """Where a part of a graph runs: `what` is "before" or "after" the update, the
-    "update" itself or "all"; `where` is "fuseopt", "inductor" or "eager".
+    "update" itself or "all"; `where` is "fuseopt", "inductor" or "eager", and `why`
+    the reason.
     """
 
     what: str
@@ -78,8 +83,9 @@ class PartReport:
 class Report:
     """What became of one graph that Dynamo handed over.
 
-    launches: kernel launches per step. externs: ATen calls that run as they are, with
-    the reason. not_fused: (producer, consumer, code, detail, list index).
+    launches: kernel launches per step. kernels: what is launched. externs: ATen calls
+    that run as they are, with the reason. not_fused: a `Refusal` for each pair of calls
+    (producer, consumer, code, detail, list index, line).
     build_seconds: compiling the kernels. backend_seconds: everything between Dynamo's
     call and the ready step, the build included. builds: compiler runs (0 where the
     cache had the kernel).
@@ -97,6 +103,8 @@ class Report:
     move at least; see `ir/traffic.py`. cuts: of a function that was explained, the
     lines at which Dynamo ends its graphs, as far as it was traced. instead: the call
     that does in one graph what such a function does in several.
+    numbers: formulas of what the host computes at each call. dump_dir: the folder of
+    the dump, if there is one.
     """
 
     launches: int = 0
@@ -134,6 +142,7 @@ class Report:
 
     @property
     def lanes(self) -> int:
+        """Parameters that the kernels update."""
         return sum(k.lanes for k in self.kernels)
 
     @property

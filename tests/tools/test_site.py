@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 import fuseopt
+from fuseopt.backward.handle import InBackward
+from fuseopt.compiler.report import (
+    KernelReport,
+    PartReport,
+    Report,
+    VariantReport,
+)
+from fuseopt.tails.outcome import Outcome
+from fuseopt.tails.tail import Tail
 from tests import ROOT
 from tests.tools import stages_page
 
@@ -20,7 +31,7 @@ MENU = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2
 CODE = "\n".join(p.read_text("utf-8") for p in (ROOT / "fuseopt").rglob("*.py"))
 
 
-def text(name: str) -> str:
+def text(name: str | Path) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
@@ -33,6 +44,61 @@ def test_every_public_name_is_in_the_api() -> None:
     found = re.findall(r"^::: fuseopt\.(\w+)$", text("api.md"), re.MULTILINE)
     # `fuseopt.fuseopt` is the backend, which torch finds by its name
     assert {*fuseopt.__all__} - {"__version__", "fuseopt"} <= {*found}
+
+
+#: Classes whose objects the public functions return, and the page that tells of them.
+GIVEN = {
+    Report: "api.md",
+    KernelReport: "api.md",
+    VariantReport: "api.md",
+    PartReport: "api.md",
+    Outcome: "tail.md",
+    Tail: "tail.md",
+    InBackward: "backward.md",
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN, ids=lambda kind: kind.__name__)
+def test_every_public_attribute_is_told_of(kind: type) -> None:
+    """By a docstring of its own, by that of its class, or on the class's page."""
+    own = {name for name in vars(kind) if not name.startswith("_")}
+    own |= {*inspect.get_annotations(kind)} | {*getattr(kind, "__slots__", ())}
+    code = inspect.getsource(kind)
+    own |= {*re.findall(r"^        self\.([a-z]\w*)(?:: \w+)? = ", code, re.MULTILINE)}
+    told = f"{inspect.getdoc(kind)}\n{text(GIVEN[kind])}"
+    for name in sorted(own):
+        documented = isinstance(vars(kind).get(name), (property, types.FunctionType))
+        if documented and vars(kind)[name].__doc__:
+            continue
+        inherited = any(name in vars(base) for base in kind.__mro__[1:])
+        assert inherited or re.search(rf"\b{name}\b", told), f"{kind.__name__}.{name}"
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    for name in {*fuseopt.__all__} - {"__version__"}:
+        assert len(inspect.getdoc(getattr(fuseopt, name)) or "") > 20, name
+    for name, kind in vars(fuseopt.errors).items():
+        if isinstance(kind, type):
+            assert kind.__doc__, name
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))],
+    ids=lambda page: page.name,
+)
+def test_links_lead_to_headings(page: Path) -> None:
+    for file, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text(page)):
+        there = page.parent / file if file else page
+        if there.suffix == ".md":
+            assert heading in headings(there.read_text(encoding="utf-8")), heading
+
+
+def headings(page: str) -> set[str]:
+    """What headings of a page are called in links."""
+    found = re.findall(r"^#+ (.*)$", re.sub(r"(?s)```.*?```", "", page), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", x.lower()) for x in found]
+    return {x.strip().replace(" ", "-") for x in plain}
 
 
 @pytest.mark.parametrize("name", ["index.md", "stages.md"])
