@@ -155,7 +155,7 @@ class Report:
 
         out = io.StringIO()
         Console(file=out, width=88, highlight=False, no_color=True).print(self)
-        return out.getvalue().rstrip()
+        return "\n".join(x.rstrip() for x in out.getvalue().rstrip().splitlines())
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write this as a page that needs nothing beside itself.

@@ -152,8 +152,9 @@ def _calls(log: str) -> str:
 
 
 def _unplaced(report: str) -> str:
-    """A Report without the folder of its dump."""
+    """A Report without the folder of its dump, whose name may go on in a next line."""
     cell = re.compile(r"│ /[^│]*│")
+    report = re.sub(r"(?m)^│[^│]*(?:│ +){5}│\n", "", report)
     return cell.sub(lambda x: f"│ kernel0{' ' * (len(x[0]) - 10)}│", report)
 
 
