@@ -68,14 +68,13 @@ def _guard_misses() -> None:
             return original(self, tx, name)
         except ObservedAttributeError:
             if asks(tx) and self.source is not None:
-                kind = functools.partial(GuardBuilder.HASATTR, attr=name)
-                install(self.source, kind)
+                install(*attribute_guard(GuardBuilder, self.source, name))
             raise
 
     def ask(original: Hook, self: Any, tx: Any, name: str) -> Any:
         found = original(self, tx, name)
         if asks(tx) and self.source is not None:
-            install(self.source, functools.partial(GuardBuilder.HASATTR, attr=name))
+            install(*attribute_guard(GuardBuilder, self.source, name))
         return found
 
     for kind in set(all_kinds(VariableTracker)):
@@ -83,6 +82,18 @@ def _guard_misses() -> None:
             around(kind, "var_getattr", look)
         if "call_obj_hasattr" in vars(kind):
             around(kind, "call_obj_hasattr", ask)
+
+
+def attribute_guard(builder: Any, source: Any, name: str) -> tuple[Any, Any]:
+    """Whether what is at a source has an attribute, as a guard: its source, its kind.
+
+    torch 2.11 asks at the attribute's own source; later ones are told its name.
+    """
+    from torch._dynamo.source import AttrSource
+
+    if "attr" in inspect.signature(builder.HASATTR).parameters:
+        return source, functools.partial(builder.HASATTR, attr=name)
+    return AttrSource(source, name), builder.HASATTR
 
 
 # ---------------------------------------------------------------- what containers hold

@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 import fuseopt
+from tests.versions import sets_no_attribute
 
 
 class Counts(Optimizer):
@@ -107,6 +108,7 @@ def held(opt: Optimizer) -> dict[str, Any]:
     return {**own, "groups": groups}
 
 
+@sets_no_attribute
 @pytest.mark.family(3)
 @pytest.mark.parametrize("way", [compiled, alone])
 @pytest.mark.parametrize("n", [3, 20])

@@ -80,7 +80,7 @@ def test_a_guard_that_was_taken_back_is_there_again() -> None:
         guard = hooks.guard_here(LocalSource("x"), lambda builder, guard: None)
         hooks.guard_again(guard)
         assert [*known] == [guard]
-        known.clear()
+        known.inner.clear()
         hooks.guard_again(guard)
         assert [*known] == [guard]
     hooks.guard_again(None)

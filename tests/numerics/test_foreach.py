@@ -9,6 +9,7 @@ import torch
 
 import fuseopt
 from tests.steps import CASES, DTYPES, ELEVEN, Twins, name_of
+from tests.versions import one_counter_for_all
 
 
 @pytest.mark.family(4)
@@ -77,7 +78,13 @@ def test_fast_numerics_stay_close() -> None:
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ELEVEN)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=one_counter_for_all) if name == "Adagrad" else name
+        for name in ELEVEN
+    ],
+)
 def test_the_for_loop_form_is_eagers_bits_in_one_launch(name: str) -> None:
     """`foreach=False`: one parameter after the other, grouped into the same lists."""
     options: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
