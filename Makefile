@@ -12,12 +12,13 @@ BENCH_FLAGS ?=
 FUZZ_FLAGS ?=
 PROGRAM_FLAGS ?=
 DEMO_FLAGS ?=
+MATRIX_FLAGS ?=
 GPU_FLAGS ?=
 REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
 HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h
 
-.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay wild gpu bench bench-gpu docs lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay wild matrix gpu bench bench-gpu docs lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -27,6 +28,7 @@ help:
 	@echo "make fuzz      2,000 random programs and optimizers, other ones each time"
 	@echo "make replay    does what the tests compile differ from the last commit?"
 	@echo "make wild      trainings with public packages, and the examples"
+	@echo "make matrix    the wheel with each Python and torch that are to be had"
 	@echo "make bench     the benchmarks, on a CPU, in 15 minutes"
 	@echo "make bench-gpu the same ones on a GPU"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast; nine minutes"
@@ -69,6 +71,11 @@ replay: $(VENV)/stamp-test
 wild: $(VENV)/stamp-test $(VENV)/stamp-wild $(VENV)/stamp-timm
 	$(BIN)/python -m pytest tests/wild tests/tools/test_examples.py \
 		tests/tools/test_wild_page.py -rs $(TEST_FLAGS)
+
+# Environments of their own, which pip fills. One of them: make matrix
+# MATRIX_FLAGS="--pythons 3.12 --torches 2.13".
+matrix: $(VENV)/stamp-test
+	$(BIN)/python -m tests.tools.matrix $(MATRIX_FLAGS)
 
 # Goes on where an earlier run stopped. All there is: BENCH_FLAGS="--suite full".
 bench: $(VENV)/stamp-test $(VENV)/stamp-bench

@@ -1,0 +1,327 @@
+"""fuseopt in environments of their own: each Python with each torch that is to be had.
+
+    make matrix
+    python -m tests.tools.matrix --pythons 3.12 --torches 2.11 2.13
+
+In: interpreters, as `python3.12`, pyenv and uv have them, and a torch from where pip
+takes its packages. Each pair gets an empty environment with the built wheel, without
+the checkout; in it `python -m fuseopt doctor` and a few telling tests run. Out:
+tests/tools/matrix.json, and docs/matrix.md from that. What was not asked for stays.
+
+A CPU build of torch is taken where pip finds one. The libraries of a GPU build are some
+gigabytes, so it is left out, and said to be; `--libraries DIR` takes one, with the
+libraries that were put into DIR by `pip install --target DIR --no-deps nvidia-...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from tests import ROOT
+from tests.tools.matrix_page import PYTHONS, RECORD, TORCHES, Row, read, write
+
+#: What of the checkout a wheel is built from, and what the tests read.
+SOURCES = ("fuseopt", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+BESIDE_TESTS = ("tests", "setup.cfg")
+#: Every room once, and above all what leans on what Python and torch do not promise.
+TESTS = (
+    "tests/cli/test_cli.py",
+    "tests/compat/test_guards.py",
+    "tests/compat/test_trace_guards.py",
+    "tests/numerics/test_foreach.py",
+    "tests/replicate/test_counters.py",
+    "tests/runtime/test_lane_guard.py",
+    "tests/runtime/test_structs.py",
+    "tests/tails/test_tail.py",
+)
+#: The triton that torch is released with; a CPU build asks for none.
+TRITON = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1"}
+TOOLS = ("pytest", "pytest-timeout", "expecttest", "hypothesis", "numpy")
+#: A package whose name begins so is a library of a GPU's.
+OF_A_GPU = re.compile(r"(nvidia|cuda|intel|rocm|onemkl|pytorch-triton-rocm)-")
+LIMIT = 1800
+
+
+class NotToBeHad(Exception):
+    """There is no such environment here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A build of torch that pip found: its version, where it lies, what it asks for."""
+
+    version: str
+    address: str
+    asks_for: tuple[str, ...]
+
+    @property
+    def for_gpu(self) -> bool:
+        """Does it ask for libraries of a GPU?"""
+        return any(OF_A_GPU.match(name) for name in self.asks_for)
+
+
+def said(command: list[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command; its output as text."""
+    return subprocess.run(
+        [str(x) for x in command], capture_output=True, text=True, **more
+    )
+
+
+def done(command: list[str | Path], what: str, **more: Any) -> str:
+    """Run a command that must succeed, and return what it prints."""
+    ended = said(command, **more)
+    if ended.returncode:
+        lines = (ended.stderr.strip() or ended.stdout.strip() or "?").splitlines()
+        errors = [x for x in lines if x.lower().startswith("error")] or lines[-1:]
+        raise NotToBeHad(f"{what}: {errors[0].removeprefix('ERROR: ')}")
+    return ended.stdout
+
+
+# ------------------------------------------------------------------ interpreters
+
+
+def candidates(minor: str) -> Iterator[Path]:
+    """Places where an interpreter of this version may lie."""
+    if found := shutil.which(f"python{minor}"):
+        yield Path(found)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from sorted(pyenv.glob(f"versions/{minor}.*/bin/python{minor}"))
+    if shutil.which("uv"):
+        for verb in ("find", "install"):
+            ended = said(["uv", "python", verb, minor])
+            if verb == "install":
+                ended = said(["uv", "python", "find", minor])
+            if ended.returncode == 0:
+                yield Path(ended.stdout.strip())
+
+
+def interpreter(minor: str) -> Path:
+    """An interpreter of this version that runs."""
+    asks = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+    for path in candidates(minor):
+        if said([path, "-c", asks]).stdout.strip() == minor:
+            return path
+    raise NotToBeHad(
+        f"no interpreter: neither `python{minor}` nor pyenv has one, and uv "
+        + ("found none to install" if shutil.which("uv") else "is not installed")
+    )
+
+
+# ------------------------------------------------------------------ environments
+
+
+def wheel(folder: Path) -> Path:
+    """The package, built from a copy of its sources alone."""
+    sources = folder / "sources"
+    sources.mkdir()
+    for name in SOURCES:
+        copied(ROOT / name, sources / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, sources]
+    done(command, "the wheel is not built")
+    (built,) = folder.glob("fuseopt-*.whl")
+    return built
+
+
+def copied(source: Path, target: Path) -> None:
+    """Copy a file or a folder, without what runs left in it."""
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
+
+
+def constraints(folder: Path) -> Path:
+    """The exact versions of the tests, but for torch and what it pins itself."""
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    kept = [
+        x for x in text.splitlines() if not re.match("(torch|triton|setuptools)==", x)
+    ]
+    path = folder / "constraints.txt"
+    path.write_text("\n".join(kept), encoding="utf-8")
+    return path
+
+
+def found_torch(python: Path, minor: str, version: str) -> Torch:
+    """The torch that pip would take, and what it asks for on this interpreter."""
+    command: list[str | Path] = [python, "-m", "pip", "install", "--dry-run"]
+    command += ["--quiet", "--no-deps", "--ignore-installed", "--only-binary", ":all:"]
+    command += ["--report", "-", f"torch=={version}.*"]
+    report = json.loads(done(command, f"torch {version}"))
+    (found,) = report["install"]
+    place = {**report["environment"], "python_version": minor, "extra": ""}
+    asked = [Requirement(x) for x in found["metadata"].get("requires_dist", [])]
+    return Torch(
+        found["metadata"]["version"],
+        found["download_info"]["url"],
+        tuple(
+            f"{x.name}{x.specifier}"
+            for x in asked
+            if x.marker is None or x.marker.evaluate(place)
+        ),
+    )
+
+
+def installed(
+    home: Path, minor: str, version: str, built: Path, libraries: Path | None
+) -> tuple[Path, Torch]:
+    """An environment with the wheel and the torch: its interpreter, and the torch."""
+    python, ready = home / "bin" / "python", home / "ready"
+    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
+    if not ready.exists():
+        own = interpreter(minor)
+        done([own, "-m", "venv", "--clear", home], "the environment is not made")
+        done([*pip, "--upgrade", "pip"], "pip")
+    torch = found_torch(python, minor, version)
+    if torch.for_gpu and libraries is None:
+        count = sum(bool(OF_A_GPU.match(x)) for x in torch.asks_for)
+        raise NotToBeHad(
+            f"of torch {torch.version} there is only a build for GPUs, which asks for "
+            f"{count} packages of their libraries; `--libraries` takes it"
+        )
+    done([*pip, "--no-deps", f"torch=={torch.version}"], "torch is not installed")
+    if torch.for_gpu and libraries is not None:
+        packages = done(
+            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+            "the environment has no packages",
+        ).strip()
+        for entry in libraries.iterdir():
+            beside = Path(packages) / entry.name
+            if not beside.exists():
+                beside.symlink_to(entry.resolve())
+    rest = [x for x in torch.asks_for if not OF_A_GPU.match(x)]
+    if version in TRITON and not any(x.startswith("triton") for x in rest):
+        rest.append(f"triton=={TRITON[version]}")
+    versions = ["--constraint", constraints(home)]
+    done([*pip, *versions, *rest, built, *TOOLS], "what torch asks for")
+    # one that was kept has an older wheel of the same version
+    done([*pip, "--no-deps", "--force-reinstall", built], "the wheel")
+    ready.touch()
+    return python, torch
+
+
+# ------------------------------------------------------------------ what runs there
+
+
+def variables(home: Path, **more: str) -> dict[str, str]:
+    """The environment's variables: nothing of the checkout, nor of who runs this."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "FUSEOPT", "VIRTUAL_ENV", "TORCH"))
+    }
+    return {**kept, "HOME": str(home), "PYTHONNOUSERSITE": "1", **more}
+
+
+def doctor(python: Path, home: Path) -> str:
+    """What doctor says, in one word; what it finds wrong, where it does."""
+    own = variables(home, XDG_CACHE_HOME=str(home / "cache"))
+    command = [python, "-m", "fuseopt", "doctor", "--json"]
+    ended = said(command, cwd=home, env=own, timeout=LIMIT)
+    try:
+        findings = json.loads(ended.stdout)["findings"]
+    except ValueError:
+        return f"ended with {ended.returncode}: {ended.stderr.strip()[-200:]}"
+    bad = [f"{x['name']}: {x['told']}" for x in findings if x["state"] != "ok"]
+    return "; ".join(bad) or ("ok" if ended.returncode == 0 else "failed")
+
+
+def tested(python: Path, home: Path, cache: Path, tests: list[str]) -> dict[str, Any]:
+    """Run the tests beside a copy of themselves; how many passed, and which did not."""
+    work = home / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    for name in BESIDE_TESTS:
+        copied(ROOT / name, work / name)
+    inside = "import fuseopt; print(fuseopt.__file__)"
+    own = variables(home, XDG_CACHE_HOME=str(cache), COLUMNS="200")
+    where = done([python, "-c", inside], "fuseopt is not there", cwd=work, env=own)
+    assert where.startswith(str(home)), where
+    command: list[str | Path] = [python, "-m", "pytest", *tests, "-q", "--tb=line"]
+    command += ["-m", "not slow and not gpu", "-p", "no:cacheprovider", "-rfE"]
+    try:
+        ended = said(command, cwd=work, env=own, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return {"failures": (f"the tests took more than {LIMIT} s",)}
+    print(ended.stdout[-6000:], file=sys.stderr)
+    last = (ended.stdout.strip().splitlines() or [""])[-1]
+    counts = {
+        word: int(number)
+        for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", last)
+    }
+    found = re.findall(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
+    if ended.returncode and not found:
+        found = [f"pytest ended with {ended.returncode}: {last or ended.stderr[-300:]}"]
+    return {
+        "passed": counts.get("passed", 0),
+        "skipped": counts.get("skipped", 0),
+        "failures": tuple(found),
+    }
+
+
+def row(
+    minor: str, version: str, built: Path, folder: Path, options: argparse.Namespace
+) -> Row:
+    """What one pair gives."""
+    home = folder / f"python{minor}-torch{version}"
+    made = Row(minor, version)
+    try:
+        python, torch = installed(home, minor, version, built, options.libraries)
+        asks = "import platform as p, importlib.metadata as m; print("
+        asks += "p.python_version(), m.version('torch'), m.version('triton'))"
+        own = variables(home)
+        told = done([python, "-c", asks], "it does not start", env=own).split()
+        made = made.but(python_found=told[0], torch_found=told[1], triton=told[2])
+        made = made.but(build="GPU" if torch.for_gpu else "CPU")
+        made = made.but(doctor=doctor(python, home))
+        cache = folder / "cache"
+        made = made.but(**tested(python, home, cache, options.tests))
+    except NotToBeHad as reason:
+        made = made.but(reason=str(reason))
+    if not options.keep:
+        shutil.rmtree(home, ignore_errors=True)
+    return made
+
+
+def main() -> int:
+    """Run the pairs that were asked for; 1 where one of them fails."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pythons", nargs="+", default=PYTHONS, metavar="3.x")
+    parser.add_argument("--torches", nargs="+", default=TORCHES, metavar="2.x")
+    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="FILE")
+    parser.add_argument("--libraries", type=Path, help="of a GPU build, shared")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="environments there")
+    options = parser.parse_args()
+    ran = []
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="matrix-ä-") as made:
+        folder = options.keep or Path(made)
+        built = wheel(Path(made))
+        for minor in options.pythons:
+            for version in options.torches:
+                found = row(minor, version, built, folder.resolve(), options)
+                print(found, file=sys.stderr, flush=True)
+                ran.append(found)
+                # read now: another run may have written what it found
+                rows = {(x.python, x.torch): x for x in [*read(RECORD), found]}
+                write(rows.values())
+    return int(any(x.failures for x in ran))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

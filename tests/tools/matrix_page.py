@@ -1,0 +1,136 @@
+"""docs/matrix.md from tests/tools/matrix.json, which `make matrix` writes.
+
+By itself, `python -m tests.tools.matrix_page` writes the page of the record as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests import ROOT
+
+PAGE = ROOT / "docs" / "matrix.md"
+RECORD = Path(__file__).with_name("matrix.json")
+#: What fuseopt says it works with.
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+TORCHES = ("2.11", "2.12", "2.13")
+
+HEAD = """# Pythons and torches
+
+`make matrix` builds the wheel, and for each Python and each torch that are to be had
+makes an empty environment with it, away from the checkout. There it runs
+`python -m fuseopt doctor`, and tests of every room that lean most on what Python and
+torch do not promise; they are named in `tests/tools/matrix.py`. Which test needs what
+an older torch lacks is said in `tests/versions.py`, and counted as skipped.
+
+"""
+COLUMNS = ("Python", "torch", "triton", "doctor", "passed", "skipped", "failed", "on")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A Python with a torch: what was found, what ran there; or why it was not run."""
+
+    python: str
+    torch: str
+    python_found: str = ""
+    torch_found: str = ""
+    triton: str = ""
+    build: str = ""
+    doctor: str = ""
+    passed: int = 0
+    skipped: int = 0
+    failures: tuple[str, ...] = ()
+    reason: str = ""
+    date: str = ""
+
+    def but(self, **changes: Any) -> Row:
+        """The same row with some cells changed."""
+        today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+        return dataclasses.replace(self, **{"date": today, **changes})
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a record; none where it is not there."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return [Row(**{**x, "failures": tuple(x["failures"])}) for x in found]
+
+
+def order(row: Row) -> tuple[int, ...]:
+    """Where a row stands: by its versions, as numbers."""
+    return tuple(int(x) for x in f"{row.python}.{row.torch}".split("."))
+
+
+def write(rows: Iterable[Row]) -> None:
+    """Write the record and the page."""
+    ordered = sorted(rows, key=order)
+    text = json.dumps([dataclasses.asdict(x) for x in ordered], indent=1)
+    RECORD.write_text(text + "\n", encoding="utf-8")
+    PAGE.write_text(page(ordered), encoding="utf-8")
+
+
+def page(rows: Iterable[Row]) -> str:
+    """The text of docs/matrix.md."""
+    rows = list(rows)
+    ran = [x for x in rows if not x.reason]
+    parts = [HEAD + "\n".join(table(ran)) + "\n"]
+    if any(x.build == "GPU" for x in ran):
+        told = "¹ A build of torch for GPUs, on a machine that has none."
+        parts.append(told + "\n")
+    if failing := [x for x in ran if x.failures]:
+        parts.append("## What failed\n\n" + "\n".join(failures(failing)) + "\n")
+    if missing := [x for x in rows if x.reason]:
+        parts.append("## What was not to be had\n\n" + "\n".join(reasons(missing)))
+    return "\n".join(x.rstrip("\n") + "\n" for x in parts)
+
+
+def table(rows: Iterable[Row]) -> Iterator[str]:
+    """What ran, a line for each environment."""
+    yield line(COLUMNS)
+    yield "|---|---|---|---|" + "---:|" * 3 + "---|"
+    for row in rows:
+        torch = row.torch_found + ("¹" if row.build == "GPU" else "")
+        counts = (row.passed, row.skipped, len(row.failures))
+        yield line((row.python_found, torch, row.triton, row.doctor, *counts, row.date))
+
+
+def line(cells: Iterable[object]) -> str:
+    """A row of a table."""
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def failures(rows: Iterable[Row]) -> Iterator[str]:
+    """The tests that failed, below their environment."""
+    for row in rows:
+        yield f"Python {row.python}, torch {row.torch}:\n"
+        yield from (f"- `{name}`"[:88] for name in row.failures)
+        yield ""
+
+
+def reasons(rows: Iterable[Row]) -> Iterator[str]:
+    """Why environments were not made, one line for all that share a reason."""
+    alike: dict[str, list[Row]] = {}
+    for row in rows:
+        alike.setdefault(row.reason, []).append(row)
+    for reason, those in alike.items():
+        pythons: dict[str, list[str]] = {}
+        for row in those:
+            pythons.setdefault(row.python, []).append(row.torch)
+        named = "; ".join(
+            f"Python {python} with torch {', '.join(torches)}"
+            for python, torches in pythons.items()
+        )
+        yield textwrap.fill(f"- {named}: {reason}", 88, subsequent_indent="  ")
+
+
+if __name__ == "__main__":
+    write(read(RECORD))

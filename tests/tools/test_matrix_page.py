@@ -1,0 +1,83 @@
+"""docs/matrix.md is what its generator makes of the record, and names every pair."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tools import matrix, matrix_page
+from tests.tools.matrix_page import PAGE, PYTHONS, RECORD, TORCHES, Row, page, read
+
+RAN = Row("3.12", "2.13", "3.12.1", "2.13.0", "3.7.1", "CPU", "ok", 70, 2, date="2026")
+
+
+def test_the_page_is_that_of_the_record() -> None:
+    """To mend: `python -m tests.tools.matrix_page`."""
+    assert page(read(RECORD)) == PAGE.read_text(encoding="utf-8")
+
+
+def test_every_pair_has_run_or_has_its_reason() -> None:
+    rows = read(RECORD)
+    assert {(x.python, x.torch) for x in rows} == {
+        (python, torch) for python in PYTHONS for torch in TORCHES
+    }
+    for row in rows:
+        assert bool(row.passed) != bool(row.reason), row
+
+
+def test_a_row_of_each_kind_is_told() -> None:
+    failed = dataclasses.replace(
+        RAN, torch="2.11", build="GPU", failures=("tests/a.py::test_b",)
+    )
+    missing = [Row("3.14", torch, reason="no interpreter") for torch in TORCHES]
+    told = page([RAN, failed, *missing])
+    lines = told.splitlines()
+    assert "| 3.12.1 | 2.13.0 | 3.7.1 | ok | 70 | 2 | 0 | 2026 |" in lines
+    assert "| 3.12.1 | 2.13.0¹ | 3.7.1 | ok | 70 | 2 | 1 | 2026 |" in lines
+    assert "- `tests/a.py::test_b`" in lines
+    assert "- Python 3.14 with torch 2.11, 2.12, 2.13: no interpreter" in lines
+    assert "What failed" not in page([RAN])
+    assert "not to be had" not in page([RAN])
+
+
+def test_a_record_is_read_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix_page, "RECORD", tmp_path / "matrix.json")
+    monkeypatch.setattr(matrix_page, "PAGE", tmp_path / "matrix.md")
+    early = Row("3.9", "2.13", reason="no interpreter")
+    matrix_page.write([RAN, early])
+    assert read(tmp_path / "matrix.json") == [early, RAN]
+    assert (tmp_path / "matrix.md").read_text("utf-8") == page([early, RAN])
+    assert read(tmp_path / "none.json") == []
+
+
+def test_what_a_build_for_gpus_asks_for() -> None:
+    asked = ("filelock", "nvidia-cudnn-cu13==9.20.0.48", "triton==3.7.1")
+    assert matrix.Torch("2.13.0", "", asked).for_gpu
+    assert not matrix.Torch("2.13.0+cpu", "", ("filelock", "networkx>=2.5.1")).for_gpu
+
+
+def test_the_tests_of_the_matrix_exist() -> None:
+    for name in matrix.TESTS:
+        assert (matrix.ROOT / name).exists(), name
+
+
+def test_what_is_not_there_is_told_in_its_own_words() -> None:
+    with pytest.raises(matrix.NotToBeHad, match=r"^pip: nothing matches$"):
+        matrix.done(
+            ["bash", "-c", "echo ERROR: nothing matches >&2; echo note >&2; exit 1"],
+            "pip",
+        )
+    with pytest.raises(matrix.NotToBeHad, match="no interpreter"):
+        matrix.interpreter("2.99")
+
+
+def test_the_record_names_no_place() -> None:
+    text = RECORD.read_text(encoding="utf-8")
+    assert json.loads(text)
+    assert "/tmp" not in text
+    assert "http" not in text
