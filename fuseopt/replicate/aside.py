@@ -27,7 +27,10 @@ class Aside:
     beside: Tensors = field(init=False)
 
     def __post_init__(self) -> None:
-        self.beside = [t for own in self.columns for t in own]
+        if len(self.columns) == 1:
+            self.beside = self.columns[0]
+        else:
+            self.beside = [t for own in self.columns for t in own]
 
 
 NO_ASIDE = Aside()

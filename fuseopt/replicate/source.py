@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 from ..runtime.guards.given import Given
@@ -80,7 +81,14 @@ class LaneTensors:
         self.owner = owner
         self._met: tuple[LaneGuard, Meeting] | None = None
         self._others = 0, 0
-        self._common = [place for place in order if place < n]
+        common = [place for place in order if place < n]
+        self._n_common = len(common)
+        #: what belongs to no lane, in order
+        self._pick: Callable[[list[Any]], list[Any]] | None = None
+        if common:
+            # of one place it gives no tuple
+            pick = itemgetter(*common, common[0])
+            self._pick = lambda every: list(pick(every)[:-1])
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """See TensorSource. Those of lanes have been compared when they were found,
@@ -89,8 +97,7 @@ class LaneTensors:
         found = self.owner.call.found
         if found.compared is guard and self._met is not None:
             found.compared = None
-            every = self._others_of(args) if self._common else []
-            common = [every[place] for place in self._common]
+            common = self._pick(self._others_of(args)) if self._pick else []
             seen = guard.look_at_others(common, *self._others)
             return seen, (common, found.grads)
         given = self._all(args)
@@ -98,7 +105,7 @@ class LaneTensors:
         if found.guard is not None:
             if self._met is None or self._met[0] is not found.guard:
                 self._met = found.guard, self._meeting(found)
-                self._others = address(self._met[1].others), len(self._common)
+                self._others = address(self._met[1].others), self._n_common
             found.guard.compare_with(guard, self._met[1])
         return seen, given
 

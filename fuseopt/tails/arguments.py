@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from .. import compat
 from ..errors import NotAnOptimizer
 
 Tensors = list[torch.Tensor]
-_GRAD = attrgetter("grad")
+_GRAD, _PARAMS = attrgetter("grad"), itemgetter("params")
 
 
 def optimizers_of(given: Any) -> list[Optimizer]:
@@ -33,12 +34,8 @@ def optimizers_of(given: Any) -> list[Optimizer]:
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
     """All parameters, in the order of their groups."""
-    return [
-        p
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
+    groups = chain.from_iterable([x.param_groups for x in optimizers])
+    return [*chain.from_iterable(map(_PARAMS, groups))]
 
 
 def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:

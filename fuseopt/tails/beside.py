@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import is_
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Beside:
         self.copies = None if copies is None else list(copies)
         self.alone = ""
         self._asked: tuple[bool, int | None] = True, None
-        self._known: list[int] = []
+        self._known: Tensors = []
         self._checked: tuple[list[Any], list[Any]] = [], []
         for entry in ema:
             self._add(entry)
@@ -58,8 +59,8 @@ class Beside:
         """Averages and copies, each with what they are of: all parameters, if nothing
         else was named.
         """
-        known = [*map(id, every)]
-        if known != self._known:
+        known = self._known
+        if len(known) != len(every) or not all(map(is_, known, every)):
             averages = []
             for k, (own, source) in enumerate(self.averages):
                 of = every if source is None else source
@@ -69,7 +70,7 @@ class Beside:
             if self.copies is not None:
                 check_beside("copies", self.copies, every)
                 copies = [(self.copies, every)]
-            self._checked, self._known = (averages, copies), known
+            self._checked, self._known = (averages, copies), every
         return self._checked
 
     def ask(self, average: bool, step: int | None) -> None:
