@@ -284,6 +284,13 @@ def average(own: Tensors, source: Tensors, decay: Any, weight: Any = None) -> No
     ]
     if isinstance(decay, torch.Tensor):
         for a, p in zip(own, cast, strict=True):
-            a.lerp_(p, (1 - decay).to(a.dtype))
+            # torch's function of lists takes the tensor for a number, which is not
+            # rounded to 16 bits
+            wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+            weight = (1 - decay).to(wide)
+            if a.dtype == wide:
+                a.lerp_(p, weight)
+            else:
+                a.copy_(torch.lerp(a.to(wide), p.to(wide), weight))
     else:
         torch._foreach_lerp_(own, cast, 1 - decay if weight is None else weight)

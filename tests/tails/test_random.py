@@ -140,3 +140,19 @@ def test_limits_that_are_tensors(dtype: torch.dtype) -> None:
         one.eager(limit, max_value=float(limit / 10))
         call(other, tail)
         assert differences(one, other, grads=True) == [], n
+
+
+@pytest.mark.parametrize("lanes", [3, 20])
+def test_a_decay_that_is_a_tensor_is_not_rounded(lanes: int) -> None:
+    """Averages in bfloat16 were given its weight in bfloat16."""
+    shapes = (SHAPES[:3] * 7)[:lanes]
+    one, other = (Side(MAKES[0], shapes, torch.bfloat16) for _ in range(2))
+    tail = fuseopt.tail(other.opt, ema=[(other.ema, 0.9)], fallback="error", check=True)
+    for n in range(4):
+        decay = torch.tensor(0.8 + n / 100)
+        tail.decays[0] = decay
+        for side in (one, other):
+            side.set_grads(n)
+        one.eager(None, decay)
+        call(other, tail)
+        assert differences(one, other, grads=True) == [], n
