@@ -27,7 +27,8 @@ from ..ir.graph import (
 )
 from .passes import Machine, goes_by_blocks
 
-#: A temp of no more bytes has memory for good, whoever touches it.
+#: Temps of no more bytes each have memory for good, whoever touches them: at each call
+#: a piece of an allocation costs no less than an allocation of its own.
 SMALL = 4096
 
 
@@ -86,7 +87,8 @@ def _with_arena(
         and not any(isinstance(step, Extern) for step in steps)
     }
     offsets: dict[int, int] = {}
-    size = _place(offsets, ((s, n) for s, n in free.items() if n <= SMALL), 0)
+    small = ((s, n) for s, n in free.items() if n <= SMALL * len(members[s]))
+    size = _place(offsets, small, 0)
     first = size
     for step in schedule.steps:
         if not isinstance(step, Run):

@@ -14,7 +14,7 @@ from fuseopt.errors import GraphError
 from fuseopt.ir.graph import Block, Extern, Graph, Kernel, MemoryPlan, Run, Schedule
 from fuseopt.ir.printer import show_schedule
 from fuseopt.ir.verifier import check_schedule
-from fuseopt.scheduler import PASSES, Machine, schedule
+from fuseopt.scheduler import PASSES, Machine, memory, schedule
 from tests.build_graphs import GraphBuilder, momentum, scaled
 from tests.scheduler.test_stages import stacked
 
@@ -208,6 +208,23 @@ def test_temps_of_blocks_follow_each_other_in_one_place() -> None:
     (at,) = set(large.values())
     assert at >= max(small) + 4
     assert plan.size == at + 36_032  # of the largest, in steps of 64 bytes
+
+
+def test_many_small_temps_of_one_storage_have_memory_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The norms of more than 1,024 tensors were given memory one by one at each call:
+    a clip of 1,164 took 8 ms.
+    """
+    monkeypatch.setattr(memory, "SMALL", 64)
+    g = GraphBuilder()
+    ps = [g.tensor(f"p{i}", (2,)) for i in range(20)]
+    stack = stacked(g, ps)
+    g.foreach("div", ps, g.reduce("norm2", stack))
+    graph = g.graph()
+    made = passes(graph)["memory"]
+    assert stack in made.memory.offsets
+    assert {graph.buffers[t].storage for t in made.temps} == {*made.memory.offsets}
 
 
 def test_what_others_see_has_memory_of_its_own() -> None:
