@@ -44,18 +44,23 @@ def torchs_clip_elsewhere(kind: str, name: str, way: str = WAY) -> None:
 
 
 def raises_elsewhere(kind: str, name: str, at: str, way: str = WAY) -> NoReturn:
-    """The last process raises before the collective of a clip: others raise there.
+    """The last process raises before the collective of a clip, after so many steps, or
+    has no gradients then (`at` is "none") and ends: others raise there.
 
     They have changed nothing, and the step of what they have works.
     """
+    steps = 2 if at == "none" else int(at)
     m = built(kind)
     optimizer = compiled(OPTIMIZERS[name](m.parameters()), way)
-    train(m, optimizer, int(at), clip=fuseopt.clip_grad_norm_)
-    backward(m, int(at))
+    train(m, optimizer, steps, clip=fuseopt.clip_grad_norm_)
+    backward(m, steps)
     params = [*m.parameters()]
     if dist.get_rank() == dist.get_world_size() - 1:
-        memory = local(params[0].grad).untyped_storage()
-        memory.resize_(0)
+        if at == "none":
+            m.zero_grad()
+            assert fuseopt.clip_grad_norm_(params, 0.5) == 0.0
+            ended()
+        local(params[0].grad).untyped_storage().resize_(0)
         with pytest.raises(Exception, match="memory"):
             fuseopt.clip_grad_norm_(params, 0.5)
         ended()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_checkpoints_of_other_meshes(tmp_path: Path, kind: str) -> None:
     together([f"load/{kind}/AdamW/4"], tmp_path, 2)
 
 
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("at", [0, 2, "none"])
 @pytest.mark.slow
-def test_a_process_that_raises_keeps_no_other_waiting(tmp_path: Path, at: int) -> None:
+def test_a_process_that_raises_keeps_no_other_waiting(tmp_path: Path, at: Any) -> None:
     together([f"raises/FSDP2/AdamW/{at}"], tmp_path)
