@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 import fuseopt
 from fuseopt.shards.local import LocalOptimizer
-from tests.papers import ELEMENTWISE
+from tests.papers import ELEMENTWISE, Lion
 from tests.shards import assert_same, local, spread
 from tests.shards.steps import WAYS, compared, give, parameters, run, step_of
 
@@ -133,7 +133,7 @@ def test_other_placements_are_a_new_plan(mesh: DeviceMesh) -> None:
     assert not compared(lambda ps: AdamW(ps), mesh, 6, WAYS[0], between)
 
 
-@pytest.mark.parametrize("kind", [SGD, AdamW])
+@pytest.mark.parametrize("kind", [SGD, AdamW, Lion])
 def test_a_part_of_one_row(mesh: DeviceMesh, kind: Any) -> None:
     """It is a view of the whole row, whose stride its gradient and state have not."""
 
