@@ -116,5 +116,6 @@ MODELS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 #: Whose parameters are plain tensors.
 PLAIN = ("DDP", "FSDP1")
-#: Whose parameters have several meshes, or are plain in part: torch takes no norm.
-NOT_CLIPPED = ("TP", "2-D")
+#: Whose parameters have several meshes, or are plain in part: torch takes no lists of
+#: them, and so no norm.
+NO_LISTS = ("TP", "2-D")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.shards.models import NOT_CLIPPED
-from tests.shards.training import OPTIMIZERS
+from tests.shards.models import NO_LISTS
+from tests.shards.training import LISTS, OPTIMIZERS
 
 #: Seconds after which the processes of a group are ended.
 LIMIT = 240
@@ -84,7 +84,9 @@ OF_TWO = ["HSDP", "2-D", "2-D, every layer"]
 def test_every_kind(tmp_path: Path, name: str, world: int) -> None:
     cases = []
     for kind in KINDS + OF_TWO * (world > 1):
-        clip = "" if kind in NOT_CLIPPED else "/fuseopt.compile/torch"
+        if kind in NO_LISTS and name in LISTS:
+            continue  # torch raises
+        clip = "" if kind in NO_LISTS else "/fuseopt.compile/torch"
         cases.append(f"/{kind}/{name}{clip}")
     cases.append(f"ZeRO//{name}/fuseopt.compile/torch")
     together(cases, tmp_path, world)

@@ -24,6 +24,8 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 }
 #: What these do to a tensor is more than treating each element alike.
 OF_WHOLES = ("Adafactor", "LAMB")
+#: These have their steps in the form of lists.
+LISTS = ("Adam",)
 Clip = Callable[..., Any]
 
 
