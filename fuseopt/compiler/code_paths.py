@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,9 @@ KNOWN = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
 )
 SITE = os.sep + "site-packages" + os.sep
+#: `sys.monitoring`, from Python 3.12 on, and its numbers for tools of any kind.
+monitoring: Any = getattr(sys, "monitoring", None)
+TOOLS = (3, 4)
 PLAIN = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -39,7 +43,9 @@ def is_known(code: types.CodeType) -> bool:
 class Paths:
     """The ways that runs take through code that is not torch's: pairs of places.
 
-    A context; `hidden(f)` runs f unseen within it.
+    A context; `hidden(f)` runs f unseen within it. From Python 3.12 on a trace function
+    is told of no instruction of code that it sees for the first time, so that each
+    code's instructions are asked of `sys.monitoring` there.
     """
 
     def __init__(self) -> None:
@@ -47,13 +53,26 @@ class Paths:
         self._before: Any = None
         # by identity, for a code object's hash goes over all of it
         self._known: dict[int, types.CodeType] = {}
+        self._watched: dict[int, types.CodeType] = {}
+        #: where each frame is, by its identity, which the next one may take over
+        self._last: dict[int, int] = {}
+        self._tool: int | None = None
+        self._thread = 0
 
     def _trace(self, frame: types.FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
         if event != "call" or id(code) in self._known:
             return None
-        if is_known(code):
+        if id(code) not in self._watched and is_known(code):
             self._known[id(code)] = code
+            return None
+        if self._tool is not None:
+            if id(code) not in self._watched:
+                self._watched[id(code)] = code
+                monitoring.set_local_events(
+                    self._tool, code, monitoring.events.INSTRUCTION
+                )
+            self._last[id(frame)] = -1
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
@@ -69,13 +88,34 @@ class Paths:
 
         return step
 
+    def _at(self, code: types.CodeType, place: int) -> None:
+        """An instruction that is about to run; those of other threads too."""
+        if threading.get_ident() == self._thread and sys.gettrace() is not None:
+            frame = id(sys._getframe(1))
+            self.taken.add((code, self._last.get(frame, -1), place))
+            self._last[frame] = place
+
     def __enter__(self) -> Paths:
+        self._thread = threading.get_ident()
+        self._tool = _free_tool()
+        if self._tool is not None:
+            monitoring.use_tool_id(self._tool, "fuseopt")
+            instruction = monitoring.events.INSTRUCTION
+            monitoring.register_callback(self._tool, instruction, self._at)
         self._before = sys.gettrace()
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
+        if self._tool is not None:
+            for code in self._watched.values():
+                monitoring.set_local_events(self._tool, code, 0)
+            instruction = monitoring.events.INSTRUCTION
+            monitoring.register_callback(self._tool, instruction, None)
+            monitoring.free_tool_id(self._tool)
+            self._watched.clear()
+            self._tool = None
 
     def hidden(self, f: Callable[..., Any], *args: Any) -> Any:
         """f(*args), whose own way is not noted."""
@@ -84,3 +124,10 @@ class Paths:
             return f(*args)
         finally:
             sys.settrace(self._trace)
+
+
+def _free_tool() -> int | None:
+    """A number under which nobody monitors; None where there is none."""
+    if monitoring is None:
+        return None
+    return next((x for x in TOOLS if monitoring.get_tool(x) is None), None)
