@@ -100,12 +100,12 @@ def candidates(minor: str) -> Iterator[Path]:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     yield from sorted(pyenv.glob(f"versions/{minor}.*/bin/python{minor}"))
     if shutil.which("uv"):
-        for verb in ("find", "install"):
-            ended = said(["uv", "python", verb, minor])
-            if verb == "install":
-                ended = said(["uv", "python", "find", minor])
-            if ended.returncode == 0:
-                yield Path(ended.stdout.strip())
+        find: list[str | Path] = ["uv", "python", "find", minor]
+        if said(find).returncode:
+            said(["uv", "python", "install", minor])
+        ended = said(find)
+        if ended.returncode == 0:
+            yield Path(ended.stdout.strip())
 
 
 def interpreter(minor: str) -> Path:
@@ -116,7 +116,7 @@ def interpreter(minor: str) -> Path:
             return path
     raise NotToBeHad(
         f"no interpreter: neither `python{minor}` nor pyenv has one, and uv "
-        + ("found none to install" if shutil.which("uv") else "is not installed")
+        + ("could not install one" if shutil.which("uv") else "is not installed")
     )
 
 

@@ -112,7 +112,8 @@ def failures(rows: Iterable[Row]) -> Iterator[str]:
     """The tests that failed, below their environment."""
     for row in rows:
         yield f"Python {row.python}, torch {row.torch}:\n"
-        yield from (f"- `{name}`"[:88] for name in row.failures)
+        for file, _, test in (name.partition("::") for name in row.failures):
+            yield f"- `{file}`" + (f"\n  `{test[:82]}`" if test else "")
         yield ""
 
 

@@ -37,7 +37,7 @@ def test_a_row_of_each_kind_is_told() -> None:
     lines = told.splitlines()
     assert "| 3.12.1 | 2.13.0 | 3.7.1 | ok | 70 | 2 | 0 | 2026 |" in lines
     assert "| 3.12.1 | 2.13.0¹ | 3.7.1 | ok | 70 | 2 | 1 | 2026 |" in lines
-    assert "- `tests/a.py::test_b`" in lines
+    assert "- `tests/a.py`\n  `test_b`\n" in told
     assert "- Python 3.14 with torch 2.11, 2.12, 2.13: no interpreter" in lines
     assert "What failed" not in page([RAN])
     assert "not to be had" not in page([RAN])
