@@ -16,6 +16,7 @@ libraries that were put into DIR by `pip install --target DIR --no-deps nvidia-.
 from __future__ import annotations
 
 import argparse
+import email
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +137,16 @@ def wheel(folder: Path) -> Path:
     return built
 
 
+def asked_by(built: Path) -> list[str]:
+    """What a wheel asks for, its extras left out."""
+    with zipfile.ZipFile(built) as opened:
+        (name,) = [x for x in opened.namelist() if x.endswith(".dist-info/METADATA")]
+        told = email.message_from_bytes(opened.read(name))
+    asked = map(Requirement, told.get_all("Requires-Dist", []))
+    place = {"extra": ""}
+    return [x.name for x in asked if x.marker is None or x.marker.evaluate(place)]
+
+
 def copied(source: Path, target: Path) -> None:
     """Copy a file or a folder, without what runs left in it."""
     if source.is_dir():
@@ -204,8 +216,10 @@ def installed(
     rest = [x for x in torch.asks_for if not OF_A_GPU.match(x)]
     if version in TRITON and not any(x.startswith("triton") for x in rest):
         rest.append(f"triton=={TRITON[version]}")
+    # by name and without torch, whose libraries pip would fetch in other versions
+    rest += [x for x in asked_by(built) if not re.match("torch|triton", x)]
     versions = ["--constraint", constraints(home)]
-    done([*pip, *versions, *rest, built, *TOOLS], "what torch asks for")
+    done([*pip, *versions, *rest, *TOOLS], "what torch and fuseopt ask for")
     # one that was kept has an older wheel of the same version
     done([*pip, "--no-deps", "--force-reinstall", built], "the wheel")
     ready.touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_what_a_build_for_gpus_asks_for() -> None:
     asked = ("filelock", "nvidia-cudnn-cu13==9.20.0.48", "triton==3.7.1")
     assert matrix.Torch("2.13.0", "", asked).for_gpu
     assert not matrix.Torch("2.13.0+cpu", "", ("filelock", "networkx>=2.5.1")).for_gpu
+
+
+def test_what_a_wheel_asks_for(tmp_path: Path) -> None:
+    """Without extras, whose packages a user need not have."""
+    wheel = tmp_path / "fuseopt-0.1.0-py3-none-any.whl"
+    told = "Requires-Dist: torch>=2.11\nRequires-Dist: rich\n"
+    told += 'Requires-Dist: pytest; extra == "test"\n'
+    with zipfile.ZipFile(wheel, "w") as opened:
+        opened.writestr("fuseopt-0.1.0.dist-info/METADATA", told)
+    assert matrix.asked_by(wheel) == ["torch", "rich"]
 
 
 def test_the_tests_of_the_matrix_exist() -> None:
