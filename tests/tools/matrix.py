@@ -247,9 +247,12 @@ def doctor(python: Path, home: Path) -> str:
     try:
         findings = json.loads(ended.stdout)["findings"]
     except ValueError:
-        return f"ended with {ended.returncode}: {ended.stderr.strip()[-200:]}"
+        told = ended.stderr.strip().replace(str(home), "…")
+        return f"ended with {ended.returncode}: {told[-200:]}"
     bad = [f"{x['name']}: {x['told']}" for x in findings if x["state"] != "ok"]
-    return "; ".join(bad) or ("ok" if ended.returncode == 0 else "failed")
+    return "; ".join(bad).replace(str(home), "…") or (
+        "ok" if ended.returncode == 0 else "failed"
+    )
 
 
 def tested(python: Path, home: Path, cache: Path, tests: list[str]) -> dict[str, Any]:
