@@ -7,6 +7,7 @@ which torch refuses capturable=True on a CPU, for those that are made so.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -112,8 +113,10 @@ def capturable_on_cpu() -> Iterator[None]:
     with contextlib.ExitStack() as patches:
         for module in CHECKED:
             patches.enter_context(
-                mock.patch(
-                    f"torch.optim.{module}._get_capturable_supported_devices",
+                mock.patch.object(
+                    # torch takes the names of these modules away from its package
+                    importlib.import_module(f"torch.optim.{module}"),
+                    "_get_capturable_supported_devices",
                     return_value=["cpu", "cuda", "sim"],
                 )
             )
