@@ -38,7 +38,7 @@ from tests.tools.matrix_page import PYTHONS, RECORD, TORCHES, Row, read, write
 #: What of the checkout a wheel is built from, and what the tests read.
 SOURCES = ("fuseopt", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 BESIDE_TESTS = ("tests", "setup.cfg")
-#: Every room once, and above all what leans on what Python and torch do not promise.
+#: Those that lean most on what Python and torch do not promise.
 TESTS = (
     "tests/cli/test_cli.py",
     "tests/compat/test_guards.py",

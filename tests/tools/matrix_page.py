@@ -26,7 +26,7 @@ HEAD = """# Pythons and torches
 
 `make matrix` builds the wheel, and for each Python and each torch that are to be had
 makes an empty environment with it, away from the checkout. There it runs
-`python -m fuseopt doctor`, and tests of every room that lean most on what Python and
+`python -m fuseopt doctor`, and some 330 tests that lean most on what Python and
 torch do not promise; they are named in `tests/tools/matrix.py`. Which test needs what
 an older torch lacks is said in `tests/versions.py`, and counted as skipped.
 
