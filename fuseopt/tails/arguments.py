@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from .. import compat
 from ..errors import NotAnOptimizer
 
 Tensors = list[torch.Tensor]
-_GRAD, _PARAMS = attrgetter("grad"), itemgetter("params")
+_GRAD = attrgetter("grad")
 
 
 def optimizers_of(given: Any) -> list[Optimizer]:
@@ -34,8 +33,13 @@ def optimizers_of(given: Any) -> list[Optimizer]:
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
     """All parameters, in the order of their groups."""
-    groups = chain.from_iterable([x.param_groups for x in optimizers])
-    return [*chain.from_iterable(map(_PARAMS, groups))]
+    # Dynamo traces this as well
+    return [
+        p
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
 
 
 def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:

@@ -170,12 +170,12 @@ def test_a_refused_step_can_be_caught_and_done_in_eager() -> None:
 
 def test_why_a_step_is_not_led_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raised in a trace as well, of which Dynamo knows nothing but that it failed."""
-    import fuseopt.replicate.driver
+    import fuseopt.replicate.backend
 
     def decide(*_: Any) -> Any:
         return types.SimpleNamespace(parts=(), whole="eager", why="it is a test")
 
-    monkeypatch.setattr(fuseopt.replicate.driver, "decide", decide)
+    monkeypatch.setattr(fuseopt.replicate.backend, "decide", decide)
     params = make_params([(3,)] * 20)
     set_grads(params, params, 0)
     session.reset()
