@@ -31,8 +31,8 @@ from .order import arranged
 from .sequence import Given, factor_of, inverse_of, measure, skip_of
 
 Tensors = list[torch.Tensor]
-#: Sets of what is asked for that are kept.
-KEPT = 8
+#: Sets of what is asked for that are kept; another number of gradients is one more.
+KEPT = 32
 
 
 class Found(NamedTuple):
@@ -72,6 +72,8 @@ class Totals:
         (found,) = content["founds"]
         if scale is None and max_norm is None and not judged and found is None:
             return NOTHING
+        if scale is not None and scale.device != grads[0].device:
+            raise Unlike("the scaler's scale lies on another device")
         divisor, places = content["divisor"], content["places"]
         numbers = [divisor, max_norm]
         key = (
@@ -113,7 +115,8 @@ class _Totals:
     ) -> None:
         (found,) = content["founds"]
         self.n = len(grads)
-        self.content = dict(content)
+        # nothing of the tensors is kept, nor which of them there were
+        self.content = {k: content[k] for k in ("judged", "norm_type", "places")}
         self.content["order"] = _order(grads, content["places"])
         #: of what stands behind the gradients, what there is
         beside = content["scale"], found, content["divisor"], content["max_norm"]
@@ -122,10 +125,6 @@ class _Totals:
             (k for k, x in enumerate(beside) if x is not None),
             key=lambda k: not tensors[k],
         )
-        self.n_tensors = sum(tensors)
-        # nothing of the tensors is kept, nor which of them there were
-        for name in ("scale", "founds", "divisor", "max_norm", "averages", "copies"):
-            self.content.pop(name, None)
         with torch.no_grad():
             metas = [_meta(x) for x in (*grads, *beside)]
             results = self._results(metas[: self.n], *metas[self.n :])
