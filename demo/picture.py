@@ -69,4 +69,4 @@ def race(panel: Any, what: str, milliseconds: Times) -> None:
         panel.spines[side].set_visible(False)
     first, *_ = milliseconds.values()
     told = f"{what}: {first / last:.1f}× as fast as eager"
-    panel.set_title(told, loc="left", weight="bold")
+    panel.set_title(told, loc="left", weight="bold", fontsize="medium")
