@@ -62,6 +62,14 @@ def test_a_call_that_finds_all_as_it_was_is_short() -> None:
     assert AROUND.isdisjoint(called(opt.step))
 
 
+def test_a_call_asks_nothing_of_logs_and_dumps(opt: Optimizer) -> None:
+    """While nobody listens, what tells of a step costs no call of Python."""
+    files = {code.co_filename for code in entered(opt.step)}
+    assert any(file.endswith("fuseopt/runtime/step.py") for file in files)
+    silent = "logging/__init__.py", "compiler/logs.py", "compiler/dump.py"
+    assert [file for file in files if file.endswith(silent)] == []
+
+
 @pytest.mark.parametrize("name", ["AdamW", "LAMB", "Adafactor"])
 def test_a_call_of_more_lanes_takes_no_more_of_python(name: str) -> None:
     """Where there are reductions, memory was sought for each temp of each lane."""
