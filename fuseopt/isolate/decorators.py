@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..compiler.session import COMPILED
+from ..shadow.whole import NotTraced
 
 
 def cells(function: Any) -> tuple[Any, ...]:
@@ -58,6 +59,20 @@ def copied(function: Any, closure: tuple[Any, ...]) -> Any:
     functools.update_wrapper(made, function)
     del made.__wrapped__  # type: ignore[attr-defined]
     return made
+
+
+def leading(function: Any) -> Any:
+    """A function of its own that does a step which Dynamo traces, and nothing else.
+
+    Raises NotTraced where Dynamo lets it run as it is: only a shadow would step.
+    """
+
+    def lead(self: Optimizer) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            raise NotTraced
+        return function(self)
+
+    return copied(lead, cells(lead))
 
 
 def rewrap(layer: Any, old: Any, new: Any, alone: Any) -> tuple[Any, Any]:

@@ -28,12 +28,12 @@ from ..replicate.driver import Representatives
 from ..runtime.commit import write
 from ..shadow.lanes import Unlike
 from ..shadow.optimizer import Shadow, unfused
-from ..shadow.whole import NotTraced, Whole
+from ..shadow.whole import Whole
 from ..shards.step import Shards
 from .arguments import Arguments
 from .class_guard import Methods
 from .compilations import Compilations
-from .decorators import cells, copied
+from .decorators import cells, copied, leading
 from .race import Race, asks_for_it, may_race
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
@@ -345,15 +345,7 @@ class Isolated:
     def _lead(
         self, backend: Callable[..., Any], options: Mapping[str, Any] | None = None
     ) -> Callable[..., Any]:
-        function = self.function
-
-        def lead(self: Optimizer) -> Any:
-            # where Dynamo lets it run as it is, only a shadow would step
-            if not torch.compiler.is_dynamo_compiling():
-                raise NotTraced
-            return function(self)
-
-        lead = copied(lead, cells(lead))
+        lead = leading(self.function)
         made = self._compile(backend, lead, fullgraph=True, options=options or None)
         return compat.Traced(made, lead)
 

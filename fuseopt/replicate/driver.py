@@ -64,6 +64,11 @@ TRIES = 4
 REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 
 
+def many_lanes(optimizer: Optimizer) -> bool:
+    """Has an optimizer so many lanes that a few of them are worth tracing?"""
+    return sum(len(group["params"]) for group in optimizer.param_groups) >= FEW
+
+
 class Representatives:
     """The step of one optimizer, led by models of its lanes.
 
@@ -129,10 +134,7 @@ class Representatives:
 
     def wants(self, optimizer: Optimizer) -> bool:
         """Are there so many lanes that it is worth while?"""
-        n = 0
-        for group in optimizer.param_groups:
-            n += len(group["params"])
-        return not self.why and (n >= FEW or self.anyway)
+        return not self.why and (self.anyway or many_lanes(optimizer))
 
     @property
     def under_way(self) -> bool:

@@ -8,24 +8,22 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .. import compat
 from ..config import Config
 from ..isolate.class_guard import Methods
+from ..shadow.lanes import Unlike
 from .fused import Fused
 from .led import Led
-from .order import arranged
+from .order import dtypes_in_order
 
 
 def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
     """Why one graph cannot have some gradients; "" if it can, and `content` then has
     the order of their dtypes.
     """
-    if len({g.device for g in grads}) > 1:
-        return "gradients lie on several devices"
-    order = compat.dtypes_in_order(arranged(grads, content["places"]))
-    if order is None:
-        return "nobody knows in which order torch goes over dtypes"
-    content["order"] = order
+    try:
+        content["order"] = dtypes_in_order(grads, content["places"])
+    except Unlike as error:
+        return str(error)
     scale = content["scale"]
     if scale is not None and scale.device != grads[0].device:
         return "the scaler's scale lies on another device"

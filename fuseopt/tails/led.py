@@ -21,20 +21,18 @@ from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..compiler.report import Report
 from ..config import Config
-from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..isolate.compilations import Compilations
-from ..isolate.decorators import cells, copied
+from ..isolate.decorators import leading
 from ..replicate.aside import Aside
-from ..replicate.driver import Representatives
+from ..replicate.driver import Representatives, many_lanes
 from ..replicate.models import BESIDE
 from ..shadow.lanes import GRAD, Unlike
-from ..shadow.whole import NotTraced
+from .fused import REFUSALS
 from .predication import DROPPED, predicate
 from .sequence import average, clamp
 from .totals import Found, Totals
 
 Tensors = list[torch.Tensor]
-REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput, NotTraced)
 #: Sets of what is asked for that are kept.
 KEPT = 8
 #: What a tail asks for that is not done so.
@@ -173,12 +171,9 @@ class Led:
 
     def wants(self, content: Mapping[str, Any]) -> bool:
         """Can a call be done so, and is it worth while?"""
-        if self.why or any(content[name] for name in OTHERWISE):
+        if self.why or self.config.verify or any(content[name] for name in OTHERWISE):
             return False
-        few = next(iter(self.forms.values()), None)
-        if few is None:
-            few = Representatives(self.function, self.options, [])
-        return few.wants(self.optimizer)
+        return many_lanes(self.optimizer)
 
     def step(
         self,
@@ -257,15 +252,7 @@ class Led:
         return few
 
     def _make(self, backend: Callable[..., Any]) -> Callable[..., Any]:
-        function = self.function
-
-        def lead(self: Optimizer) -> Any:
-            # where Dynamo lets it run as it is, only a shadow would step
-            if not torch.compiler.is_dynamo_compiling():
-                raise NotTraced
-            return function(self)
-
-        lead = copied(lead, cells(lead))
+        lead = leading(self.function)
         made = self.compilations.compile(backend, lead, fullgraph=True)
         return compat.Traced(made, lead)
 

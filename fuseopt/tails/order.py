@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from .. import compat
+from ..shadow.lanes import Unlike
+
 
 class ClipOrder:
     """The parameters that a total norm is over, in order. None: as the groups have
@@ -52,6 +55,19 @@ class ClipOrder:
         ranks = [self._place[id(p)] for p in having]
         found = sorted(range(len(ranks)), key=ranks.__getitem__)
         return [] if found == [*range(len(found))] else found
+
+
+def dtypes_in_order(grads: Sequence[Any], places: Sequence[int]) -> list[torch.dtype]:
+    """The dtypes of gradients in which their norms are added up, [] of one.
+
+    Raises Unlike where one graph cannot have these gradients.
+    """
+    if len({g.device for g in grads}) > 1:
+        raise Unlike("gradients lie on several devices")
+    order = compat.dtypes_in_order(arranged(grads, places))
+    if order is None:
+        raise Unlike("nobody knows in which order torch goes over dtypes")
+    return order
 
 
 def arranged(tensors: Sequence[Any], places: Sequence[int]) -> list[Any]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, GraphModule
 
-from .. import compat
 from ..capture.fx.interpreter import OWN
 from ..compiler import internal_errors, pipeline
 from ..compiler.report import Report
@@ -27,7 +26,7 @@ from ..runtime.binding import Binding
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shadow.lanes import Unlike
-from .order import arranged
+from .order import dtypes_in_order
 from .sequence import Given, factor_of, inverse_of, measure, skip_of
 
 Tensors = list[torch.Tensor]
@@ -117,7 +116,7 @@ class _Totals:
         self.n = len(grads)
         # nothing of the tensors is kept, nor which of them there were
         self.content = {k: content[k] for k in ("judged", "norm_type", "places")}
-        self.content["order"] = _order(grads, content["places"])
+        self.content["order"] = dtypes_in_order(grads, content["places"])
         #: of what stands behind the gradients, what there is
         beside = content["scale"], found, content["divisor"], content["max_norm"]
         tensors = [isinstance(x, torch.Tensor) for x in beside]
@@ -224,22 +223,12 @@ class _Totals:
 
     def check_order(self) -> None:
         """Raise _Reordered if norms are to be added up in another order."""
-        if _order(self.grads, self.content["places"]) != self.content["order"]:
+        if dtypes_in_order(self.grads, self.content["places"]) != self.content["order"]:
             raise _Reordered
 
 
 def _meta(x: Any) -> Any:
     return x.to("meta") if isinstance(x, torch.Tensor) else x
-
-
-def _order(grads: Tensors, places: Sequence[int]) -> list[torch.dtype]:
-    """The order of dtypes; Unlike where one graph cannot have these gradients."""
-    if len({g.device for g in grads}) > 1:
-        raise Unlike("gradients lie on several devices")
-    order = compat.dtypes_in_order(arranged(grads, places))
-    if order is None:
-        raise Unlike("nobody knows in which order torch goes over dtypes")
-    return order
 
 
 class _Reordered(Exception):
