@@ -13,6 +13,7 @@ import torch
 
 import fuseopt
 from fuseopt.runtime import run_tables
+from tests.compiler.test_dump_folders import FILES
 from tests.steps import compiled, make, make_params, set_grads
 
 
@@ -91,16 +92,7 @@ def test_dump_dir_holds_what_a_person_reads(tmp_path: Path) -> None:
         str(tmp_path / "dump" / f"step{i}") for i in range(2)
     ]
     folder = tmp_path / "dump" / "step0"
-    assert {p.name for p in folder.iterdir()} == {
-        "0_captured.txt",
-        "1_scheduled.txt",
-        "not_fused.txt",
-        "kernel0.cpp",
-        "kernel0.layout.txt",
-        "report.txt",
-        "graph.pickle",
-        "repro.py",
-    }
+    assert {p.name for p in folder.iterdir()} == FILES
     assert (folder / "kernel0.cpp").read_text() == reports[0].kernels[0].source
     assert "once per lane" in (folder / "1_scheduled.txt").read_text()
     assert reports[0].kernels[0].path == str(folder / "kernel0.cpp")

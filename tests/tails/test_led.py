@@ -15,6 +15,7 @@ import torch
 import fuseopt
 from fuseopt.replicate import backend
 from fuseopt.tails.tail import Tail
+from tests.tails.test_memory import interrupt_a_tail
 from tests.tails.test_tail import MAKES
 from tests.tails.twins import Side, call, differences, same, tail_of
 
@@ -296,27 +297,8 @@ def test_an_interrupt(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was written, and the next call is whole."""
     one, other = sides("adamw", scaled=True)
     tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
-    place, name = (backend, "decide") if when == "traced" else (backend, "LedStep")
-    kept = getattr(place, name)
-
-    def interrupted(*args: Any) -> Any:
-        monkeypatch.setattr(place, name, kept)
-        raise KeyboardInterrupt
-
-    for n in range(4):
-        for side in (one, other):
-            side.set_grads(n)
-        if n == 2:
-            monkeypatch.setattr(place, name, interrupted)
-            tail._fused = None
-            before = [p.grad.clone() for p in other.params]  # type: ignore[union-attr]
-            with pytest.raises(KeyboardInterrupt):
-                tail()
-            assert all(map(torch.equal, before, [p.grad for p in other.params]))
-            assert differences(one, other) == []
-        one.eager(1.0, 0.9)
-        call(other, tail)
-        assert differences(one, other, grads=True) == []
+    name = "decide" if when == "traced" else "LedStep"
+    interrupt_a_tail(one, other, tail, backend, name, monkeypatch)
     assert led(tail)
 
 

@@ -102,17 +102,29 @@ def test_an_interrupt_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     """Nothing was written, and the next call is whole."""
     one, other = (Side(MAKES["adamw"], scaled=True) for _ in range(2))
     tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
-    decide = fused.decide
+    interrupt_a_tail(one, other, tail, fused, "decide", monkeypatch)
+
+
+def interrupt_a_tail(
+    one: Side,
+    other: Side,
+    tail: Any,
+    place: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Raise KeyboardInterrupt where a tail, compiled anew, asks for a function."""
+    kept = getattr(place, name)
 
     def interrupted(*args: Any) -> Any:
-        monkeypatch.setattr(fused, "decide", decide)
+        monkeypatch.setattr(place, name, kept)
         raise KeyboardInterrupt
 
     for n in range(4):
         for side in (one, other):
             side.set_grads(n)
         if n == 2:
-            monkeypatch.setattr(fused, "decide", interrupted)
+            monkeypatch.setattr(place, name, interrupted)
             tail._fused = None
             before = [p.grad.clone() for p in other.params]  # type: ignore[union-attr]
             with pytest.raises(KeyboardInterrupt):
