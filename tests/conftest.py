@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -39,6 +40,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         family = item.get_closest_marker("family")
         if family is not None and share_of(item.nodeid, family.args[0]):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Let pytest not catch torch's structured trace, for which torch would put every
+    graph and every guard into words.
+    """
+    trace = logging.getLogger("torch.__trace")
+    for handler in [*trace.handlers]:
+        if type(handler).__module__.startswith("_pytest."):
+            trace.removeHandler(handler)
+    return (yield)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

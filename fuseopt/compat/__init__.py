@@ -62,6 +62,7 @@ from .fields import (
     version_functions,
 )
 from .grouping import dtypes_in_order
+from .guard_latency import leave_guards_untimed
 from .guards import trace_guarded
 from .hazards import acts_otherwise
 from .imports import spare_inductor
@@ -177,6 +178,7 @@ __all__ = [
     "is_wait",
     "is_wrapper",
     "keep_attributes",
+    "leave_guards_untimed",
     "leave_no_patches",
     "local_part",
     "metadata_guard",

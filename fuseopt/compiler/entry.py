@@ -99,6 +99,7 @@ def attach() -> None:
         compat.numbers_pass_modes(BACKEND)
         compat.trace_branches(BACKEND)
         compat.trace_guarded()
+        compat.leave_guards_untimed()
         compat.keep_attributes(BACKEND)
         compat.read_attributes(BACKEND)
         compat.trace_power(BACKEND)
