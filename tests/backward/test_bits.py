@@ -65,8 +65,8 @@ EVERY = [
 ]
 
 
-@pytest.mark.family(9)
-@pytest.mark.family(3)
+@pytest.mark.family(27)
+@pytest.mark.family(27)
 @pytest.mark.parametrize("buckets", ["layer", 200, 32 << 20])
 @pytest.mark.parametrize("build", EVERY)
 def test_bits_and_state(build: Any, buckets: Any) -> None:

@@ -130,6 +130,7 @@ CALLS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 }
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_between_fused_arithmetic(name: str) -> None:
     """Each runs where it stands; the arithmetic before and after it is fused."""

@@ -89,6 +89,7 @@ def test_arithmetic_has_the_bits_of_python(name: str) -> None:
     assert compare(step).externs == []
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize(
     "name",
@@ -176,6 +177,7 @@ def by_fuseopt(opt: torch.optim.Optimizer) -> Callable[[], Any]:
     return fuseopt.compile(opt).step
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("way", [by_torch, by_fuseopt])
 @pytest.mark.parametrize(
     "foreach", [pytest.param(True, marks=untraceable_adafactor), False]

@@ -432,6 +432,7 @@ def lay_out(how: str, params: Sequence[Any]) -> None:
                     p.data = rows.view(p.shape)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
 @pytest.mark.parametrize(
     "how", ["transposed", "channels last", "gaps", "flat", "unaligned", "interleaved"]

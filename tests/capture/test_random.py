@@ -51,6 +51,7 @@ BODIES: dict[str, tuple[Body, int]] = {
 }
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", BODIES)
 def test_numbers_and_generator_are_eagers(name: str, dtype: torch.dtype) -> None:

@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 
-from tests import versions
-
 
 def _latencies(run: Callable[[], Any]) -> list[int | None]:
-    """What Dynamo says of the guards of each frame that it compiles, in microseconds."""
+    """Microseconds that guards take, of each frame that Dynamo compiles."""
     clear_compilation_metrics()
     run()
     return [metrics.guard_latency_us for metrics in get_compilation_metrics()]

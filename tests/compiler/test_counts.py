@@ -27,6 +27,7 @@ def run(
     return optimizer
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("name", ELEVEN)
 def test_one_launch_for_three_parameters_and_two_groups(name: str) -> None:
     params = make_params([(3,), (4, 5), (2, 2), (7,)])

@@ -175,7 +175,7 @@ def run(program: str) -> str:
 WAYS = [("torch.compile", 3), ("fuseopt.compile", 3), ("fuseopt.compile", 16)]
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(15)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("what", ["all", "later"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,7 +204,7 @@ def make(way: str, lanes: int, part: bool) -> tuple[list[torch.Tensor], object, 
     return params, optimizer, fuseopt.compile(optimizer).step
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
 @pytest.mark.parametrize("what", ["param", "grad", "state"])
 @pytest.mark.parametrize("when", [0, 1, 2])

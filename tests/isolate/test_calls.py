@@ -70,7 +70,9 @@ def test_a_call_asks_nothing_of_logs_and_dumps(opt: Optimizer) -> None:
     assert [file for file in files if file.endswith(silent)] == []
 
 
-@pytest.mark.parametrize("name", ["AdamW", "LAMB", "Adafactor"])
+@pytest.mark.parametrize(
+    "name", ["AdamW", "LAMB", pytest.param("Adafactor", marks=pytest.mark.slow)]
+)
 def test_a_call_of_more_lanes_takes_no_more_of_python(name: str) -> None:
     """Where there are reductions, memory was sought for each temp of each lane."""
     counts = []

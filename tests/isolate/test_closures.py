@@ -54,6 +54,7 @@ class Pair:
         return closure
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("name", ELEVEN)
 def test_few_lanes_lead_a_step_with_a_closure(name: str) -> None:
     pair = Pair(lambda params: make(name, params))

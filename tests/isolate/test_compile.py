@@ -696,6 +696,7 @@ def test_steps_of_others(kind: Any) -> None:
     assert len(launches()) <= 9 + 3  # a counter that Dynamo makes a symbol
 
 
+@pytest.mark.slow
 @limit_counts_the_dead
 def test_ten_that_inherit_their_step_stay_compiled() -> None:
     def build(params: Any, plain: bool) -> torch.optim.Optimizer:
@@ -759,6 +760,7 @@ def test_explain_takes_a_compiled_step() -> None:
     assert not pair.opt.state
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("name", ["Adadelta", "NAdam", "RAdam", "Rprop", "ASGD"])
 @pytest.mark.parametrize("foreach", [True, False])
 def test_other_optimizers_of_torch(name: str, foreach: bool) -> None:

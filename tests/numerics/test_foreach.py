@@ -12,7 +12,7 @@ from tests.steps import CASES, DTYPES, ELEVEN, Twins, name_of
 from tests.versions import one_counter_for_all
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_five_steps_are_eagers_bits(

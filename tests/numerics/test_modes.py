@@ -92,7 +92,7 @@ def test_bits_of_torch_optimizers(name: str, foreach: bool) -> None:
     check(name, 4, lambda seed: default_device(), foreach=foreach)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(8)
 @pytest.mark.parametrize("name", PAPERS)
 def test_bits_of_papers(name: str) -> None:
     check(name, 4, lambda seed: default_device())

@@ -89,7 +89,7 @@ def floats() -> dict[torch.dtype, tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
     return found
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_the_bits_of_eager(name: str, floats: Any) -> None:
     for dtype, (args, got) in floats.items():

@@ -99,7 +99,7 @@ def accepts(make: Any, shape: tuple[int, ...]) -> bool:
     return True
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize(("package", "name"), cases(ELEMENTWISE))
 def test_elementwise_optimizers_are_one_launch(package: str, name: str) -> None:
     race(pair_of(package, name, fallback="error"))

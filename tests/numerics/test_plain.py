@@ -156,7 +156,7 @@ def run(
         assert differences(optimizer, plain) == [], f"step {k}"
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(18)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)

@@ -175,6 +175,7 @@ def test_no_elements_and_one() -> None:
         check(step, torch.zeros(2), torch.zeros(0, 3), torch.tensor(value))
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_tails_are_those_of_each_call(dtype: torch.dtype, threads: int) -> None:
@@ -243,7 +244,7 @@ def test_threads_that_share_a_lane_fold_it_in_order(
         torch.set_num_threads(before)
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(10)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (5, 5), (2, 7), (3, 1)])
 def test_gathered_blocks_of_small_kernels(
@@ -397,6 +398,7 @@ STEPS = {
 }
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("lanes", [3, 40])
 @pytest.mark.parametrize("name", STEPS)
 def test_launches_do_not_depend_on_the_number_of_lanes(name: str, lanes: int) -> None:

@@ -144,6 +144,7 @@ def test_both_ways_are_in_one_graph(change: Change) -> None:
     assert not report.fallback
 
 
+@pytest.mark.family(2)
 @pytest.mark.filterwarnings("ignore:fuseopt:RuntimeWarning")
 @pytest.mark.parametrize("change", APART, ids=lambda f: f.__name__)
 def test_a_choice_that_would_be_seen_is_eagers(change: Change) -> None:

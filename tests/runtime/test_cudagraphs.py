@@ -149,6 +149,7 @@ LIVE: list[tuple[Any, list[dict[str, Any]]]] = [
 ]
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(
     ("make", "changes"),
     LIVE,

@@ -139,6 +139,7 @@ def test_numbers_of_the_cpu_come_over_in_one_copy_and_without_a_wait(
     assert seen.ops == {}
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("name", FOREACH)
 def test_the_counters_of_torch_optim(sim: ModuleType, name: str) -> None:
     """As eager leaves them by default: on the CPU."""

@@ -73,7 +73,7 @@ def stepped(make: Any, way: str, lanes: int, pattern: str) -> list[Tensor]:
     return left
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(9)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("pattern", ["1-", "-1-", "12*-", "11", "--1"])
 @pytest.mark.parametrize("case", [*range(len(OPTIONS)), "Decayed"])
@@ -202,6 +202,7 @@ def test_state_of_inference_mode_is_refused_outside(
 # ---------------------------------------------------------------- another dtype
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("options", OPTIONS[:3])
 @pytest.mark.filterwarnings("ignore:.*runs in eager")

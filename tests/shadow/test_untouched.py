@@ -337,6 +337,7 @@ def test_5000_signals_at_random_moments(build: Any, way: str) -> None:
 # ---------------------------------------------------------------- other threads
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 def test_a_thread_that_saves_sees_all_parameters(build: Any, way: str) -> None:
     twins = Twins(build, 2)

@@ -42,6 +42,7 @@ def outcome(call: Callable[[], Any]) -> str:
     return ""
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("n", [3, 20])
 def test_a_group_that_is_gone(n: int, steps: int) -> None:
@@ -164,7 +165,7 @@ class Held(torch.Tensor):
         return tree_map(held, out)
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(3)
 @pytest.mark.parametrize("lanes", [1, 20])
 @pytest.mark.parametrize("role", ["parameters", "gradients"])
 @pytest.mark.parametrize("way", WAYS)

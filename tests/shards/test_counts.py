@@ -29,6 +29,7 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("n", [6, 30])
 def test_one_launch_no_collective_no_dispatch(

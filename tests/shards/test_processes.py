@@ -92,6 +92,7 @@ def test_every_kind(tmp_path: Path, name: str, world: int) -> None:
     together(cases, tmp_path, world)
 
 
+@pytest.mark.slow
 def test_checkpoints(tmp_path: Path) -> None:
     """What two processes save, one reads."""
     cases = ["checkpoint/FSDP2/AdamW", "save/FSDP2/AdamW"]

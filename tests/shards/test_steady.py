@@ -55,6 +55,7 @@ def test_a_steady_step_is_compared_in_c(mesh: DeviceMesh, seen: Seen, way: str) 
     assert seen.calls[BEFORE - 1 :] == [STEADY] * (AFTER + 2)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("of", ["parameter", "state"])
 @pytest.mark.parametrize("change", OF_A_TENSOR, ids=lambda f: f.__name__)
 def test_a_tensor_changes(mesh: DeviceMesh, seen: Seen, change: Any, of: str) -> None:
@@ -163,7 +164,7 @@ HELD += [set_attribute, other_groups, other_list, fewer, more, load, another_par
 HELD += [move_all, betas, set_option]
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("change", HELD, ids=lambda f: f.__name__)
 def test_what_is_held_changes(mesh: DeviceMesh, seen: Seen, change: Change) -> None:
     want = walk("", mesh, change)

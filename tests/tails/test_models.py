@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("case", CASES)
 def test_averaged_models(case: str) -> None:
     """Also every second step, and after its state was loaded."""

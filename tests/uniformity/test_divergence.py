@@ -91,6 +91,7 @@ def run(kind: Any, compiled: bool) -> tuple[list[Any], Optimizer, list[Any]]:
         restore(kind, known)
 
 
+@pytest.mark.family(12)
 @pytest.mark.filterwarnings("ignore")  # where Dynamo ends its graph
 @pytest.mark.parametrize(
     "kind",
