@@ -53,6 +53,14 @@ def bias_corrections(p, g, c):
 
 
 @form
+def literals_like_those_that_stand_for_numbers(p, g, c):
+    """The rate stood in calls to torch as the first of these."""
+    for x, y in zip(p, g, strict=True):
+        x.mul_(0.7390851332151607 + 1.0e-9).add_(y, alpha=c["lr"])
+        x.sub_(0.7390851332151607 + 2.0e-9)
+
+
+@form
 def float_that_the_step_changes(p, g, c):
     c["lr"] = c["lr"] * 0.9 + 0.001
     for x, y in zip(p, g, strict=True):

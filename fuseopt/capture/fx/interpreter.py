@@ -71,6 +71,7 @@ class Interpreter:
         self.env: dict[Node, Any] = {}
         restore(gm)
         self.nodes = list(gm.graph.nodes)
+        self.recorder.standins.avoid(_literals(self.nodes))
         self.metas = MetaInputs()
         self.places = Places()
         self.computes = False  # reads numbers from tensors that it computed
@@ -392,6 +393,16 @@ def _flatten(x: Any) -> list[Any]:
     if isinstance(x, dict):
         return [z for y in x.values() for z in _flatten(y)]
     return [x]
+
+
+def _literals(nodes: Sequence[Node]) -> list[float]:
+    """All numbers that stand literally in a graph."""
+    return [
+        x
+        for node in nodes
+        for x in _flatten([node.args, node.kwargs])
+        if isinstance(x, (int, float))
+    ]
 
 
 def _function(node: Node) -> Callable[..., Any] | None:

@@ -7,6 +7,8 @@ one, by which the recorded call finds the origin again.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .device import Computed
@@ -14,25 +16,34 @@ from .host import Sym
 
 
 class StandIns:
-    """The stand-ins of one capture, and what each of them stands for."""
+    """The stand-ins of one capture, and what each of them stands for.
+
+    They are far from 0 and 1, whose values torch may treat specially.
+    """
 
     def __init__(self) -> None:
         self._by_value: dict[float, Sym | Computed] = {}
         self._by_number: dict[Sym | Computed, float] = {}
+        self._literals: frozenset[float] = frozenset()
+        self._floats: Iterator[float] = (
+            0.7390851332151607 + 1.0e-9 * k for k in itertools.count(1)
+        )
+        self._integers: Iterator[int] = itertools.count(740_000_007, 13)
+
+    def avoid(self, literals: Iterable[float]) -> None:
+        """Let no stand-in be one of these numbers, or one of them negated: a literal of
+        the step would be taken for the number that the stand-in stands for.
+
+        To be called before the first stand-in is asked for.
+        """
+        self._literals = frozenset(map(abs, literals))
 
     def of(self, number: Sym | Computed) -> float | int:
-        """The number that stands for `number`, of the same Python type.
-
-        It is far from 0 and 1, whose values torch may treat specially, and unlikely to
-        be a literal of anyone's step.
-        """
+        """The number that stands for `number`, of the same Python type."""
         value = self._by_number.get(number)
         if value is None:
-            k = len(self._by_number) + 1
-            is_float = number.is_float
-            value = (
-                0.7390851332151607 + 1.0e-9 * k if is_float else 740_000_007 + 13 * k
-            )
+            candidates = self._floats if number.is_float else self._integers
+            value = next(x for x in candidates if x not in self._literals)
             self._by_number[number] = value
             self._by_value[value] = number
         return value
