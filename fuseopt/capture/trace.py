@@ -41,6 +41,8 @@ class Captured:
     `result` is the graph's output, see `results`. `given`: which memory tensors of the
     call get when the step has run. `aliases`: the buffers of the result's aliases.
     `beyond`: the first op that does more than treat each element alike; "": none.
+    `dropped`: buffers that are not written, since nobody looks at them afterwards, and
+    may share memory as little as if they were.
     """
 
     graph: Graph
@@ -53,6 +55,7 @@ class Captured:
     given: tuple[Given, ...] = ()
     aliases: tuple[int, ...] = ()
     beyond: str = ""
+    dropped: tuple[int, ...] = ()
 
     @functools.cached_property
     def evaluate(self) -> Evaluator:

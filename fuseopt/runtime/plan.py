@@ -57,7 +57,7 @@ class Plan:
         buffers = graph.buffers
         statics, steps = len(captured.statics), schedule.steps
         self.positions = positions(buffers, statics + len(captured.tensor_args))
-        self.inputs = inputs(graph, statics, captured.twins)
+        self.inputs = inputs(graph, statics, captured.twins, captured.dropped)
         self.memory = layout(buffers, schedule.memory)
         freed = schedule.memory.freed or ((),) * len(steps)
         self.externs = {

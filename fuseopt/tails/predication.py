@@ -54,7 +54,9 @@ def predicate(
     where that is not followed: memory that is seen in parts, written by calls that run
     as they are, or given away.
     """
-    return replace(captured, graph=_Predication(captured, modes, flags).run())
+    made = _Predication(captured, modes, flags)
+    dropped = tuple([b for b, mode in made.modes.items() if mode == DROPPED])
+    return replace(captured, graph=made.run(), dropped=dropped)
 
 
 class _Predication:

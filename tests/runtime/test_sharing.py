@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from fuseopt.errors import AliasError, UnsupportedInput
-from fuseopt.runtime.guards.sharing import Sharing, inputs
+from fuseopt.runtime.guards.sharing import ALONE, FREELY, Sharing, inputs
 from fuseopt.runtime.tables.addresses import AddressPool, positions
 from tests.build_graphs import GraphBuilder
 
@@ -117,10 +117,30 @@ def test_what_is_only_read_may_move_unasked() -> None:
     own = sharing(step())
     own.check(APART, None)
     pool = AddressPool(positions(step().graph().buffers, 4))
+    pool.move(APART)
     moves = own.moves(pool)
-    assert moves.loose == [False, False, True, True]
+    assert moves.loose == [0, 0, FREELY, FREELY]
     assert moves.reach == [0, 0, BYTES, BYTES]
     assert (moves.starts, moves.ends) == ([100, 200], [116, 216])
+    assert moves.stays == ((), ())
+
+
+def test_what_is_written_or_would_be_moves_to_memory_of_its_own() -> None:
+    """Of two arguments one is dropped: nobody looks at it, and it is alone as well."""
+    graph = step().graph()
+    (dropped,) = [b for b, x in enumerate(graph.buffers) if x.source == 3]
+    given = inputs(graph, 2, (), [dropped])
+    assert given.mutated == inputs(graph, 2, ()).mutated
+    assert given.writes_args
+    own = Sharing(given, dict(sharing(step()).reach))
+    assert own.check(APART, None)
+    pool = AddressPool(positions(graph.buffers, 4))
+    pool.move(APART)
+    moves = own.moves(pool)
+    assert moves.loose == [0, 0, FREELY, ALONE]
+    assert moves.stays == ([100, 200], [116, 216])
+    with pytest.raises(AliasError):
+        own.check(at(100, 200, 300, 304), None)
 
 
 def test_a_pool_has_inputs_first_and_follows_their_views() -> None:

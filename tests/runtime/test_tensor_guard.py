@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import random
+from array import array
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +17,7 @@ from fuseopt.backend import fuseopt as BACKEND
 from fuseopt.compat import fields
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards.library import HELPER
-from fuseopt.runtime.guards.sharing import Moves
+from fuseopt.runtime.guards.sharing import ALONE, FREELY, Moves
 from fuseopt.runtime.guards.tensors import CHANGED, MOVED, TensorGuard
 from fuseopt.runtime.step import CompiledStep
 from fuseopt.runtime.tables.addresses import AddressPool, Positions
@@ -239,6 +241,134 @@ def test_nothing_moves_into_memory_that_is_written(
     probe.let_move(Moves(loose, reach, [start], [start + 60], pool))
     ts[1].data = part(8 + offset, 1).view(())
     assert probe.look(*places(ts)) == (0 if follows else MOVED)
+
+
+@pytest.mark.parametrize(
+    ("places", "follows"),
+    [
+        ((8, 1), True),
+        ((1, 8), True),
+        ((8, 8), False),  # in one place
+        ((8, 10), False),  # one ends within the other
+        ((10, 8), False),
+        ((8, 12), True),  # side by side
+        ((28, 1), False),  # in the memory of one that is read and stays
+        ((1, 34), False),
+        ((35, 1), True),
+    ],
+)
+def test_what_moves_alone_moves_to_memory_of_its_own(
+    helper: ctypes.PyDLL, places: tuple[int, int], follows: bool
+) -> None:
+    """Two that may, of four elements each, and one of four that stays."""
+    room = bytearray(256)
+
+    def part(start: int) -> Tensor:
+        return torch.frombuffer(room, dtype=torch.float32, count=4, offset=4 * start)
+
+    ts = [part(31), part(50), part(56)]
+    probe = TensorGuard(ts, helper, [])
+    pool = AddressPool(Positions(3, 3, {}, []))
+    pool.move(probe.addresses)
+    low = ts[0].data_ptr()
+    stays = [low], [low + 16]
+    probe.let_move(Moves([0, ALONE, ALONE], [16] * 3, [], [], pool, stays))
+    ts[1].data, ts[2].data = map(part, places)
+    assert probe.look({}, {}, tuple(ts)) == (0 if follows else MOVED)
+    if follows:
+        assert pool.words.tolist() == [t.data_ptr() for t in ts]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 40])
+def test_many_that_move_alone_are_sorted(helper: ctypes.PyDLL, n: int) -> None:
+    """Whatever order their memory comes to have, and had; two in one place are seen."""
+    room = torch.zeros(4 * n)
+    draw = random.Random(n)
+    ts = [room[4 * k : 4 * k + 4] for k in range(n)]
+    probe = TensorGuard(ts, helper, [])
+    pool = AddressPool(Positions(n, n, {}, []))
+    pool.move(probe.addresses)
+    probe.let_move(Moves([ALONE] * n, [16] * n, [], [], pool))
+    for _ in range(20):
+        order = draw.sample(range(n), n)
+        now = [room[4 * k : 4 * k + 4] for k in order]
+        assert probe.look({}, {}, tuple(now)) == 0
+        assert pool.words.tolist() == [t.data_ptr() for t in now]
+        if n > 1:
+            one, other = draw.sample(range(n), 2)
+            wrong = [*now]
+            wrong[one] = now[other].view(4)
+            assert probe.look({}, {}, tuple(wrong)) == MOVED
+        assert probe.look({}, {}, tuple(now)) == 0
+
+
+def test_a_guard_follows_another(helper: ctypes.PyDLL) -> None:
+    """Tensors that another guard has compared are taken as they are; the rest is not.
+
+    `theirs`: two gradients among others. `mine`: these, one of its own, one more.
+    """
+    grads, one, more = [torch.ones(3), torch.ones(3)], torch.ones(()), torch.ones(())
+    beside = [torch.ones(5), torch.ones(7)]
+
+    def guards(grads: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        return [beside[0], *grads, beside[1]], [*grads, one, more]
+
+    def made(ts: list[Tensor], loose: list[int]) -> tuple[TensorGuard, AddressPool]:
+        guard = TensorGuard(ts, helper, [])
+        pool = AddressPool(Positions(len(ts), len(ts), {}, []))
+        pool.move(guard.addresses)
+        reach = [t.numel() * 4 for t in ts]
+        guard.let_move(Moves(loose, reach, [], [], pool))
+        return guard, pool
+
+    theirs, mine = guards(grads)
+    other, _ = made(theirs, [0, FREELY, FREELY, 0])
+    guard, pool = made(mine, [FREELY, FREELY, 0, FREELY])
+    for g, ts in ((other, theirs), (guard, mine)):
+        assert g.look({}, {}, tuple(ts)) == 0
+    places = array("q", [1, 2])
+    assert guard.following(other, array("q", [1, 3]), (2, 1), 3) is None
+    look = guard.following(other, places, (2, 1), 3)
+    assert look is not None
+    for _ in range(3):
+        grads, one = [torch.ones(3), torch.ones(3)], torch.ones(())
+        theirs, mine = guards(grads)
+        assert other.look({}, {}, tuple(theirs)) == 0
+        assert look([one, more]) == 0
+        assert pool.words.tolist() == [t.data_ptr() for t in mine]
+    more = torch.ones(())
+    assert look([one, more]) == 0
+    assert pool.words[3] == more.data_ptr()
+    assert look([one, torch.ones(1)]) != 0
+    assert look([one, more.double()]) != 0
+    # and what it took over it has not seen
+    assert guard.look({}, {}, (*grads, one, more)) == 0
+    assert guard.look({}, {}, (torch.ones(3), grads[1], one, more)) == 0
+
+
+def test_kin_move_one_after_the_other(helper: ctypes.PyDLL) -> None:
+    """What is known of the fields of one is no knowledge of another's memory: each of
+    three tensors alike goes to another place of its own storage, and back.
+    """
+    rooms = [torch.arange(8.0) for _ in range(3)]
+    ts = [room[:4] for room in rooms]
+    probe = TensorGuard(ts, helper, [])
+    assert probe.look({}, {}, tuple(ts)) == 0
+    draw = random.Random(0)
+    at = [0, 0, 0]
+    for _ in range(200):
+        moved = [k for k in range(3) if draw.random() < 0.5]
+        for k in moved:
+            now = draw.choice((0, 4))
+            ts[k].data = rooms[k][now : now + 4]
+            moved = moved if now != at[k] else [i for i in moved if i != k]
+            at[k] = now
+        assert probe.look({}, {}, tuple(ts)) == (MOVED if moved else 0)
+        if moved:
+            assert probe.moved() == moved
+            assert probe.found() == [t.data_ptr() for t in ts]
+            probe.accept()
+        assert probe.look({}, {}, tuple(ts)) == 0
 
 
 def test_what_moves_to_another_device_is_not_followed(helper: ctypes.PyDLL) -> None:

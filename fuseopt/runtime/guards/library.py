@@ -31,6 +31,12 @@ class Known(ctypes.Structure):
     _fields_ = fields(TEXT, "Known")
 
 
+class Followed(ctypes.Structure):
+    """What a step follows."""
+
+    _fields_ = fields(TEXT, "Followed")
+
+
 class Held(ctypes.Structure):
     """What is known of the contents of dicts and lists."""
 

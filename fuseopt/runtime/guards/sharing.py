@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,8 +25,9 @@ class Inputs:
     """What a step does to the tensors of a call, and what of their places it rests on.
 
     `buffers`: all of the graph's. `statics`: the number of tensors that are the graph's
-    own, and come first. `written`: the buffers whose memory the step writes; `mutated`:
-    the tensors of those, sorted. `args`: buffers of arguments by their place among the
+    own, and come first. `written`: the buffers whose memory the step writes, or would
+    write if anybody looked at it afterwards; `mutated`: the tensors of those that it
+    does write, sorted. `args`: buffers of arguments by their place among the
     tensors. `strides`: the tensors by whose strides memory was proven apart, or views
     were made; `distances`: of tensors that share memory; `twins`: pairs of tensors
     (second, first) that were the same.
@@ -44,7 +45,7 @@ class Inputs:
     @property
     def writes_args(self) -> bool:
         """Is an argument written?"""
-        return any(i >= self.statics for i in self.mutated)
+        return any(self.buffers[b].kind == "arg" for b in self.written)
 
     def fit(self, strides: Sequence[tuple[int, ...]]) -> bool:
         """Do the strides of a call's tensors allow what was planned? Of most tensors
@@ -55,11 +56,17 @@ class Inputs:
         )
 
 
-def inputs(graph: Graph, statics: int, twins: tuple[tuple[int, int], ...]) -> Inputs:
-    """The Inputs of a graph."""
+def inputs(
+    graph: Graph,
+    statics: int,
+    twins: tuple[tuple[int, int], ...],
+    dropped: Sequence[int] = (),
+) -> Inputs:
+    """The Inputs of a graph; `dropped`: buffers that it would write."""
     buffers = graph.buffers
     written = {graph.values[v] for n in graph.nodes for v in written_by(n)}
-    storages = {buffers[b].storage for b in written}
+    mutated = {buffers[b].storage for b in written}
+    storages = mutated | {buffers[b].storage for b in dropped}
     members: dict[int, list[Buffer]] = {}
     for buffer in buffers:
         members.setdefault(buffer.storage, []).append(buffer)
@@ -84,7 +91,7 @@ def inputs(graph: Graph, statics: int, twins: tuple[tuple[int, int], ...]) -> In
         sorted(
             x.source
             for x in buffers
-            if x.kind in ("static", "arg") and x.storage in storages
+            if x.kind in ("static", "arg") and x.storage in mutated
         ),
         {x.source: b for b, x in enumerate(buffers) if x.kind == "arg"},
         strides,
@@ -93,19 +100,25 @@ def inputs(graph: Graph, statics: int, twins: tuple[tuple[int, int], ...]) -> In
     )
 
 
+#: How a tensor may move: to memory that the step does not write; to memory of its own.
+FREELY, ALONE = 1, 2
+
+
 class Moves(NamedTuple):
     """Which tensors may move between two calls unasked, and what then changes.
 
-    `loose[i]`: may tensor i lie in any memory that the step does not write? `reach[i]`:
-    bytes from its first element to behind its last. `starts`, `ends`: the memory that
-    is written, sorted. `pool`: where their addresses are changed, with their views'.
+    `loose[i]`: may tensor i move FREELY, or ALONE? `reach[i]`: bytes from its first
+    element to behind its last. `starts`, `ends`: the memory that is written and stays,
+    sorted. `pool`: where their addresses are changed, with their views'. `stays`:
+    starts and ends of all memory that stays.
     """
 
-    loose: Sequence[bool]
+    loose: Sequence[int]
     reach: Sequence[int]
     starts: Sequence[int]
     ends: Sequence[int]
     pool: AddressPool
+    stays: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 
 class Sharing:
@@ -142,22 +155,44 @@ class Sharing:
         return False
 
     def moves(self, pool: AddressPool) -> Moves:
-        """What a guard may follow by itself: arguments that are only read, and on whose
-        place nothing rests.
-        """
+        """What a guard may follow by itself: arguments on whose place nothing rests."""
         given = self.given
         fixed = {x for i, k, _ in given.distances for x in (i, k)}
         fixed.update(x for pair in given.twins for x in pair)
         tensors = range(pool.places.n_tensors)
-        args = given.args
+        args, written = given.args, given.written
         loose = [
-            i >= given.statics
-            and i not in fixed
-            and (i not in args or args[i] not in given.written)
+            0
+            if i < given.statics or i in fixed
+            else ALONE
+            if args.get(i, -1) in written
+            else FREELY
             for i in tensors
         ]
         reach = [self.reach.get(args.get(i, -1), 0) for i in tensors]
-        return Moves(loose, reach, self._starts, self._ends, pool)
+        stay = [b for b in self.reach if not loose[given.buffers[b].source]]
+        now = pool.words
+        own = self._spans((b for b in stay if b in written), now)
+        # of those, where nothing is ALONE, nobody asks
+        every = self._spans(stay, now) if ALONE in loose else ((), ())
+        return Moves(loose, reach, *own, pool, every)
+
+    def _spans(
+        self, buffers: Iterable[int], now: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """Where the memory of some buffers starts and ends, sorted, none in two."""
+        starts: list[int] = []
+        ends: list[int] = []
+        sources = self.given.buffers
+        for start, end in sorted(
+            self._interval(b, now[sources[b].source]) for b in buffers
+        ):
+            if ends and start < ends[-1]:
+                ends[-1] = max(ends[-1], end)
+            elif start < end:
+                starts.append(start)
+                ends.append(end)
+        return starts, ends
 
     def _interval(self, b: int, address: int) -> tuple[int, int]:
         return address, address + self.reach[b]

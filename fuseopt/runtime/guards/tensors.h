@@ -30,16 +30,24 @@ struct Known {
   uint64_t* now;
   const int64_t* metadata;  // of each: dtype, device, index, dims, sizes, strides
   const int64_t* begins;    // of each: where in those its own are
-  uint64_t* seen;           // fields of each when it was last found unchanged
+  uint64_t* seen;           // memory of each when it was last found unchanged
+  uint64_t* fields;         // the fields of n kin, which stay as they were seen first,
+                            // then of n tensors that have others; all ones: none yet
+  int64_t* like;            // of each: which of these it had then
+  const int64_t* kin;       // of each: the first tensor with the same metadata
   char** tensors;           // the at::Tensor of each in the last call
   int64_t* moved;           // those whose addresses alone this call found changed
   int64_t n_moved;
   int64_t found;  // what this call found so far: OTHER, UNASKED
   // what tensors may do unasked; no `loose`: nothing
-  const uint8_t* loose;   // of each: 1 if it may move to memory that nobody writes
+  const uint8_t* loose;   // of each: may it move? FREELY, or ALONE
   const uint64_t* reach;  // of each: bytes from its first element to behind its last
-  int64_t spans;          // memory that is written: sorted, from starts to ends
+  int64_t spans;  // memory that is written and stays: sorted, from starts to ends
   const uint64_t *starts, *ends;
+  int64_t stays;  // all memory that stays, in the same way
+  const uint64_t *stay_starts, *stay_ends;
+  int64_t mobile;  // where some may move ALONE: all that may move, and which these are
+  int64_t* order;  // in the order of their addresses when that was asked last
   uint64_t* pool;  // of each its address, then those of the views
   int64_t n_views;
   const int64_t* views;  // place in the pool, that of what is viewed, distance
@@ -51,6 +59,9 @@ static const int64_t DIMS = 3;   // where in a tensor's metadata its dims are
 typedef uint64_t Words __attribute__((vector_size(64), aligned(8), may_alias));
 // Tensors that are compared at once; where one differs, each is asked.
 static const int64_t BLOCK = 8;
+// Bytes behind its storage a tensor has its version; were that elsewhere, something
+// else would be fetched, and no more than that.
+static const int64_t VERSION = 24;
 // Blocks ahead that are fetched: Python's object, the tensor, its storage.
 static const int64_t FAR = 3 * BLOCK, NEAR = 2 * BLOCK, NEXT = BLOCK;
 
@@ -68,7 +79,6 @@ static inline uint64_t memory_but_seen(const Functions* f, const char* impl,
 static inline Words fields_but_seen(const Functions* f, const char* impl,
                                     const uint64_t* seen) {
   const uint64_t* own = (const uint64_t*)(impl + f->first);
-  seen += OWNER;
   // words of which the last eight may overlap those before
   Words differ = {0};
   for (int64_t i = 0; i < f->words; i += WIDE) {
@@ -82,15 +92,27 @@ static inline bool none(Words differ) {
   for (int64_t i = 0; i < WIDE; ++i) other |= differ[i];
   return other == 0;
 }
-static void see(const Functions* f, const char* impl, uint64_t* seen) {
+// Remember a tensor that was found to be what its metadata says. Most have the fields
+// of the first of their kin, so that what is compared with stays in the caches.
+static void see(const Functions* f, const Known* k, int64_t i) {
   if (!f->words) return;
+  const char* impl = *(char**)k->tensors[i];
   const char* storage = *(char**)(impl + f->storage);
   const uint64_t* own = (const uint64_t*)(impl + f->first);
   // what more dims are is kept elsewhere
   if (!storage || own[0] > (uint64_t)f->inlined) return;
   const uint64_t* owner = (const uint64_t*)(storage + f->memory);
-  for (int64_t i = 0; i < OWNER; ++i) seen[i] = owner[i];
-  for (int64_t i = 0; i < f->words; ++i) seen[OWNER + i] = own[i];
+  for (int64_t w = 0; w < OWNER; ++w) k->seen[i * OWNER + w] = owner[w];
+  const uint64_t* known = k->fields + k->like[i] * f->words;
+  if (none(fields_but_seen(f, impl, known))) return;
+  uint64_t* kept = k->fields + k->kin[i] * f->words;
+  k->like[i] = k->kin[i];
+  if (none(fields_but_seen(f, impl, kept))) return;
+  if (kept[f->words - 1] != ~0ull) {  // its kin have others
+    k->like[i] = k->n + i;
+    kept = k->fields + (k->n + i) * f->words;
+  }
+  for (int64_t w = 0; w < f->words; ++w) kept[w] = own[w];
 }
 // Is a tensor whose fields are not all those that were seen still of the same kind?
 // Another tensor's fields have other bits in their gaps.
@@ -103,12 +125,11 @@ static bool same_kind(const Functions* f, void* tensor, const int64_t* metadata,
   if (dtype != metadata[0] || device != metadata[1] || index != metadata[2])
     return false;
   const uint64_t* own = (const uint64_t*)(*(char**)tensor + f->first);
-  const uint64_t last = f->words ? seen[OWNER + f->words - 1] : ~0ull;
+  const uint64_t last = f->words ? seen[f->words - 1] : ~0ull;
   if (last != ~0ull) {
     if (own[f->words - 1] != last) return false;  // keys
     bool same = true;
-    for (int64_t i = 0; i < f->words; ++i)
-      same &= i == f->kind || own[i] == seen[OWNER + i];
+    for (int64_t i = 0; i < f->words; ++i) same &= i == f->kind || own[i] == seen[i];
     if (same) return true;
   }
   int64_t dims = 0, *sizes = 0, *strides = 0;
@@ -120,29 +141,64 @@ static bool same_kind(const Functions* f, void* tensor, const int64_t* metadata,
     if (known[d] != sizes[d] || known[dims + d] != strides[d]) return false;
   return true;
 }
-// May a tensor move to where it now is? Not if the step writes there.
-static bool may_move(const Known* k, int64_t i) {
-  if (!k->loose[i]) return false;
-  const uint64_t low = k->now[i], high = low + k->reach[i];
+// To memory that nobody writes; to memory that nobody else has at all.
+static const uint8_t FREELY = 1, ALONE = 2;
+
+// Is some memory apart from all of sorted spans?
+static bool beside(uint64_t low, uint64_t high, int64_t spans, const uint64_t* starts,
+                   const uint64_t* ends) {
   if (low == high) return true;
-  int64_t after = 0, end = k->spans;  // the first that starts behind `low`
+  int64_t after = 0, end = spans;  // the first that starts behind `low`
   while (after < end) {
     const int64_t middle = (after + end) / 2;
-    if (k->starts[middle] > low) end = middle;
+    if (starts[middle] > low) end = middle;
     else after = middle + 1;
   }
-  if (after > 0 && k->ends[after - 1] > low) return false;
-  return after == k->spans || k->starts[after] >= high;
+  if (after > 0 && ends[after - 1] > low) return false;
+  return after == spans || starts[after] >= high;
+}
+// May a tensor move to where it now is, as far as those say that stay?
+static bool may_move(const Known* k, int64_t i) {
+  const uint64_t low = k->now[i], high = low + k->reach[i];
+  if (k->loose[i] == FREELY) return beside(low, high, k->spans, k->starts, k->ends);
+  return k->loose[i] == ALONE &&
+         beside(low, high, k->stays, k->stay_starts, k->stay_ends);
+}
+// And as far as those say that move?
+static bool alone(const Known* k) {
+  // nearly sorted, as a rule: allocators give the same blocks again
+  for (int64_t gap = k->mobile; gap > 1;) {
+    gap = gap > 4 ? 4 * gap / 9 : 1;
+    for (int64_t m = gap; m < k->mobile; ++m) {
+      const int64_t i = k->order[m];
+      int64_t at = m;
+      for (; at >= gap && k->now[k->order[at - gap]] > k->now[i]; at -= gap)
+        k->order[at] = k->order[at - gap];
+      k->order[at] = i;
+    }
+  }
+  uint64_t seen = 0, own = 0;  // how far memory reaches: of all, of those ALONE
+  for (int64_t m = 0; m < k->mobile; ++m) {
+    const int64_t i = k->order[m];
+    const uint64_t low = k->now[i], high = low + k->reach[i];
+    const bool is_alone = k->loose[i] == ALONE;
+    if (low == high) continue;
+    if (low < own || (is_alone && low < seen)) return false;
+    if (high > seen) seen = high;
+    if (is_alone && high > own) own = high;
+  }
+  return true;
 }
 // Follow tensors that moved, where all of them may.
 static bool follow(const Functions* f, const Known* k, int64_t moved) {
   if (!k->loose) return false;
   for (int64_t m = 0; m < moved; ++m)
     if (!may_move(k, k->moved[m])) return false;
+  if (k->mobile && !alone(k)) return false;
   for (int64_t m = 0; m < moved; ++m) {
     const int64_t i = k->moved[m];
     k->pool[i] = k->addresses[i] = k->now[i];
-    see(f, *(char**)k->tensors[i], k->seen + i * (f->words + OWNER));
+    see(f, k, i);
   }
   for (const int64_t* v = k->views; v < k->views + 3 * k->n_views; v += 3)
     k->pool[v[0]] = k->pool[v[1]] + v[2];
@@ -164,20 +220,21 @@ static const int64_t MOVED = 1, OTHER = 2, UNASKED = 4;
 
 // Is one tensor what it was? 0 if it is, else one of those.
 static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
-  uint64_t* seen = k->seen + i * (f->words + OWNER);
+  uint64_t* seen = k->seen + i * OWNER;
+  const uint64_t* fields = k->fields + k->like[i] * f->words;
   char* tensor = k->tensors[i];
   const char* impl = *(char**)tensor;
-  const bool alike = f->words && none(fields_but_seen(f, impl, seen));
+  const bool alike = f->words && none(fields_but_seen(f, impl, fields));
   k->now[i] = k->addresses[i];
   if (alike && !memory_but_seen(f, impl, seen)) return 0;
   seen[0] = ~0ull;  // no address is that: not known until it is found the same
-  if (!alike && !same_kind(f, tensor, k->metadata + k->begins[i], seen)) return OTHER;
+  if (!alike && !same_kind(f, tensor, k->metadata + k->begins[i], fields)) return OTHER;
   void* address = 0;
   if (f->data(tensor, &address)) return UNASKED;
   if (nowhere(f, impl, address, k->metadata + k->begins[i])) return UNASKED;
   k->now[i] = (uint64_t)address;
   if (k->now[i] != k->addresses[i]) return MOVED;
-  see(f, impl, seen);
+  see(f, k, i);
   return 0;
 }
 static void note(const Functions* f, Known* k, int64_t i) {
@@ -187,7 +244,6 @@ static void note(const Functions* f, Known* k, int64_t i) {
 }
 // The same of tensors `from` to `to`, unless one was found that ends the search.
 static void compare(const Functions* f, Known* k, int64_t from, int64_t to) {
-  const int64_t each = f->words + OWNER;
   for (int64_t b = from; b < to && !k->found; b += BLOCK) {
     const int64_t end = b + BLOCK < to ? b + BLOCK : to;
     if (f->words) {
@@ -204,9 +260,8 @@ static void compare(const Functions* f, Known* k, int64_t from, int64_t to) {
       uint64_t other = 0;
       for (int64_t i = b; i < end; ++i) {
         const char* impl = *(char**)k->tensors[i];
-        const uint64_t* seen = k->seen + i * each;
-        differ |= fields_but_seen(f, impl, seen);
-        other |= memory_but_seen(f, impl, seen);
+        differ |= fields_but_seen(f, impl, k->fields + k->like[i] * f->words);
+        other |= memory_but_seen(f, impl, k->seen + i * OWNER);
       }
       if (none(differ) && !other) {
         for (int64_t i = b; i < end; ++i) k->now[i] = k->addresses[i];
@@ -252,11 +307,51 @@ extern "C" int64_t fuseopt_others(const Functions* f, Known* k, void* list,
   return finish(f, k);
 }
 
+// What a step follows: the first `n` of its tensors are among those of another one.
+struct Followed {
+  const Functions* functions;
+  Known *known, *other;
+  int64_t n;
+  const int64_t* from;   // where among the other's
+  int64_t own, fresh;    // places of tensors that nobody else knows, `fresh` of them
+  int64_t rest, others;  // places behind those, `others` of them
+};
+
+// What `fuseopt_tensors` says where the other step has compared its tensors in the
+// call: they are what they were, or have moved as they may. `list`: fresh ones, then
+// the rest.
+extern "C" int64_t fuseopt_follow(const Followed* w, void* list) {
+  const Functions* f = w->functions;
+  Known *k = w->known, *other = w->other;
+  begin(k);
+  for (int64_t i = 0; i < w->n; ++i) {
+    const uint64_t now = other->addresses[w->from[i]];
+    k->tensors[i] = other->tensors[w->from[i]];
+    k->now[i] = now;
+    if (now == k->addresses[i]) continue;
+    k->seen[i * OWNER] = ~0ull;  // not known until it is looked at
+    k->pool[i] = k->addresses[i] = now;
+  }
+  for (int64_t i = w->own, at = 0; at < w->fresh; ++i, ++at) {
+    void* address = 0;
+    k->tensors[i] = (char*)PyList_GetItem(list, at) + f->handle;
+    if (f->data(k->tensors[i], &address)) return UNASKED;
+    k->seen[i * OWNER] = ~0ull;
+    k->pool[i] = k->addresses[i] = k->now[i] = (uint64_t)address;
+  }
+  for (const int64_t* v = k->views; v < k->views + 3 * k->n_views; v += 3)
+    k->pool[v[0]] = k->pool[v[1]] + v[2];
+  for (int64_t i = 0; i < w->others; ++i)
+    k->tensors[w->rest + i] = (char*)PyList_GetItem(list, w->fresh + i) + f->handle;
+  for (int64_t i = 0; i < w->others && !k->found; ++i) note(f, k, w->rest + i);
+  return finish(f, k);
+}
+
 // Take the tensors of the last call, all of which it compared, as known.
 extern "C" void fuseopt_accept(const Functions* f, const Known* k) {
   for (int64_t i = 0; i < k->n; ++i) {
     k->addresses[i] = k->now[i];
-    see(f, *(char**)k->tensors[i], k->seen + i * (f->words + OWNER));
+    see(f, k, i);
   }
 }
 
@@ -264,7 +359,15 @@ extern "C" void fuseopt_accept(const Functions* f, const Known* k) {
 extern "C" int64_t fuseopt_bump(const Functions* f, const Known* k,
                                 const int64_t* which, int64_t n) {
   try {
-    for (int64_t i = 0; i < n; ++i) f->bump(k->tensors[which[i]]);
+    for (int64_t i = 0; i < n; ++i) {
+      if (f->words && i + FAR < n) {
+        const char* impl = *(char**)k->tensors[which[i + FAR]];
+        __builtin_prefetch(impl + f->storage + VERSION);
+        impl = *(char**)k->tensors[which[i + NEAR]];
+        __builtin_prefetch(*(char**)(impl + f->storage + VERSION), 1);
+      }
+      f->bump(k->tensors[which[i]]);
+    }
   } catch (...) { return 1; }
   return 0;
 }

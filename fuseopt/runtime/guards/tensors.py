@@ -19,12 +19,14 @@ from typing import Any
 import torch
 
 from ... import compat
-from .library import Functions, Known
-from .sharing import Moves
+from .library import Followed, Functions, Known
+from .sharing import ALONE, Moves
 
 MOVED, CHANGED = 1, 2
 #: What the helper says of tensors that cannot be asked.
 UNKNOWN = 4
+#: Where in the metadata of a tensor the number of its dimensions is.
+DIMS = 3
 
 
 def address(a: array[int]) -> int:
@@ -75,9 +77,13 @@ class TensorGuard:
     ) -> None:
         """Use the helper, if it finds that the tensors are what they are."""
         metadata, begins, codes = array("q"), array("q"), compat.Codes()
-        for t in tensors:
+        firsts: dict[tuple[int, ...], int] = {}
+        kin = array("q")
+        for i, t in enumerate(tensors):
             begins.append(len(metadata))
-            metadata.extend((*codes.of(t), t.dim(), *t.shape, *t.stride()))
+            own = (*codes.of(t), t.dim(), *t.shape, *t.stride())
+            metadata.extend(own)
+            kin.append(firsts.setdefault(own, i))
         words = 8 * self.n
         #: arrays that the struct points to; all ones: nothing was seen yet
         arrays = {
@@ -85,13 +91,17 @@ class TensorGuard:
             "now": self._now,
             "metadata": metadata,
             "begins": begins,
-            "seen": array("Q", b"\xff" * (words * (known.words + 3))),
+            "seen": array("Q", b"\xff" * (words * 3)),
+            "fields": array("Q", b"\xff" * (2 * words * known.words)),
+            "like": array("q", range(self.n, 2 * self.n)),
+            "kin": kin,
             "tensors": array("Q", bytes(words)),
             "moved": array("q", bytes(words)),
         }
         self._functions = Functions(**known._asdict())
         self._known = Known(n=self.n, **{k: address(a) for k, a in arrays.items()})
-        self._keep = arrays
+        self._keep: dict[str, array[int]] = arrays
+        self._begins = begins
         #: what all functions of the helper take first: the addresses of both structs
         self.structs = ctypes.addressof(self._functions), ctypes.addressof(self._known)
         both = (ctypes.c_void_p, ctypes.c_void_p)
@@ -104,6 +114,9 @@ class TensorGuard:
         self._others = helper.fuseopt_others
         self._others.restype = ctypes.c_int64
         self._others.argtypes = [*both, ctypes.py_object, *rest]
+        self._follow = helper.fuseopt_follow
+        self._follow.restype = ctypes.c_int64
+        self._follow.argtypes = [ctypes.c_void_p, ctypes.py_object]
         self._accept = helper.fuseopt_accept
         self._accept.restype, self._accept.argtypes = None, [*both]
         self._accept(*self.structs)
@@ -123,11 +136,17 @@ class TensorGuard:
         if self._call is None:
             return
         views = moves.pool.places.views
+        mobile = [i for i, how in enumerate(moves.loose) if how]
+        if ALONE not in moves.loose:
+            mobile = []
         arrays = {
             "loose": array("B", moves.loose),
             "reach": array("Q", moves.reach),
             "starts": array("Q", moves.starts),
             "ends": array("Q", moves.ends),
+            "stay_starts": array("Q", moves.stays[0]),
+            "stay_ends": array("Q", moves.stays[1]),
+            "order": array("q", mobile),
             "views": array("q", [x for view in views for x in view]),
             "pool": moves.pool.words,
         }
@@ -135,6 +154,7 @@ class TensorGuard:
         for name, a in arrays.items():
             setattr(known, name, address(a))
         known.spans, known.n_views = len(moves.starts), len(views)
+        known.stays, known.mobile = len(moves.stays[0]), len(mobile)
         self._keep.update(arrays)
 
     def look(
@@ -165,6 +185,52 @@ class TensorGuard:
         self.comparable = found in (0, MOVED)
         return int(found) if found < UNKNOWN else CHANGED | MOVED
 
+    def same_as(self, other: TensorGuard, places: Sequence[int]) -> bool:
+        """Are the first tensors of the last call, which moved as they may, those at
+        some places of another guard's last call, by all that both know of them?
+        """
+        if not (self._call and other._call and self._known.pool):
+            return False
+        mine, theirs = (guard._keep for guard in (self, other))
+        for i, place in enumerate(places):
+            if self.addresses[i] != other.addresses[place]:
+                return False
+            of = mine["metadata"], self._begins[i], theirs["metadata"]
+            if not _alike(*of, other._begins[place]):
+                return False
+        return True
+
+    def following(
+        self, other: TensorGuard, places: array[int], own: tuple[int, int], rest: int
+    ) -> Callable[[list[Any]], int] | None:
+        """What says, in place of `look`, what became of a call's tensors, where another
+        guard has compared the first ones in the same call, at `places` of its own.
+
+        It is given the `own[1]` tensors at `own[0]`, which nobody else knows, and those
+        from `rest` on. None where both guards have not just seen the same.
+        """
+        if not other.comparable or not self.same_as(other, places):
+            return None
+        struct = Followed(
+            functions=self.structs[0],
+            known=self.structs[1],
+            other=other.structs[1],
+            n=len(places),
+            own=own[0],
+            fresh=own[1],
+            rest=rest,
+            others=self.n - rest,
+        )
+        setattr(struct, "from", address(places))
+        call, where = self._follow, ctypes.addressof(struct)
+
+        def look(tensors: list[Any], _: Any = (struct, places, other)) -> int:
+            found = call(where, tensors)
+            self.comparable = found in (0, MOVED)
+            return int(found)
+
+        return look
+
     def found(self) -> list[int]:
         """The addresses of the last look, if it found nothing but those changed."""
         return self._now.tolist()
@@ -190,3 +256,9 @@ class TensorGuard:
         if self._bump is None:
             return not self.mutated
         return not self._bump(*self.structs, *self._which)
+
+
+def _alike(mine: array[int], at: int, theirs: array[int], place: int) -> bool:
+    """Do metadata say the same of a tensor?"""
+    n = DIMS + 1 + 2 * mine[at + DIMS]
+    return mine[at : at + n] == theirs[place : place + n]
