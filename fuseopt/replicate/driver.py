@@ -40,7 +40,7 @@ from ..shadow.state_guard import StateGuard
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
 from .around import Around
-from .aside import NO_ASIDE, Aside
+from .aside import NO_ASIDE, Aside, Other
 from .backend import backend_of
 from .first_state import first_state
 from .models import Models
@@ -230,8 +230,8 @@ class Representatives:
                             step.drop()
                     self._survey(call)
             raise Unlike("its lanes change while it steps")
-        except (NotTraced, Misfit):
-            self._sound = True
+        except (NotTraced, Misfit, Other):
+            self._sound = not call.entered
             raise
         except REFUSALS as error:
             self._sound = True  # and all of it is made anew, if anything
@@ -272,6 +272,9 @@ class Representatives:
             call.put_gradients()
             self.prove()
         found = self._look(optimizer)
+        again = call.aside.again
+        if again is not None and (found is None or again is not self.lanes):
+            raise Other
         if found is None:
             found = self._survey(call)
         call.found = found
@@ -287,7 +290,7 @@ class Representatives:
         shadow = trace.refreshed(optimizer)
         shadow.clean = False
         self.stepped = None
-        begun = self.pending.start()
+        begun = self.pending.start(call.aside.ahead)
         traced = len(trace.steps)
         try:
             trace.compiled(shadow.itself)

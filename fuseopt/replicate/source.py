@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any, Protocol
 
 from ..runtime.guards.given import Given
 from ..runtime.guards.lanes import LaneGuard, Meeting
 from ..runtime.guards.tensors import TensorGuard, address
 from ..runtime.source import GraphTensors
+from ..runtime.step import CompiledStep
 from ..shadow.lanes import Found
-from .aside import NO_ASIDE, Aside
+from .aside import NO_ASIDE, Aside, Compared, Tensors
 
 
 class Call:
@@ -62,7 +63,8 @@ class LaneTensors:
     `owner.call.found` has the lanes', in the call that is under way. `order`: the
     places of the step's tensors, counted through those of the graph, of which only
     what belongs to no lane is taken, then what stands beside lanes, then the lanes'.
-    `graph`: how many the graph has; `beside`: how many stand beside lanes.
+    `graph`: how many the graph has; `beside`: how many stand beside lanes. `gradients`:
+    where in the step those of lanes are, in the order of the lanes; None: not there.
     """
 
     def __init__(
@@ -72,16 +74,22 @@ class LaneTensors:
         graph: int,
         beside: int,
         owner: Finds,
+        gradients: Sequence[int | None] = (),
     ) -> None:
         self.gm = models.gm
         self.models = models.tensors
         self.order = order
         self.graph = graph
-        self.n = n = graph + beside
+        self.n = graph + beside
         self.owner = owner
+        known = [place for place in gradients if place is not None]
+        self.gradients = array("q", known if len(known) == len(gradients) else ())
         self._met: tuple[LaneGuard, Meeting] | None = None
+        # what stands beside lanes, as it is compared with what they hold; kept, for
+        # the guard knows it by address
+        self._columns: Sequence[Tensors] = ()
         self._others = 0, 0
-        common = [place for place in order if place < n]
+        common = [place for place in order if place < graph]
         self._n_common = len(common)
         #: what belongs to no lane, in order
         self._pick: Callable[[list[Any]], list[Any]] | None = None
@@ -94,14 +102,18 @@ class LaneTensors:
         """See TensorSource. Those of lanes have been compared when they were found,
         where this is the step whose tensors were compared then.
         """
-        found = self.owner.call.found
-        if found.compared is guard and self._met is not None:
+        found, columns = self.owner.call.found, self.owner.call.aside.columns
+        same = len(columns) == len(self._columns) and all(
+            map(is_, columns, self._columns)
+        )
+        if found.compared is guard and self._met is not None and same:
             found.compared = None
-            common = self._pick(self._others_of(args)) if self._pick else []
+            common = self._pick(self.models(args)) if self._pick else []
             seen = guard.look_at_others(common, *self._others)
             return seen, (common, found.grads)
         given = self._all(args)
         seen = guard.look({}, {}, given)
+        self._columns = columns
         if found.guard is not None:
             if self._met is None or self._met[0] is not found.guard:
                 self._met = found.guard, self._meeting(found)
@@ -115,7 +127,7 @@ class LaneTensors:
         of_lane = array("q", [-1] * len(found.grads))
         others, held = array("q"), array("q")
         for i, place in enumerate(self.order):
-            if place < self.n:
+            if place < self.graph:
                 others.append(i)
             elif place in gradients:
                 of_lane[gradients[place]] = i
@@ -145,3 +157,13 @@ class LaneTensors:
         if place < self.n:
             return self._others_of(args)[place]
         return self.owner.call.found.tensor(place - self.n)
+
+
+def compared_by(step: CompiledStep) -> Compared | None:
+    """The gradients of lanes that a step which is ready has compared; None where none
+    of its guards has.
+    """
+    bound, source = step.program.bound, step.source
+    if bound is None or bound.guard is None or not isinstance(source, LaneTensors):
+        return None
+    return Compared(bound.guard, source.gradients)

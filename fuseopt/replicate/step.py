@@ -391,9 +391,12 @@ class LedStep:
             for s, m in made.order
         ]
         asked = [(members[given[k]][m], counted[k][1]) for k, m in made.asked]
+        lane_of = [lane for lane, (role, _) in sorted(place) if role == GRAD]
+        where = {x: i for i, x in enumerate(order)}
+        at = [where.get(len(roles) + place[i, (GRAD, "")]) for i in lane_of]
         policy = WholeInstead(self._tell)
         n = len(roles), len(beside)
-        source = LaneTensors(graph_tensors, order, *n, self.owner)
+        source = LaneTensors(graph_tensors, order, *n, self.owner, at)
         take = results.take
         step = CompiledStep(source, program, plan, policy, None, pending, take)
         return _Program(step, results, asked)

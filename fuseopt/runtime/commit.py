@@ -28,6 +28,8 @@ import torch
 from ..errors import LaunchError
 
 _CALL = functools.partial.__call__
+#: Partials of C functions, or one function of Python.
+Launches = Sequence[Callable[[], object]] | Callable[[], object]
 
 
 def write(writes: Iterable[Callable[[], object]]) -> None:
@@ -55,6 +57,8 @@ class Pending:
         self.open = False
         self.begun = False
         self.kept: Any = None
+        self._ahead: Callable[[Any], Launches] | None = None
+        self._first: Launches = ()
         self._launches: Sequence[Callable[[], object]] = ()
         self._by_python: Callable[[], object] | None = None
         #: counts up versions in C; in Python, where that fails or there is none
@@ -62,9 +66,10 @@ class Pending:
         self._otherwise: Callable[[], object] | None = None
         self._call = object()
 
-    def start(self) -> object:
-        """Put off what comes now; what `finish` is to be given."""
-        self._launches = ()
+    def start(self, ahead: Callable[[Any], Launches] | None = None) -> object:
+        """Put off what comes now; what `finish` is to be given. `ahead`: see `lead`."""
+        self._ahead = ahead
+        self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self.kept = None
         self.begun = False
         self.open = True
@@ -74,26 +79,49 @@ class Pending:
     def drop(self) -> None:
         """Forget what was put off."""
         self.open = False
-        self._launches = ()
+        self._ahead = None
+        self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self.kept = None
 
     def put_off(
         self,
-        launches: Sequence[Callable[[], object]] | Callable[[], object],
+        launches: Launches,
         count: Callable[[], object] | None,
         otherwise: Callable[[], object] | None,
         kept: Any,
     ) -> None:
         """Keep what is to be done.
 
-        `launches`: partials of C functions, or one function of Python. `count` says
-        whether it failed, then `otherwise` is called. `kept` lives until then.
+        `count` says whether it failed, then `otherwise` is called. `kept` lives until
+        then.
         """
         if callable(launches):
             self._by_python = launches
         else:
             self._launches = launches
         self._count, self._otherwise, self.kept = count, otherwise, (kept,)
+
+    @property
+    def launches(self) -> Launches:
+        """What was put off."""
+        return self._launches if self._by_python is None else self._by_python
+
+    def lead(self, step: Any, waits: bool) -> None:
+        """A step is ready, and is put off if it `waits`: prepare what comes before it.
+
+        That is what `ahead(step)` gives, which writes nothing of the user's.
+        """
+        if self._ahead is None:
+            return
+        ahead, self._ahead = self._ahead, None
+        self._first = ahead(step)
+        if not waits:
+            self._run_first()
+
+    def _run_first(self) -> None:
+        first, self._first = self._first, ()
+        for call in [first] if callable(first) else first:
+            call()
 
     def finish(self, call: object, writes: Iterable[Callable[[], object]] = ()) -> None:
         """Do it, before `drop`. `writes`: partials of C functions, to run afterwards.
@@ -106,6 +134,8 @@ class Pending:
                 "while a step ran, another one of the same optimizer was done, by the "
                 "handler of a signal; the first one has changed nothing"
             )
+        if self._by_python is not None or callable(self._first):
+            self._run_first()
         if self._by_python is not None:
             try:
                 self.begun = True
@@ -115,9 +145,10 @@ class Pending:
             failed: object = True
         else:
             count = [] if self._count is None else [self._count]
-            every = [*self._launches, *after, *count]
+            first: Any = self._first
+            every = [*first, *self._launches, *after, *count]
             self.begun = True
-            done: list[Any] = list(map(_CALL, every))  # type: ignore[arg-type]
+            done: list[Any] = list(map(_CALL, every))
             failed = self._count is None or done[-1]
         if failed and self._otherwise is not None:
             self._otherwise()

@@ -148,7 +148,9 @@ class CompiledStep:
         if bound.infers and not torch.is_inference_mode_enabled():
             _refuse_inference(self.source.gm)
         if pending is not None:
-            if pending.open and bound.waits and pending.kept is None:
+            waits = pending.open and bound.waits and pending.kept is None
+            pending.lead(self, waits)
+            if waits:
                 return self._put_off(pending, bound, args, tensors, given)
             pending.begun = True
         memory = self._launch(bound, args, tensors)

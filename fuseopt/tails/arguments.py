@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -45,6 +47,11 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
 def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:
     """The gradients that there are, in the order of their parameters."""
     return [g for g in map(_GRAD, params) if g is not None]
+
+
+def clear(params: Iterable[torch.Tensor]) -> None:
+    """Set all gradients to None, in one call of C."""
+    collections.deque(map(setattr, params, repeat("grad"), repeat(None)), 0)
 
 
 def checked_limit(name: str, limit: Any) -> Any:

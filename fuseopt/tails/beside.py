@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import is_
 from typing import Any
 
@@ -102,7 +102,7 @@ class Beside:
         except Exception as error:
             self.alone = str(error) or type(error).__name__
 
-    def end(self, content: dict[str, Any]) -> None:
+    def end(self, content: Mapping[str, Any]) -> None:
         """What is left for the host, when all has been done."""
         average, step = self._asked
         if not average:

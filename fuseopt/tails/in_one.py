@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -50,7 +51,11 @@ class InOne:
         if len(optimizers) == 1:
             self.led = Led(optimizers[0], functions[0], config, options)
         self.methods = [Methods() for _ in optimizers]
+        #: states and groups in the last call, and how many groups there were
         self._seen: list[Any] = []
+        self._sizes: list[int] = []
+        #: can the last call be done again?
+        self.repeats = False
 
     @property
     def why(self) -> str:
@@ -71,12 +76,14 @@ class InOne:
         optimizers, which have some.
         """
         self._follow_changes()
+        self.repeats = False
         if len({*map(id, grads)}) < len(grads):
             return "parameters share a gradient, which is scaled twice"
         led = self.led
         if led is not None and led.wants(content):
-            result = led.step(content, drops, params, grads)
+            result = led.step(content, drops, params)
             if result is not None:
+                self.repeats = True
                 return result
             self.whole.since = led.why
         why = unfit(content, grads)
@@ -85,21 +92,25 @@ class InOne:
         result = self.whole.step(content, drops)
         return self.why if result is None else result
 
+    def again(self) -> tuple[torch.Tensor, ...] | None:
+        """Do what the last call did, for what it was asked for, with the gradients that
+        there are now; None if it is not known to be the same, and nothing was done.
+        """
+        self._follow_changes()
+        if self.led is None or self.led.last is None:
+            return None
+        return self.led.again()
+
     def _follow_changes(self) -> None:
         """Let nothing that was compiled count where an optimizer got other state."""
-        seen: list[Any] = []
-        changed = False
-        for methods, optimizer in zip(self.methods, self.optimizers, strict=True):
-            changed |= methods.changed(optimizer)
-            groups = optimizer.param_groups
-            seen += [optimizer.state, groups, len(groups)]
-        same = len(seen) == len(self._seen) and all(
-            x is y or (type(x) is int and x == y)
-            for x, y in zip(seen, self._seen, strict=True)
-        )
-        if self._seen and (changed or not same):
+        every = self.optimizers
+        changed = [m.changed(o) for m, o in zip(self.methods, every, strict=True)]
+        sizes = [len(o.param_groups) for o in every]
+        seen = [x for o in every for x in (o.state, o.param_groups)]
+        same = sizes == self._sizes and all(map(is_, seen, self._seen))
+        if self._seen and (True in changed or not same):
             self.whole.release()
             if self.led is not None:
                 self.led.release()
                 self.led.why = ""
-        self._seen = seen
+        self._seen, self._sizes = seen, sizes

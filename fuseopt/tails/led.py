@@ -23,18 +23,21 @@ from ..compiler.report import Report
 from ..config import Config
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import leading
-from ..replicate.aside import Aside
+from ..replicate.aside import Aside, Other
 from ..replicate.driver import Representatives, many_lanes
 from ..replicate.models import BESIDE
 from ..shadow.lanes import GRAD, Unlike
+from .arguments import gradients_of, parameters_of
 from .fused import REFUSALS
 from .predication import DROPPED, predicate
 from .sequence import average, clamp
-from .totals import Found, Totals
+from .totals import Ahead, Found, Totals
 
 Tensors = list[torch.Tensor]
 #: Sets of what is asked for that are kept.
 KEPT = 8
+#: So often one call is begun anew, where gradients are other than was planned for.
+TRIES = 4
 #: What a tail asks for that is not done so.
 OTHERWISE = ("models", "objects", "adaptive", "measured")
 
@@ -150,11 +153,14 @@ class Led:
         #: the last Report of totals, until it is told with that of a step
         self.untold: list[Report] = []
         self.totals = self._new_totals()
+        #: what did the last call, and with what
+        self.last: tuple[Representatives, Aside, Ahead] | None = None
         # did the last call end as calls do?
         self._sound = True
 
     def release(self) -> None:
         """Keep nothing that was compiled."""
+        self.last = None
         for few in self.forms.values():
             few.release()
         self.forms.clear()
@@ -176,20 +182,14 @@ class Led:
         return many_lanes(self.optimizer)
 
     def step(
-        self,
-        content: Mapping[str, Any],
-        drops: bool,
-        params: Tensors,
-        grads: Tensors,
+        self, content: Mapping[str, Any], drops: bool, params: Tensors
     ) -> tuple[torch.Tensor, ...] | None:
         """Do one tail; what `sequence.whole` returns, or None, with `why`, if nothing
-        was done. `params`, `grads`: the optimizer's, none of them twice.
+        was done. `params`: the optimizer's, no two of which have one gradient.
         """
-        if not self._sound:
-            self.totals.forget()
-        self._sound = False
+        self._begin()
         try:
-            result = self._step(content, drops, params, grads)
+            result = self._step(content, drops, params)
         except REFUSALS as error:
             self.why = str(error).partition("\n")[0] or type(error).__name__
             result = None
@@ -198,28 +198,74 @@ class Led:
             self.release()
         return result
 
+    def again(self) -> tuple[torch.Tensor, ...] | None:
+        """Do what the last call did, with the gradients that there are now. None: it is
+        not known to be the same, and nothing was done; `step` is to look at all of it.
+        """
+        self._begin()
+        result, anew = None, False
+        if self.last is not None:
+            try:
+                result = self._done(*self.last)
+                anew = result is None
+            except Other:
+                self.last = None
+            except REFUSALS:
+                anew = True
+        self._sound = True
+        if anew:
+            self.release()
+            self.why = ""  # if anything is, `step` finds out
+        return result
+
+    def _begin(self) -> None:
+        """Take nothing for known if the last call was cut off somewhere."""
+        if not self._sound:
+            self.totals.forget()
+            self.last = None
+        self._sound = False
+
     def _step(
-        self,
-        content: Mapping[str, Any],
-        drops: bool,
-        params: Tensors,
-        grads: Tensors,
+        self, content: Mapping[str, Any], drops: bool, params: Tensors
     ) -> tuple[torch.Tensor, ...] | None:
         columns = _columns(content, params)
-        found = self.totals.of(content, grads)
-        shared = _shared(content, found)
-        if len({*map(id, shared)}) < len(shared):
-            raise Unlike("what is given to a tail is one tensor in two places")
-        few = self._form(content, found, drops, params, columns)
-        flag = found.skip
+        optimizers = [self.optimizer]
+        for _ in range(TRIES):
+            ahead = self.totals.of(
+                content, lambda: gradients_of(parameters_of(optimizers))
+            )
+            found = ahead.found
+            shared = _shared(content, found)
+            if len({*map(id, shared)}) < len(shared):
+                raise Unlike("what is given to a tail is one tensor in two places")
+            few = self._form(content, found, drops, params, columns)
+            aside = Aside(columns, shared, found.skip, ahead)
+            try:
+                result = self._done(few, aside, ahead)
+            except Other:
+                self.totals.drop(ahead)
+                continue
+            if result is not None:
+                aside.again = few.lanes
+                self.last = few, aside, ahead
+            return result
+        raise Unlike("gradients change while it steps")
+
+    def _done(
+        self, few: Representatives, aside: Aside, ahead: Ahead
+    ) -> tuple[torch.Tensor, ...] | None:
+        """Do it, or return None; raises Other."""
         known = len(few.task.told)
-        aside = Aside(columns, shared, flag)
-        if not few.step(self.optimizer, self._make, aside=aside):
+        try:
+            done = few.step(self.optimizer, self._make, aside=aside)
+        finally:
+            ahead.done()
+        if not done:
             self.why = few.why or "Dynamo leaves it to eager"
             return None
-        self._tell(few.task.told[known:])
-        given = found.skip, found.told, found.norm
-        return tuple(x.clone() for x in given if x is not None)
+        if len(few.task.told) > known:
+            self._tell(few.task.told[known:])
+        return tuple(ahead.given)
 
     def _form(
         self,

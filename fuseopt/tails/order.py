@@ -33,6 +33,11 @@ class ClipOrder:
         if len(self._place) < len(self.params or ()):
             raise ValueError("clip_parameters has a parameter twice")
 
+    def strangers(self, params: Sequence[Any]) -> list[Any]:
+        """Those that an optimizer does not have; they have no gradients."""
+        own = {*map(id, params)}
+        return [p for p in self.params or () if id(p) not in own]
+
     def places(self, params: Sequence[Any]) -> list[int]:
         """Of those of an optimizer's parameters that have gradients, their places in
         the order of the norm; [] where that is their own order.

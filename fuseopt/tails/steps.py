@@ -44,6 +44,13 @@ def has_state(optimizer: Optimizer) -> bool:
     )
 
 
+def steps_of(optimizer: Optimizer) -> tuple[Any, Any]:
+    """Where `optimizer.step` is looked up: an attribute of its own, that of its class;
+    other objects where somebody has given it another step.
+    """
+    return vars(optimizer).get("step"), type(optimizer).step
+
+
 def function_of(optimizer: Optimizer) -> tuple[Any, str]:
     """The function of an optimizer's step without what is around it; and why a tail
     may not leave that out, or "".

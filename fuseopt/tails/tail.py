@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from .adaptive import checked_adaptive
 from .arguments import (
     checked_limit,
     checked_scaler,
+    clear,
     gradients_of,
     optimizers_of,
     parameters_of,
@@ -38,7 +40,8 @@ from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
 from .stats import COLUMNS, row_names
-from .steps import function_of, has_gradients, has_state
+from .steady import Steady, asked_of, may_last
+from .steps import function_of, has_gradients, has_state, steps_of
 
 Tensors = list[torch.Tensor]
 
@@ -86,6 +89,10 @@ class Tail:
         self._steps: list[Any] | None = None
         self._told: set[str] = set()
         self._fused: InOne | None = None
+        #: what their steps are, and the functions of those: see `function_of`
+        self._seen: list[Any] = []
+        self._functions: list[tuple[Any, str]] = []
+        self._steady: Steady | None = None
 
     def __call__(
         self,
@@ -104,14 +111,42 @@ class Tail:
             )
         with self._lock:
             self._beside.ask(average, step)
+            if accumulated is None and step is None and self._steady is not None:
+                done = self._again(self._steady, average)
+                if done is not None:
+                    return done
             params = parameters_of(self.optimizers)
-            return self._call(self._content(accumulated, params), params)
+            content = self._content(accumulated, params)
+            self._steady = None
+            lasts = accumulated is None and step is None
+            return self._call(content, params, average if lasts else None)
 
-    def _call(self, content: dict[str, Any], params: list[Any]) -> Outcome:
+    def _again(self, steady: Steady, average: bool) -> Outcome | None:
+        """Do what the last call did, if this one is asked for the same; else None."""
+        fused = self._fused
+        if fused is None or fused.why or compat.stance() not in TRACES:
+            return None
+        if not steady.holds(self, average):
+            return None
+        recorded = torch.is_grad_enabled()
+        compat.GRAD_SWITCH(False)
+        try:
+            result = fused.again()
+        finally:
+            compat.GRAD_SWITCH(recorded)
+        if result is None:
+            self._steady = None
+            return None
+        return self._fused_outcome(steady.content, result, steady.params)
+
+    def _call(
+        self, content: dict[str, Any], params: list[Any], average: bool | None
+    ) -> Outcome:
+        """Do it. `average`: of a call that may be done again, was it asked for?"""
         why = self._why_not_fused(content)
         if not why:
             self._beside.trace(content)
-            done = self._in_one(content, params)
+            done = self._in_one(content, params, average)
             if isinstance(done, Outcome):
                 return done
             why = done
@@ -119,10 +154,12 @@ class Tail:
                 # without them it may be one graph
                 self._beside.alone, content["objects"] = why, []
                 self._fused = None
-                return self._call(content, params)
+                return self._call(content, params, average)
         return self._in_pieces(content, why)
 
-    def _in_one(self, content: dict[str, Any], params: list[Any]) -> Outcome | str:
+    def _in_one(
+        self, content: dict[str, Any], params: list[Any], average: bool | None
+    ) -> Outcome | str:
         """Do it in one graph; or why nothing was done."""
         assert self._fused is not None
         grads = gradients_of(params)
@@ -133,7 +170,11 @@ class Tail:
             result = self._fused.step(content, drops, params, grads)
         if isinstance(result, str):
             return result
-        return self._fused_outcome(content, result)
+        again = self._fused.repeats and may_last(content, asked_of(self))
+        if again and average is not None:
+            strangers = self._order.strangers(params)
+            self._steady = Steady(self, average, content, params, strangers)
+        return self._fused_outcome(content, result, params)
 
     @property
     def stats_rows(self) -> list[str]:
@@ -210,6 +251,7 @@ class Tail:
 
     def _why_not_fused(self, content: dict[str, Any]) -> str:
         """Why this call is done in pieces; "" if it is to be one graph."""
+        self._follow_steps()
         for k, optimizer in enumerate(self.optimizers):
             if not self._begun[k] and not has_state(optimizer):
                 return "begin"
@@ -227,16 +269,23 @@ class Tail:
             return self._fused.why
         return "" if all(map(has_gradients, self.optimizers)) else "begin"
 
+    def _follow_steps(self) -> None:
+        """Let nothing count that was made for steps of which optimizers have others."""
+        now = [x for optimizer in self.optimizers for x in steps_of(optimizer)]
+        if len(now) == len(self._seen) and all(map(is_, now, self._seen)):
+            return
+        functions = [function_of(optimizer) for optimizer in self.optimizers]
+        if functions != self._functions or any(why for _, why in functions):
+            self._fused = self._steps = None
+        self._functions, self._seen = functions, now
+
     def _made(self) -> InOne:
         attach()
-        functions, why = [], ""
-        for optimizer in self.optimizers:
-            function, reason = function_of(optimizer)
-            functions.append(function)
-            why = why or reason or compat.disabled(optimizer)
-        made = InOne(
-            self.optimizers, functions, resolve(None, self._options), self._options
-        )
+        functions, reasons = zip(*self._functions, strict=True)
+        disabled = map(compat.disabled, self.optimizers)
+        why = next(filter(None, [*reasons, *disabled]), "")
+        options = self._options
+        made = InOne(self.optimizers, functions, resolve(None, options), options)
         made.whole.why = made.why or why
         return made
 
@@ -252,7 +301,10 @@ class Tail:
             yield
 
     def _fused_outcome(
-        self, content: dict[str, Any], result: Sequence[torch.Tensor]
+        self,
+        content: Mapping[str, Any],
+        result: Sequence[torch.Tensor],
+        params: Sequence[Any],
     ) -> Outcome:
         rest = [*result]
         n = len(self.optimizers)
@@ -262,14 +314,16 @@ class Tail:
         if known:
             skips, rest = [*rest[:n]], rest[n:]
         for k, optimizer in enumerate(self.optimizers):
-            if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            # a scheduler puts its mark on a step of the optimizer's own
+            own = vars(optimizer).get("step")
+            if own is not None and hasattr(own, "_wrapped_by_lr_sched"):
                 optimizer._opt_called = True  # type: ignore[attr-defined]
             compat.ran(optimizer)
             if content["scale"] is not None:
                 found = None if founds[k] is not None else rest.pop(0)
                 assert self.scaler is not None
                 compat.has_stepped(self.scaler, optimizer, found)
-        self._end(content)
+        self._end(content, params)
         stats = rest.pop() if content["measured"] else None
         return Outcome(rest[0] if rest else None, skips, stats)
 
@@ -285,7 +339,7 @@ class Tail:
         norm, skips, stats = run(self.optimizers, steps, scaler, content, raises)
         for k, skip in enumerate(skips):
             self._begun[k] |= not skip
-        self._end(content)
+        self._end(content, parameters_of(self.optimizers))
         return Outcome(norm, skips, stats)
 
     def _tell(self, what: str, why: str) -> None:
@@ -310,12 +364,11 @@ class Tail:
                 self._steps.append(step or optimizer.step)
         return self._steps
 
-    def _end(self, content: dict[str, Any]) -> None:
+    def _end(self, content: Mapping[str, Any], params: Sequence[Any]) -> None:
         """What is left for the host."""
         self._beside.end(content)
         if self.zero_grad is True:
-            for p in parameters_of(self.optimizers):
-                p.grad = None
+            clear(params)
 
 
 # ---------------------------------------------------------------- the door

@@ -3,12 +3,12 @@
 Every number here is of all gradients, so no gradient stands for others: the graph is
 made of all of them, without Dynamo. It is one node, a function that is run on tensors
 without contents when the graph is captured. What it finds goes into tensors without
-dimensions, which the next call overwrites.
+dimensions. The step that follows has compared all gradients; where that is known to say
+all, nobody looks at them again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,10 +22,15 @@ from ..compiler.report import Report
 from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CaptureError
+from ..replicate.aside import Other
+from ..replicate.source import compared_by
 from ..runtime.binding import Binding
+from ..runtime.commit import Launches, Pending
+from ..runtime.linked import Linked, linked
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shadow.lanes import Unlike
+from .fresh import Fresh
 from .order import dtypes_in_order
 from .sequence import Given, factor_of, inverse_of, measure, skip_of
 
@@ -37,18 +42,16 @@ KEPT = 32
 class Found(NamedTuple):
     """What was found of the gradients of one optimizer, each None where nobody asked.
 
-    `skip`: is its step skipped? `told`: what GradScaler is told. `norm`: the total
-    norm. `unscales`, `clips`: factors of the gradients. The next call overwrites them.
+    `skip`: is its step skipped? `unscales`, `clips`: factors of the gradients. The next
+    call overwrites them.
     """
 
     skip: torch.Tensor | None
-    told: torch.Tensor | None
-    norm: torch.Tensor | None
     unscales: torch.Tensor | None
     clips: torch.Tensor | None
 
 
-NOTHING = Found(None, None, None, None, None)
+NOTHING = Found(None, None, None)
 
 
 class Totals:
@@ -62,19 +65,21 @@ class Totals:
         self.told = told
         self._graphs: dict[Any, _Totals] = {}
 
-    def of(self, content: Mapping[str, Any], grads: Tensors) -> Found:
-        """Find it; `content`: that of a `Given`, but for the optimizers.
+    def of(self, content: Mapping[str, Any], every: Callable[[], Tensors]) -> Ahead:
+        """What finds it; `content`: that of a `Given`, but for the optimizers. `every`:
+        gives all gradients.
 
         Raises Unlike, CaptureError, CannotBuild, UnsupportedInput.
         """
+        grads = every()
         scale, max_norm, judged = (content[k] for k in ("scale", "max_norm", "judged"))
         (found,) = content["founds"]
+        beside = scale, found, content["divisor"], max_norm
         if scale is None and max_norm is None and not judged and found is None:
-            return NOTHING
+            return Ahead(None, beside, every)
         if scale is not None and scale.device != grads[0].device:
             raise Unlike("the scaler's scale lies on another device")
-        divisor, places = content["divisor"], content["places"]
-        numbers = [divisor, max_norm]
+        places = content["places"]
         key = (
             len(grads),
             scale is None,
@@ -82,24 +87,71 @@ class Totals:
             judged,
             content["norm_type"],
             tuple(places),
-            *map(type, numbers),
+            *map(type, beside[2:]),
         )
-        beside = scale, found, divisor, max_norm
         graph = self._graphs.pop(key, None)
         while len(self._graphs) >= KEPT:
             del self._graphs[next(iter(self._graphs))]
-        if graph is not None:
-            with contextlib.suppress(_Reordered):
-                result = graph(grads, *beside)
-                self._graphs[key] = graph
-                return result
-        graph = self._graphs[key] = _Totals(content, grads, self.config, self.told)
-        return graph(grads, *beside)
+        if graph is None:
+            graph = _Totals(content, grads, self.config, self.told)
+        self._graphs[key] = graph
+        return Ahead(graph, beside, every)
+
+    def drop(self, ahead: Ahead) -> None:
+        """Plan anew what was found not to do for the gradients that there are."""
+        for key, graph in [*self._graphs.items()]:
+            if graph is ahead.graph:
+                del self._graphs[key]
 
     def forget(self) -> None:
         """Take nothing for known that a call leaves to the next: one was cut off."""
         for graph in self._graphs.values():
-            graph.step.forget()
+            graph.forget()
+
+
+class Ahead:
+    """What finds it in calls that are given the same besides gradients; see Aside.
+
+    `found`: where it puts what the step reads. `given`: of the last call, is the step
+    skipped, what is GradScaler told, and the total norm; of these what there is.
+    """
+
+    def __init__(
+        self,
+        graph: _Totals | None,
+        beside: tuple[Any, ...],
+        every: Callable[[], Tensors],
+    ) -> None:
+        self.found = NOTHING if graph is None else graph.found
+        self.graph = graph
+        self.beside = beside
+        self.every = every
+
+    @property
+    def given(self) -> Tensors:
+        """See the class; they are the caller's."""
+        return [] if self.graph is None else self.graph.given
+
+    def __call__(self, step: CompiledStep) -> Launches:
+        """Prepare it. `step`: may have compared all gradients."""
+        graph = self.graph
+        if graph is None:
+            return ()
+        if graph.ahead is self:
+            launches = graph.follow(step)
+            if launches is not None:
+                return launches
+        grads = self.every()
+        if len(grads) != graph.n:
+            raise Other
+        graph.prepare(grads, self.beside)
+        graph.link(step, self)
+        return graph.pending.launches
+
+    def done(self) -> None:
+        """The call is over: keep none of its tensors."""
+        if self.graph is not None:
+            self.graph.drop()
 
 
 class _Totals:
@@ -119,7 +171,7 @@ class _Totals:
         self.content["order"] = dtypes_in_order(grads, content["places"])
         #: of what stands behind the gradients, what there is
         beside = content["scale"], found, content["divisor"], content["max_norm"]
-        tensors = [isinstance(x, torch.Tensor) for x in beside]
+        tensors = [*map(_is_tensor, beside)]
         self.order = sorted(
             (k for k, x in enumerate(beside) if x is not None),
             key=lambda k: not tensors[k],
@@ -127,24 +179,28 @@ class _Totals:
         with torch.no_grad():
             metas = [_meta(x) for x in (*grads, *beside)]
             results = self._results(metas[: self.n], *metas[self.n :])
-        kinds = [None if x is None else x.dtype for x in results]
-        #: where the graph puts what it finds: the same ones at each call, for memory
-        #: that moves is compared with all other memory
         device = grads[0].device
-        self.outs = [
-            None if kind is None else torch.empty((), dtype=kind, device=device)
-            for kind in kinds
-        ]
-        self.made = [out for out in self.outs if out is not None]
+        kinds = [None if x is None else x.dtype for x in results]
+        #: what the step reads lies in the same places at each call, for memory that
+        #: moves is compared with all other memory; what is given away is fresh
+        self.found = Found(
+            *(
+                None if kind is None else torch.empty((), dtype=kind, device=device)
+                for kind in (kinds[0], *kinds[3:])
+            )
+        )
+        self.own = [x for x in self.found if x is not None]
+        self.fresh = Fresh([kind for kind in kinds[:3] if kind is not None], device)
+        self.given: Tensors = []
         graph = Graph()
-        n_outs = len(self.made)
+        n_outs = len(self.own) + len(self.fresh.dtypes)
         names = ["grad"] * self.n + ["out"] * n_outs
         names += [("scale", "found", "divisor", "max_norm")[k] for k in self.order]
         nodes = [graph.placeholder(f"{x}{k}") for k, x in enumerate(names)]
         graph.call_function(self._function(n_outs), tuple(nodes))
         graph.output(())
         gm = GraphModule(torch.nn.Module(), graph)
-        args = self._args(grads, beside)
+        args = self._args(grads, self.fresh.take(), beside)
 
         def tell(report: Report) -> None:
             report.traced = "the totals of a tail, all lanes"
@@ -163,7 +219,13 @@ class _Totals:
         source = GraphTensors(gm, program.plan.captured.tensor_args)
         #: the gradients of the call that is under way
         self.grads: Tensors = []
-        self.step = CompiledStep(source, program, plan, _Policy(self))
+        self.pending = Pending()
+        policy = _Policy(self)
+        self.step = CompiledStep(source, program, plan, policy, None, self.pending)
+        #: which guard it follows, for whom, and what is to live until it has run
+        self.ahead: Ahead | None = None
+        self._linked: Linked | None = None
+        self._held: Any = None
 
     def _function(self, n_outs: int) -> Callable[..., None]:
         """The one node: it writes to the tensors behind the gradients."""
@@ -173,7 +235,9 @@ class _Totals:
             given: list[Any] = [None] * 4
             for k, x in zip(order, args[n + n_outs :], strict=True):
                 given[k] = x
-            results = [x for x in self._results(args[:n], *given) if x is not None]
+            skip, told, norm, *factors = self._results(args[:n], *given)
+            every = skip, *factors, skip, told, norm
+            results = [x for x in every if x is not None]
             for out, x in zip(args[n : n + n_outs], results, strict=True):
                 if out.dtype != x.dtype:
                     raise CaptureError("the dtype of a total has changed")
@@ -185,7 +249,7 @@ class _Totals:
     def _results(
         self, grads: Sequence[torch.Tensor], *beside: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        """A `Found` of some gradients."""
+        """What is given away of some gradients, see Ahead, then their factors."""
         scale, found, divisor, max_norm = beside
         given = Given(
             **self.content,
@@ -209,30 +273,65 @@ class _Totals:
         told = measured.told[0] if measured.told else None
         return skip, told, norm, unscales, clips
 
-    def _args(self, grads: Tensors, beside: Sequence[Any]) -> list[Any]:
+    def _args(self, grads: Tensors, fresh: Tensors, beside: Sequence[Any]) -> list[Any]:
         """What the graph is given."""
-        return [*grads, *self.made, *(beside[k] for k in self.order)]
+        return [*grads, *self.own, *fresh, *(beside[k] for k in self.order)]
 
-    def __call__(self, grads: Tensors, *beside: Any) -> Found:
-        self.grads = grads
+    def prepare(self, grads: Tensors, beside: Sequence[Any]) -> None:
+        """Put it off, as `pending` then has it."""
+        self.ahead = self._linked = None
+        self.grads, self.given = grads, self.fresh.take()
+        self.pending.start()
         try:
-            self.step(*self._args(grads, beside))
+            self.step(*self._args(grads, self.given, beside))
         finally:
             self.grads = []
-        return Found(*self.outs)
+
+    def link(self, step: CompiledStep, ahead: Ahead) -> None:
+        """Follow the guard of a step that has compared the gradients of the same call,
+        if it can be followed, in calls in which the same is given besides.
+        """
+        compared = compared_by(step)
+        if compared is None or len(compared.places) != self.n:
+            return
+        rest = [x for x in (ahead.beside[k] for k in self.order) if _is_tensor(x)]
+        own = self.n + len(self.own), len(self.given)
+        self._linked = linked(self.step, *compared, own, rest)
+        self.ahead = ahead if self._linked is not None else None
+
+    def follow(self, step: CompiledStep) -> Launches | None:
+        """Launches for gradients that a step has compared, if it follows that one."""
+        assert self._linked is not None
+        given = self.fresh.take()
+        ready = self._linked.launches(self.step, step, given)
+        if ready is None:
+            return None
+        self.given = given
+        launches, self._held = ready
+        return launches
+
+    def drop(self) -> None:
+        """Keep nothing of a call."""
+        self._held = None
+        self.pending.drop()
+
+    def forget(self) -> None:
+        """Take nothing for known that a call leaves to the next."""
+        self.ahead = self._linked = None
+        self.step.forget()
 
     def check_order(self) -> None:
-        """Raise _Reordered if norms are to be added up in another order."""
+        """Raise Other if norms are to be added up in another order."""
         if dtypes_in_order(self.grads, self.content["places"]) != self.content["order"]:
-            raise _Reordered
+            raise Other
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor)
 
 
 def _meta(x: Any) -> Any:
-    return x.to("meta") if isinstance(x, torch.Tensor) else x
-
-
-class _Reordered(Exception):
-    """Norms are to be added up in another order."""
+    return x.to("meta") if _is_tensor(x) else x
 
 
 class _Policy:
