@@ -5,7 +5,8 @@ of many turns, in time of the thread that calls, which what else the machine doe
 changes little. A backend that does nothing pays for Dynamo's guards and the call, too:
 the difference between it and `backend="fuseopt"` is what fuseopt itself costs. In turns
 that are MOVED each call finds its gradients elsewhere than the last one did, as after
-`zero_grad()`; what it takes to set them is in the figures of all.
+`zero_grad()`; what it takes to set them is in the figures of all. A TAIL clips by the
+total norm and averages as well, in two launches: its cost beside the step's.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bench.results import Figures
 CALLS = 20
 ROUNDS = 160
 CONTENDERS = ("foreach", "fused", "fuseopt")
+TAIL = "tail"
 #: so much slower that a turn in each fourth round is enough
 SLOW = ("foreach", "fused")
 
@@ -52,6 +54,7 @@ class HostRun:
                 self.owners.append(made)
         for name, backend in (("backend", "fuseopt"), ("no-op", no_op)):
             self.steps[name] = self._compiled(backend)
+        self.steps[TAIL] = self._tail()
         moved = moving(self.work.params)
         every = dict(self.steps)
         every |= {n + MOVED: moved(step) for n, step in self.steps.items()}
@@ -72,6 +75,19 @@ class HostRun:
         for _ in range(WARM_UP):
             step()
         return step
+
+    def _tail(self) -> Callable[[], object]:
+        """The same step with a clip by the total norm before it, averages behind it."""
+        import fuseopt
+
+        averages = [p.detach().clone() for p in self.work.params]
+        optimizer = self.work.optimizer(foreach=True)
+        tail = fuseopt.tail(
+            optimizer, clip_grad_norm=1.0, ema=[(averages, 0.999)], fallback="error"
+        )
+        for _ in range(WARM_UP):
+            tail()
+        return tail
 
     def result(self) -> Figures:
         """Return the case's entry of the results file."""

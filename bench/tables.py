@@ -297,13 +297,13 @@ def hosts(reading: Reading) -> str:
                 continue
             names = ("foreach", "fused", OWN, "backend", "no-op")
             cells = [cost.get(name + moved) for name in names]
-            shown = [
-                NOTHING if c is None else f"{c:,.0f}" for c in (*cells, own - floor)
-            ]
+            cells += [own - floor, cost.get(f"tail{moved}")]
+            shown = [NOTHING if c is None else f"{c:,.0f}" for c in cells]
             title = f"{params:,}, gradients elsewhere" if moved else f"{params:,}"
             rows.append([title, *shown])
     header = ["parameters", "eager foreach", "torch fused", "fuseopt.compile"]
     header += ['backend="fuseopt"', "no-op backend", "fuseopt above no-op"]
+    header.append("fuseopt.tail: clip, step, average")
     return table(header, rows)
 
 
