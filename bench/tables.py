@@ -289,7 +289,9 @@ def host_cost(figures: Figures) -> float | None:
 def hosts(reading: Reading) -> str:
     """Microseconds of a call, by number of small parameters."""
     rows = []
-    for params, figures in reading.host().items():
+    found = reading.host()
+    has_tail = any("tail" in figures["contenders"] for figures in found.values())
+    for params, figures in found.items():
         cost = {n: host_cost(c) for n, c in figures["contenders"].items()}
         for moved in ("", MOVED):
             own, floor = cost.get(f"backend{moved}"), cost.get(f"no-op{moved}")
@@ -297,13 +299,16 @@ def hosts(reading: Reading) -> str:
                 continue
             names = ("foreach", "fused", OWN, "backend", "no-op")
             cells = [cost.get(name + moved) for name in names]
-            cells += [own - floor, cost.get(f"tail{moved}")]
+            cells.append(own - floor)
+            if has_tail:
+                cells.append(cost.get(f"tail{moved}"))
             shown = [NOTHING if c is None else f"{c:,.0f}" for c in cells]
             title = f"{params:,}, gradients elsewhere" if moved else f"{params:,}"
             rows.append([title, *shown])
     header = ["parameters", "eager foreach", "torch fused", "fuseopt.compile"]
     header += ['backend="fuseopt"', "no-op backend", "fuseopt above no-op"]
-    header.append("fuseopt.tail: clip, step, average")
+    if has_tail:
+        header.append("fuseopt.tail: clip, step, average")
     return table(header, rows)
 
 

@@ -26,14 +26,21 @@ Tensors = list[torch.Tensor]
 class Around(Protocol):
     """What stands around the step of some models. Both functions are marked OWN.
 
-    `before` gets the gradients, then what is shared; `after` gets the parameters, the
-    gradients and the columns, of each as many as there are parameters, then the same.
+    They get the parameters, the gradients, and the columns, of each as many as there
+    are parameters, then what is shared. In one capture of a graph `before` comes first.
     """
 
-    #: of each column, the dtype of what stands beside a parameter of some dtype
-    dtypes: Sequence[Mapping[torch.dtype, torch.dtype]]
+    #: of each column, the dtype of what stands beside a parameter of some dtype; None:
+    #: numbers, in float32, that are made of all of a parameter's elements
+    dtypes: Sequence[Mapping[torch.dtype, torch.dtype] | None]
 
-    def before(self, grads: Tensors, shared: Sequence[Any]) -> None:
+    def before(
+        self,
+        params: Tensors,
+        grads: Tensors,
+        columns: Sequence[Tensors],
+        shared: Sequence[Any],
+    ) -> None:
         """Do what comes before the step."""
 
     def after(
@@ -105,22 +112,27 @@ def splice(
     ]
     common = [argument(f"shared{k}") for k in range(len(shared))]
     with graph.inserting_before(calls[0]):
-        graph.call_function(around.before, (grads, common))
+        graph.call_function(around.before, (params, grads, columns, common))
     with graph.inserting_before(calls[-1]):
         graph.call_function(around.after, (params, grads, columns, common))
     return given
 
 
-def order_of(lanes: Lanes, columns: Sequence[Tensors]) -> dict[tuple[int, Role], int]:
+def order_of(
+    lanes: Lanes, columns: Sequence[Tensors], around: Around | None
+) -> dict[tuple[int, Role], int]:
     """Where the tensors beside each lane stand in a call; Unlike unless they are like
-    its parameter.
+    its parameter, where they are no numbers.
     """
     found: dict[tuple[int, Role], int] = {}
-    for c, own in enumerate(columns):
+    kinds = () if around is None else around.dtypes
+    for c, (own, dtypes) in enumerate(zip(columns, kinds, strict=True)):
         for i, (t, p) in enumerate(zip(own, lanes.params, strict=True)):
-            if t.shape != p.shape or t.stride() != p.stride() or t.requires_grad:
-                raise Unlike("an average lies in memory otherwise than its parameter")
             found[i, (BESIDE, str(c))] = len(found)
+            if dtypes is None:
+                continue
+            if t.shape != p.shape or t.stride() != p.stride() or not t.is_leaf:
+                raise Unlike("an average lies in memory otherwise than its parameter")
     return found
 
 

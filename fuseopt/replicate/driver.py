@@ -109,7 +109,8 @@ class Representatives:
         self.traces: list[Trace] = []
         self.trace: Trace | None = None
         #: may lanes of other sizes, or that count other steps, have one model?
-        self.loose = self.counters = True
+        self.counters = True
+        self.loose = around is None or None not in around.dtypes
         #: does tracing make state for lanes that have none?
         self.makes_state = False
         #: the last call, or the one that is under way

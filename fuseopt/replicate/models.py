@@ -31,7 +31,8 @@ class Models:
 
     `of`: by what lanes of a kind have in common. `params`, `groups`: of each model its
     parameter and the number of its group; `state`: as the optimizer's is. `beside`: by
-    number, a tensor for each of the `columns`, which say its dtype by the parameter's.
+    number, a tensor for each of the `columns`, which say its dtype by the parameter's;
+    None: it is a number.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Models:
         groups: int,
         loose: bool,
         counters: bool,
-        columns: Sequence[Mapping[torch.dtype, torch.dtype]] = (),
+        columns: Sequence[Mapping[torch.dtype, torch.dtype] | None] = (),
     ) -> None:
         self.loose = loose
         self.counters = counters
@@ -116,7 +117,9 @@ class Models:
         self.params.append(p)
         self.groups.append(group)
         self.beside[number] = [
-            without_contents(torch.empty_like(of, dtype=dtypes[of.dtype]).detach())
+            torch.zeros((), device=of.device)
+            if dtypes is None
+            else without_contents(torch.empty_like(of, dtype=dtypes[of.dtype]).detach())
             for dtypes in self.columns
         ]
         self._count(number)

@@ -343,7 +343,7 @@ class LedStep:
         given = {k: model for k, (model, _) in counted.items()}
         found: list[tuple[Extended, Results]] = []
         aside, around = self.owner.call.aside, self.task.around
-        beside = order_of(lanes, aside.columns)
+        beside = order_of(lanes, aside.columns, around)
         flag = None
         if aside.flag is not None:
             flag = [*map(id, own_tensors)].index(id(aside.flag))

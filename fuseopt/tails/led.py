@@ -29,8 +29,11 @@ from ..replicate.models import BESIDE
 from ..shadow.lanes import GRAD, Unlike
 from .arguments import gradients_of, parameters_of
 from .fused import REFUSALS
+from .models import Updated
 from .predication import DROPPED, predicate
 from .sequence import average, clamp
+from .stats import norms_of
+from .table import OF_PARAMETERS, Table
 from .totals import Ahead, Found, Totals
 
 Tensors = list[torch.Tensor]
@@ -39,7 +42,7 @@ KEPT = 8
 #: So often one call is begun anew, where gradients are other than was planned for.
 TRIES = 4
 #: What a tail asks for that is not done so.
-OTHERWISE = ("models", "objects", "adaptive", "measured")
+OTHERWISE = ("objects", "adaptive")
 
 
 class Form:
@@ -47,7 +50,7 @@ class Form:
 
     Of what is shared there stand, in this order: the divisor, the factor that unscales,
     the one that clips, limits of elements, what each average lacks to 1 or its decay,
-    the flag.
+    how often each model was averaged, the flag.
     """
 
     def __init__(
@@ -59,13 +62,23 @@ class Form:
         #: None, or how many numbers the limit of elements is
         self.limits = 0 if limit is None else 2 - isinstance(limit, torch.Tensor)
         self.averages = len(content["averages"])
+        self.models: list[Updated] = [x.alone() for x in content["models"]]
         self.copies = len(content["copies"])
         self.decays = [isinstance(x, torch.Tensor) for x in content["decays"]]
         self.zeroed = content["zeroed"]
+        self.measured = content["measured"]
         self.drops = drops
         self.dtypes = dtypes
+        #: while a graph is captured: parameters as they were
+        self._were: Tensors = []
 
-        def before(grads: Tensors, shared: Sequence[Any]) -> None:
+        def before(
+            params: Tensors,
+            grads: Tensors,
+            columns: Sequence[Tensors],
+            shared: Sequence[Any],
+        ) -> None:
+            self._were = [p.clone() for p in params] if self.measured else []
             self._before(grads, shared)
 
         def after(
@@ -105,8 +118,18 @@ class Form:
             # where there is no tensor, the number is what the decay lacks to 1
             decay = shared[first + k]
             average(columns[k], params, decay, None if self.decays[k] else decay)
-        for own in columns[self.averages :]:
-            torch._foreach_copy_(own, params)
+        rest = [*columns[self.averages :]]
+        for k, model in enumerate(self.models, first + self.averages):
+            model.apply(zip(rest.pop(0), params, strict=True), shared[k])
+        for _ in range(self.copies):
+            torch._foreach_copy_(rest.pop(0), params)
+        if self.measured:
+            were, self._were = self._were, []
+            for found in (
+                norms_of(params),
+                norms_of([*torch._foreach_sub(params, were)]),
+            ):
+                torch._foreach_copy_(rest.pop(0), found)
         if self.zeroed and grads:
             torch._foreach_zero_(grads)
 
@@ -153,6 +176,10 @@ class Led:
         #: the last Report of totals, until it is told with that of a step
         self.untold: list[Report] = []
         self.totals = self._new_totals()
+        #: where numbers of single parameters are written, once there are any
+        self.table: Table | None = None
+        #: columns of averaged models
+        self.models: list[Tensors] = []
         #: what did the last call, and with what
         self.last: tuple[Representatives, Aside, Ahead] | None = None
         # did the last call end as calls do?
@@ -178,6 +205,8 @@ class Led:
     def wants(self, content: Mapping[str, Any]) -> bool:
         """Can a call be done so, and is it worth while?"""
         if self.why or self.config.verify or any(content[name] for name in OTHERWISE):
+            return False
+        if not all(x.key is not None for x in content["models"]):
             return False
         return many_lanes(self.optimizer)
 
@@ -228,14 +257,18 @@ class Led:
     def _step(
         self, content: Mapping[str, Any], drops: bool, params: Tensors
     ) -> tuple[torch.Tensor, ...] | None:
-        columns = _columns(content, params)
+        columns, cells = _columns(content, params), self._cells(content, params)
+        at = len(content["averages"])
+        columns[at:at] = self._of_models(content["models"], params)
+        if self.table is not None and cells:
+            columns += self.table.of_parameters()
         optimizers = [self.optimizer]
         for _ in range(TRIES):
             ahead = self.totals.of(
-                content, lambda: gradients_of(parameters_of(optimizers))
+                content, lambda: gradients_of(parameters_of(optimizers)), cells
             )
             found = ahead.found
-            shared = _shared(content, found)
+            shared = _shared(content, found, params[0].device)
             if len({*map(id, shared)}) < len(shared):
                 raise Unlike("what is given to a tail is one tensor in two places")
             few = self._form(content, found, drops, params, columns)
@@ -246,10 +279,33 @@ class Led:
                 self.totals.drop(ahead)
                 continue
             if result is not None:
+                for x in content["models"]:
+                    x.finish(params)
                 aside.again = few.lanes
                 self.last = few, aside, ahead
             return result
         raise Unlike("gradients change while it steps")
+
+    def _of_models(self, models: Sequence[Updated], params: Tensors) -> list[Tensors]:
+        """What of averaged models stands beside each parameter: the lists of the last
+        call where they hold the same.
+        """
+        found = [x.beside(params) for x in models]
+        known = self.models
+        if len(known) != len(found) or not all(
+            len(a) == len(b) and all(map(is_, a, b))
+            for a, b in zip(known, found, strict=True)
+        ):
+            self.models = found
+        return self.models
+
+    def _cells(self, content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
+        """Where what is known of each gradient is written; [] where nobody asks."""
+        if not content["measured"]:
+            return []
+        if self.table is None or not self.table.fits(params):
+            self.table = Table(len(params), params[0].device)
+        return self.table.of_gradients([p.grad is not None for p in params])
 
     def _done(
         self, few: Representatives, aside: Aside, ahead: Ahead
@@ -265,7 +321,10 @@ class Led:
             return None
         if len(few.task.told) > known:
             self._tell(few.task.told[known:])
-        return tuple(ahead.given)
+        if not ahead.room:
+            return tuple(ahead.given)
+        assert self.table is not None
+        return *ahead.given, self.table.numbers.clone()
 
     def _form(
         self,
@@ -276,11 +335,13 @@ class Led:
         columns: Sequence[Tensors],
     ) -> Representatives:
         """What does this, made if need be."""
-        own = content["averages"] + content["copies"]
+        n = len(columns) - len(OF_PARAMETERS) * content["measured"]
         key = (
             drops,
             content["zeroed"],
-            len(own),
+            content["measured"],
+            n,
+            tuple(x.key for x in content["models"]),
             tuple(map(type, content["decays"])),
             *(type(content[x]) for x in ("divisor", "max_value")),
             *(x is None for x in found),
@@ -291,7 +352,8 @@ class Led:
         else:
             while len(self.forms) >= KEPT:
                 self.forms.pop(next(iter(self.forms))).release()
-            form = Form(content, found, drops, _dtypes(params, columns))
+            dtypes = _dtypes(params, columns[:n]) + [None] * (len(columns) - n)
+            form = Form(content, found, drops, dtypes)
             told = self.compilations.told
             given = self.function, self.options, told
             few = self.forms[key] = Representatives(*given, around=form)
@@ -322,9 +384,9 @@ def _columns(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
 
 def _dtypes(
     params: Tensors, columns: Sequence[Tensors]
-) -> list[Mapping[torch.dtype, torch.dtype]]:
+) -> list[Mapping[torch.dtype, torch.dtype] | None]:
     """Of each column, the dtype beside a parameter of some dtype."""
-    found: list[Mapping[torch.dtype, torch.dtype]] = []
+    found: list[Mapping[torch.dtype, torch.dtype] | None] = []
     for own in columns:
         pairs = {(p.dtype, t.dtype) for p, t in zip(params, own, strict=True)}
         dtypes = dict(pairs)
@@ -334,7 +396,9 @@ def _dtypes(
     return found
 
 
-def _shared(content: Mapping[str, Any], found: Found) -> list[Any]:
+def _shared(
+    content: Mapping[str, Any], found: Found, device: torch.device
+) -> list[Any]:
     """What is the same for all lanes, in the order of `Form`."""
     shared = [content["divisor"], found.unscales, found.clips]
     limit = content["max_value"]
@@ -344,4 +408,5 @@ def _shared(content: Mapping[str, Any], found: Found) -> list[Any]:
         decay if isinstance(decay, torch.Tensor) else 1 - decay
         for decay in content["decays"]
     ]
+    shared += [x.number.to(device) for x in content["models"]]
     return [x for x in (*shared, found.skip) if x is not None]

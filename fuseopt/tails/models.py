@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+import types
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
-from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn, get_swa_multi_avg_fn
+from torch.optim.swa_utils import (
+    AveragedModel,
+    get_ema_avg_fn,
+    get_ema_multi_avg_fn,
+    get_swa_avg_fn,
+    get_swa_multi_avg_fn,
+)
 
 from .. import compat
+from ..shadow.lanes import Unlike
 from .arguments import check_beside
 
 Tensors = list[torch.Tensor]
@@ -20,7 +29,9 @@ class Updated:
 
     `groups`: (averages, what they are of) of one device and dtype. `follows`: what only
     follows the model, and what of. `number`: how often it was updated. `first`: is this
-    the first time, which copies?
+    the first time, which copies? `pairs`: all that is averaged, with what it is of.
+    `key`: equal for updates that do the same to each element; None where it is not
+    known that they treat all alike.
     """
 
     groups: list[tuple[Tensors, Tensors]]
@@ -29,6 +40,46 @@ class Updated:
     single: Callable[..., Any] | None
     number: torch.Tensor
     first: bool
+    pairs: list[tuple[torch.Tensor, torch.Tensor]]
+    key: Any
+
+    def alone(self) -> Updated:
+        """What it does, without what it is done to."""
+        made = Updated()
+        made.function, made.single, made.first = self.function, self.single, self.first
+        return made
+
+    def beside(self, params: Sequence[torch.Tensor]) -> Tensors:
+        """The averages of some parameters. Raises Unlike where one has none."""
+        own = {id(p): a for a, p in self.pairs}
+        if not own.keys() >= {*map(id, params)}:
+            raise Unlike("an averaged model is not of all parameters")
+        return [own[id(p)] for p in params]
+
+    def apply(
+        self,
+        pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        number: torch.Tensor,
+    ) -> None:
+        """Update some averages, which are on the device where the number is."""
+        for own, source in _groups(pairs):
+            if self.first:
+                torch._foreach_copy_(own, source)
+            elif self.function is not None:
+                self.function(own, source, number)
+            elif self.single is not None:
+                for a, p in zip(own, source, strict=True):
+                    a.copy_(self.single(a, p, number))
+
+    def finish(self, done: Iterable[torch.Tensor]) -> None:
+        """Do the rest, where the averages of some parameters have been updated."""
+        known = {*map(id, done)}
+        rest = [(a.detach(), p.detach()) for a, p in self.pairs if id(p) not in known]
+        for own, source in _groups(rest):
+            self.apply(zip(own, source, strict=True), self.number.to(own[0].device))
+        for own, source in self.follows:
+            torch._foreach_copy_(own, source)
+        self.number.add_(1)
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """All that it writes."""
@@ -46,6 +97,7 @@ class Averaged:
         #: the number of updates that was not zero, and its version
         self._known: tuple[Any, int] = None, -1
         self._seen: list[int] = []
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._groups: list[tuple[Tensors, Tensors]] = []
         self._follows: list[tuple[Tensors, Tensors]] = []
         self._look()
@@ -71,8 +123,12 @@ class Averaged:
             else:
                 made.single = make()
         made.number = number
+        made.pairs = self._pairs
+        made.key = _key(made)
         same = known is number and version == number._version
         made.first = not same and int(number) == 0
+        if made.key is not None:
+            made.key = *made.key, made.first
         return made
 
     def updated(self) -> None:
@@ -89,20 +145,50 @@ class Averaged:
         if averaged.use_buffers:
             own, source = own + follows[0], source + follows[1]
             follows = [], []
-        seen = [*map(id, chain(own, source, *follows))]
+        every = [*chain(own, source, *follows)]
+        # views are given of them, which are of the memory that they have now
+        seen = [*map(id, every), *(t.data_ptr() for t in every)]
         if seen == self._seen:
             return
         check_beside("an averaged model", own, source, any_dtype=True)
         check_beside("an averaged model's buffers", *follows, any_dtype=True)
-        groups: dict[Any, tuple[Tensors, Tensors]] = {}
-        for a, p in zip(own, source, strict=True):
-            key = a.device, a.dtype, p.dtype
-            mine, theirs = groups.setdefault(key, ([], []))
-            mine.append(a.detach())
-            theirs.append(p.detach())
-        self._groups = [*groups.values()]
+        self._pairs = [*zip(own, source, strict=True)]
+        self._groups = _groups((a.detach(), p.detach()) for a, p in self._pairs)
         self._follows = [follows] if follows[0] else []
         self._seen = seen
+
+
+def _groups(
+    pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> list[tuple[Tensors, Tensors]]:
+    """Averages and what they are of, as torch groups them: by device and dtype."""
+    groups: dict[Any, tuple[Tensors, Tensors]] = {}
+    for a, p in pairs:
+        mine, theirs = groups.setdefault((a.device, a.dtype, p.dtype), ([], []))
+        mine.append(a)
+        theirs.append(p)
+    return [*groups.values()]
+
+
+def _key(x: Updated) -> tuple[Any, ...] | None:
+    """See Updated; of torch's own functions, but for the one that takes a tensor for a
+    number.
+    """
+    function = x.single if x.function is None else x.function
+    bare = inspect.unwrap(function) if callable(function) else None
+    if not isinstance(bare, types.FunctionType) or bare.__code__ not in _ALIKE:
+        return None
+    held = [cell.cell_contents for cell in bare.__closure__ or ()]
+    return bare.__code__, *((type(value), repr(value)) for value in held)
+
+
+#: The code of functions that do the same to each element.
+_MAKE: tuple[Callable[[], Any], ...] = (
+    get_ema_avg_fn,
+    get_ema_multi_avg_fn,
+    get_swa_avg_fn,
+)
+_ALIKE = {inspect.unwrap(make()).__code__ for make in _MAKE}
 
 
 def update(models: Iterable[Updated]) -> None:

@@ -26,6 +26,7 @@ from ..replicate.aside import Other
 from ..replicate.source import compared_by
 from ..runtime.binding import Binding
 from ..runtime.commit import Launches, Pending
+from ..runtime.executor import Program
 from ..runtime.linked import Linked, linked
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
@@ -33,6 +34,7 @@ from ..shadow.lanes import Unlike
 from .fresh import Fresh
 from .order import dtypes_in_order
 from .sequence import Given, factor_of, inverse_of, measure, skip_of
+from .stats import begin
 
 Tensors = list[torch.Tensor]
 #: Sets of what is asked for that are kept; another number of gradients is one more.
@@ -65,23 +67,31 @@ class Totals:
         self.told = told
         self._graphs: dict[Any, _Totals] = {}
 
-    def of(self, content: Mapping[str, Any], every: Callable[[], Tensors]) -> Ahead:
+    def of(
+        self,
+        content: Mapping[str, Any],
+        every: Callable[[], Tensors],
+        cells: Sequence[Tensors] = (),
+    ) -> Ahead:
         """What finds it; `content`: that of a `Given`, but for the optimizers. `every`:
-        gives all gradients.
+        gives all gradients. `cells`: where to put the norm of each, and how many of its
+        elements are not finite.
 
         Raises Unlike, CaptureError, CannotBuild, UnsupportedInput.
         """
-        grads = every()
+        grads, room = every(), [t for own in cells for t in own]
         scale, max_norm, judged = (content[k] for k in ("scale", "max_norm", "judged"))
         (found,) = content["founds"]
         beside = scale, found, content["divisor"], max_norm
-        if scale is None and max_norm is None and not judged and found is None:
-            return Ahead(None, beside, every)
+        asked = room or judged or any(x is not None for x in (scale, max_norm, found))
+        if not asked:
+            return Ahead(None, beside, every, room)
         if scale is not None and scale.device != grads[0].device:
             raise Unlike("the scaler's scale lies on another device")
         places = content["places"]
         key = (
             len(grads),
+            len(room),
             scale is None,
             found is None,
             judged,
@@ -93,9 +103,9 @@ class Totals:
         while len(self._graphs) >= KEPT:
             del self._graphs[next(iter(self._graphs))]
         if graph is None:
-            graph = _Totals(content, grads, self.config, self.told)
+            graph = _Totals(content, grads, room, self.config, self.told)
         self._graphs[key] = graph
-        return Ahead(graph, beside, every)
+        return Ahead(graph, beside, every, room)
 
     def drop(self, ahead: Ahead) -> None:
         """Plan anew what was found not to do for the gradients that there are."""
@@ -121,11 +131,13 @@ class Ahead:
         graph: _Totals | None,
         beside: tuple[Any, ...],
         every: Callable[[], Tensors],
+        room: Tensors,
     ) -> None:
         self.found = NOTHING if graph is None else graph.found
         self.graph = graph
         self.beside = beside
         self.every = every
+        self.room = room
 
     @property
     def given(self) -> Tensors:
@@ -144,7 +156,7 @@ class Ahead:
         grads = self.every()
         if len(grads) != graph.n:
             raise Other
-        graph.prepare(grads, self.beside)
+        graph.prepare(grads, self.room, self.beside)
         graph.link(step, self)
         return graph.pending.launches
 
@@ -161,6 +173,7 @@ class _Totals:
         self,
         content: Mapping[str, Any],
         grads: Tensors,
+        room: Tensors,
         config: Config,
         told: Callable[[Report], None],
     ) -> None:
@@ -176,11 +189,13 @@ class _Totals:
             (k for k, x in enumerate(beside) if x is not None),
             key=lambda k: not tensors[k],
         )
+        #: how many numbers of single gradients there are
+        self.numbers = len(room)
         with torch.no_grad():
             metas = [_meta(x) for x in (*grads, *beside)]
             results = self._results(metas[: self.n], *metas[self.n :])
         device = grads[0].device
-        kinds = [None if x is None else x.dtype for x in results]
+        kinds = [None if x is None else x.dtype for x in results[:5]]
         #: what the step reads lies in the same places at each call, for memory that
         #: moves is compared with all other memory; what is given away is fresh
         self.found = Found(
@@ -193,20 +208,27 @@ class _Totals:
         self.fresh = Fresh([kind for kind in kinds[:3] if kind is not None], device)
         self.given: Tensors = []
         graph = Graph()
-        n_outs = len(self.own) + len(self.fresh.dtypes)
+        n_outs = len(self.own) + self.numbers + len(self.fresh.dtypes)
         names = ["grad"] * self.n + ["out"] * n_outs
         names += [("scale", "found", "divisor", "max_norm")[k] for k in self.order]
         nodes = [graph.placeholder(f"{x}{k}") for k, x in enumerate(names)]
         graph.call_function(self._function(n_outs), tuple(nodes))
         graph.output(())
         gm = GraphModule(torch.nn.Module(), graph)
-        args = self._args(grads, self.fresh.take(), beside)
+        args = self._args(grads, room, self.fresh.take(), beside)
 
         def tell(report: Report) -> None:
             report.traced = "the totals of a tail, all lanes"
             told(report)
 
-        plan = pipeline.replanner(gm, config, tell, Clock())
+        replan = pipeline.replanner(gm, config, tell, Clock())
+        first = self.n + len(self.own)
+
+        def plan(args: Sequence[Any]) -> Program:
+            # cells are parts of one tensor, which says nothing to the plan
+            apart = [torch.empty_like(x) for x in args[first : first + self.numbers]]
+            return replan([*args[:first], *apart, *args[first + self.numbers :]])
+
         try:
             program = plan(args)
         except Exception as error:
@@ -235,8 +257,8 @@ class _Totals:
             given: list[Any] = [None] * 4
             for k, x in zip(order, args[n + n_outs :], strict=True):
                 given[k] = x
-            skip, told, norm, *factors = self._results(args[:n], *given)
-            every = skip, *factors, skip, told, norm
+            skip, told, norm, *rest = self._results(args[:n], *given)
+            every = skip, *rest, skip, told, norm
             results = [x for x in every if x is not None]
             for out, x in zip(args[n : n + n_outs], results, strict=True):
                 if out.dtype != x.dtype:
@@ -249,7 +271,9 @@ class _Totals:
     def _results(
         self, grads: Sequence[torch.Tensor], *beside: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        """What is given away of some gradients, see Ahead, then their factors."""
+        """What is given away of some gradients, see Ahead, then their factors, then the
+        numbers of each.
+        """
         scale, found, divisor, max_norm = beside
         given = Given(
             **self.content,
@@ -271,19 +295,26 @@ class _Totals:
         if max_norm is not None and norm is not None:
             clips = factor_of(max_norm, norm)
         told = measured.told[0] if measured.told else None
-        return skip, told, norm, unscales, clips
+        numbers: Tensors = []
+        if self.numbers:
+            begun = begin([], measured.seen)
+            numbers = [x.float() for x in (*begun.norms, *begun.counts)]
+        return skip, told, norm, unscales, clips, *numbers
 
-    def _args(self, grads: Tensors, fresh: Tensors, beside: Sequence[Any]) -> list[Any]:
+    def _args(
+        self, grads: Tensors, room: Tensors, fresh: Tensors, beside: Sequence[Any]
+    ) -> list[Any]:
         """What the graph is given."""
-        return [*grads, *self.own, *fresh, *(beside[k] for k in self.order)]
+        rest = [beside[k] for k in self.order]
+        return [*grads, *self.own, *room, *fresh, *rest]
 
-    def prepare(self, grads: Tensors, beside: Sequence[Any]) -> None:
+    def prepare(self, grads: Tensors, room: Tensors, beside: Sequence[Any]) -> None:
         """Put it off, as `pending` then has it."""
         self.ahead = self._linked = None
         self.grads, self.given = grads, self.fresh.take()
         self.pending.start()
         try:
-            self.step(*self._args(grads, self.given, beside))
+            self.step(*self._args(grads, room, self.given, beside))
         finally:
             self.grads = []
 
@@ -295,7 +326,7 @@ class _Totals:
         if compared is None or len(compared.places) != self.n:
             return
         rest = [x for x in (ahead.beside[k] for k in self.order) if _is_tensor(x)]
-        own = self.n + len(self.own), len(self.given)
+        own = self.n + len(self.own) + self.numbers, len(self.given)
         self._linked = linked(self.step, *compared, own, rest)
         self.ahead = ahead if self._linked is not None else None
 

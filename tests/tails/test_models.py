@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import (
     AveragedModel,
+    get_ema_avg_fn,
     get_ema_multi_avg_fn,
 )
 
@@ -63,6 +64,59 @@ def test_averaged_models(case: str) -> None:
         assert all(map(torch.equal, net.parameters(), twin.parameters()))
     if case != "buffers":  # which holds a counter of whole numbers
         assert [r.fallback for r in fuseopt.reports()] == [""] * len(fuseopt.reports())
+
+
+def deep() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [
+        x
+        for _ in range(6)
+        for x in (torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU())
+    ]
+    return torch.nn.Sequential(*layers)
+
+
+@pytest.mark.family(2)
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("case", [*CASES, "ema of one"])
+def test_of_many_parameters_a_few_are_traced(case: str, frozen: bool) -> None:
+    """Where torch's own functions average; buffers and what is not stepped as well.
+
+    The groups have the parameters in another order than the model.
+    """
+    given = CASES.get(case, {"avg_fn": get_ema_avg_fn(0.9)})
+    sides = []
+    for _ in range(2):
+        net = deep()
+        params = [*net.parameters()][2 * frozen :]
+        groups = [{"params": params[::2]}, {"params": params[1::2], "lr": 0.05}]
+        opt = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        sides.append((net, AveragedModel(net, **given), opt))
+    (net, average, opt), (twin, other, own) = sides
+    tail = fuseopt.tail(own, ema=[(other, twin)], clip_grad_norm=float("inf"))
+    start = copy.deepcopy(average.state_dict())
+    for n in range(9):
+        for x in (net, twin):
+            torch.manual_seed(n)
+            x.zero_grad()
+            x(torch.randn(8, 6)).square().sum().backward()
+        opt.step()
+        if n % 3 != 2:
+            average.update_parameters(net)
+        tail(average=n % 3 != 2)
+        if n == 5:
+            for x in (average, other):
+                x.load_state_dict(start)
+        if n == 6:  # an average gets other memory
+            for x in (average, other):
+                p = next(x.parameters())
+                p.data = p.data.clone()
+        one, two = average.state_dict(), other.state_dict()
+        assert [k for k in one if not torch.equal(one[k], two[k])] == []
+        assert all(map(torch.equal, net.parameters(), twin.parameters()))
+    report = fuseopt.reports()[-1]
+    assert ("the others do as these" in report.traced) == (case != "single")
+    assert report.launches == 2
 
 
 def test_models_that_do_not_fit() -> None:

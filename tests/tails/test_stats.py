@@ -71,6 +71,56 @@ def test_large_parameters_without_a_clip() -> None:
     assert last_report().launches == 1
 
 
+#: As many lanes as are led, of five sizes: registers, leftovers, threads.
+MANY = [(40000,), (257, 13), (33,), (0,), ()] * 4
+
+
+@pytest.mark.family(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "counting"])
+def test_of_many_lanes_a_few_are_traced(
+    name: str, scaled: bool, dtype: torch.dtype
+) -> None:
+    """Also where other gradients are None in each call, and others again."""
+    one, other = (Side(MAKES[name], MANY, dtype, scaled) for _ in range(2))
+    tail = tail_of(other, clip_grad_norm=1.0, zero_grad=True, stats=True)
+    for n in range(10):
+        for side in (one, other):
+            side.set_grads(n, scaled and n in (0, 5))
+            for k in {4: [2, 7], 5: [7, 8], 6: [2, 7]}.get(n, []):
+                side.params[k].grad = None
+        table = stepped(one, 1.0)
+        out = call(other, tail)
+        assert same(out.stats, table)
+        assert differences(one, other) == []
+        if n == 2:
+            kept, known = out.stats, table
+    assert same(kept, known)
+    assert last_report().launches == 2
+    assert "10 of 20 lanes; the others do as these" in last_report().traced
+
+
+def test_they_come_and_go() -> None:
+    """Each is a form of its own; nobody's table is another's."""
+    one, other = (Side(MAKES["sgd"], [(5, 3), (7,)] * 10) for _ in range(2))
+    tail = tail_of(other)
+    for n in range(9):
+        tail.stats = n % 3 > 0
+        if n == 6:
+            more = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+            for side, p in zip((one, other), more, strict=True):
+                side.params.append(p)
+                side.ema.append(p.detach().clone())
+                side.opt.add_param_group({"params": [p]})
+        for side in (one, other):
+            side.set_grads(n)
+        table = stepped(one, None)
+        out = call(other, tail)
+        assert same(out.stats, table) if n % 3 else out.stats is None
+        assert differences(one, other, grads=True) == []
+
+
 def test_nothing_is_read_twice_for_them() -> None:
     side = Side(MAKES["adamw"], [(4096,)] * 4, scaled=True)
     tail = tail_of(side, clip_grad_norm=1.0, zero_grad=True, stats=True)

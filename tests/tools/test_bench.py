@@ -477,9 +477,9 @@ def test_turns_of_the_host_note_how_long_the_thread_was_busy():
 
 def test_host_cost_is_above_a_backend_that_does_nothing(reading):
     made = tables.hosts(reading)
-    assert cells(made, "300")[1:] == ["9", "5", "3", "4", "1", "3", "–"]
+    assert cells(made, "300")[1:] == ["9", "5", "3", "4", "1", "3"]
     moved = cells(made, "300, gradients elsewhere")[1:]
-    assert moved == ["10", "6", "4", "7", "2", "5", "–"]
+    assert moved == ["10", "6", "4", "7", "2", "5"]
     made = report.short([reading])
     assert (
         "| +3 µs | above a backend that does nothing (1 µs); with `fuseopt.com" in made
@@ -487,6 +487,14 @@ def test_host_cost_is_above_a_backend_that_does_nothing(reading):
     assert (
         "| +5 µs | above a backend that does nothing (2 µs); with `fuseopt.com" in made
     )
+
+
+def test_host_cost_of_a_tail_stands_beside_the_steps(reading):
+    (figures,) = reading.host().values()
+    figures["contenders"]["tail"] = {"host_microseconds": 6.0}
+    made = tables.hosts(reading)
+    assert cells(made, "300")[-1] == "6"
+    assert cells(made, "300, gradients elsewhere")[-1] == "–"
 
 
 def test_gradients_move_between_two_places():
