@@ -26,9 +26,13 @@ Tensors = list[torch.Tensor]
 class Around(Protocol):
     """What stands around the step of some models. Both functions are marked OWN.
 
-    They get the parameters, the gradients, and the columns, of each as many as there
-    are parameters, then what is shared. In one capture of a graph `before` comes first.
+    They get the parameters, the gradients (None where there is none), and the columns,
+    of each as many as there are parameters, then what is shared. In one capture of a
+    graph `before` comes first. `measures`: is anything made of all elements of a
+    tensor? Then lanes of other sizes are not alike.
     """
+
+    measures: bool
 
     #: of each column, the dtype of what stands beside a parameter of some dtype; None:
     #: numbers, in float32, that are made of all of a parameter's elements
@@ -37,7 +41,7 @@ class Around(Protocol):
     def before(
         self,
         params: Tensors,
-        grads: Tensors,
+        grads: Sequence[torch.Tensor | None],
         columns: Sequence[Tensors],
         shared: Sequence[Any],
     ) -> None:
@@ -46,7 +50,7 @@ class Around(Protocol):
     def after(
         self,
         params: Tensors,
-        grads: Tensors,
+        grads: Sequence[torch.Tensor | None],
         columns: Sequence[Tensors],
         shared: Sequence[Any],
     ) -> None:
@@ -104,7 +108,8 @@ def splice(
     own = [models.params[k] for k in active]
     params = [node_of(f"param{k}", p) for k, p in zip(active, own, strict=True)]
     grads = [
-        node_of(f"grad{k}", p.grad) for k, p in enumerate(own) if p.grad is not None
+        None if p.grad is None else node_of(f"grad{k}", p.grad)
+        for k, p in enumerate(own)
     ]
     columns = [
         [node_of(f"beside{c}_{k}", models.beside[k][c]) for k in active]

@@ -110,7 +110,7 @@ class Representatives:
         self.trace: Trace | None = None
         #: may lanes of other sizes, or that count other steps, have one model?
         self.counters = True
-        self.loose = around is None or None not in around.dtypes
+        self.loose = around is None or not around.measures
         #: does tracing make state for lanes that have none?
         self.makes_state = False
         #: the last call, or the one that is under way

@@ -28,13 +28,13 @@ def checked_adaptive(given: Any) -> tuple[Any, Any] | None:
     return factor, checked_limit("the eps of clip_grad_adaptive", pair[1])
 
 
-def adapt(params: Tensors, factor: Any, eps: Any, measured: Tensors) -> None:
-    """Clip gradients of parameters that have one; traced, and in eager. `measured`: of
-    what norms are taken, which holds what the gradients do, and may be known before.
+def adapt(
+    params: Tensors, grads: Tensors, factor: Any, eps: Any, measured: Tensors
+) -> None:
+    """Clip the gradients of parameters; traced, and in eager. `measured`: of what norms
+    are taken, which holds what the gradients do, and may be known before.
     """
-    for p, same in zip(params, measured, strict=True):
-        g = p.grad
-        assert g is not None
+    for p, g, same in zip(params, grads, measured, strict=True):
         limit = unit_norms(p).clamp_(min=eps).mul_(factor)
         norm = unit_norms(same)
         clipped = g * (limit / norm.clamp(min=1e-6))

@@ -27,6 +27,7 @@ from ..replicate.aside import Aside, Other
 from ..replicate.driver import Representatives, many_lanes
 from ..replicate.models import BESIDE
 from ..shadow.lanes import GRAD, Unlike
+from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
 from .fused import REFUSALS
 from .models import Updated
@@ -42,15 +43,15 @@ KEPT = 8
 #: So often one call is begun anew, where gradients are other than was planned for.
 TRIES = 4
 #: What a tail asks for that is not done so.
-OTHERWISE = ("objects", "adaptive")
+OTHERWISE = ("objects",)
 
 
 class Form:
     """What is done around a step, but for tensors and numbers; see `Around`.
 
     Of what is shared there stand, in this order: the divisor, the factor that unscales,
-    the one that clips, limits of elements, what each average lacks to 1 or its decay,
-    how often each model was averaged, the flag.
+    the one that clips, limits of elements, factor and eps of units, what each average
+    lacks to 1 or its decay, how often each model was averaged, the flag.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class Form:
         limit = content["max_value"]
         #: None, or how many numbers the limit of elements is
         self.limits = 0 if limit is None else 2 - isinstance(limit, torch.Tensor)
+        self.adapts = content["adaptive"] is not None
         self.averages = len(content["averages"])
         self.models: list[Updated] = [x.alone() for x in content["models"]]
         self.copies = len(content["copies"])
         self.decays = [isinstance(x, torch.Tensor) for x in content["decays"]]
         self.zeroed = content["zeroed"]
         self.measured = content["measured"]
+        self.measures = self.measured or self.adapts
         self.drops = drops
         self.dtypes = dtypes
         #: while a graph is captured: parameters as they were
@@ -74,37 +77,57 @@ class Form:
 
         def before(
             params: Tensors,
-            grads: Tensors,
+            grads: Sequence[torch.Tensor | None],
             columns: Sequence[Tensors],
             shared: Sequence[Any],
         ) -> None:
             self._were = [p.clone() for p in params] if self.measured else []
-            self._before(grads, shared)
+            self._before(params, grads, shared)
 
         def after(
             params: Tensors,
-            grads: Tensors,
+            grads: Sequence[torch.Tensor | None],
             columns: Sequence[Tensors],
             shared: Sequence[Any],
         ) -> None:
-            self._after(params, grads, columns, shared)
+            having = [g for g in grads if g is not None]
+            self._after(params, having, columns, shared)
 
         for function in (before, after):
             setattr(function, OWN, True)
         self.before, self.after = before, after
 
-    def _before(self, grads: Tensors, shared: Sequence[Any]) -> None:
+    def _before(
+        self,
+        params: Tensors,
+        every: Sequence[torch.Tensor | None],
+        shared: Sequence[Any],
+    ) -> None:
         rest = [*shared]
-        if not grads:
+        pairs = [(p, g) for p, g in zip(params, every, strict=True) if g is not None]
+        if not pairs:
             return
-        if self.divides:
-            torch._foreach_div_(grads, rest.pop(0))
-        for _ in range(self.factors):
-            torch._foreach_mul_(grads, rest.pop(0))
-        if self.limits == 1:
-            clamp(grads, rest[0])
-        elif self.limits:
-            clamp(grads, *rest[:2])
+        grads = again = [g for _, g in pairs]
+        scales = [rest.pop(0) for _ in range(self.divides + self.factors)]
+        if self.adapts and not self.limits:
+            # what norms of units are taken of is in no memory
+            again = list(torch._foreach_mul(grads, 1.0))
+            for k, scale in enumerate(scales):
+                scaled = torch._foreach_div if k < self.divides else torch._foreach_mul
+                wide = scaled(again, scale)
+                # of a tensor without dimensions it may be as wide as the scale
+                again = [x.to(g.dtype) for x, g in zip(wide, grads, strict=True)]
+        for k, scale in enumerate(scales):
+            if k < self.divides:
+                torch._foreach_div_(grads, scale)
+            else:
+                torch._foreach_mul_(grads, scale)
+        limits = [rest.pop(0) for _ in range(self.limits)]
+        if limits:
+            clamp(grads, *limits)
+        if self.adapts:
+            factor, eps = rest[:2]
+            adapt([p for p, _ in pairs], grads, factor, eps, again)
 
     def _after(
         self,
@@ -113,7 +136,7 @@ class Form:
         columns: Sequence[Tensors],
         shared: Sequence[Any],
     ) -> None:
-        first = self.divides + self.factors + self.limits
+        first = self.divides + self.factors + self.limits + 2 * self.adapts
         for k in range(self.averages):
             # where there is no tensor, the number is what the decay lacks to 1
             decay = shared[first + k]
@@ -206,6 +229,9 @@ class Led:
         """Can a call be done so, and is it worth while?"""
         if self.why or self.config.verify or any(content[name] for name in OTHERWISE):
             return False
+        if content["adaptive"] is not None and content["max_norm"] is None:
+            if content["scale"] is not None or content["judged"]:
+                return False  # in one graph the flag comes with the norms of units
         if not all(x.key is not None for x in content["models"]):
             return False
         return many_lanes(self.optimizer)
@@ -344,6 +370,7 @@ class Led:
             tuple(x.key for x in content["models"]),
             tuple(map(type, content["decays"])),
             *(type(content[x]) for x in ("divisor", "max_value")),
+            *map(type, content["adaptive"] or ()),
             *(x is None for x in found),
         )
         few = self.forms.pop(key, None)
@@ -404,6 +431,7 @@ def _shared(
     limit = content["max_value"]
     if limit is not None:
         shared += [limit] if isinstance(limit, torch.Tensor) else [limit, -limit]
+    shared += content["adaptive"] or ()
     shared += [
         decay if isinstance(decay, torch.Tensor) else 1 - decay
         for decay in content["decays"]

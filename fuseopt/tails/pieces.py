@@ -69,7 +69,7 @@ def run(
             clamp(every, given.max_value)
         if given.adaptive is not None:
             having = [p for p in parameters_of(optimizers) if p.grad is not None]
-            adapt(having, *given.adaptive, every)
+            adapt(having, every, *given.adaptive, every)
         lost = given.judged and norm is not None and not bool(torch.isfinite(norm))
     skips: list[bool] = []
     for optimizer, step in zip(optimizers, steps, strict=True):

@@ -116,7 +116,7 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
         clamp(every, self.max_value)
     if self.adaptive is not None:
         having = [p for p in parameters_of(self.optimizers) if p.grad is not None]
-        adapt(having, *self.adaptive, again)
+        adapt(having, every, *self.adaptive, again)
     for step, optimizer in zip(self.steps, self.optimizers, strict=True):
         step(optimizer)
     stats = [] if begun is None else [table(params, held, begun)]

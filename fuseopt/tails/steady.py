@@ -92,8 +92,9 @@ def may_last(content: Mapping[str, Any], asked: Iterable[Any]) -> bool:
     if anew or any(found is not None for found in content["founds"]):
         return False
     # of a tensor with dimensions a view is given; a list may hold something else
+    every = [y for x in asked for y in (x if isinstance(x, tuple) else (x,))]
     return not any(
-        isinstance(x, list) or (isinstance(x, torch.Tensor) and x.dim()) for x in asked
+        isinstance(x, list) or (isinstance(x, torch.Tensor) and x.dim()) for x in every
     )
 
 

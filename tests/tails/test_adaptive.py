@@ -73,6 +73,65 @@ def test_bits_of_the_formula(scaled: bool, dtype: torch.dtype) -> None:
     assert last_report().launches == 2
 
 
+#: As many lanes as are led, of four shapes.
+MANY = [(7, 5), (13,), (4, 3, 3, 3), ()] * 5
+
+
+@pytest.mark.family(3)
+@pytest.mark.parametrize("clips", ["alone", "norm", "value"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_of_many_lanes_a_few_are_traced(
+    scaled: bool, dtype: torch.dtype, clips: str
+) -> None:
+    """Alone, or behind the other clips; numbers, then tensors, all of which move.
+
+    Where a flag would be a launch of its own, all lanes are traced.
+    """
+    one, other = (Side(adamw, MANY, dtype, scaled) for _ in range(2))
+    tail = tail_of(other, clip_grad_adaptive=(0.01, 1e-3), zero_grad="zeros")
+    tail.clip_grad_norm = 2.0 if clips == "norm" else None
+    tail.clip_grad_value = 0.5 if clips == "value" else None
+    for n in range(8):
+        factor, eps = (0.01, 1e-3) if n < 3 else (0.5 * n, 0.1)
+        tail.clip_grad_adaptive = factor, eps
+        if n > 4:
+            tail.clip_grad_adaptive = torch.tensor(factor), torch.tensor([eps])
+        for side in (one, other):
+            side.set_grads(n, scaled and n in (0, 4))
+            if n % 2:
+                torch._foreach_mul_([p.grad for p in side.params], 1e-2)
+        before = eager_before(one, clips)
+        clip(one, factor, eps)
+        eager_after(one)
+        assert same(call(other, tail).norm, before)
+        for p in one.params:
+            assert p.grad is not None
+            p.grad.zero_()
+        assert differences(one, other, grads=True) == []
+    few = "the others do as these" in last_report().traced
+    assert few == (clips == "norm" or not scaled)
+    assert last_report().launches == 2 + (clips == "norm")
+
+
+def eager_before(side: Side, clips: str) -> torch.Tensor | None:
+    if side.scaler is not None:
+        side.scaler.unscale_(side.opt)
+    if clips == "value":
+        torch.nn.utils.clip_grad_value_(side.params, 0.5)
+    if clips != "norm":
+        return None
+    return torch.nn.utils.clip_grad_norm_(side.params, 2.0)
+
+
+def eager_after(side: Side) -> None:
+    if side.scaler is None:
+        side.opt.step()
+    else:
+        side.scaler.step(side.opt)
+        side.scaler.update()
+
+
 def test_of_means_of_micro_batches() -> None:
     one, other = Side(adamw, SHAPES), Side(adamw, SHAPES)
     tail = tail_of(other, clip_grad_adaptive=0.02, grad_divisor=3.0, zero_grad=True)
