@@ -57,7 +57,7 @@ class Pending:
         self.open = False
         self.begun = False
         self.kept: Any = None
-        self._ahead: Callable[[Any], Launches] | None = None
+        self.ahead: Callable[[Any], Launches] | None = None
         self._first: Launches = ()
         self._launches: Sequence[Callable[[], object]] = ()
         self._by_python: Callable[[], object] | None = None
@@ -68,7 +68,7 @@ class Pending:
 
     def start(self, ahead: Callable[[Any], Launches] | None = None) -> object:
         """Put off what comes now; what `finish` is to be given. `ahead`: see `lead`."""
-        self._ahead = ahead
+        self.ahead = ahead
         self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self.kept = None
         self.begun = False
@@ -79,7 +79,7 @@ class Pending:
     def drop(self) -> None:
         """Forget what was put off."""
         self.open = False
-        self._ahead = None
+        self.ahead = None
         self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self.kept = None
 
@@ -107,13 +107,11 @@ class Pending:
         return self._launches if self._by_python is None else self._by_python
 
     def lead(self, step: Any, waits: bool) -> None:
-        """A step is ready, and is put off if it `waits`: prepare what comes before it.
-
-        That is what `ahead(step)` gives, which writes nothing of the user's.
+        """A step is ready, and is put off if it `waits`: prepare what comes before it,
+        if there is an `ahead`. That is what it gives, and writes nothing of the user's.
         """
-        if self._ahead is None:
-            return
-        ahead, self._ahead = self._ahead, None
+        ahead, self.ahead = self.ahead, None
+        assert ahead is not None
         self._first = ahead(step)
         if not waits:
             self._run_first()

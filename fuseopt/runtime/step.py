@@ -149,7 +149,8 @@ class CompiledStep:
             _refuse_inference(self.source.gm)
         if pending is not None:
             waits = pending.open and bound.waits and pending.kept is None
-            pending.lead(self, waits)
+            if pending.ahead is not None:
+                pending.lead(self, waits)
             if waits:
                 return self._put_off(pending, bound, args, tensors, given)
             pending.begun = True

@@ -27,8 +27,9 @@ class Fresh:
     def take(self) -> Tensors:
         """Those of a call, which are nobody else's."""
         if not self._ready:
-            self._ready = [
-                [torch.empty((), dtype=d, device=self.device) for d in self.dtypes]
-                for _ in range(CALLS)
-            ]
+            with torch.inference_mode(False):
+                self._ready = [
+                    [torch.empty((), dtype=d, device=self.device) for d in self.dtypes]
+                    for _ in range(CALLS)
+                ]
         return self._ready.pop()

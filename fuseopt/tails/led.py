@@ -229,7 +229,8 @@ class Led:
         """Can a call be done so, and is it worth while?"""
         if self.why or self.config.verify or any(content[name] for name in OTHERWISE):
             return False
-        if content["adaptive"] is not None and content["max_norm"] is None:
+        alone = content["max_norm"] is None and content["max_value"] is None
+        if content["adaptive"] is not None and alone:
             if content["scale"] is not None or content["judged"]:
                 return False  # in one graph the flag comes with the norms of units
         if not all(x.key is not None for x in content["models"]):

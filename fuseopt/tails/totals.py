@@ -149,7 +149,7 @@ class Ahead:
         graph = self.graph
         if graph is None:
             return ()
-        if graph.ahead is self:
+        if graph.follows_for(self):
             launches = graph.follow(step)
             if launches is not None:
                 return launches
@@ -245,7 +245,7 @@ class _Totals:
         policy = _Policy(self)
         self.step = CompiledStep(source, program, plan, policy, None, self.pending)
         #: which guard it follows, for whom, and what is to live until it has run
-        self.ahead: Ahead | None = None
+        self._ahead: Callable[[], Ahead | None] = lambda: None
         self._linked: Linked | None = None
         self._held: Any = None
 
@@ -310,7 +310,7 @@ class _Totals:
 
     def prepare(self, grads: Tensors, room: Tensors, beside: Sequence[Any]) -> None:
         """Put it off, as `pending` then has it."""
-        self.ahead = self._linked = None
+        self._linked = None
         self.grads, self.given = grads, self.fresh.take()
         self.pending.start()
         try:
@@ -328,7 +328,11 @@ class _Totals:
         rest = [x for x in (ahead.beside[k] for k in self.order) if _is_tensor(x)]
         own = self.n + len(self.own) + self.numbers, len(self.given)
         self._linked = linked(self.step, *compared, own, rest)
-        self.ahead = ahead if self._linked is not None else None
+        self._ahead = weakref.ref(ahead)
+
+    def follows_for(self, ahead: Ahead) -> bool:
+        """Does it follow a guard, for calls that are given what this one has?"""
+        return self._linked is not None and self._ahead() is ahead
 
     def follow(self, step: CompiledStep) -> Launches | None:
         """Launches for gradients that a step has compared, if it follows that one."""
@@ -348,7 +352,7 @@ class _Totals:
 
     def forget(self) -> None:
         """Take nothing for known that a call leaves to the next."""
-        self.ahead = self._linked = None
+        self._linked = None
         self.step.forget()
 
     def check_order(self) -> None:
