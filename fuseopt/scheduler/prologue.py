@@ -16,10 +16,11 @@ from ..ir.alias import overlaps
 from ..ir.geometry import numel
 from ..ir.graph import Extern, Graph, Kernel, Run, Schedule, makes_numbers
 from .dependencies import CPU
-from .epilogue import FEW, Touched, between, numbered
+from .epilogue import Touched, between, numbered
 from .passes import Machine, kernel_device
 
-#: Elements that a lane may have for which all others wait.
+#: Elements of all that others wait for. (Of numbers that belong to one lane each, such
+#: as a bias correction, there are as many as there are lanes.)
 SMALL = 1 << 14
 
 
@@ -48,14 +49,13 @@ def begin_late(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
 
 
 def _is_small(graph: Graph, kernel: Kernel) -> bool:
-    """Does a kernel of the CPU make few numbers of few others, and nothing else?"""
+    """Does a kernel of the CPU make numbers of few others, and nothing else?"""
+    folded = [v for v in kernel.variants if v.reduction]
     return (
         not (kernel.finish or kernel.first)
         and kernel_device(graph, kernel) == CPU
-        and all(
-            v.lanes <= FEW and makes_numbers(v) and max(map(numel, v.shapes)) <= SMALL
-            for v in kernel.variants
-        )
+        and all(map(makes_numbers, kernel.variants))
+        and sum(sum(map(numel, v.shapes)) for v in folded) <= SMALL
     )
 
 

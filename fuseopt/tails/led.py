@@ -205,9 +205,9 @@ class Led:
         params: Tensors,
         grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | None:
-        columns = _columns(content, params)
+        columns = columns_of(content, params)
         found = self.totals.of(content, grads)
-        shared = _shared(content, found)
+        shared = shared_of(content, found)
         if len({*map(id, shared)}) < len(shared):
             raise Unlike("what is given to a tail is one tensor in two places")
         few = self._form(content, found, drops, params, columns)
@@ -245,7 +245,7 @@ class Led:
         else:
             while len(self.forms) >= KEPT:
                 self.forms.pop(next(iter(self.forms))).release()
-            form = Form(content, found, drops, _dtypes(params, columns))
+            form = Form(content, found, drops, dtypes_beside(params, columns))
             told = self.compilations.told
             given = self.function, self.options, told
             few = self.forms[key] = Representatives(*given, around=form)
@@ -264,7 +264,7 @@ class Led:
                 report.follow(self.untold[0])
 
 
-def _columns(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
+def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
     """The averages and copies, each beside a parameter. Raises Unlike for others."""
     columns = []
     for own, source in (*content["averages"], *content["copies"]):
@@ -274,7 +274,7 @@ def _columns(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
     return columns
 
 
-def _dtypes(
+def dtypes_beside(
     params: Tensors, columns: Sequence[Tensors]
 ) -> list[Mapping[torch.dtype, torch.dtype]]:
     """Of each column, the dtype beside a parameter of some dtype."""
@@ -288,7 +288,7 @@ def _dtypes(
     return found
 
 
-def _shared(content: Mapping[str, Any], found: Found) -> list[Any]:
+def shared_of(content: Mapping[str, Any], found: Found) -> list[Any]:
     """What is the same for all lanes, in the order of `Form`."""
     shared = [content["divisor"], found.unscales, found.clips]
     limit = content["max_value"]

@@ -83,6 +83,30 @@ def test_a_clip_without_its_group(steps: int) -> None:
     assert said[1] == said[0]
 
 
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_tail_without_its_group(steps: int) -> None:
+    """Torch's error, and nothing is written."""
+    said = []
+    for tailed in (False, True):
+        with fake_group():
+            params = parameters(init_device_mesh("cpu", (WORLD,)), 6)
+            optimizer = AdamW(params)
+            tail = fuseopt.tail(optimizer, clip_grad_norm=0.5)
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(steps):
+                give(params, generator)
+                tail()
+            give(params, generator)
+        before = [local(t).detach().clone() for p in params for t in (p, p.grad)]
+        clip = torch.nn.utils.clip_grad_norm_
+        call = tail if tailed else (lambda params=params: clip(params, 0.5))
+        said.append(outcome(call))
+        after = [local(t).detach() for p in params for t in (p, p.grad)]
+        assert all(map(torch.equal, before, after))
+    assert said[0]
+    assert said[1] == said[0]
+
+
 def never_in_a_group() -> list[Any]:
     """Parameters, with gradients, of a mesh that has numbers of processes alone."""
     mesh = DeviceMesh("cpu", torch.arange(WORLD), _init_backend=False, _rank=RANK)

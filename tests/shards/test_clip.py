@@ -294,25 +294,3 @@ def test_no_warning(mesh: DeviceMesh) -> None:
             give(params, k)
             fuseopt.clip_grad_norm_(params, 0.5)
     assert not [str(w.message) for w in told if "fuseopt" in str(w.message)]
-
-
-def test_a_tail_clips_parts(mesh: DeviceMesh) -> None:
-    """A tail of DTensors is done in pieces, of which the clip is compiled."""
-    one, other = (parameters(mesh, [[Shard(0)]]) for _ in range(2))
-    plain, led = (torch.optim.SGD(ps, lr=0.1, momentum=0.9) for ps in (one, other))
-    tail = fuseopt.tail(led, clip_grad_norm=0.5, zero_grad=True)
-    for k in range(4):
-        for params in (one, other):
-            give(params, k)
-        tail.clip_grad_norm = 0.5 + k
-        norm = torch.nn.utils.clip_grad_norm_(one, 0.5 + k)
-        plain.step()
-        plain.zero_grad()
-        out = tail()
-        assert not difference(out.norm, norm)
-        assert out.skipped is False
-        assert all(p.grad is None for p in other)
-    for p, q in zip(one, other, strict=True):
-        assert not difference(q, p)
-    clips = [r for r in fuseopt.reports() if r.externs]
-    assert [r.launches for r in clips] == [2]
