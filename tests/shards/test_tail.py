@@ -452,14 +452,16 @@ def test_parts_that_move(mesh: DeviceMesh) -> None:
 
 
 def test_nothing_is_kept(mesh: DeviceMesh) -> None:
-    params = parameters(mesh, [[Shard(0)]])
-    optimizer = AdamW(params, lr=0.1)
-    tail = fuseopt.tail(optimizer, clip_grad_norm=0.5)
-    for k in range(3):
-        give(params, k)
-        tail()
-    held = [weakref.ref(p) for p in params] + [weakref.ref(params[0].grad)]
-    del params, optimizer, tail
+    def stepped() -> list[Any]:
+        params = parameters(mesh, [[Shard(0)]])
+        optimizer = AdamW(params, lr=0.1)
+        tail = fuseopt.tail(optimizer, clip_grad_norm=0.5)
+        for k in range(3):
+            give(params, k)
+            tail()
+        return [*map(weakref.ref, [*params, params[0].grad, optimizer, tail])]
+
+    held = stepped()
     gc.collect()
     assert not [x for x in held if x() is not None]
 
