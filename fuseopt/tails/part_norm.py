@@ -132,7 +132,7 @@ class PartNorm:
         crossing = [*dict.fromkeys(x for x in [*needed, self._norm] if x in front)]
         self._given, self._taken = [*crossing], [*crossing]
         if self._last is not None:
-            self._given.append(self._last.args[0])  # type: ignore[arg-type]
+            self._given.append(self._last.args[0])
             self._taken.append(waited)
         self._factor = self._scaled(scales)
         allowed = {self._limit, *self._taken, *self._back}

@@ -97,7 +97,7 @@ def run(
     return norm, skips, stats
 
 
-def _copy(own: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
+def _copy(own: list[torch.Tensor], source: list[torch.Tensor]) -> None:
     if not compat.are_spread(own):
         torch._foreach_copy_(own, source)
         return

@@ -117,9 +117,7 @@ def tailed(kind: str, name: str, elsewhere: str = "") -> None:
         got = OPTIMIZERS[name](m.parameters())
         tail = fuseopt.tail(got, clip_grad_norm=1.0)
         groups, zero_grad = got.param_groups, got.zero_grad
-        both: Any = SimpleNamespace(
-            param_groups=groups, step=tail, zero_grad=zero_grad
-        )
+        both: Any = SimpleNamespace(param_groups=groups, step=tail, zero_grad=zero_grad)
 
         def limit(params: Any, most: float) -> None:
             tail.clip_grad_norm = most

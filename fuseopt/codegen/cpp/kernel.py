@@ -4,7 +4,8 @@ The text includes nothing but <math.h> and <stdint.h> (what kernels have in comm
 copied into it: headers.py), so that it compiles in a fraction of a second. It runs in
 two phases: lane code once per lane, then element code over equal chunks of all lanes
 laid end to end; what was folded is finished after them. Before that come the variants
-whose results all others may need, after it those that need what all of them made.
+whose results all others may need, in one thread, after it those that need what all of
+them made.
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ def _main(kernel: Kernel) -> list[str]:
             for v, variant in enumerate(kernel.every)
             if variant.reduction == "full" and in_one_thread(variant)
         ),
-        "  #pragma omp parallel num_threads(threads) if (threads > 1)",
-        "  {",
     ]
     if kernel.first:
-        lines += [*_run(kernel, range(last, n)), "    #pragma omp barrier"]
-    lines += _run(kernel, range(len(kernel.variants)))
+        # so little that threads would wait longer for one another than it takes
+        alone = "  #pragma omp parallel num_threads(1)"
+        lines += [alone, "  {", *_run(kernel, range(last, n)), "  }"]
+    lines += [
+        "  #pragma omp parallel num_threads(threads) if (threads > 1)",
+        "  {",
+        *_run(kernel, range(len(kernel.variants))),
+    ]
     if kernel.finish:
         lines.append("    #pragma omp barrier")
         lines += _run(kernel, range(len(kernel.variants), last))
