@@ -58,6 +58,8 @@ def measured(shapes: Sequence[tuple[int, ...]], world: int) -> Figures:
     import fuseopt
 
     torch._dynamo.reset()
+    # what a call costs the host, without threads that wait for one another
+    torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=world - 1, world_size=world)
     try:
         plain, ours = (parameters(shapes, world) for _ in range(2))

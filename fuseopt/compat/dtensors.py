@@ -121,6 +121,14 @@ def is_collective(func: Any) -> bool:
     return func.namespace == COLLECTIVES and not is_wait(func)
 
 
+def in_place(func: Any) -> Any:
+    """The call that leaves in its tensor what a collective returns, and tells other
+    processes the same; None where there is none.
+    """
+    known = (torch.ops._c10d_functional.all_reduce.default,)
+    return torch.ops._c10d_functional.all_reduce_.default if func in known else None
+
+
 def waiting() -> Any:
     """The call that waits for a collective."""
     return torch.ops._c10d_functional.wait_tensor.default

@@ -28,7 +28,8 @@ class VariantReport:
 
     `nodes`: the calls that were fused. `elements` of all lanes, and `bytes_per_element`
     that are read and written. `slots`: what each lane reads and writes, such as
-    "f32 read+write x 3". `finishes`: it runs when all others of the kernel have.
+    "f32 read+write x 3". `finishes`: it runs when all others of the kernel have;
+    `begins`: it runs before all others.
     """
 
     nodes: str
@@ -37,6 +38,7 @@ class VariantReport:
     bytes_per_element: int
     slots: tuple[str, ...]
     finishes: bool = False
+    begins: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,13 +262,15 @@ def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
         moved.elements,
         moved.bytes,
         round(moved.bytes / moved.elements, 3) if moved.elements else 0.0,
-        bodies=tuple(
-            [_body(v, k >= len(kernel.variants)) for k, v in enumerate(kernel.every)]
+        bodies=(
+            *map(_body, kernel.variants),
+            *(replace(_body(v), finishes=True) for v in kernel.finish),
+            *(replace(_body(v), begins=True) for v in kernel.first),
         ),
     )
 
 
-def _body(v: Variant, finishes: bool) -> VariantReport:
+def _body(v: Variant) -> VariantReport:
     kinds: dict[str, int] = {}
     for slot in v.slots:
         ways = "+".join(("read",) * slot.read + ("write",) * slot.write)
@@ -279,7 +283,6 @@ def _body(v: Variant, finishes: bool) -> VariantReport:
         sum(map(numel, v.shapes)),
         bytes_per_element(v),
         tuple([f"{kind} x {n}" for kind, n in kinds.items()]),
-        finishes,
     )
 
 

@@ -210,8 +210,8 @@ def difference(
                 for k in range(len(step.kernels)):
                     _run_variants(got, step.part(block, k).variants)
         else:
-            _run_variants(got, step.variants)
-            _run_variants(got, step.finish)
+            for variants in (step.first, step.variants, step.finish):
+                _run_variants(got, variants)
     writer = {v: i for i, n in enumerate(graph.nodes) for v in written_by(n)}
     needed = {b for b, v in enumerate(graph.final) if v >= 0} | set(graph.outputs)
     last = len(graph.nodes)

@@ -170,18 +170,20 @@ class Kernel:
     """One launch: variants that are proven not to depend on one another.
 
     `finish` are variants of few lanes that run when all others have: they may use what
-    those lanes of `variants` touch that make numbers (see `makes_numbers`). No two of
-    them depend on each other.
+    those lanes of `variants` touch that make numbers (see `makes_numbers`). `first` are
+    variants of few lanes that run before all others, which may use what they make. No
+    two of either depend on each other.
     """
 
     name: str
     variants: tuple[Variant, ...]
     finish: tuple[Variant, ...] = ()
+    first: tuple[Variant, ...] = ()
 
     @property
     def every(self) -> tuple[Variant, ...]:
         """All variants, in the order in which targets and tables number them."""
-        return (*self.variants, *self.finish)
+        return (*self.variants, *self.finish, *self.first)
 
     @property
     def lanes(self) -> int:
@@ -198,7 +200,8 @@ class Run:
     then over the lanes of the next block.
 
     `blocks[i][k]` are the lanes of kernel k in block i; every lane is in one block. No
-    kernel has a `finish`, which would have to wait for lanes of all blocks.
+    kernel has a `finish`, which would have to wait for lanes of all blocks, or what is
+    to run `first`, for which they would have to wait.
     """
 
     kernels: tuple[Kernel, ...]

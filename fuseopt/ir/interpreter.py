@@ -96,7 +96,7 @@ def _run_kernel(
     tail: bool,
     backwards: bool,
 ) -> None:
-    for variants in (kernel.variants, kernel.finish):
+    for variants in (kernel.first, kernel.variants, kernel.finish):
         lanes = [(v, lane) for v in variants for lane in range(v.lanes)]
         for v, lane in reversed(lanes) if backwards else lanes:
             _run_lane(v, lane, memory, scalars, tail)

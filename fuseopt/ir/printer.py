@@ -218,7 +218,9 @@ def _kernel(graph: Graph, kernel: Kernel, first: int) -> Iterable[str]:
     yield ""
     yield f"{kernel.name}: {kernel.lanes} lanes, {len(kernel.every)} variants"
     for number, variant in enumerate(kernel.every):
-        if number == len(kernel.variants):
+        if number == len(kernel.every) - len(kernel.first):
+            yield "  before all others:"
+        elif number == len(kernel.variants):
             yield "  when all these are done:"
         yield from (f"  {x}" for x in _variant(graph, number, variant, first))
 

@@ -70,6 +70,7 @@ def _check_kernel(graph: Graph, kernel: Kernel, near: dict[int, list[int]]) -> N
         _check_variant(graph, f"{kernel.name}, variant {number}", variant)
     _check_lanes(graph, kernel.name, kernel.variants, near)
     _check_lanes(graph, kernel.name, kernel.finish, near)
+    _check_lanes(graph, kernel.name, kernel.first, near)
     apart = tuple(v for v in kernel.variants if not makes_numbers(v))
     for v in kernel.finish:
         _check_lanes(graph, kernel.name, (*apart, v), near)
@@ -80,6 +81,7 @@ def _check_run(run: Run) -> None:
     require(len(run.kernels) > 1, f"{run.name}: a run of one kernel")
     for kernel in run.kernels:
         require(not kernel.finish, f"{run.name}: {kernel.name} ends with a finish")
+        require(not kernel.first, f"{run.name}: {kernel.name} has what runs first")
     for i, block in enumerate(run.blocks):
         require(
             len(block) == len(run.kernels),

@@ -23,7 +23,7 @@ FEW = 8
 Steps = list[Kernel | Extern]
 
 
-class _Touched:
+class Touched:
     """The buffers that something reads and writes."""
 
     def __init__(self, reads: Iterable[int], writes: Iterable[int]) -> None:
@@ -31,7 +31,7 @@ class _Touched:
         self.writes = frozenset(writes)
 
     @classmethod
-    def by(cls, variants: Iterable[Variant]) -> _Touched:
+    def by(cls, variants: Iterable[Variant]) -> Touched:
         reads: set[int] = set()
         writes: set[int] = set()
         for v in variants:
@@ -40,11 +40,11 @@ class _Touched:
                 writes.update(column if slot.write else ())
         return cls(reads, writes)
 
-    def meets(self, other: _Touched, near: dict[int, list[int]]) -> bool:
+    def meets(self, other: Touched, near: dict[int, list[int]]) -> bool:
         """Does either write memory that the other touches?"""
         return self._spoils(other, near) or other._spoils(self, near)
 
-    def _spoils(self, other: _Touched, near: dict[int, list[int]]) -> bool:
+    def _spoils(self, other: Touched, near: dict[int, list[int]]) -> bool:
         touched = other.reads | other.writes
         return any(
             b in touched or any(x in touched for x in near.get(b, ()))
@@ -70,9 +70,9 @@ def finish_early(graph: Graph, schedule: Schedule, _: Machine) -> Schedule:
         before = _kernel_before(graph, done, step)
         moved: list[Variant] = []
         if before is not None:
-            kernel, between = done[before], _between(graph, done[before + 1 :])
+            kernel, passed = done[before], between(graph, done[before + 1 :])
             assert isinstance(kernel, Kernel)
-            moved = [v for v in step.variants if _may(graph, v, kernel, between, near)]
+            moved = [v for v in step.variants if _may(graph, v, kernel, passed, near)]
             done[before] = replace(kernel, finish=(*kernel.finish, *moved))
             anything |= bool(moved)
         gone = set(map(id, moved))
@@ -81,9 +81,14 @@ def finish_early(graph: Graph, schedule: Schedule, _: Machine) -> Schedule:
             done.append(replace(step, variants=left) if moved else step)
     if not anything:
         return schedule
-    names = (f"kernel{k}" for k in range(len(done)))
-    done = [replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in done]
-    return replace(schedule, steps=tuple(done), temps=needed_temps(graph, done))
+    return numbered(graph, schedule, done)
+
+
+def numbered(graph: Graph, schedule: Schedule, steps: Steps) -> Schedule:
+    """The schedule of these steps, whose kernels get names anew."""
+    names = (f"kernel{k}" for k in range(len(steps)))
+    made = [replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in steps]
+    return replace(schedule, steps=tuple(made), temps=needed_temps(graph, made))
 
 
 def _makes_numbers(step: Kernel | Extern) -> bool:
@@ -104,20 +109,22 @@ def _kernel_before(
     return None
 
 
-def _between(graph: Graph, steps: Sequence[Kernel | Extern]) -> _Touched:
+def between(graph: Graph, steps: Sequence[Kernel | Extern]) -> Touched:
+    """What some steps touch."""
+
     def reads(step: Kernel | Extern) -> Iterator[int]:
         if isinstance(step, Extern):
             yield from (graph.values[v] for v in step.reads)
         else:
-            yield from _Touched.by(step.every).reads
+            yield from Touched.by(step.every).reads
 
     def writes(step: Kernel | Extern) -> Iterator[int]:
         if isinstance(step, Extern):
             yield from (graph.values[v] for v in step.writes)
         else:
-            yield from _Touched.by(step.every).writes
+            yield from Touched.by(step.every).writes
 
-    return _Touched(
+    return Touched(
         (b for s in steps for b in reads(s)), (b for s in steps for b in writes(s))
     )
 
@@ -126,16 +133,16 @@ def _may(
     graph: Graph,
     v: Variant,
     kernel: Kernel,
-    between: _Touched,
+    passed: Touched,
     near: dict[int, list[int]],
 ) -> bool:
-    """May variant `v` run at the end of `kernel`, before what stands between?"""
+    """May variant `v` run at the end of `kernel`, before what it has `passed`?"""
     if v.lanes > FEW or v.reduction == "dims":
         return False
-    touched = _Touched.by([v])
+    touched = Touched.by([v])
     counted = [x for x in kernel.variants if makes_numbers(x)]
     numbers = frozenset(
-        b for b in _Touched.by(counted).writes if graph.buffers[b].numel == 1
+        b for b in Touched.by(counted).writes if graph.buffers[b].numel == 1
     )
     for s, slot in enumerate(v.slots):
         if slot.domain != "element":
@@ -145,8 +152,8 @@ def _may(
                 return False  # its elements are no numbers of those lanes
             if slot.write and graph.buffers[b].numel > len(numbers):
                 return False
-    if not touched.meets(_Touched.by(counted), near):
+    if not touched.meets(Touched.by(counted), near):
         return False  # it waits for something else
     rest = [x for x in kernel.variants if not makes_numbers(x)]
-    others = _Touched.by([*rest, *kernel.finish])
-    return not touched.meets(others, near) and not touched.meets(between, near)
+    others = Touched.by([*rest, *kernel.finish])
+    return not touched.meets(others, near) and not touched.meets(passed, near)

@@ -14,11 +14,13 @@ from .epilogue import finish_early
 from .kernels import schedule_kernels
 from .memory import plan_memory
 from .passes import Machine, Pass
+from .prologue import begin_late
 from .runs import join_runs
 from .tiles import tile
 
 PASSES = (
     Pass("finish", finish_early),
+    Pass("begin", begin_late),
     Pass("runs", join_runs),
     Pass("tiles", tile),
     Pass("memory", plan_memory),

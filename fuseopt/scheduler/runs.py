@@ -125,10 +125,11 @@ def runs(graph: Graph, kernels: Sequence[Kernel]) -> list[Kernel | Run]:
     done: list[Kernel | Run] = []
     ties = _Ties(near)
     for kernel in kernels:
-        if not kernel.finish and ties.take(kernel):
+        apart = kernel.finish or kernel.first
+        if not apart and ties.take(kernel):
             continue
         done += ties.together()
         ties = _Ties(near)
-        if kernel.finish or not ties.take(kernel):
-            done.append(kernel)  # its last variants wait for all lanes
+        if apart or not ties.take(kernel):
+            done.append(kernel)  # some of its variants wait for all lanes
     return [*done, *ties.together()]

@@ -53,6 +53,18 @@ def is_spread(optimizer: Optimizer) -> bool:
     )
 
 
+def placed(optimizer: Optimizer) -> str:
+    """The ways in which parameters of an optimizer are spread, at most three."""
+    kind = compat.dtensor_type()
+    ways = {
+        ", ".join(map(str, compat.spec_of(p).placements)): None
+        for group in optimizer.param_groups
+        for p in group[_PARAMS]
+        if kind is not None and isinstance(p, kind)
+    }
+    return " or ".join([*ways][:3]) + (" or otherwise" if len(ways) > 3 else "")
+
+
 def part_of(t: Any, spec: Any, name: str) -> torch.Tensor:
     """The part of a DTensor that is here, where it is spread as `spec` says.
 

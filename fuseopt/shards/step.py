@@ -18,7 +18,7 @@ from ..compiler.report import Report
 from ..replicate.driver import Representatives
 from ..runtime.guards.given import Misfit
 from ..shadow.lanes import Unlike
-from .local import LocalOptimizer, is_spread
+from .local import LocalOptimizer, is_spread, placed
 
 
 class Shards:
@@ -52,8 +52,15 @@ class Shards:
         """Do one step: was it done, and why not; "" where there is nothing to compile:
         no gradient, or Dynamo is told to let it run as it is.
 
-        `make(backend)` compiles the step's function anew.
+        `make(backend)` compiles the step's function anew. Why not tells how parameters
+        are placed.
         """
+        done, why = self._step(optimizer, make)
+        return done, f"{why} (placed as {placed(optimizer)})" if why else ""
+
+    def _step(
+        self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
+    ) -> tuple[bool, str]:
         if self.few is not None and self.few.why:
             return False, self.few.why
         try:

@@ -90,7 +90,7 @@ def check_beside(
         raise ValueError(
             f"{what} has {len(own)} tensors, and there are {len(source)} parameters"
         )
-    lies = {p.untyped_storage().data_ptr() for p in source if p.numel()}
+    lies = {_memory(p) for p in source if p.numel()} - {0}
     for i, (a, p) in enumerate(zip(own, source, strict=True)):
         name = f"{what}, tensor {i}:"
         if not isinstance(a, torch.Tensor):
@@ -103,8 +103,14 @@ def check_beside(
             raise ValueError(f"{name} on {a.device}, and the parameter on {p.device}")
         if not any_dtype and not a.is_floating_point():
             raise ValueError(f"{name} of {a.dtype}, which holds no averages")
-        if a.numel() and a.untyped_storage().data_ptr() in lies:
+        if a.numel() and _memory(a) in lies:
             raise ValueError(f"{name} it shares memory with a parameter")
+
+
+def _memory(t: torch.Tensor) -> int:
+    """Where the memory of a tensor begins, of a DTensor that of its part."""
+    part = compat.local_part(t) if compat.are_spread([t]) else t
+    return part.untyped_storage().data_ptr()
 
 
 def checked_scaler(scaler: Any) -> torch.amp.GradScaler | None:

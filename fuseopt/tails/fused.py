@@ -289,7 +289,7 @@ class _Graph:
 
         program = plan(args)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
-        return CompiledStep(source, program, plan, _Policy(), None, owner.pending)
+        return CompiledStep(source, program, plan, AllFollowed(), None, owner.pending)
 
 
 def predicated(
@@ -329,7 +329,7 @@ def _held(optimizer: Any) -> Iterable[int]:
             waiting += x if isinstance(x, dict) else ()
 
 
-class _Policy:
+class AllFollowed:
     """Whatever cannot be planned is done in pieces; see ChangePolicy."""
 
     def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:

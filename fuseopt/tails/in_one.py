@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from .. import compat
 from ..config import Config
 from ..isolate.class_guard import Methods
 from ..shadow.lanes import Unlike
 from .fused import Fused
 from .led import Led
+from .led_parts import Clipped, LedParts
 from .order import dtypes_in_order
 
 
@@ -48,8 +50,10 @@ class InOne:
         self.optimizers = optimizers
         self.whole = Fused(optimizers, functions, config, options)
         self.led: Led | None = None
+        self.parts: LedParts | None = None
         if len(optimizers) == 1:
             self.led = Led(optimizers[0], functions[0], config, options)
+            self.parts = LedParts(optimizers[0], functions[0], config, options)
         self.methods = [Methods() for _ in optimizers]
         #: states and groups in the last call, and how many groups there were
         self._seen: list[Any] = []
@@ -68,8 +72,9 @@ class InOne:
         drops: bool,
         params: list[torch.Tensor],
         grads: list[torch.Tensor],
-    ) -> tuple[torch.Tensor, ...] | str:
-        """Do one tail; what `sequence.whole` returns, or why nothing was done.
+    ) -> tuple[torch.Tensor, ...] | Clipped | str:
+        """Do one tail; what `sequence.whole` returns, or why nothing was done, or no
+        more than the clip.
 
         `content`: that of a `Given`, but for the optimizers and the order of dtypes.
         `drops`: nobody looks at gradients afterwards. `params`, `grads`: those of the
@@ -79,6 +84,10 @@ class InOne:
         self.repeats = False
         if len({*map(id, grads)}) < len(grads):
             return "parameters share a gradient, which is scaled twice"
+        spread = self.parts
+        if spread is not None and compat.are_spread(params[:1]):
+            why = spread.why_not(content)
+            return why or spread.step(content, drops, params, grads)
         led = self.led
         if led is not None and led.wants(content):
             result = led.step(content, drops, params)
@@ -113,4 +122,7 @@ class InOne:
             if self.led is not None:
                 self.led.release()
                 self.led.why = ""
+            if self.parts is not None:
+                self.parts.release()
+                self.parts.why = ""
         self._seen, self._sizes = seen, sizes

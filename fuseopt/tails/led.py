@@ -284,7 +284,7 @@ class Led:
     def _step(
         self, content: Mapping[str, Any], drops: bool, params: Tensors
     ) -> tuple[torch.Tensor, ...] | None:
-        columns, cells = _columns(content, params), self._cells(content, params)
+        columns, cells = columns_of(content, params), self._cells(content, params)
         at = len(content["averages"])
         columns[at:at] = self._of_models(content["models"], params)
         if self.table is not None and cells:
@@ -295,7 +295,7 @@ class Led:
                 content, lambda: gradients_of(parameters_of(optimizers)), cells
             )
             found = ahead.found
-            shared = _shared(content, found, params[0].device)
+            shared = shared_of(content, found, params[0].device)
             if len({*map(id, shared)}) < len(shared):
                 raise Unlike("what is given to a tail is one tensor in two places")
             few = self._form(content, found, drops, params, columns)
@@ -380,7 +380,7 @@ class Led:
         else:
             while len(self.forms) >= KEPT:
                 self.forms.pop(next(iter(self.forms))).release()
-            dtypes = _dtypes(params, columns[:n]) + [None] * (len(columns) - n)
+            dtypes = dtypes_beside(params, columns[:n]) + [None] * (len(columns) - n)
             form = Form(content, found, drops, dtypes)
             told = self.compilations.told
             given = self.function, self.options, told
@@ -400,7 +400,7 @@ class Led:
                 report.follow(self.untold[0])
 
 
-def _columns(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
+def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
     """The averages and copies, each beside a parameter. Raises Unlike for others."""
     columns = []
     for own, source in (*content["averages"], *content["copies"]):
@@ -410,7 +410,7 @@ def _columns(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
     return columns
 
 
-def _dtypes(
+def dtypes_beside(
     params: Tensors, columns: Sequence[Tensors]
 ) -> list[Mapping[torch.dtype, torch.dtype] | None]:
     """Of each column, the dtype beside a parameter of some dtype."""
@@ -424,7 +424,7 @@ def _dtypes(
     return found
 
 
-def _shared(
+def shared_of(
     content: Mapping[str, Any], found: Found, device: torch.device
 ) -> list[Any]:
     """What is the same for all lanes, in the order of `Form`."""

@@ -33,12 +33,14 @@ def run(
     scaler: torch.amp.GradScaler | None,
     content: Mapping[str, Any],
     raises: bool,
+    compiled: bool,
 ) -> tuple[torch.Tensor | None, list[bool], torch.Tensor | None]:
     """Do a tail in pieces: the total norm, of each optimizer whether its step was
     skipped, and the numbers of each parameter.
 
     `steps`: what is called in place of each `optimizer.step`. `content` as in `Given`.
     `raises`: raise RuntimeError for a norm that is not finite, as torch does.
+    `compiled`: is it worth while to compile a clip?
     """
     given = Given(**content)
     every = [g for optimizer in optimizers for g in gradients(optimizer)]
@@ -53,9 +55,9 @@ def run(
         limit = given.max_norm
         apart = raises or given.measured or isinstance(limit, torch.Tensor)
         if every and limit is not None and not apart and compat.are_spread(every):
-            # such tails are always in pieces, so that it pays to compile the clip
             own = [p for p in parameters_of(optimizers) if p.grad is not None]
-            norm = clip_grad_norm_(arranged(own, given.places), limit, given.norm_type)
+            clip = clip_grad_norm_ if compiled else torch.nn.utils.clip_grad_norm_
+            norm = clip(arranged(own, given.places), limit, given.norm_type)
             limit = None
         elif limit is not None or given.judged or raises:
             over = arranged(every, given.places)
@@ -86,7 +88,18 @@ def run(
     with torch.no_grad():
         if begun is not None:
             stats = table(params, held, begun)
+        copies, given.copies = given.copies, []
         afterwards(given)
+        for own, source in copies:
+            _copy(own, source)
         if given.zeroed and every:
             torch._foreach_zero_(every)
     return norm, skips, stats
+
+
+def _copy(own: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+    if not compat.are_spread(own):
+        torch._foreach_copy_(own, source)
+        return
+    for x, p in zip(own, source, strict=True):
+        x.copy_(p)  # DTensor has no list of these

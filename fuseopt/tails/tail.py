@@ -36,6 +36,7 @@ from .arguments import (
 )
 from .beside import Beside
 from .in_one import InOne
+from .led_parts import Clipped
 from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
@@ -149,6 +150,9 @@ class Tail:
             done = self._in_one(content, params, average)
             if isinstance(done, Outcome):
                 return done
+            if isinstance(done, Clipped):
+                rest = {**content, "divisor": None, "max_norm": None}
+                return Outcome(done.norm, self._in_pieces(rest, done.why).skips)
             why = done
             if content["objects"]:
                 # without them it may be one graph
@@ -159,8 +163,8 @@ class Tail:
 
     def _in_one(
         self, content: dict[str, Any], params: list[Any], average: bool | None
-    ) -> Outcome | str:
-        """Do it in one graph; or why nothing was done."""
+    ) -> Outcome | Clipped | str:
+        """Do it in one graph; or why nothing was done, or no more than the clip."""
         assert self._fused is not None
         grads = gradients_of(params)
         if self._beside.alone:
@@ -168,7 +172,7 @@ class Tail:
         drops = self.zero_grad is True
         with torch.no_grad(), self._marks():
             result = self._fused.step(content, drops, params, grads)
-        if isinstance(result, str):
+        if isinstance(result, (str, Clipped)):
             return result
         again = self._fused.repeats and may_last(content, asked_of(self))
         if again and average is not None:
@@ -336,7 +340,8 @@ class Tail:
         steps = self._eager_steps() if eager else self._compiled_steps()
         raises = bool(self.error_if_nonfinite)
         scaler = None if content["scale"] is None else self.scaler
-        norm, skips, stats = run(self.optimizers, steps, scaler, content, raises)
+        given = self.optimizers, steps, scaler, content, raises
+        norm, skips, stats = run(*given, compiled=not eager)
         for k, skip in enumerate(skips):
             self._begun[k] |= not skip
         self._end(content, parameters_of(self.optimizers))

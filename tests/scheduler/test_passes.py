@@ -47,7 +47,7 @@ def lanes_of(run: Run) -> list[list[int]]:
 
 
 def test_passes_have_names_and_an_order() -> None:
-    assert [p.name for p in PASSES] == ["finish", "runs", "tiles", "memory"]
+    assert [p.name for p in PASSES] == ["finish", "begin", "runs", "tiles", "memory"]
 
 
 def test_a_pass_that_changes_nothing_returns_what_it_got() -> None:
@@ -80,6 +80,65 @@ def test_a_finish_that_needs_elements_is_refused() -> None:
     too_much = replace(first, finish=(*first.finish, *last.variants))
     with pytest.raises(GraphError, match=r"is written in|leaves another"):
         check_schedule(graph, replace(schedule(graph), steps=(too_much,)))
+
+
+# ---------------------------------------------------------------- begin
+
+
+def summed_up(elements: int = 4, other: bool = False) -> GraphBuilder:
+    """Norms that a call adds up over processes, and their total, which divides lanes.
+    `other`: a lane reads these norms as well.
+    """
+    g = GraphBuilder()
+    ps = [g.tensor(f"p{i}", (3, 4)) for i in range(3)]
+    norms, q = g.tensor("norms", (elements,)), g.tensor("q", (elements,))
+    g.extern("all_reduce", [norms], [norms])
+    total = g.reduce("norm2", norms)
+    if other:
+        g.op("add", q, norms, out=q)
+    g.foreach("div", ps, total)
+    return g
+
+
+def test_what_lanes_wait_for_begins_their_launch() -> None:
+    made = passes(summed_up().graph())
+    assert [len(k.first) for k in made["fusion"].kernels] == [0, 0]
+    (kernel,) = made["begin"].kernels
+    assert [len(kernel.first), len(kernel.variants)] == [1, 1]
+    assert kernel.first[0].shapes == ((4,),)
+    assert "before all others:" in show_schedule(summed_up().graph(), made["begin"])
+
+
+def test_what_is_large_or_read_besides_has_a_launch_of_its_own() -> None:
+    """So has all on machines whose launches are no calls of C."""
+    assert "begin" not in passes(summed_up(elements=1 << 15).graph())
+    assert "begin" not in passes(summed_up().graph(), Machine())
+    assert "begin" not in passes(summed_up(other=True).graph())
+    assert "begin" not in passes(norm_of_all().graph())
+
+
+def test_what_a_call_in_between_needs_is_made_before_it() -> None:
+    g = GraphBuilder()
+    norms, p = g.tensor("norms", (4,)), g.tensor("p", (3, 4))
+    total = g.reduce("norm2", norms)
+    g.extern("all_reduce", [total], [total])
+    g.op("div", p, total, out=p)
+    assert "begin" not in passes(g.graph())
+
+
+def test_a_beginning_that_comes_too_late_is_refused() -> None:
+    """A total cannot end the launch whose lanes it divides."""
+    graph = summed_up().graph()
+    plan = schedule(graph, machine=SMALL)
+    (kernel,) = plan.kernels
+    late = replace(kernel, first=(), finish=kernel.first)
+    steps = tuple(late if isinstance(s, Kernel) else s for s in plan.steps)
+    with pytest.raises(GraphError, match=r"is written in|leaves another"):
+        check_schedule(graph, replace(plan, steps=steps))
+    twice = replace(kernel, first=(*kernel.first, *kernel.variants), variants=())
+    steps = tuple(twice if isinstance(s, Kernel) else s for s in plan.steps)
+    with pytest.raises(GraphError):
+        check_schedule(graph, replace(plan, steps=steps))
 
 
 # ---------------------------------------------------------------- runs

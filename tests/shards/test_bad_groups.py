@@ -4,6 +4,7 @@ and do not say for which: eager's bits, or its error, and never a crash.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -78,6 +79,30 @@ def test_a_clip_without_its_group(steps: int) -> None:
         before = [local(p.grad).clone() for p in params]
         said.append(outcome(lambda clip=clip, params=params: clip(params, 1.0)))
         after = [local(p.grad) for p in params]
+        assert all(map(torch.equal, before, after))
+    assert said[0]
+    assert said[1] == said[0]
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_tail_without_its_group(steps: int) -> None:
+    """Torch's error, and nothing is written."""
+    said = []
+    for tailed in (False, True):
+        with fake_group():
+            params = parameters(init_device_mesh("cpu", (WORLD,)), 6)
+            optimizer = AdamW(params)
+            tail = fuseopt.tail(optimizer, clip_grad_norm=0.5)
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(steps):
+                give(params, generator)
+                tail()
+            give(params, generator)
+        before = [local(t).detach().clone() for p in params for t in (p, p.grad)]
+        clip = torch.nn.utils.clip_grad_norm_
+        call = tail if tailed else functools.partial(clip, params, 0.5)
+        said.append(outcome(call))
+        after = [local(t).detach() for p in params for t in (p, p.grad)]
         assert all(map(torch.equal, before, after))
     assert said[0]
     assert said[1] == said[0]

@@ -83,8 +83,8 @@ def test_bits_and_collectives(
         both(one, other, 0.5 + k, norm_type, foreach=foreach, counted=k > 0)
     (report,) = fuseopt.reports()
     assert not report.fallback
-    # a power of 3 is a launch before each sum, and a root one after it
-    assert report.launches == (5 if norm_type == 3.0 else 3)
+    # the sum of powers of 3 is torch's own function
+    assert report.launches == (3 if norm_type == 3.0 else 2)
 
 
 def test_what_torch_raises_is_raised(mesh: DeviceMesh) -> None:
@@ -118,7 +118,7 @@ def test_meshes_of_two_dimensions(square: DeviceMesh, placements: Any) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 15])
-def test_three_launches_and_one_collective_at_any_number(
+def test_two_launches_and_one_collective_at_any_number(
     mesh: DeviceMesh, n: int
 ) -> None:
     params = parameters(mesh, [[Shard(0)]] * n)
@@ -133,7 +133,7 @@ def test_three_launches_and_one_collective_at_any_number(
     # memory for the tables of one call and for the collective, at any number
     assert sum(x.startswith("aten::") for x in names) <= 10, names
     (report,) = fuseopt.reports()
-    assert report.launches == 3
+    assert report.launches == 2
     assert {name.split(".")[1] for name, _ in report.externs} == {
         "all_reduce",
         "wait_tensor",
@@ -283,7 +283,7 @@ def test_a_part_whose_memory_was_taken_away(mesh: DeviceMesh, first: bool) -> No
     memory.resize_(content.nbytes())
     memory.copy_(content)
     both(one, other, 1.0)
-    assert fuseopt.reports()[-1].launches == 3
+    assert fuseopt.reports()[-1].launches == 2
 
 
 def test_no_warning(mesh: DeviceMesh) -> None:
@@ -294,25 +294,3 @@ def test_no_warning(mesh: DeviceMesh) -> None:
             give(params, k)
             fuseopt.clip_grad_norm_(params, 0.5)
     assert not [str(w.message) for w in told if "fuseopt" in str(w.message)]
-
-
-def test_a_tail_clips_parts(mesh: DeviceMesh) -> None:
-    """A tail of DTensors is done in pieces, of which the clip is compiled."""
-    one, other = (parameters(mesh, [[Shard(0)]]) for _ in range(2))
-    plain, led = (torch.optim.SGD(ps, lr=0.1, momentum=0.9) for ps in (one, other))
-    tail = fuseopt.tail(led, clip_grad_norm=0.5, zero_grad=True)
-    for k in range(4):
-        for params in (one, other):
-            give(params, k)
-        tail.clip_grad_norm = 0.5 + k
-        norm = torch.nn.utils.clip_grad_norm_(one, 0.5 + k)
-        plain.step()
-        plain.zero_grad()
-        out = tail()
-        assert not difference(out.norm, norm)
-        assert out.skipped is False
-        assert all(p.grad is None for p in other)
-    for p, q in zip(one, other, strict=True):
-        assert not difference(q, p)
-    clips = [r for r in fuseopt.reports() if r.externs]
-    assert [r.launches for r in clips] == [3]

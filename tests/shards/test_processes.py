@@ -70,6 +70,20 @@ def test_clip_of_parts_of_every_kind(tmp_path: Path, world: int) -> None:
     together(cases, tmp_path, world)
 
 
+def test_tails(tmp_path: Path) -> None:
+    """In each process, and in one of them."""
+    together(["tail/FSDP2/AdamW", "tail/FSDP2/SGD/torch"], tmp_path)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.slow
+def test_tails_of_every_kind(tmp_path: Path, world: int) -> None:
+    kinds = ["FSDP2", "FSDP2, mixed precision", "FSDP2, offloaded", "HSDP"]
+    kinds += ["TP, every layer", "2-D, every layer"]
+    cases = [f"tail/{kind}/{name}" for kind in kinds for name in ("AdamW", "Lion")]
+    together([*cases, "tail/HSDP/SGD/torch", "tail/FSDP2/LAMB/torch"], tmp_path, world)
+
+
 #: Spread over processes in one dimension, then in two.
 KINDS = [
     *("FSDP2", "FSDP2, not resharded", "FSDP2, mixed precision", "FSDP2, offloaded"),

@@ -259,7 +259,11 @@ class Interpreter:
                 args, kwargs = self._placed(str(node.target), args, kwargs)
                 return args[0].to(*args[1:], **kwargs)
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        beyond = self.recorder.beyond
+        result = node.target(*args, **kwargs)  # type: ignore[operator]
+        if hasattr(node.target, OWN):
+            self.recorder.beyond = beyond  # of what Dynamo has traced
+        return result
 
     def _placed(self, method: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Arguments for `to` in place of those of `to` or `cpu`: no copy is made where

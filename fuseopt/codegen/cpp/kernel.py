@@ -3,8 +3,9 @@
 The text includes nothing but <math.h> and <stdint.h> (what kernels have in common is
 copied into it: headers.py), so that it compiles in a fraction of a second. It runs in
 two phases: lane code once per lane, then element code over equal chunks of all lanes
-laid end to end; what was folded is finished after them. Then come the variants that
-need what all of them made.
+laid end to end; what was folded is finished after them. Before that come the variants
+whose results all others may need, in one thread, after it those that need what all of
+them made.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .variant import Function, has_elements, remembers
 
 
 def _main(kernel: Kernel) -> list[str]:
-    """The entry: all variants, then those that need what the others made."""
-    n = len(kernel.every)
+    """The entry: what runs first, all variants, then those that need what they made."""
+    n, last = len(kernel.every), len(kernel.variants) + len(kernel.finish)
     lines = [
         'extern "C" void fuseopt_step(const Table* tables, int64_t threads) {',
         "  int64_t lanes = 0, elements = 0;",
@@ -35,13 +36,19 @@ def _main(kernel: Kernel) -> list[str]:
             for v, variant in enumerate(kernel.every)
             if variant.reduction == "full" and in_one_thread(variant)
         ),
+    ]
+    if kernel.first:
+        # so little that threads would wait longer for one another than it takes
+        alone = "  #pragma omp parallel num_threads(1)"
+        lines += [alone, "  {", *_run(kernel, range(last, n)), "  }"]
+    lines += [
         "  #pragma omp parallel num_threads(threads) if (threads > 1)",
         "  {",
         *_run(kernel, range(len(kernel.variants))),
     ]
     if kernel.finish:
         lines.append("    #pragma omp barrier")
-        lines += _run(kernel, range(len(kernel.variants), n))
+        lines += _run(kernel, range(len(kernel.variants), last))
     return [*lines, "  }", "}"]
 
 

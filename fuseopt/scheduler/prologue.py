@@ -1,0 +1,96 @@
+"""A Schedule -> the same with fewer launches: numbers that all lanes of a launch wait
+for, and that are made of few others (a total of norms that processes have summed up),
+are made at the beginning of that launch.
+
+A kernel becomes the beginning of the next one on its device if it makes numbers alone,
+of little memory that no other kernel looks at, and if nothing in between needs them.
+All lanes wait for it then, which a launch of C can have its threads do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir.alias import overlaps
+from ..ir.geometry import numel
+from ..ir.graph import Extern, Graph, Kernel, Run, Schedule, makes_numbers
+from .dependencies import CPU
+from .epilogue import Touched, between, numbered
+from .passes import Machine, kernel_device
+
+#: Elements of all that others wait for. (Of numbers that belong to one lane each, such
+#: as a bias correction, there are as many as there are lanes.)
+SMALL = 1 << 14
+
+
+def begin_late(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
+    """Make kernels that give others their numbers the beginning of these."""
+    if not machine.block_bytes or len(schedule.kernels) < 2:
+        return schedule
+    steps: list[Kernel | Extern] = []
+    for s in schedule.steps:
+        assert not isinstance(s, Run), "runs are made of kernels that have begun"
+        steps.append(s)
+    near = overlaps(graph.buffers)
+    done: list[Kernel | Extern] = []
+    for at, step in enumerate(steps):
+        if isinstance(step, Kernel) and _is_small(graph, step):
+            into = _kernel_behind(graph, steps, at)
+            if into is not None and _may(graph, steps, at, into, near):
+                kernel = steps[into]
+                assert isinstance(kernel, Kernel)
+                steps[into] = replace(kernel, first=(*kernel.first, *step.variants))
+                continue
+        done.append(step)
+    if len(done) == len(steps):
+        return schedule
+    return numbered(graph, schedule, done)
+
+
+def _is_small(graph: Graph, kernel: Kernel) -> bool:
+    """Does a kernel of the CPU make numbers of few others, and nothing else?"""
+    folded = [v for v in kernel.variants if v.reduction]
+    return (
+        not (kernel.finish or kernel.first)
+        and kernel_device(graph, kernel) == CPU
+        and all(map(makes_numbers, kernel.variants))
+        and sum(sum(map(numel, v.shapes)) for v in folded) <= SMALL
+    )
+
+
+def _kernel_behind(
+    graph: Graph, steps: Sequence[Kernel | Extern], at: int
+) -> int | None:
+    """The next kernel of the CPU."""
+    for k in range(at + 1, len(steps)):
+        step = steps[k]
+        if isinstance(step, Kernel) and kernel_device(graph, step) == CPU:
+            return k
+    return None
+
+
+def _may(
+    graph: Graph,
+    steps: Sequence[Kernel | Extern],
+    at: int,
+    into: int,
+    near: dict[int, list[int]],
+) -> bool:
+    """May all of the kernel at a place wait until the one at `into` begins?"""
+    kernel = steps[at]
+    assert isinstance(kernel, Kernel)
+    own = Touched.by(kernel.variants)
+    if own.meets(between(graph, steps[at + 1 : into]), near):
+        return False
+    others = [s for k, s in enumerate(steps) if k != at and isinstance(s, Kernel)]
+    seen = Touched.by(v for s in others for v in s.every)
+    # what another kernel reads anyway it may better be folded with
+    elements = {
+        b
+        for v in kernel.variants
+        for slot, column in zip(v.slots, v.columns, strict=True)
+        if slot.domain == "element"
+        for b in column
+    }
+    return not any(x in seen.reads for b in elements for x in (b, *near.get(b, ())))
