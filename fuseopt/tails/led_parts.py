@@ -22,6 +22,7 @@ from ..compiler.report import Report
 from ..config import Config
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import leading
+from ..replicate.around import Around
 from ..replicate.aside import Aside
 from ..replicate.driver import Representatives
 from ..runtime.guards.given import Misfit
@@ -53,6 +54,7 @@ class PartsForm:
 
     def __init__(self, inner: Form, norm: PartNorm) -> None:
         self.inner = inner
+        self.measures = inner.measures
         self.dtypes = inner.dtypes
         self.n = len(norm.values)
         finish, n, at = norm.finish, self.n, int(inner.divides)
@@ -351,9 +353,8 @@ class LedParts:
             total = torch.empty((), dtype=norm.dtype, device=device)
             found = Found(None, None, total)
         dtypes = dtypes_beside([*params], columns)
-        form: Any = Form(content, found, drops, dtypes)
-        if norm is not None:
-            form = PartsForm(form, norm)
+        inner = Form(content, found, drops, dtypes)
+        form: Around = inner if norm is None else PartsForm(inner, norm)
         assert self.local is not None
         given = self.function, self.options, self.compilations.told
         few = Representatives(*given, self.local.outward, form)
