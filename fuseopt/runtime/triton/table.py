@@ -29,9 +29,15 @@ from .records import Block, Records
 from .registry import Program, type_of
 
 #: Chunks of a program at most, and programs that there are before one takes more than
-#: one chunk: several times what a GPU runs at once, so that the last ones to run do not
-#: leave most of it idle. Chosen by counting, not yet measured on a GPU.
-SPAN, PROGRAMS = 16, 4096
+#: one chunk: several times what a GPU runs at once (132 multiprocessors of an H100 or
+#: H200 take 396 to 528), so that the last ones to run do not leave most of it idle.
+#: Chosen by counting, not yet measured on a GPU.
+SPAN, PROGRAMS = 16, 2048
+
+
+def span_of(chunks: int) -> int:
+    """Chunks that a program takes, of a launch of so many."""
+    return min(SPAN, max(1, chunks // PROGRAMS))
 
 
 def _chunks(variant: Variant, table: VariantTable, block: int) -> torch.Tensor:
@@ -111,7 +117,7 @@ class TritonTable:
             for c, v in zip(every, kernel.every, strict=True)
             if not v.reduction
         )
-        self.span = min(SPAN, max(1, total // PROGRAMS))
+        self.span = span_of(total)
         base = partials = waited = 0
         tickets = 1  # the first is that of lanes that are done
         for number, width, variant, table, counts in zip(
