@@ -5,6 +5,7 @@ scaled, a loader that pins memory.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -58,16 +59,30 @@ def _captured(figures: Figures) -> None:
 
 
 def broken_capture(place: Place) -> Figures:
-    """A capture breaks: the step goes on without, random numbers are drawn as ever, and
-    the next optimizer is captured.
+    """A capture breaks, or an error comes up in it: the step goes on without, random
+    numbers are drawn as ever, and the next optimizer is captured.
     """
     if not place.graphs:
         return NO_GRAPHS
+    waited = torch.ones((), device=place.device)
+
+    def in_it(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    def invalid(*_: object) -> None:
+        # a capture may not wait: it cannot end well any more
+        with contextlib.suppress(RuntimeError):
+            waited.item()
+        raise RuntimeError("injected")
+
+    _break_one(place, in_it)
+    return _break_one(place, invalid)
+
+
+def _break_one(place: Place, broken: Callable[..., None]) -> Figures:
+    """The same with one way to break it."""
     import fuseopt
     from fuseopt.runtime import cudagraphs
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("injected")
 
     race = Race(place, _adamw())
     race.step()
