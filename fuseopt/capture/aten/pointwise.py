@@ -77,13 +77,13 @@ class Pointwise(Buffers):
                 dtype = real_dtype(x.dtype)
                 if dtype not in DTYPE_NAMES or x.is_neg() or x.is_conj():
                     return False
-                source, place = self.device_of(x), self.device_of(out)
-                if source != place and name == "copy" and (x.dim() or source != "cpu"):
+                source, there = self.device_of(x), self.device_of(out)
+                if source != there and name == "copy" and (x.dim() or source != "cpu"):
                     return False  # a call that waits for its device
-                if source != place and x.dim():
+                if source != there and x.dim():
                     raise UnsupportedInput(
                         f"{name} takes a tensor on the device {source} and gives one "
-                        f"on {place}"
+                        f"on {there}"
                     )
                 reads.append(as_lane_number(x))
                 alone = x.dim() == 0 and dtype is x.dtype

@@ -271,7 +271,11 @@ class Function:
         for n in range(max(rounds.values(), default=0) + 1):
             own = [i for i in lane if rounds[i] == n]
             calls = [
-                (self.name(i), *map(self.name, instrs[i].args))
+                (
+                    self.name(i),
+                    self.name(instrs[i].args[0]),
+                    self.name(instrs[i].args[1]),
+                )
                 for i in own
                 if self.is_power(i)
             ]
