@@ -16,7 +16,7 @@ MATRIX_FLAGS ?=
 GPU_FLAGS ?=
 REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
-HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h
+HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h fuseopt/runtime/tables/*.h
 
 .PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay wild matrix gpu bench bench-gpu docs lint format clean
 

@@ -18,7 +18,7 @@ from bench.results import FOLDER, Figures, dumped
 
 #: (section, module, share of the budget, processes), in groups that run together.
 GROUPS: tuple[tuple[tuple[str, str, float, int], ...], ...] = (
-    (("machine", "machine", 0.08, 1),),
+    (("machine", "machine", 0.16, 1),),
     (("correctness", "correctness", 0.34, 14),),
     (
         ("steps", "steps", 0.38, 12),
