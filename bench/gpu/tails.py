@@ -68,7 +68,7 @@ def _raced(
         return both
 
     calls = {name: whole(call) for name, call in ways.items()}
-    seconds, least = (0.2, 3) if place.tiny else (MEASURE, 8)
+    seconds, least = (0.1, 2) if place.tiny else (MEASURE, 8)
     figures = turns(place, calls, seconds, least=least)
     for name, call in calls.items():
         if name == "copy":
