@@ -16,7 +16,7 @@ MATRIX_FLAGS ?=
 GPU_FLAGS ?=
 REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
-HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h
+HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h fuseopt/runtime/tables/*.h
 
 .PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay wild matrix gpu bench bench-gpu docs lint format clean
 
@@ -85,7 +85,7 @@ bench-gpu: $(VENV)/stamp-test $(VENV)/stamp-bench
 	$(BIN)/python -m bench run --device cuda $(BENCH_FLAGS)
 
 # Nothing is installed: the Python that is there has torch, as in
-# make gpu PYTHON=python3 GPU_FLAGS="--sections machine,correctness --budget 150", which
+# make gpu PYTHON=python3 GPU_FLAGS="--sections machine,correctness --budget 120", which
 # comes first. Results go to bench/results; another folder: GPU_FLAGS="--out DIR".
 # Without a GPU, rehearse: GPU_FLAGS="--rehearse cpu" (or interpreter, or sim).
 gpu:

@@ -35,7 +35,7 @@ from bench.results import Figures
 WARM_UP = 3
 #: bytes that a copy moves for each that it copies: on a CPU it reads a line, reads the
 #: line that it will write, and writes it
-COPY_MOVES = {"cpu": 3, "cuda": 2}
+COPY_MOVES = {"cpu": 3, "cuda": 2, "sim": 2}
 #: a copy of more than this is as fast for each byte
 COPY_BYTES = 2**29
 
@@ -93,12 +93,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Contender:
-    """`make` gives a Ready, or raises Unavailable. `devices` on which it can run."""
+    """`make` gives a Ready, or raises Unavailable. `devices` on which it can run; "sim"
+    is the simulated accelerator, where `bench.gpu` is rehearsed.
+    """
 
     name: str
     what: str
     make: Callable[[Work], Ready]
-    devices: tuple[str, ...] = ("cpu", "cuda")
+    devices: tuple[str, ...] = ("cpu", "cuda", "sim")
 
 
 # ---------------------------------------------------------------- torch's own

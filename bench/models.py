@@ -77,11 +77,16 @@ def make_params(
     seed: int = 0,
 ) -> list[Tensor]:
     """Return parameters of these shapes, each a leaf with a gradient of its own."""
-    random = torch.Generator(device).manual_seed(seed)
+    try:
+        random = torch.Generator(device)
+    except NotImplementedError:
+        # no generator of its own: the simulated accelerator
+        random = torch.Generator()
+    random.manual_seed(seed)
 
     def drawn(shape: Shape) -> Tensor:
-        made = torch.empty(shape, dtype=dtype, device=device)
-        return made.normal_(generator=random)
+        made = torch.empty(shape, dtype=dtype, device=random.device)
+        return made.normal_(generator=random).to(device)
 
     params = [drawn(shape).requires_grad_() for shape in shapes]
     for param in params:

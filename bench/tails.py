@@ -36,14 +36,16 @@ class Tail:
     would make others.
     """
 
-    def __init__(self, model: str, **flags: Any) -> None:
-        self.params = make_params(model_shapes(model), torch.float32, "cpu")
+    def __init__(self, model: str, device: str = "cpu", **flags: Any) -> None:
+        self.params = make_params(model_shapes(model), torch.float32, device)
         self.grads = [p.grad for p in self.params]
         self.averages = [p.detach().clone() for p in self.params]
         self.optimizer = torch.optim.AdamW(self.params, lr=1e-4, **flags)
         # a scale of 1, so that gradients which are unscaled again and again last
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=10**9)
-        self.scaler.scale(torch.ones(()))
+        self.scaler = torch.amp.GradScaler(
+            device, init_scale=1.0, growth_interval=10**9
+        )
+        self.scaler.scale(torch.ones((), device=device))
 
     def give(self) -> None:
         """Give each parameter its gradient."""
@@ -60,8 +62,8 @@ class Tail:
         self.scaler.update()
         self.optimizer.zero_grad()
 
-    def together(self) -> Callable[[], None]:
-        """The same as one object."""
+    def together(self, **options: Any) -> Callable[[], None]:
+        """The same as one object; `options` are those of fuseopt.config."""
         import fuseopt
 
         tail = fuseopt.tail(
@@ -70,7 +72,7 @@ class Tail:
             clip_grad_norm=CLIP,
             ema=[(self.averages, DECAY)],
             zero_grad=True,
-            fallback="error",
+            **{"fallback": "error", **options},
         )
 
         def call() -> None:

@@ -18,10 +18,11 @@ from bench.results import FOLDER, Figures, dumped
 
 #: (section, module, share of the budget, processes), in groups that run together.
 GROUPS: tuple[tuple[tuple[str, str, float, int], ...], ...] = (
-    (("machine", "machine", 0.08, 1),),
-    (("correctness", "correctness", 0.36, 14),),
+    (("machine", "machine", 0.16, 1),),
+    (("correctness", "correctness", 0.34, 14),),
     (
-        ("steps", "steps", 0.36, 12),
+        ("steps", "steps", 0.38, 12),
+        ("tails", "tails", 0.0, 4),
         ("launches", "profiled", 0.0, 1),
         ("host", "host", 0.0, 5),
     ),

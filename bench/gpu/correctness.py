@@ -34,16 +34,23 @@ KNOWN = ("reduces", "function")
 
 
 def cases(place: Place) -> list[dict[str, Any]]:
-    """All cases, the longest first."""
+    """All cases; early come those that tell most, should time run out: what goes on
+    around a step, each optimizer as it comes.
+    """
     found: list[dict[str, Any]] = [
-        {"name": f"scenario/{name}", "weight": 4}
+        {"name": f"scenario/{name}", "weight": 4, "early": True}
         for name in (*SURROUNDINGS, *SCENARIOS)
     ]
     if place.tiny:
         found = [c for c in found if not c["name"].endswith("2**31 elements")]
     for name, kind in _papers():
-        found.append({"name": f"paper/{name}", "kind": kind, "weight": 2})
-    found += [{"name": name, "weight": 1} for name in _by_name(_database())]
+        found.append(
+            {"name": f"paper/{name}", "kind": kind, "weight": 2, "early": True}
+        )
+    found += [
+        {"name": name, "weight": 1, "early": case.description == "default"}
+        for name, case in _by_name(_database()).items()
+    ]
     if place.tiny:
         chosen = ("scenario/live", "paper/Lion", "torch/SGD-foreach-default")
         found = [c for c in found if c["name"].startswith(chosen)][:3]

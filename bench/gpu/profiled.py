@@ -73,15 +73,16 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
             ready[name] = contenders.ready(name, work)
         except Unavailable as why:
             missing[name] = str(why)
+    if "fuseopt" not in ready:
+        raise RuntimeError(f"fuseopt: {missing['fuseopt']}")
 
     def measure() -> Figures:
         found: Figures = {name: profiled(place, r.call) for name, r in ready.items()}
-        if "fuseopt" in ready:
-            # a gradient that moved: one small copy, and no graph is captured again
-            for p in params:
-                if p.grad is not None:
-                    p.grad = p.grad.clone()
-            found["fuseopt, moved grads"] = profiled(place, ready["fuseopt"].call)
+        # a gradient that moved: one small copy, and no graph is captured again
+        for p in params:
+            if p.grad is not None:
+                p.grad = p.grad.clone()
+        found["fuseopt, moved grads"] = profiled(place, ready["fuseopt"].call)
         return {**found, **({"missing": missing} if missing else {})}
 
     return measure

@@ -68,13 +68,17 @@ class Section:
 
 
 def partition(cases: Sequence[dict[str, Any]], parts: int) -> list[list[Any]]:
-    """The cases in at most so many lists of about the same weight."""
+    """The cases in at most so many lists of about the same weight, in each those that
+    are to be `early` first: time may run out.
+    """
     lists: list[list[Any]] = [[] for _ in range(max(1, min(parts, len(cases))))]
     weights = [0.0] * len(lists)
     for case in sorted(cases, key=lambda c: -float(c.get("weight", 1))):
         k = weights.index(min(weights))
         lists[k].append(case)
         weights[k] += float(case.get("weight", 1))
+    for part in lists:
+        part.sort(key=lambda case: not case.get("early"))
     return [part for part in lists if part]
 
 

@@ -5,6 +5,7 @@ scaled, a loader that pins memory.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bench.gpu.place import Place
-from bench.gpu.race import Race, eager_step, parameters, set_grads
+from bench.gpu.race import (
+    DTYPES,
+    Different,
+    Race,
+    compare,
+    eager_step,
+    parameters,
+    set_grads,
+    ulps,
+)
 from bench.results import Figures
+from fuseopt.compat import first_difference
 
 STEPS = 5
 BETAS = (0.5, 0.9, 0.95, 0.98, 0.99, 0.999, 0.9999)
@@ -58,16 +69,30 @@ def _captured(figures: Figures) -> None:
 
 
 def broken_capture(place: Place) -> Figures:
-    """A capture breaks: the step goes on without, random numbers are drawn as ever, and
-    the next optimizer is captured.
+    """A capture breaks, or an error comes up in it: the step goes on without, random
+    numbers are drawn as ever, and the next optimizer is captured.
     """
     if not place.graphs:
         return NO_GRAPHS
+    waited = torch.ones((), device=place.device)
+
+    def in_it(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    def invalid(*_: object) -> None:
+        # a capture may not wait: it cannot end well any more
+        with contextlib.suppress(RuntimeError):
+            waited.item()
+        raise RuntimeError("injected")
+
+    _break_one(place, in_it)
+    return _break_one(place, invalid)
+
+
+def _break_one(place: Place, broken: Callable[..., None]) -> Figures:
+    """The same with one way to break it."""
     import fuseopt
     from fuseopt.runtime import cudagraphs
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("injected")
 
     race = Race(place, _adamw())
     race.step()
@@ -245,6 +270,77 @@ def a_loader(place: Place) -> Figures:
     return {**figures, "loaded": loaded[0]}
 
 
+def tail_of_a_step(place: Place) -> Figures:
+    """Unscale, clip, AdamW, an average, `zero_grad`, as one object beside its parts.
+
+    Two steps are skipped. One number of a gradient is not 0, and whole: so norms are
+    exact.
+    """
+    import fuseopt
+
+    def side() -> tuple[list[Tensor], list[Tensor], Optimizer, Any]:
+        params = [p for p in parameters(place, DTYPES[:1]) if p.numel()]
+        averages = [p.detach().clone() for p in params]
+        scaler = torch.amp.GradScaler(place.device, init_scale=4.0, growth_interval=2)
+        scaler.scale(torch.ones((), device=place.device))
+        return params, averages, _adamw()(params), scaler
+
+    try:
+        mine, theirs = side(), side()
+    except NotImplementedError as error:
+        return {"not_run": f"{error}".splitlines()[0][:200]}
+    params, averages, opt, scaler = mine
+    tail = fuseopt.tail(
+        opt,
+        scaler=scaler,
+        clip_grad_norm=1.0,
+        ema=[(averages, 0.875)],
+        zero_grad=True,
+        **place.options(fallback="error"),
+    )
+
+    def apart() -> None:
+        others, kept, ref, scale = theirs
+        scale.unscale_(ref)
+        torch.nn.utils.clip_grad_norm_(others, 1.0, foreach=True)
+        scale.step(ref)
+        with torch.no_grad():
+            torch._foreach_lerp_(kept, others, 0.125)
+        ref.zero_grad()
+
+    worst = 0.0
+    for number in range(STEPS):
+        for of, _, _, scale in (mine, theirs):
+            for k, p in enumerate(of):
+                grad = torch.zeros(p.shape).contiguous()
+                grad.view(-1)[0] = 4.0 * (1 + (number + k) % 8) * scale.get_scale()
+                p.grad = torch.empty_like(p).copy_(grad)
+            if number in (2, 3):
+                assert of[0].grad is not None
+                of[0].grad.fill_(float("inf"))
+        tail()
+        apart()
+        place.synchronize()
+        for _, _, _, scale in (mine, theirs):
+            scale.update()
+        found = compare(params, opt, theirs[0], theirs[2])
+        for k, (got, want) in enumerate(zip(averages, theirs[1], strict=True)):
+            where = first_difference(got, want)
+            if where is not None:
+                found.append((f"average {k}", where, ulps(got, want)))
+        for name, where, distance in found:
+            if place.exact or distance == float("inf"):
+                raise Different(f"step {number + 1}: {name}: {where}", "a tail")
+            worst = max(worst, distance)
+    report = fuseopt.reports()[-1]
+    return {
+        "steps": STEPS,
+        "launches": [report.launches],
+        "externs": sorted({name for name, _ in report.externs}),
+        **({} if place.exact else {"ulp": worst}),
+    }
+
+
 SURROUNDINGS: dict[str, Callable[[Place], Figures]] = {
     "one after another": one_after_another,
     "broken capture": broken_capture,
@@ -253,4 +349,5 @@ SURROUNDINGS: dict[str, Callable[[Place], Figures]] = {
     "several devices": several_devices,
     "scaled loss": scaled_loss,
     "a loader that pins": a_loader,
+    "the tail of a step": tail_of_a_step,
 }

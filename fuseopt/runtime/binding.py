@@ -95,6 +95,8 @@ class Binding:
                 if isinstance(step, (Kernel, Run))
             }
             self.tables = Tables(made, before)
+            for table in self.tables.on_devices:
+                table.ask(built.helper)
         except torch.OutOfMemoryError as error:
             places = [f"{k.name} on {place_of(buffers, k)}" for k in schedule.kernels]
             raise torch.OutOfMemoryError(

@@ -3,8 +3,10 @@
 What a step writes to memory that existed before it becomes a temp, and behind it stands
 a choice between that and what the memory held. In an elementwise step the temp is never
 stored: the choice runs in the kernel that computes it, which has both at hand. So a
-step is skipped on the device, without a wait for it. In the same way the gradients that
-a tail throws away are not written: theirs become temps, with nothing behind them.
+step is skipped on the device, without a wait for it. Only counters that lie on the CPU
+beside parameters of a device wait for the flag, as in eager. In the same way the
+gradients that a tail throws away are not written: theirs become temps, with nothing
+behind them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import torch
+
+from ..capture.aten.externs import Call, TensorRef
 from ..capture.results import Returned, leaves
 from ..capture.trace import Captured
 from ..errors import CaptureError
@@ -56,7 +61,8 @@ def predicate(
     """
     made = _Predication(captured, modes, flags)
     dropped = tuple([b for b, mode in made.modes.items() if mode == DROPPED])
-    return replace(captured, graph=made.run(), dropped=dropped)
+    graph = made.run()
+    return replace(captured, graph=graph, calls=tuple(made.calls), dropped=dropped)
 
 
 class _Predication:
@@ -95,6 +101,9 @@ class _Predication:
         self.chosen: dict[int, int] = {}
         self.beside: dict[int, dict[int, int]] = {}
         self._bodies: dict[tuple[str, str], Body] = {}
+        self.calls = [*captured.calls]
+        #: by flag and device, the value of the flag's copy there
+        self._copies: dict[tuple[int, str], int] = {}
         self._check()
 
     def _check(self) -> None:
@@ -124,7 +133,10 @@ class _Predication:
 
     def run(self) -> Graph:
         graph = self.graph
-        buffers, values = list(graph.buffers), list(graph.values)
+        buffers, values = self._buffers, self._values = (
+            list(graph.buffers),
+            list(graph.values),
+        )
         initial, final = list(graph.initial), list(graph.final)
         storages = 1 + max((b.storage for b in buffers), default=0)
         temps: dict[int, int] = {}
@@ -153,6 +165,9 @@ class _Predication:
             if b in temps and v != graph.initial[b]:
                 values[v] = temps[b]
         nodes = tuple(self._nodes())
+        new = [-1] * (len(buffers) - len(initial))
+        initial += new
+        final += new
         return replace(
             graph,
             buffers=tuple(buffers),
@@ -175,13 +190,14 @@ class _Predication:
             yield self._reading(node, holds)
             written = tuple(written_by(node))
             done.update(written)
-            choices: dict[tuple[int, str], list[int]] = {}
+            choices: dict[tuple[int, str, str], list[int]] = {}
             for v in written:
                 if v in chosen:
                     b = graph.values[v]
-                    key = self.modes[self.home[b]], graph.buffers[b].dtype
+                    x = graph.buffers[b]
+                    key = self.modes[self.home[b]], x.dtype, x.device
                     choices.setdefault(key, []).append(v)
-            for (mode, dtype), own in choices.items():
+            for (mode, dtype, device), own in choices.items():
                 assert not isinstance(node, Extern)
                 b = self.flags[mode]
                 flag = last.get(b, graph.initial[b])
@@ -190,6 +206,10 @@ class _Predication:
                 for v in own:
                     holds[graph.values[v]] = chosen[v]
                     holds.update(self.beside[v])
+                if device != graph.buffers[b].device:
+                    if (mode, device) not in self._copies:
+                        yield self._copy(mode, device, flag, node.line)
+                    flag = self._copies[mode, device]
                 yield ForeachSchedulerNode(
                     self._body(graph.buffers[self.flags[mode]].dtype, dtype),
                     (
@@ -203,6 +223,30 @@ class _Predication:
                     node.line,
                 )
                 call += 1
+
+    def _copy(self, mode: int, device: str, flag: int, line: str) -> Extern:
+        """A call that copies a flag to another device."""
+        b = self.flags[mode]
+        buffer = self._buffers[b]._replace(
+            name=f"{self._buffers[b].name}_{device.split(':')[0]}",
+            kind="temp",
+            source=-1,
+            offset=0,
+            storage=1 + max(x.storage for x in self._buffers),
+            device=device,
+        )
+        self._copies[mode, device] = len(self._values)
+        self._values.append(len(self._buffers))
+        func = torch.ops.aten._to_copy.default
+        place = {"device": torch.device(device)}
+        made = len(self._buffers)
+        self._buffers.append(buffer)
+        self.calls.append(
+            Call(func, (TensorRef(b),), place, (made,), frozenset({made}))
+        )
+        why = "a flag of the device, asked on the CPU"
+        written = (self._copies[mode, device],)
+        return Extern(str(func), (flag,), written, len(self.calls) - 1, why, line)
 
     def _body(self, flag: str, dtype: str) -> Body:
         key = flag, dtype

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ from fuseopt.config import Config
 from fuseopt.ir.graph import Instr, Kernel, Literal, Variant
 from fuseopt.runtime.triton.build import compile_offline
 from fuseopt.runtime.triton.interpreter import interpreting
+from tests.codegen.sass import run_tool
 from tests.codegen.test_triton_target import lane
 from tests.simulated.twins import SimTwins
 from tests.tools import ptx
@@ -55,14 +57,27 @@ def powers(x, y, out, N: tl.constexpr):
 @triton.jit
 def one_power(x, y, out):
     tl.store(out, power(tl.load(x), tl.load(y)))
-"""
+
+
+@triton.jit
+def three_powers(x, y, out):
+    x0, x1, x2 = tl.load(x), tl.load(x + 1), tl.load(x + 2)
+    y0, y1, y2 = tl.load(y), tl.load(y + 1), tl.load(y + 2)
+    LINES
+    tl.store(out, z0)
+    tl.store(out + 1, z1)
+    tl.store(out + 2, z2)
+""".replace(
+    "LINES",
+    "\n    ".join(power.side_by_side([(f"z{k}", f"x{k}", f"y{k}") for k in range(3)])),
+)
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The text of `power`, for the interpreter."""
     path = tmp_path_factory.mktemp("power") / "powers.py"
-    path.write_text(f"{PRELUDE}\n\n{power.FROM_CUDA}{KERNELS}")
+    path.write_text(f"{PRELUDE}\n\n{power.FROM_CUDA}{power.BESIDE}{KERNELS}")
     spec = importlib.util.spec_from_file_location("own_powers", path)
     assert spec is not None
     assert spec.loader is not None
@@ -101,6 +116,51 @@ def test_numbers_of_a_lane(text):
             text.one_power[(1,)](*given)
         pair = [np.array([v], np.float32) for v in (x, y)]
         assert given[2].numpy().tobytes() == powers(text, *pair)[0].tobytes()
+
+
+def test_powers_side_by_side_have_the_bits_of_each_alone(text):
+    """Zeros of both signs, infinities, NaN too; the fourth place is nobody's."""
+    inf, nan = np.inf, np.nan
+    cases = [
+        ((0.9, 0.999, 0.95), (67.0, 67.0, 3.0)),
+        ((-0.0, 0.0, -inf), (3.0, 5.0, 3.0)),
+        ((nan, inf, -2.0), (1.0, -1.0, 0.5)),
+        ((1.0, 1e-30, 1e30), (nan, 2.0, 2.0)),
+    ]
+    for x, y in cases:
+        xs, ys = (np.array(v, np.float32) for v in (x, y))
+        out = torch.zeros(3)
+        with interpreting():
+            text.three_powers[(1,)](torch.from_numpy(xs), torch.from_numpy(ys), out)
+        assert out.numpy().tobytes() == powers(text, xs, ys).tobytes()
+
+
+def test_lane_code_whose_powers_depend_on_powers():
+    """Those of a round stand side by side, and what uses them comes after."""
+    code = (
+        Instr("load", (), "f32", 0),
+        Instr("scalar", (), "f32", 0),
+        Instr("pow", (1, 0)),
+        Instr("add", (2, 1)),
+        Instr("pow", (3, 0)),
+        Instr("pow", (0, 1)),
+        Instr("mul", (4, 5)),
+    )
+    variant = replace(
+        kernel().variants[0], instrs=code, lane_code=tuple(range(7)), stores=((6, 1),)
+    )
+    text = TritonTarget(cuda=(13, 0)).render(Kernel("powers", (variant,))).text
+    start = text.index("def variant0(")
+    body = text[start : text.index("@triton.jit", start)]
+    lines = [line.strip() for line in body.splitlines()]
+    order = [line.partition(" = ")[0] for line in lines if " = " in line]
+    assert order.index("powers") < order.index("x2") < order.index("x3")
+    assert order.index("x5") < order.index("x4") < order.index("x6")
+    assert "x4 = power(x3, x0)" in lines  # alone in its round
+    assert (
+        "powers = power(tl.where(which == 0, x1, x0), tl.where(which == 0, x0, x1))"
+        in lines
+    )
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -168,11 +228,9 @@ def test_its_machine_code_is_as_long_as_nvccs(tmp_path: Path):
     """19 fused products, as in nvcc's own, and one estimate of a reciprocal: nothing
     was contracted, and no division is taken.
     """
-    from tests.codegen.test_triton_code import run_tool
-
     source = TritonTarget(cuda=(13, 0)).render(kernel())
     made = compile_offline(source, "sm_90", str(tmp_path))
-    sass = run_tool("nvdisasm", made["cubin"], tmp_path, "-c")
+    sass = run_tool("nvdisasm", made["cubin"], str(tmp_path), "-c")
     ops = [word for line in sass.splitlines() for word in line.split()]
     # it stands there twice: for a lane alone, and for several of a program
     assert ops.count("MUFU.RCP") == 2

@@ -33,7 +33,8 @@ def try_all(d, out):
     x = tl.arange(0, 128).to(tl.float32) * 0.0078125 + 1
     own = out + tl.program_id(0) * 256
     tl.store(own + tl.arange(0, 128), narrow(x, under, rest).to(tl.bfloat16))
-    tl.store(own + 128, serves(number, under, rest).to(tl.int32).to(tl.bfloat16))
+    found = every(serves(number, under, rest))
+    tl.store(own + 128, found.to(tl.int32).to(tl.bfloat16))
 """
 
 

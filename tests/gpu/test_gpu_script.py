@@ -55,6 +55,18 @@ def test_each_section_runs_to_its_end_on_the_cpu(name):
     assert all(isinstance(line, str) for line in lines)
 
 
+@pytest.mark.family(5)
+@pytest.mark.parametrize("name", ["steps", "launches", "host", "tuning", "tails"])
+def test_a_section_that_measures_on_the_simulated_accelerator(name, sim):
+    """As on a GPU: streams, captures, counters of the CPU beside parameters there."""
+    place = Place("sim", tiny=True)
+    section = importlib.import_module(f"bench.gpu.{MODULES[name]}")
+    _, done = serve(name, place, section.cases(place)[-2:])
+    for case, figures in done.items():
+        assert "failed" not in figures, f"{case}: {figures['failed']}"
+    assert not any("FAILED" in line for line in section.summary(done))
+
+
 def test_a_step_in_tritons_interpreter():
     pytest.importorskip("triton")
     place = Place("interpreter", tiny=True)
@@ -138,6 +150,22 @@ def test_all_cases_have_names_of_their_own_and_exist():
     names = [case["name"] for case in correctness.cases(Place("cuda"))]
     for kind in ("scenario/more than 2**31", "paper/LAMB", "torch/AdamW-foreach"):
         assert any(name.startswith(kind) for name in names)
+
+
+def test_what_tells_most_comes_before_time_runs_out():
+    """Two minutes of a small budget are enough for these, if for no others."""
+    cases = correctness.cases(Place("cuda"))
+    early = [case["name"] for case in cases if case["early"]]
+    assert len(early) < len(cases) / 3
+    for kind in (
+        "scenario/broken capture",
+        "paper/LAMB",
+        "torch/AdamW-foreach-default",
+    ):
+        assert kind in early
+    for part in partition(cases, 14):
+        order = [case["early"] for case in part]
+        assert order == sorted(order, reverse=True)
 
 
 def test_a_wrong_bit_is_told_with_its_place_and_both_values(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from array import array
 from types import SimpleNamespace
@@ -10,10 +11,25 @@ import pytest
 import torch
 
 from fuseopt.codegen.triton.variant import ALIGNED, FLAT, RECORD
+from fuseopt.runtime.cpp.build import Builder
+from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.tables.host_numbers import WORD, Cells
 from fuseopt.runtime.triton.records import Block, Records
+from fuseopt.runtime.triton.table import TritonTable
+from tests.simulated.twins import SimTwins
 
 CELLS = 1 << 20  # where cells lie
+
+
+@pytest.fixture(scope="module")
+def built() -> ctypes.PyDLL:
+    return ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
+
+
+@pytest.fixture(params=["in C", "in tensors"])
+def helper(request, built):
+    """The compiled helper, then none."""
+    return built if request.param == "in C" else None
 
 
 def calls(function) -> int:
@@ -74,10 +90,11 @@ def one_by_one(found: list[Block], words: list[int], pool: array) -> list[int]:
     return words
 
 
-def test_all_variants_are_refreshed_as_each_lane_alone():
+def test_all_variants_are_refreshed_as_each_lane_alone(helper):
     random = torch.Generator().manual_seed(1)
     found, size, n = blocks(9, 5, random)
     records = Records(found)
+    records.ask(helper)
     lanes = torch.arange(size) * 1000
     pool = array("Q", (torch.randint(1, 1 << 40, (n,), generator=random) * 8).tolist())
     for moved in (range(n), [3], [], [n - 1, 0], range(0, n, 2)):
@@ -97,10 +114,11 @@ def test_all_variants_are_refreshed_as_each_lane_alone():
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_a_refresh_is_as_many_calls_for_many_lanes_and_variants(moves):
+def test_a_refresh_is_as_many_calls_for_many_lanes_and_variants(moves, helper):
     def counted(lanes: int, variants: int) -> int:
         found, size, n = blocks(lanes, variants, torch.Generator().manual_seed(1))
         records, words = Records(found), torch.zeros(size, dtype=torch.int64)
+        records.ask(helper)
         pool = array("Q", [16 * k for k in range(1, n + 1)])
         records.refresh(words, pool, CELLS)
         if moves:
@@ -109,6 +127,9 @@ def test_a_refresh_is_as_many_calls_for_many_lanes_and_variants(moves):
         return calls(lambda: records.refresh(words, pool, CELLS))
 
     assert counted(300, 20) == counted(2, 2)
+    if helper is not None:
+        # the refresh, where words and the pool lie, the helper, this function
+        assert counted(300, 20) <= 6
 
 
 # ---------------------------------------------------------------- numbers of the CPU
@@ -122,7 +143,7 @@ KINDS = {
 class Numbers:
     """Numbers of the CPU in the cells of a kernel, and their pool."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, helper: ctypes.PyDLL | None) -> None:
         kinds = [list(KINDS)[k % len(KINDS)] for k in range(count)]
         self.tensors = [torch.ones((), dtype=KINDS[kind]) for kind in kinds]
         variant = SimpleNamespace(columns=(tuple(range(count)),))
@@ -131,6 +152,7 @@ class Numbers:
         self.pool = array("Q", [t.data_ptr() for t in self.tensors])
         self.words = torch.zeros(count, dtype=torch.int64)
         place = {b: b for b in range(count)}
+        self.cells.ask(helper)
         self.cells.settle(self.words, self.pool, place)
 
     def held(self) -> list[float]:
@@ -144,8 +166,8 @@ class Numbers:
         assert self.held() == [float(t) for t in self.tensors]
 
 
-def test_numbers_of_all_types_are_fetched_when_they_change_or_move():
-    given = Numbers(60)
+def test_numbers_of_all_types_are_fetched_when_they_change_or_move(helper):
+    given = Numbers(60, helper)
     assert given.cells.fetch()
     given.check()
     assert not given.cells.fetch()
@@ -166,8 +188,8 @@ def test_numbers_of_all_types_are_fetched_when_they_change_or_move():
     given.check()
 
 
-def test_numbers_that_are_written_into_their_cells_are_not_fetched():
-    given = Numbers(12)
+def test_numbers_that_are_written_into_their_cells_are_not_fetched(helper):
+    given = Numbers(12, helper)
     given.cells.fetch()
     homes = given.cells.give_homes([0, 6])
     given.tensors[0].fill_(5)
@@ -178,11 +200,40 @@ def test_numbers_that_are_written_into_their_cells_are_not_fetched():
     assert (held[0], held[1], held[6]) == (1, 6, 2.5)
 
 
-def test_a_fetch_is_as_many_calls_for_many_numbers():
+def test_a_fetch_is_as_many_calls_for_many_numbers(helper):
     def counted(count: int) -> int:
-        given = Numbers(count)
+        given = Numbers(count, helper)
         given.cells.fetch()
         given.tensors[1].fill_(7)
         return calls(given.cells.fetch)
 
     assert counted(1200) == counted(12)
+    if helper is not None:
+        # the fetch, where the pool lies, the helper
+        assert counted(1200) <= 4
+
+
+def test_a_step_on_a_device_asks_the_helper(sim, monkeypatch):
+    """Counters of the CPU and addresses, with gradients that move, at any number of
+    parameters: so many functions, of Python and of C.
+    """
+
+    def counted(count: int) -> tuple[int, int]:
+        twins = SimTwins(torch.optim.AdamW, ((5,),) * count, cudagraphs=False)
+        for _ in range(3):
+            twins.step()
+        found = {"refresh": 0, "fetch": 0}
+        with monkeypatch.context() as patched:
+            for name in found:
+                plain = getattr(TritonTable, name)
+
+                def counting(table, plain=plain, name=name):
+                    found[name] += calls(lambda: plain(table))
+
+                patched.setattr(TritonTable, name, counting)
+            twins.step()
+        assert twins.differences() == []
+        return found["refresh"], found["fetch"]
+
+    assert counted(40) == counted(4)
+    assert max(counted(40)) <= 24

@@ -77,12 +77,13 @@ class Pointwise(Buffers):
                 dtype = real_dtype(x.dtype)
                 if dtype not in DTYPE_NAMES or x.is_neg() or x.is_conj():
                     return False
-                if x.dim() and self.device_of(x) != self.device_of(out):
-                    if name == "copy":
-                        return False
+                source, there = self.device_of(x), self.device_of(out)
+                if source != there and name == "copy" and (x.dim() or source != "cpu"):
+                    return False  # a call that waits for its device
+                if source != there and x.dim():
                     raise UnsupportedInput(
-                        f"{name} takes a tensor on the device {self.device_of(x)} and "
-                        f"gives one on {self.device_of(out)}"
+                        f"{name} takes a tensor on the device {source} and gives one "
+                        f"on {there}"
                     )
                 reads.append(as_lane_number(x))
                 alone = x.dim() == 0 and dtype is x.dtype

@@ -8,6 +8,8 @@ threads for each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...ir.graph import Variant
 from .quotients import Quotients, conditions, quotients
 from .text import indent, over_lines
@@ -42,11 +44,15 @@ def places(w: Function, start: str, count: str) -> list[str]:
         "block = tl.arange(0, BLOCK)",
         f"# main path: whole groups of {GROUP} elements, all pointers aligned",
         f"grouped = tl.where(layout == {ALIGNED}, count // {GROUP} * {GROUP}, 0)",
-        f"mask = block < tl.multiple_of(grouped, {GROUP})",
     ]
     for s in w.element_slots:
         lines.append(f"a{s} = tl.multiple_of(p{s}, 16) + start + block")
     return lines
+
+
+def inside(left: str) -> str:
+    """Which elements of a chunk there are, of `left` that are left."""
+    return f"block < tl.multiple_of({left}, {GROUP})"
 
 
 class Chunks:
@@ -106,7 +112,7 @@ class Chunks:
                 f"ordinal.to(tl.int64) * ({size})",
                 f"tl.minimum(numel - start, {size}).to(tl.int32)",
             ),
-            *w.element_loads({s: f"a{s}" for s in w.element_slots}),
+            *self.loads("grouped", {s: f"a{s}" for s in w.element_slots}),
         ]
         lines = []
         if w.element_stores:
@@ -114,6 +120,21 @@ class Chunks:
             rest = [x if x != "begin" else "end" for x in w.rest]
             lines += indent(over_lines(f"general{self.n}(", [*rest, "REST"], ")"))
         return w.shell([*lines, *w.ticket()], [], early)
+
+    def loads(self, left: str, place: Mapping[int, str]) -> list[str]:
+        """Loads of a chunk of `left` elements. A full one needs no mask, and no
+        registers set to zero where it is not.
+        """
+        w = self.w
+        if not w.loads:
+            return []
+        return [
+            f"if {left} >= BLOCK:",
+            *indent(w.element_loads(place, "")),
+            "else:",
+            f"    few = {inside(left)}",
+            *indent(w.element_loads(place, ", mask=few")),
+        ]
 
     def checks(self) -> list[str]:
         """How far the main path goes: nowhere, where a divisor is not in its range."""
@@ -135,19 +156,17 @@ class Chunks:
         if self.quotients.by_instr:
             name, args = f"main{self.n}", self.main_arguments
         place = {s: f"a{s} + at" for s in w.element_slots}
-        left = f"tl.multiple_of(grouped - at, {GROUP})"
-        then = f"tl.multiple_of(grouped - at - BLOCK, {GROUP})"
-        further = {s: f"a{s} + (at + BLOCK)" for s in w.element_slots}
         body = [
             *w.call(name, args),
-            f"mask = block < {left}",
+            f"mask = {inside('grouped - at')}",
             *w.element_writes(place),
         ]
         if w.loads:
+            further = {s: f"a{s} + (at + BLOCK)" for s in w.element_slots}
             body += [
                 *NEXT.splitlines(),
-                f"mask = block < {then}",
-                *w.element_loads(further),
+                "if at + BLOCK < end:",
+                *indent(self.loads("grouped - at - BLOCK", further)),
             ]
         return ["for at in range(0, end, BLOCK):", *indent(body)]
 

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from ...ir.graph import DTYPE_BYTES, Kernel, Variant, makes_numbers
 from ..target import Source, Target, layout
 from .chunks import Chunks
-from .power import FROM_CUDA, FROM_LIBRARY, OWN
+from .power import BESIDE, FROM_CUDA, FROM_LIBRARY, OWN
 from .quotients import HELPERS as QUOTIENTS
 from .reduce import HELPERS as FOLDS
 from .reduce import ReduceWriter
@@ -232,7 +232,8 @@ class TritonTarget(Target):
             code = f"{QUOTIENTS}\n\n{code}"
         if re.search(r"\bpower\(", code):
             has_power = self.cuda is not None and self.cuda >= OWN
-            code = f"{FROM_CUDA if has_power else FROM_LIBRARY}\n\n{code}"
+            helper = f"\n\n{BESIDE}" if " = numbered(" in code else ""
+            code = f"{FROM_CUDA if has_power else FROM_LIBRARY}{helper}\n\n{code}"
         library = "from triton.language.extra import libdevice\n"
         head = PRELUDE + (library if "libdevice." in code else "")
         block, warps = _launch(kernel)

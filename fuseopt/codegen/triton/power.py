@@ -9,6 +9,8 @@ that. What stands below follows its steps, rounded one by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 #: The first CUDA whose `powf` is the one below.
 OWN = (12, 1)
 
@@ -79,3 +81,36 @@ def power(x, y):
     r = tl.where((x != x) | (y != y), x + y, r)
     return tl.where((x == 1.0) | (y == 0), 1.0, r)
 """
+BESIDE = """\
+@triton.jit
+def either(a, b):
+    return a | b
+
+
+@triton.jit
+def numbered(numbers, which, k):
+    # the k-th of numbers that lie in several threads, for all threads: its bits
+    bits = tl.where(which == k, numbers.to(tl.int32, bitcast=True), 0)
+    return tl.reduce(bits, 0, either).to(tl.float32, bitcast=True)
+"""
+
+
+def side_by_side(calls: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Lines for several `name = power(x, y)` of one lane's numbers.
+
+    All threads compute a lane's numbers; here each thread takes one power, and tells
+    the others.
+    """
+
+    def dealt(numbers: Sequence[str]) -> str:
+        *others, text = numbers
+        for k in reversed(range(len(others))):
+            text = f"tl.where(which == {k}, {others[k]}, {text})"
+        return text
+
+    names, x, y = zip(*calls, strict=True)
+    return [
+        f"which = tl.arange(0, {1 << (len(calls) - 1).bit_length()})",
+        f"powers = power({dealt(x)}, {y[0] if len(set(y)) == 1 else dealt(y)})",
+        *(f"{name} = numbered(powers, which, {k})" for k, name in enumerate(names)),
+    ]

@@ -71,11 +71,16 @@ def both(a, b):
 
 @triton.jit
 def serves(d, under, rest):
-    # does `narrow` give the bits of the quotient, for every mantissa of a bfloat16?
+    # for each mantissa of a bfloat16: does `narrow` give the bits of the quotient?
     x = tl.arange(0, 128).to(tl.float32) * 0.0078125 + 1
     true = tl.div_rn(x, d).to(tl.bfloat16).to(tl.float32)
-    found = narrow(x, under, rest).to(tl.bfloat16).to(tl.float32)
-    return tl.reduce((true == found).to(tl.int32), 0, both) != 0
+    return true == narrow(x, under, rest).to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def every(found):
+    # all of these?
+    return tl.reduce(found.to(tl.int32), 0, both) != 0
 """
 
 
@@ -215,19 +220,21 @@ def conditions(taken: Quotients, name: Callable[[int], str]) -> list[str]:
     each divisor.
     """
     texts: dict[str, None] = {}
+    narrow: dict[str, None] = {}
     for q in taken.by_instr.values():
         d = name(q.divisor)
         size = d if q.positive else f"tl.abs({d})"
         texts[f"({size} >= {2.0**q.low!r})"] = None
         texts[f"({size} <= {2.0**q.high!r})"] = None
         if q.narrow:
-            texts[f"serves({d}, {d}_under, {d}_rest)"] = None
+            narrow[f"serves({d}, {d}_under, {d}_rest)"] = None
     for addend in taken.addends:
         x = name(addend)
         low, high = 2.0**-LAST_BELOW, 2.0**ABOVE
         texts[f"(({x} == 0) | ({x} >= {low!r}))"] = None
         texts[f"({x} <= {high!r})"] = None
-    return list(texts)
+    # threads tell each other once
+    return [*texts, *([f"every({' & '.join(narrow)})"] if narrow else [])]
 
 
 def _widen(v: Variant, ranges: dict[int, Range | None], taken: Quotients) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from ...ir.graph import REDUCTIONS, Variant
 from ..optable import TRITON_TYPES as TYPES
-from .chunks import places
+from .chunks import inside, places
 from .text import give_back, indent, over_lines, take
 from .variant import RECORD, Function
 
@@ -139,6 +139,7 @@ class ReduceWriter:
                 "ordinal.to(tl.int64) * BLOCK",
                 "tl.minimum(numel - start, BLOCK).to(tl.int32)",
             ),
+            f"mask = {inside('grouped')}",
             *self.w.apply(main),
             *self.start("(BLOCK,)"),
             *self.gather(),

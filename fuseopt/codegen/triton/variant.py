@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ...ir.graph import Variant, makes_numbers
 from .. import optable
 from ..optable import TRITON_TYPES as TYPES
+from .power import side_by_side
 from .text import give_back, indent, over_lines, take
 
 #: Fields of a lane's record before its addresses, and what `layout` holds for lanes
@@ -163,12 +164,11 @@ class Function:
             over_lines(f"{', '.join(results)} = {name}(", args, ")") if results else []
         )
 
-    def element_loads(self, place: Mapping[int, str]) -> list[str]:
+    def element_loads(
+        self, place: Mapping[int, str], mask: str = ", mask=mask"
+    ) -> list[str]:
         instrs = self.v.instrs
-        return [
-            self.load(i, place[int(instrs[i].attr or 0)], ", mask=mask")
-            for i in self.loads
-        ]
+        return [self.load(i, place[int(instrs[i].attr or 0)], mask) for i in self.loads]
 
     def element_writes(self, place: Mapping[int, str]) -> list[str]:
         return [
@@ -223,7 +223,7 @@ class Function:
             lines.append("programs = tl.load(lane + 3)")
         for s in (*self.lane_slots, *self.element_slots, *results):
             lines.append(f"p{s} = {self.address(s)}")
-        numbers, code = self.lane_parts()
+        numbers, code = self.lane_parts(alone=True)
         if early:
             lines += [*early, *UNDER_WAY.splitlines()]
         lines += [*numbers, "", *code, *body]
@@ -236,8 +236,11 @@ class Function:
         first, rest = self.lane_parts()
         return [*first, "", *rest]
 
-    def lane_parts(self) -> tuple[list[str], list[str]]:
-        """Lane code: what it loads, and what it computes."""
+    def lane_parts(self, alone: bool = False) -> tuple[list[str], list[str]]:
+        """Lane code: what it loads, and what it computes.
+
+        `alone`: for one lane, whose powers may be computed side by side.
+        """
         v = self.v
         loaded = [i for i in v.lane_code if v.instrs[i].op in ("load", "scalar")]
         numbers = [
@@ -251,7 +254,40 @@ class Function:
         needed = {a for i in (*lane, *v.output_code) for a in v.instrs[i].args}
         needed.update(i for i, s in v.stores if v.slots[s].domain != "element")
         lane = [i for i in lane if i in needed or not self.is_const(i)]
-        return numbers, [self.assign(i) for i in lane]
+        if not alone:
+            return numbers, [self.assign(i) for i in lane]
+        return numbers, self.in_rounds(lane)
+
+    def in_rounds(self, lane: Sequence[int]) -> list[str]:
+        """Lane code in the order of rounds: powers that depend on no other of a round
+        are computed side by side, see `power.side_by_side`.
+        """
+        instrs = self.v.instrs
+        rounds: dict[int, int] = {}
+        for i in lane:
+            before = max((rounds.get(a, 0) for a in instrs[i].args), default=0)
+            rounds[i] = before + self.is_power(i)
+        lines = []
+        for n in range(max(rounds.values(), default=0) + 1):
+            own = [i for i in lane if rounds[i] == n]
+            calls = [
+                (
+                    self.name(i),
+                    self.name(instrs[i].args[0]),
+                    self.name(instrs[i].args[1]),
+                )
+                for i in own
+                if self.is_power(i)
+            ]
+            if len(calls) > 1:
+                lines += side_by_side(calls)
+                own = [i for i in own if not self.is_power(i)]
+            lines += [self.assign(i) for i in own]
+        return lines
+
+    def is_power(self, i: int) -> bool:
+        """Is an instruction a power of float32, whose text is `power`?"""
+        return self.v.instrs[i].op == "pow" and self.v.instrs[i].dtype == "f32"
 
     def walk(self, slots: Sequence[int]) -> list[str]:
         """One dimension of an odometer: offsets of element slots."""

@@ -81,6 +81,9 @@ class DeviceTable(KernelTable, Protocol):
     def settle(self, arena: Arena, lanes: int, rows: int) -> None:
         """Take its words of an arena, from `lanes` and from `rows` on."""
 
+    def ask(self, helper: ctypes.PyDLL | None) -> None:
+        """Let the compiled helper do what the next two do, where there is one."""
+
     def refresh(self) -> None:
         """Write the addresses that changed since the last refresh to the arena."""
 

@@ -2,7 +2,7 @@
 
 tensors.h compares the tensors of a call with what is known of them (see tensors.py),
 lanes.h what an optimizer holds (see lanes.py), parts.h one of DTensors (see parts.py);
-launches.h starts several kernels.
+launches.h starts several kernels. words.h of `tables` is in it, too.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from pathlib import Path
 
 from ...codegen import Source
 from ...codegen.cpp.structs import fields
+from ..tables import words
 
 FOLDER = Path(__file__).parent
 HEADERS = ("tensors", "lanes", "parts", "launches")
-TEXT = "\n".join((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS)
+TEXT = "\n".join(
+    [*((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS), words.TEXT]
+)
 HELPER = Source("cpp", TEXT, "fuseopt_tensors", (), throws=True)
 
 

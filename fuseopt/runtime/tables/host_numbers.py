@@ -18,6 +18,7 @@ import torch
 
 from ...errors import CaptureError
 from ...ir.graph import DTYPE_BYTES, Buffer, Kernel
+from .words import Asked, Numbers
 
 WORD = 8
 CPU = "cpu"
@@ -61,6 +62,8 @@ class Cells:
                         self.of.setdefault(b, len(self.of))
         #: (position in the pool, cell, bytes) of numbers that lie elsewhere
         self.fetched: list[tuple[int, int, int]] = []
+        self.helper: ctypes.PyDLL | None = None
+        self.words = self.seen = torch.empty(0, dtype=torch.int64)
         self._settle([])
 
     def __len__(self) -> int:
@@ -87,8 +90,30 @@ class Cells:
             ]
         )
 
+    def ask(self, helper: ctypes.PyDLL | None) -> None:
+        """Let the compiled helper fetch, where there is one."""
+        self.helper = helper
+        self._settle(self.fetched)
+
     def _settle(self, fetched: list[tuple[int, int, int]]) -> None:
         self.fetched = fetched
+        #: the helper's way, once there are words
+        self._asked: Asked | None = None
+        if self.helper is not None and self.of:
+            each = zip(*fetched, strict=True) if fetched else ((), (), ())
+            names = ("position", "cell", "bytes")
+            self._asked = Asked(
+                Numbers(
+                    n=len(fetched),
+                    cells=len(self.of),
+                    words=self.words.data_ptr(),
+                    seen=self.seen.data_ptr(),
+                ),
+                self.helper.fuseopt_numbers,
+                {k: array("q", v) for k, v in zip(names, each, strict=True)},
+                (ctypes.c_void_p,),
+                ctypes.c_int64,
+            )
         self._positions = torch.tensor([x[0] for x in fetched], dtype=torch.int64)
         #: addresses of the numbers as they were found last
         self._found: torch.Tensor | None = None
@@ -110,6 +135,8 @@ class Cells:
 
     def fetch(self) -> bool:
         """Read the numbers as they are now; has one changed?"""
+        if self._asked is not None:
+            return bool(self._asked(self.pool.buffer_info()[0]))
         if self.fetched:
             # addresses lie below 2**63
             found = torch.frombuffer(self.pool, dtype=torch.int64)[self._positions]

@@ -28,13 +28,16 @@ def interpreting() -> Iterator[None]:
     """Make Triton's interpreter round as a GPU does, while a kernel runs in it.
 
     As it stands it rounds an fma twice, cuts a float off to make a bf16, and lacks the
-    math library. Those parts are exchanged for exact ones, and put back.
+    math library; that of 3.6 takes no bound of a loop from numpy 2.4 on. Those parts
+    are exchanged for exact ones, and put back. Checked with triton 3.6.0 and 3.7.1.
     """
     import numpy as np
     from triton.language.extra import libdevice
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder
 
     patches = [
+        (interpreter, "_patch_lang_tensor", _indexed(interpreter._patch_lang_tensor)),
         (InterpreterBuilder, "create_fma", _create_fma),
         (InterpreterBuilder, "cast_impl", _exact_cast(InterpreterBuilder.cast_impl)),
         *((libdevice, name, _library_function(name)) for name in DEVICE_FUNCTIONS),
@@ -50,6 +53,18 @@ def interpreting() -> Iterator[None]:
         finally:
             for owner, name, old in before:
                 setattr(owner, name, old)
+
+
+def _indexed(plain: Callable[..., None]) -> Callable[..., None]:
+    """What gives the interpreter's tensors their methods, and one more: of a number,
+    which numpy has as an array of one element, that it may be the bound of a loop.
+    """
+
+    def patch(tensor: Any, scope: Any) -> None:
+        plain(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch
 
 
 def _libm(name: str, dtype: Any) -> Callable[..., Any]:

@@ -1,12 +1,13 @@
 """What of lanes' records depends on addresses: written for all variants at once.
 
 A record holds an address for each slot of its lane, and says whether the main path may
-take it. Both follow the pool; so many operations on tensors bring them up to date,
-however many lanes and variants there are.
+take it. Both follow the pool. One call of the compiled helper brings them up to date,
+however many lanes and variants there are; without it, so many operations on tensors.
 """
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import torch
 
 from ...codegen.triton.variant import ALIGNED, FLAT, RECORD
 from ..tables.host_numbers import WORD
+from ..tables.words import Addresses, Asked
 
 
 class Block(NamedTuple):
@@ -62,6 +64,33 @@ class Records:
         self.layouts = torch.cat(layouts)
         self.strided = torch.cat([b.strided for b in blocks])
         self.in_cells = bool((self.cell >= 0).any())
+        self._asked: Asked | None = None
+        self._all_owners = owner
+
+    def ask(self, helper: ctypes.PyDLL | None) -> None:
+        """Let the compiled helper do it, where there is one."""
+        if helper is None:
+            return
+        arrays = {
+            "words": self.words,
+            "position": self.position,
+            "cell": self.cell,
+            "owner": self._all_owners,
+            "layouts": self.layouts,
+            "strided": self.strided,
+            "odd": torch.zeros_like(self.layouts),
+        }
+        self._asked = Asked(
+            Addresses(
+                n=len(self.words),
+                lanes=len(self.layouts),
+                flat=FLAT,
+                aligned=ALIGNED,
+            ),
+            helper.fuseopt_addresses,
+            {name: array("q", t.tolist()) for name, t in arrays.items()},
+            (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
+        )
 
     def refresh(
         self, lanes: torch.Tensor, pool: array[int], cells: int
@@ -69,6 +98,9 @@ class Records:
         """Write the addresses of the pool into the words of `lanes`; from which word to
         which that changed any, (0, 0) for none. `cells`: the address of the first.
         """
+        if self._asked is not None:
+            self._asked(lanes.data_ptr(), pool.buffer_info()[0], cells)
+            return self._asked.struct.low, self._asked.struct.high
         # addresses lie below 2**63
         addresses = torch.frombuffer(pool, dtype=torch.int64)[self.position]
         if self.in_cells:

@@ -6,6 +6,7 @@ the kernel runs in the interpreter, through the same tables that a GPU reads.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +30,15 @@ from .records import Block, Records
 from .registry import Program, type_of
 
 #: Chunks of a program at most, and programs that there are before one takes more than
-#: one chunk: several times what a GPU runs at once, so that the last ones to run do not
-#: leave most of it idle. Chosen by counting, not yet measured on a GPU.
-SPAN, PROGRAMS = 16, 4096
+#: one chunk: several times what a GPU runs at once (132 multiprocessors of an H100 or
+#: H200 take 396 to 528), so that the last ones to run do not leave most of it idle.
+#: Chosen by counting, not yet measured on a GPU.
+SPAN, PROGRAMS = 16, 2048
+
+
+def span_of(chunks: int) -> int:
+    """Chunks that a program takes, of a launch of so many."""
+    return min(SPAN, max(1, chunks // PROGRAMS))
 
 
 def _chunks(variant: Variant, table: VariantTable, block: int) -> torch.Tensor:
@@ -111,7 +118,7 @@ class TritonTable:
             for c, v in zip(every, kernel.every, strict=True)
             if not v.reduction
         )
-        self.span = min(SPAN, max(1, total // PROGRAMS))
+        self.span = span_of(total)
         base = partials = waited = 0
         tickets = 1  # the first is that of lanes that are done
         for number, width, variant, table, counts in zip(
@@ -216,6 +223,14 @@ class TritonTable:
         self.cells_at = rows + self.row_starts[-1]
         cells = arena.host[self.cells_at : self.cells_at + len(self.cells)]
         self.cells.settle(cells, self.pool, self.position)
+        self._numbers = (ctypes.c_double * len(self.rows)).from_address(
+            self.rows.data_ptr()
+        )
+        #: where each symbol of the step goes: the row's place, the symbol's
+        self.symbols: list[tuple[int, int]] = []
+        for first, table in zip(self.row_starts[:-1], self.tables, strict=True):
+            self._numbers[first : first + len(table.rows)] = list(table.rows)
+            self.symbols += [(first + k, expr) for k, expr in table.symbols]
         self._start = self.starter(arena.device)
 
     def starter(self, words: torch.Tensor) -> Callable[[], None]:
@@ -230,11 +245,18 @@ class TritonTable:
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write the scalars; `numbers` are the values of the step's symbols."""
         arena = self._settled()
-        for k, table in enumerate(self.tables):
-            table.fill_rows(numbers)
-            low, high = self.row_starts[k : k + 2]
-            self.rows[low:high] = torch.frombuffer(table.rows, dtype=torch.float64)
-        arena.changed(self.rows_at, self.rows_at + self.row_starts[-1])
+        for place, symbol in self.symbols:
+            self._numbers[place] = numbers[symbol]
+        if self.symbols:
+            arena.changed(
+                self.rows_at + self.symbols[0][0],
+                self.rows_at + self.symbols[-1][0] + 1,
+            )
+
+    def ask(self, helper: ctypes.PyDLL | None) -> None:
+        """Let the compiled helper refresh and fetch, where there is one."""
+        self.records.ask(helper)
+        self.cells.ask(helper)
 
     def _settled(self) -> Arena:
         if self.arena is None:

@@ -1,0 +1,60 @@
+// What the table of a kernel on a device is told before a launch: where its tensors
+// lie, and the numbers of the CPU that it reads.
+struct Addresses {
+  int64_t n;                // of slots, of all lanes
+  const int64_t* words;     // of each: the word it goes to
+  const int64_t* position;  // its place in the pool
+  const int64_t* cell;      // the cell that it is in, or -1
+  const int64_t* owner;     // the lane whose elements it is the first of, or -1
+  int64_t lanes;
+  const int64_t* layouts;  // of each lane: the word that says which path may take it
+  const int64_t* strided;  // what that is if it has a geometry, or -1
+  int64_t* odd;            // of each lane: is one of its addresses off 16 bytes?
+  int64_t flat, aligned;   // what the word is then, and otherwise
+  int64_t low, high;       // which words this call changed; both 0 for none
+};
+struct Numbers {
+  int64_t n;                // of numbers that lie elsewhere
+  const int64_t* position;  // of each: its place in the pool
+  const int64_t* cell;      // the word it goes to
+  const int64_t* bytes;     // how many it has
+  int64_t cells;            // words in all, some of which others write
+  uint64_t *words, *seen;   // as they are, and as they were at the last call
+};
+
+static inline void put(Addresses* a, int64_t* lanes, int64_t at, int64_t value) {
+  if (lanes[at] == value) return;
+  lanes[at] = value;
+  if (a->high == 0 || at < a->low) a->low = at;
+  if (at >= a->high) a->high = at + 1;
+}
+
+// Writes addresses into the words of lanes; `cells`: the address of the first cell.
+extern "C" void fuseopt_addresses(Addresses* a, int64_t* lanes, const uint64_t* pool,
+                                  uint64_t cells) {
+  a->low = a->high = 0;
+  for (int64_t i = 0; i < a->lanes; ++i) a->odd[i] = 0;
+  for (int64_t i = 0; i < a->n; ++i) {
+    const uint64_t at =
+        a->cell[i] < 0 ? pool[a->position[i]] : cells + 8 * (uint64_t)a->cell[i];
+    if (a->owner[i] >= 0) a->odd[a->owner[i]] |= (int64_t)(at & 15);
+    put(a, lanes, a->words[i], (int64_t)at);
+  }
+  for (int64_t i = 0; i < a->lanes; ++i) {
+    const int64_t flat = a->odd[i] ? a->flat : a->aligned;
+    put(a, lanes, a->layouts[i], a->strided[i] < 0 ? flat : a->strided[i]);
+  }
+}
+
+// Reads numbers as they are now; has a cell changed since the last call?
+extern "C" int64_t fuseopt_numbers(Numbers* x, const uint64_t* pool) {
+  for (int64_t i = 0; i < x->n; ++i)
+    __builtin_memcpy(x->words + x->cell[i], (const void*)pool[x->position[i]],
+                     (uint64_t)x->bytes[i]);
+  int64_t changed = 0;
+  for (int64_t i = 0; i < x->cells; ++i) {
+    changed |= x->words[i] != x->seen[i];
+    x->seen[i] = x->words[i];
+  }
+  return changed;
+}

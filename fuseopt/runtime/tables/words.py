@@ -1,0 +1,49 @@
+"""words.h, for the helper that all steps share; its structs and functions."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...codegen.cpp.structs import fields
+
+TEXT = Path(__file__).with_suffix(".h").read_text("utf-8")
+
+
+class Addresses(ctypes.Structure):
+    """Where the addresses of a kernel's table go."""
+
+    _fields_ = fields(TEXT, "Addresses")
+
+
+class Numbers(ctypes.Structure):
+    """Where numbers of the CPU go."""
+
+    _fields_ = fields(TEXT, "Numbers")
+
+
+class Asked:
+    """A struct with arrays of its own, and a function of the helper that takes it."""
+
+    def __init__(
+        self,
+        struct: Any,
+        function: Any,
+        arrays: Mapping[str, array[int]],
+        others: tuple[Any, ...],
+        result: Any = None,
+    ) -> None:
+        self.struct = struct
+        self.arrays = arrays
+        for name, a in arrays.items():
+            setattr(struct, name, a.buffer_info()[0])
+        function.argtypes = [ctypes.c_void_p, *others]
+        function.restype = result
+        self._function: Callable[..., Any] = function
+        self._at = ctypes.addressof(struct)
+
+    def __call__(self, *others: int) -> Any:
+        return self._function(self._at, *others)
