@@ -103,12 +103,24 @@ def peak_bytes(call: Callable[[], object], device: str = "cpu") -> int | None:
         call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated(device) - before
+    found = _resident(call)
+    return None if found is None else max(0, found[1] - found[0])
+
+
+def peak_resident(call: Callable[[], object]) -> int | None:
+    """Return the most memory that the process had in one call, all of it, or None."""
+    found = _resident(call)
+    return None if found is None else found[1]
+
+
+def _resident(call: Callable[[], object]) -> tuple[int, int] | None:
+    """The memory of the process before a call, and the most of it in the call."""
     try:
         ctypes.CDLL(None).malloc_trim(0)  # what lies free would hide what is taken
         Path("/proc/self/clear_refs").write_text("5")
         before = _status("VmRSS")
         call()
-        return max(0, _status("VmHWM") - before)
+        return before, _status("VmHWM")
     except (OSError, LookupError, AttributeError):
         return None
 

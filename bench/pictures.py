@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.reading import LARGE, NAMES, OWN, Reading
+from bench.results import Figures
 from bench.tables import LABELS
 
 if TYPE_CHECKING:
@@ -193,11 +194,44 @@ def first_step(reading: Reading) -> Any | None:
     return figure
 
 
+def tails(reading: Reading) -> Any | None:
+    """Draw what the tail of a training step takes, in parts and as one, by model."""
+    cases = reading.tails()
+    if not cases:
+        return None
+    figure, axes = _axes(7.5, 1.2 + 0.75 * len(cases))
+    models = list(cases)
+    ways = (
+        ("parts, torch fused", "fused", ORANGE),
+        ("fuseopt.tail", OWN, BLUE),
+        ("a copy of as many bytes", "copy", GREY),
+    )
+    for i, (label, way, colour) in enumerate(ways):
+        widths = [1e3 * _tail_seconds(cases[model], way) for model in models]
+        places = [j + 0.26 * (i - 1) for j in range(len(models))]
+        bars = axes.barh(places, widths, height=0.24, color=colour, label=label)
+        axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
+    axes.set_yticks(range(len(models)), models)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms: unscale, clip by the total norm, AdamW, average, zero_grad")
+    axes.set_title("The tail of a step, float32", loc="left", fontsize=10)
+    _legend_above(axes)
+    return figure
+
+
+def _tail_seconds(case: Figures, way: str) -> float:
+    """Median seconds; those of a copy for as many bytes as a tail must move."""
+    figures = case["contenders"][way]
+    scale = case["least_bytes"] / figures["bytes"] if way == "copy" else 1.0
+    return float(figures["p50"] * scale)
+
+
 PICTURES: dict[str, tuple[str, Draw]] = {
     "speed": ("speed against the best other, by model", speed),
     "bandwidth": ("bytes per second against a copy's, by model size", bandwidth),
     "compiling": ("seconds of the first step against parameters", compiling),
     "first-step": ("parts of a cold first step", first_step),
+    "tail": ("milliseconds of the tail of a training step, by model", tails),
 }
 
 

@@ -225,7 +225,7 @@ def part(reading: Reading) -> str:
         ("The first step, by parameters", tables.first_steps, "compiling", FIRST),
         ("fuseopt's passes, in ms", tables.passes, "first-step", ""),
         ("A call's cost, in microseconds", tables.hosts, None, HOST),
-        ("The tail of a training step", tables.tails, None, TAIL),
+        ("The tail of a training step", tables.tails, "tail", TAIL),
         ("DTensors, in ms", tables.shards, None, SHARDS),
         ("Training steps", tables.training, None, TRAINING),
         ("The whole training step as one function", tables.whole_steps, None, WHOLE),

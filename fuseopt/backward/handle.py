@@ -17,6 +17,7 @@ from ..config import resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
 from ..tails.arguments import parameters_of
 from .buckets import BYTES, Bucket, buckets_of
+from .lookups import Lookups
 from .stepper import BEYOND, Stepper, Streams
 
 
@@ -58,9 +59,11 @@ class InBackward(Optimizer):
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[int, int] = {}
         self._hooks: list[Any] = []
-        made = buckets_of(buckets, model, parameters_of([optimizer]))
+        params = parameters_of([optimizer])
+        made = buckets_of(buckets, model, params)
         self._stepper = Stepper(optimizer, options)
         self._add(made)
+        self._lookups = None if model is None else Lookups(model, params)
 
     # ---------------------------------------------------------------- one optimizer
 
@@ -137,6 +140,8 @@ class InBackward(Optimizer):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if self._lookups is not None:
+            self._lookups.close()
 
     remove = close
 

@@ -12,6 +12,7 @@ from .attributes import keep_attributes, read_attributes
 from .backward import (
     at_end_of_backward,
     backward_under_way,
+    has_one_owner,
     has_step_hooks,
     is_nested,
     why_no_backward_is_known,
@@ -69,6 +70,7 @@ from .hazards import acts_otherwise
 from .imports import spare_inductor
 from .kept import Fakes, forget, tidy
 from .modes import numbers_pass_modes
+from .nodes import gives_to, gradient_of_lookup, is_lookup, nodes_near
 from .plain import as_if_compiling, trace_plainly
 from .powers import power_unchecked, trace_power
 from .profiling import profiled, profiler_range
@@ -166,14 +168,18 @@ __all__ = [
     "first_difference",
     "forget",
     "founds_of",
+    "gives_to",
     "gradient_functions",
     "gradient_getter",
+    "gradient_of_lookup",
+    "has_one_owner",
     "has_step_hooks",
     "has_stepped",
     "has_symbols",
     "in_place",
     "initialize",
     "is_collective",
+    "is_lookup",
     "is_nested",
     "is_plain_scaler",
     "is_summed_up",
@@ -187,6 +193,7 @@ __all__ = [
     "name_of",
     "negated_view",
     "never_compiled",
+    "nodes_near",
     "number_sources",
     "numbers_pass_modes",
     "on_bound_step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
@@ -63,6 +64,41 @@ def _backwards(frame: types.FrameType | None) -> int:
     return n
 
 
+def has_one_owner(t: torch.Tensor) -> bool:
+    """Is one object of C++ the only owner of a tensor besides its caller, and has its
+    memory no other tensor? It is asked of a variable that is the caller's one name
+    for it. False where torch does not count.
+    """
+    expected = _counted_of_gradient()
+    return expected is not None and _counted(t) == expected
+
+
+def _counted(t: torch.Tensor) -> tuple[int, int, int]:
+    storage = t.untyped_storage()
+    return (
+        t._use_count(),  # type: ignore[attr-defined]
+        torch._C._storage_Use_Count(storage._cdata),
+        sys.getrefcount(t),
+    )
+
+
+@functools.cache
+def _counted_of_gradient() -> tuple[int, int, int] | None:
+    """The counts of a tensor that a parameter owns besides a caller."""
+    if not hasattr(torch.Tensor, "_use_count"):
+        return None
+    if not hasattr(torch._C, "_storage_Use_Count"):
+        return None
+    owner = torch.zeros(1, requires_grad=True)
+    owned = torch.zeros(1)
+    owner.grad = owned
+    return _counted_as_asked(owned)
+
+
+def _counted_as_asked(t: torch.Tensor) -> tuple[int, int, int]:
+    return _counted(t)  # as deep in calls as where it is asked
+
+
 def has_step_hooks(of: Optimizer) -> bool:
     """Do hooks of the user's run around a step?"""
     return bool(
@@ -76,6 +112,7 @@ def has_step_hooks(of: Optimizer) -> bool:
 __all__ = [
     "at_end_of_backward",
     "backward_under_way",
+    "has_one_owner",
     "has_step_hooks",
     "is_nested",
     "why_no_backward_is_known",

@@ -1,25 +1,23 @@
-"""Bytes that are alive at the peak of a training step, counted as tensors come and go.
+"""Bytes that are alive at the peak of a training step of a small GPT-2.
 
-    python -m tests.backward.peak       the table of docs/backward.md
+    python -m tests.backward.peak       what each way takes
 
-A mode sees every call of ATen and counts each storage from when it is first seen until
-it is freed: the same number in each run. Where a mode is on, Dynamo lets steps run as
-they are; so it is off while they run, which make no tensors once they are compiled.
+What torch's allocator has given is counted by its own profiler: the same number in each
+run. (A mode that sees calls of ATen would change it: where one is on, the engine adds
+up gradients in tensors of their own.)
 """
 
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 import fuseopt
+from bench.allocations import Allocations
 
 WIDTH, LAYERS, TOKENS = 128, 4, 2000
 
@@ -56,7 +54,7 @@ class Layer(torch.nn.Module):
 
 
 class GPT(torch.nn.Module):
-    """GPT-2 without dropout; the embedding is the last matrix as well."""
+    """GPT-2 without dropout; the embedding is the matrix of the head as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,12 +62,14 @@ class GPT(torch.nn.Module):
         self.places = torch.nn.Embedding(16, WIDTH)
         self.layers = torch.nn.ModuleList([Layer(WIDTH) for _ in range(LAYERS)])
         self.norm = torch.nn.LayerNorm(WIDTH)
+        self.head = torch.nn.Linear(WIDTH, TOKENS, bias=False)
+        self.head.weight = self.tokens.weight
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
         for layer in self.layers:
             x = layer(x)
-        return self.norm(x) @ self.tokens.weight.T
+        return self.head(self.norm(x))
 
 
 class Peaks(NamedTuple):
@@ -79,77 +79,39 @@ class Peaks(NamedTuple):
     all: int
 
 
-class Counter(TorchDispatchMode):
-    """Counts the storages that are alive, and of them those of gradients."""
+class Gradients:
+    """The most bytes that gradients of parameters had, asked as each of them comes."""
 
     def __init__(self, params: list[Tensor]) -> None:
-        super().__init__()
         self.params = params
-        self.sizes: dict[int, int] = {}
-        self.now = self.peak = self.grads = 0
+        self.most = 0
+        # before the optimizer's own hooks: the moment at which a bucket is full
+        for p in params:
+            p.register_post_accumulate_grad_hook(self._arrived)
 
-    def begin(self, alive: list[Tensor]) -> None:
-        """Count from now on, when these are alive."""
-        for t in alive:
-            self._see(t)
-        self.peak, self.grads = self.now, 0
-
-    def _see(self, t: Tensor) -> None:
-        storage = t.untyped_storage()
-        key = storage._cdata
-        if key in self.sizes:
-            return
-        self.sizes[key] = storage.nbytes()
-        self.now += storage.nbytes()
-        weakref.finalize(storage, self._gone, key)
-        self.peak = max(self.peak, self.now)
-
-    def _gone(self, key: int) -> None:
-        self.now -= self.sizes.pop(key)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor):
-                self._see(t)
-        self.measure()
-        return out
-
-    def measure(self) -> None:
-        """How much do gradients take now?"""
-        grads = {
-            p.grad.untyped_storage()._cdata: p.grad.untyped_storage().nbytes()
-            for p in self.params
-            if p.grad is not None
-        }
-        self.grads = max(self.grads, sum(grads.values()))
+    def _arrived(self, _: Tensor) -> None:
+        sizes = [p.grad.nbytes for p in self.params if p.grad is not None]
+        self.most = max(self.most, sum(sizes))
 
 
-def peaks(
-    model: torch.nn.Module, begin: Callable[[], tuple[Any, Callable[[Any], None]]]
-) -> Peaks:
-    """The peaks of a training step, after two that make state and kernels.
+def peaks(begin: Callable[[torch.nn.Module], Callable[[Tensor], None]]) -> Peaks:
+    """The peaks of a training step, after three that make state and kernels.
 
-    `begin()` gives the optimizer of a model, and a training step.
+    `begin(model)` gives a training step.
     """
-    torch.manual_seed(1)
-    ids = torch.randint(0, TOKENS, (2, 16))
-    params = [*model.parameters()]
-    counter = Counter(params)
-    # before the optimizer's own hooks: the moment at which a bucket is full
-    for p in params:
-        p.register_post_accumulate_grad_hook(lambda _: counter.measure())
-    opt, step = begin()
-    for _ in range(3):
-        step(ids)
-    gc.collect()
-    state = [x for own in opt.state.values() for x in own.values()]
-    counter.begin([*params, *(x for x in state if isinstance(x, Tensor))])
-    with counter:
-        step(ids)
-    return Peaks(counter.grads, counter.peak)
+    torch.manual_seed(0)
+    with Allocations() as counted:
+        model = GPT()
+        gradients = Gradients([*model.parameters()])
+        step = begin(model)
+        ids = torch.randint(0, TOKENS, (1, 4))
+        for _ in range(3):
+            step(ids)
+        gc.collect()
+        gradients.most = 0
+        with counted.region("step"):
+            step(ids)
+    return Peaks(gradients.most, counted.peaks("step")[0])
 
 
 def losses(model: torch.nn.Module, ids: Tensor) -> Tensor:
@@ -158,67 +120,63 @@ def losses(model: torch.nn.Module, ids: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(out, ids[:, 1:].flatten())
 
 
-def adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, 1e-3)
+def adamw(params: Any, **form: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, 1e-3, **form)
 
 
-def plainly() -> Peaks:
-    """The peaks of a step after the backward."""
-    torch.manual_seed(0)
-    model = GPT()
+def momentum(params: Any, **form: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, 1e-3, momentum=0.9, **form)
 
-    def begin() -> Any:
-        opt = fuseopt.compile(adamw([*model.parameters()]))
+
+def plainly(build: Any = adamw, compiled: bool = False, **form: Any) -> Peaks:
+    """The peaks of a step after the backward, in eager or compiled."""
+
+    def begin(model: torch.nn.Module) -> Any:
+        opt = build([*model.parameters()], **form)
+        if compiled:
+            opt = fuseopt.compile(opt)
 
         def step(ids: Tensor) -> None:
             losses(model, ids).backward()
-            with _disable_current_modes():
-                opt.step()
+            opt.step()
             opt.zero_grad()
 
-        return opt, step
+        return step
 
-    return peaks(model, begin)
+    return peaks(begin)
 
 
-def in_backward(buckets: Any) -> Peaks:
+def in_backward(build: Any = adamw, buckets: Any = "layer") -> Peaks:
     """The peaks where each bucket is stepped in the backward."""
-    torch.manual_seed(0)
-    model = GPT()
 
-    def begin() -> Any:
-        opt = fuseopt.in_backward(model, adamw, buckets=buckets)
-        step = opt._stepper.step
+    def begin(model: torch.nn.Module) -> Any:
+        opt = fuseopt.in_backward(model, build, buckets=buckets)
 
-        def unseen(params: Any) -> None:
-            with _disable_current_modes():
-                step(params)
+        def step(ids: Tensor) -> None:
+            losses(model, ids).backward()
+            opt.zero_grad()
 
-        opt._stepper.step = unseen  # type: ignore[method-assign]
-        return opt, lambda ids: losses(model, ids).backward()
+        return step
 
-    return peaks(model, begin)
+    return peaks(begin)
 
 
-def table() -> list[str]:
-    """The rows of docs/backward.md."""
-    plain = plainly()
-    rows = ["| | gradients | all tensors |", "|---|---|---|"]
-    for name, got in (
-        ("`backward(); step(); zero_grad()`", plain),
-        ("`buckets=1 << 20`", in_backward(1 << 20)),
-        ('`buckets="layer"`', in_backward("layer")),
-    ):
-        rows.append(
-            f"| {name} | {_said(got[0], plain[0])} | {_said(got[1], plain[1])} |"
-        )
-    return rows
-
-
-def _said(n: int, of: int) -> str:
-    share = "" if n == of else f" ({round(100 * n / of)}%)"
-    return f"{n / 2**20:.2f} MiB{share}"
+def main() -> None:
+    """Print what each way takes."""
+    for build in (adamw, momentum):
+        for name, got in (
+            ("for-loop", plainly(build, foreach=False)),
+            ("foreach", plainly(build, foreach=True)),
+            ("compiled", plainly(build, compiled=True)),
+            ("in backward, 1 MiB", in_backward(build, 1 << 20)),
+            ("in backward, layer", in_backward(build)),
+        ):
+            print(
+                f"{build.__name__:10}{name:20}"
+                f"gradients {got.gradients / 2**20:6.2f} MiB"
+                f"  all {got.all / 2**20:6.2f} MiB"
+            )
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    main()

@@ -16,8 +16,6 @@ from torch.utils.checkpoint import checkpoint
 import fuseopt
 from fuseopt.errors import CaptureError, ConfigError, NotAnOptimizer, UnsupportedInput
 from tests.backward.pairs import Pair, model
-from tests.backward.peak import in_backward as peaks_in_backward
-from tests.backward.peak import plainly
 from tests.steps import same_bits
 
 
@@ -576,15 +574,6 @@ def test_two_optimizers_of_one_model() -> None:
         for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
             assert same_bits(q.detach(), p.detach())
     assert all(handle.state for handle in handles)
-
-
-def test_the_peak_of_a_small_gpt() -> None:
-    """Of gradients one bucket is alive, at the most; docs/backward.md has the rest."""
-    plain, buckets = plainly(), peaks_in_backward("layer")
-    largest = 2000 * 128 * 4  # the embedding
-    assert plain.gradients > 4 * largest
-    assert buckets.gradients <= largest
-    assert plain.all - buckets.all > 0.7 * (plain.gradients - buckets.gradients)
 
 
 class SeenTwice(Plain):

@@ -118,15 +118,19 @@ def test_three_hundred_steps_of_a_scaler() -> None:
     one = Side(MAKES["adamw"], SHAPES[:3], scaled=True)
     other = Side(MAKES["adamw"], SHAPES[:3], scaled=True)
     tail = tail_of(other)
+    draw = torch.Generator().manual_seed(11)
+    skipped = 0
     for n in range(300):
-        bad = (n * 7919) % 11 == 3
+        bad = bool(torch.rand((), generator=draw) < 0.1)
+        skipped += bad
         one.set_grads(n, bad)
         other.set_grads(n, bad)
         one.eager()
         out = call(other, tail)
         assert bool(out.skipped) == bad
         assert out.norm is None
-    assert differences(one, other) == []
+        assert differences(one, other) == []
+    assert 10 < skipped < 60
     assert last_report().launches == 2
 
 

@@ -528,6 +528,9 @@ def test_sections_without_figures_are_left_out(tmp_path):
 
 
 def test_pictures_are_drawn_and_are_the_same_again(reading, tmp_path):
+    ways = {"fused": {"p50": 0.03}, "fuseopt": {"p50": 0.02}}
+    ways["copy"] = {"p50": 0.01, "bytes": 5_000}
+    reading.cases["tail/bert"] = {"least_bytes": 10_000, "contenders": ways}
     first = draw(reading, tmp_path / "a")
     second = draw(reading, tmp_path / "b")
     assert first.keys() == PICTURES.keys()
