@@ -123,11 +123,15 @@ class Chunks:
 
     def loads(self, left: str, place: Mapping[int, str]) -> list[str]:
         """Loads of a chunk of `left` elements. A full one needs no mask, and no
-        registers set to zero where it is not.
+        registers set to zero where it is not. (Of float64 the branches would take more
+        registers than three programs of a multiprocessor have.)
         """
         w = self.w
         if not w.loads:
             return []
+        if self.wide:
+            few = [f"few = {inside(left)}"]
+            return [*few, *w.element_loads(place, ", mask=few")]
         return [
             f"if {left} >= BLOCK:",
             *indent(w.element_loads(place, "")),
@@ -135,6 +139,11 @@ class Chunks:
             f"    few = {inside(left)}",
             *indent(w.element_loads(place, ", mask=few")),
         ]
+
+    @property
+    def wide(self) -> bool:
+        """Are there elements of float64?"""
+        return any(self.v.slots[s].dtype == "f64" for s in self.w.element_slots)
 
     def checks(self) -> list[str]:
         """How far the main path goes: nowhere, where a divisor is not in its range."""
@@ -163,11 +172,9 @@ class Chunks:
         ]
         if w.loads:
             further = {s: f"a{s} + (at + BLOCK)" for s in w.element_slots}
-            body += [
-                *NEXT.splitlines(),
-                "if at + BLOCK < end:",
-                *indent(self.loads("grouped - at - BLOCK", further)),
-            ]
+            then = self.loads("grouped - at - BLOCK", further)
+            body += NEXT.splitlines()
+            body += then if self.wide else ["if at + BLOCK < end:", *indent(then)]
         return ["for at in range(0, end, BLOCK):", *indent(body)]
 
     # ---------------------------------------------------------------- several lanes
