@@ -1,4 +1,4 @@
-"""A step, its optimizer -> a proof that lanes are treated alike, or why not."""
+"""A step, its optimizer -> a proof that the step treats lanes alike, or why not."""
 
 from __future__ import annotations
 

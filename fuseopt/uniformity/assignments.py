@@ -1,4 +1,4 @@
-"""Assignments: to variables, items and attributes; what else gives a name a value."""
+"""Assignments to variables, items and attributes; `del`, `def` and `import`."""
 
 from __future__ import annotations
 

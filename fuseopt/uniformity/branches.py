@@ -1,4 +1,4 @@
-"""Statements of which a part may not be run: `if`, `try`; and `with`."""
+"""The statements `if`, `try` and `with`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls: of functions that have a source, which are gone through, and of others."""
+"""Calls: functions with Python source are walked, others have a rule or are refused."""
 
 from __future__ import annotations
 

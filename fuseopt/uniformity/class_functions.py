@@ -1,4 +1,4 @@
-"""Functions that ask for classes: `isinstance`, `type`, `issubclass`, `callable`."""
+"""Rules for queries of classes: `isinstance`, `type`, `issubclass`, `callable`."""
 
 from __future__ import annotations
 

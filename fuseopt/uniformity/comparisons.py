@@ -1,4 +1,4 @@
-"""Comparisons: of plain data, of tensors, of identities, of numbers of lanes."""
+"""Comparisons: of plain data, of tensors, of identities, of lane counts with zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comprehensions: loops that make a list, with variables of their own."""
+"""Comprehensions and `filter`: loops that create a list, in a scope of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that make or go through containers: `len`, `zip`, `list`, `sorted`."""
+"""Rules for functions of containers: `len`, `range`, `zip`, `list`, `sorted`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
     usable(machine, key, node)
     if isinstance(value, Known) and not isinstance(value.value, PLAIN):
         if isinstance(value.value, type) or type(value.value).__module__ == "typing":
-            return Known(object)  # of a type that is cast to
+            return Known(object)  # a subscripted type, as an argument of typing.cast
     if isinstance(value, States):
         if isinstance(key, Tensor) and key.role == "param":
             return State()

@@ -36,7 +36,7 @@ form = into(FORMS)
 
 
 def evaluate(machine: Machine, node: ast.expr) -> Value:
-    """What is known of the value of an expression."""
+    """The abstract value of an expression."""
     machine.spend(node)
     rule = FORMS.get(type(node))
     if rule is None:

@@ -1,4 +1,4 @@
-"""Which function takes which form of a statement; statements one after the other."""
+"""The handler of each form of statement, and `execute`, which walks statements."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Functions that are no source: of Python, of math, of torch besides ATen.
+"""Rules for functions without Python source: built-ins, `math`, torch besides ATen.
 
-Each takes the machine, the arguments and the call, and gives what is known of the
-result. A function that has no line here is refused.
+A rule takes the machine, the arguments and the call, and returns the abstract value of
+the result. Calls of functions that have no rule are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls as they are written: their arguments, and what is made on the spot for them."""
+"""Call expressions: their arguments, generators among them, `super()` and `next()`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop goes over, and what may be asked of containers: is it empty, is it in."""
+"""Iteration over a value, and queries of it: truth, length, membership."""
 
 from __future__ import annotations
 

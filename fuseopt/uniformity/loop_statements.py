@@ -1,4 +1,4 @@
-"""Loops: over lanes, over what is known, over anything else."""
+"""The statements `for`, `while`, `break` and `continue`."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def unrolled(
 
 
 def _enter(machine: Machine, loop: Loop, variables: set[tuple[int, str]]) -> None:
-    """Forget, at the begin of a turn, what another turn may have set."""
+    """Mark variables that another turn may have set, at the beginning of a turn."""
     scopes = machine.now.scopes
     for scope, name in variables:
         if scope in scopes:

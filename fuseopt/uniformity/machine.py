@@ -1,4 +1,4 @@
-"""What one analysis has in hand while it goes through the code."""
+"""The abstract machine of one analysis: memory, frames, loops and current level."""
 
 from __future__ import annotations
 

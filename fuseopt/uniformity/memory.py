@@ -1,6 +1,6 @@
-"""Variables, and lists and dicts that the step makes, at one point of the code.
+"""The abstract memory at one point of the code: variables, lists and dicts of the step.
 
-Where two ways through the code meet, so do two of these: `merge`.
+Where two paths through the code meet, their memories are joined: `merge`.
 """
 
 from __future__ import annotations

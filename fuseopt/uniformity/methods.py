@@ -44,7 +44,7 @@ def method(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    """What a call of a built-in method gives."""
+    """The value that a call of a built-in method returns."""
     if isinstance(value, (Tensor, First)):
         return _of_tensor(machine, value, name, args, keywords, node)
     if isinstance(value, Ref):

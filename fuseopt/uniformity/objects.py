@@ -40,7 +40,7 @@ _METHODS = (Ref, Held, Group, State, States, Grouped, Items, Many, Groups)
 
 
 def attribute(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
-    """An attribute of a value; refuses what may not be read."""
+    """An attribute of a value. Refuses attributes that may not be read."""
     usable(machine, value, node)
     if isinstance(value, (Tensor, First)):
         return tensors.attribute(machine, value, name, node)

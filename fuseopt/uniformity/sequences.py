@@ -31,9 +31,9 @@ class Base:
 
 @dataclass(frozen=True)
 class Part:
-    """The lanes of a sequence that come by some branches.
+    """The lanes of a sequence that take certain sides of branches.
 
-    Each of `branches`: where it is and in which loops, and the side that is taken.
+    Each of `branches`: a `Branch`, and the side that is taken.
     """
 
     of: Any

@@ -1,7 +1,7 @@
 """A function -> the syntax tree of its definition, proven to be the code that it runs.
 
-The file is read, compiled anew, and the code object at the function's place compared
-with the one that the function has: a tree that is returned is what Python will run.
+The file is read and compiled, and the code object at the function's line is compared
+with the function's: a tree that is returned is the code that Python will run.
 """
 
 from __future__ import annotations

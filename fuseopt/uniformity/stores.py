@@ -66,7 +66,7 @@ def store_item(
 
 
 def store_state(machine: Machine, key: Value, new: Value, node: ast.AST) -> None:
-    """Set an item of the state of the lane at hand."""
+    """Set `state[key] = new` of the current lane. Refuse what differs between lanes."""
     machine.effects += 1
     usable(machine, new, node)
     key_level(machine, key, node)

@@ -1,8 +1,8 @@
-"""What a step may ask of a tensor, and which functions of torch are calls of ATen.
+"""Which attributes of a tensor a step may read, which functions of torch call ATen.
 
-A call of ATen gives tensors, whatever the contents of its operands. Which tensors meet
-in it is a property of the way through the code, and that is the same for lanes that are
-alike: the dry run shows it. What such a call gives besides tensors is a number.
+A call of ATen returns tensors, whatever the contents of its operands. Which tensors it
+combines depends only on the path through the code, which is the same for lanes that are
+alike, and which the dry run shows. Results that are not tensors are numbers.
 """
 
 from __future__ import annotations

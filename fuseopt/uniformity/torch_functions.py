@@ -1,4 +1,4 @@
-"""Functions of torch that are no calls of ATen: what they give."""
+"""Rules for functions of torch besides ATen, and for `torch._foreach_*`."""
 
 from __future__ import annotations
 

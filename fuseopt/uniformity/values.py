@@ -1,9 +1,10 @@
-"""What is known of a value without running anything: does it tell lanes apart?
+"""Abstract values: what the analysis knows of a value, and whether lanes differ in it.
 
 Two runs are compared throughout: the step of all lanes and that of the leading ones.
-A *uniform* value is the same in both, whatever the number and the order of lanes. One
-of a *kind* belongs to a lane and follows from what lanes that are alike have in common.
-A *number* was read from contents of a lane's tensors. All of these are plain data.
+Plain data has one of three levels. *Uniform* data is the same in both runs, whatever
+the number and the order of lanes. Data of a *kind* belongs to a lane and follows from
+what lanes that are alike have in common. A *number* was read from the contents of a
+lane's tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What exists before the step runs: the optimizer, its groups, modules, containers.
 
-Of numbers nothing is kept but their types, for they move from step to step. Constants
-of other types are known as they are: what the leading lanes' step reads of them Dynamo
-guards, and the analysis is made again for each of its graphs.
+Of numbers only the types are known, for they change from step to step. Constants of
+other types are known by value: Dynamo guards those that the leading lanes' step reads,
+and the analysis is repeated for each of its graphs.
 """
 
 from __future__ import annotations
