@@ -1,10 +1,10 @@
-"""A step's function, its optimizer -> is every lane treated like those alike to it?
+"""A step's function, its optimizer -> does the step treat equal lanes equally?
 
-The code that the step may run is gone through without running it (an abstract
-interpretation of its syntax), with what is known of each value: see `values`. What may
-be read, called and branched on is a whitelist; anything else is a reason not to let a
-few lanes lead, with the line where it stands. docs/led-lanes.md says what is on it, and
-why that is enough.
+An abstract interpretation of the syntax tree: the code that the step may run is walked
+without running it, with an abstract value (`values`) for each expression. Reads, calls
+and branches must be on a whitelist; anything else is a reason not to let a few lanes
+lead, and is reported with its source line. docs/led-lanes.md lists the whitelist and
+argues why it suffices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A step, its optimizer -> a proof that lanes are treated alike, or why not."""
+"""A step, its optimizer -> a proof that the step treats lanes alike, or why not."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .values import Known
 from .values import Optimizer as Itself
 from .world import Unknown, World
 
-#: What the step may write makes more to be looked at; so often.
+#: The most rounds until the places that the step writes reach a fixed point.
 ROUNDS = 12
-#: Modules that say how forms of the syntax and functions are taken.
+#: Modules that register handlers of syntax and rules of functions when imported.
 RULES = (
     *(assignments, branches, statements, loop_statements),
     *(comparisons, comprehensions, invocations),
@@ -49,11 +49,11 @@ Machine.execute = staticmethod(forms.execute)
 
 @dataclass(frozen=True)
 class Proof:
-    """What the analysis found. `why`: not all lanes are shown to be treated alike.
+    """The result of the analysis. `why`: the reason why nothing is proven, or "".
 
     `sizes`: does the step read sizes of lanes? Then only lanes of one size are alike.
     `classes`: does it ask for the class of one of their tensors? `codes`: all code that
-    the step may run, but for torch's and Python's own.
+    the step may run, except that of torch and Python.
     """
 
     why: str
@@ -84,8 +84,7 @@ def prove(
     known: Iterable[torch.Tensor] = (),
     counters: bool = False,
 ) -> Proof:
-    """Go through the step of an optimizer, as it is now.
-
+    """Analyse the step of an optimizer in its present state. Never raises.
     `known`: tensors of lanes that its groups and state do not hold at the moment.
     `counters`: lanes may differ in the integers in their state.
     """

@@ -1,4 +1,4 @@
-"""Assignments: to variables, items and attributes; what else gives a name a value."""
+"""Assignments to variables, items and attributes; `del`, `def` and `import`."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def assign(machine: Machine, target: ast.expr, value: Value) -> None:
     elif isinstance(target, (ast.Tuple, ast.List)):
         _unpack(machine, target, value)
     elif isinstance(target, ast.Subscript):
-        held = used(machine, target.value)
+        container = used(machine, target.value)
         key = expressions.key(machine, target.slice)
-        stores.store_item(machine, held, key, value, target)
+        stores.store_item(machine, container, key, value, target)
     elif isinstance(target, ast.Attribute):
         _set_attribute(machine, target, value)
     else:
@@ -76,8 +76,8 @@ def _unpack(machine: Machine, target: ast.Tuple | ast.List, value: Value) -> Non
     if isinstance(items, Many):
         for x in names:
             if isinstance(x, ast.Starred):
-                rest = machine.new(List(None, items.item, items.level))
-                assign(machine, x.value, rest)
+                starred = machine.new(List(None, items.item, items.level))
+                assign(machine, x.value, starred)
             else:
                 assign(machine, x, items.item)
         return
@@ -101,9 +101,9 @@ def _unpack(machine: Machine, target: ast.Tuple | ast.List, value: Value) -> Non
 
 
 def _set_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
-    held = used(machine, target.value)
+    owner = used(machine, target.value)
     expressions.mangled(machine, target.attr, target)
-    if isinstance(held, Optimizer):
+    if isinstance(owner, Optimizer):
         if target.attr in ("state", "param_groups", "__class__", "__dict__"):
             raise machine.refusal("it replaces what belongs to the optimizer", target)
         for c in machine.world.kind.__mro__:
@@ -139,13 +139,13 @@ def _augmented(machine: Machine, node: ast.AugAssign) -> None:
             result = before if not result.number else result
         assign(machine, target, result)
         return
-    read = _read(target)
-    before = used(machine, read)
+    load = _read(target)
+    before = used(machine, load)
     value = used(machine, node.value)
     result = expressions.operate(machine, type(node.op), before, value, node)
     machine.effects += 1
     if isinstance(before, Tensor) and not before.plain and isinstance(result, Tensor):
-        # in place: what holds the tensor still holds it
+        # in place: the container or the object keeps the same tensor
         if isinstance(target, ast.Attribute):
             return
         result = before
@@ -153,7 +153,7 @@ def _augmented(machine: Machine, node: ast.AugAssign) -> None:
 
 
 def _read(target: ast.expr) -> ast.expr:
-    """The same place, to be read."""
+    """The expression that reads an assignment target."""
     if isinstance(target, ast.Name):
         reading: ast.expr = ast.Name(target.id, ast.Load())
     elif isinstance(target, ast.Attribute):
@@ -178,7 +178,10 @@ def _gathers(machine: Machine, target: ast.Name, value: ast.expr) -> bool:
 def _gather(
     machine: Machine, target: ast.Name, operation: str, value: ast.expr
 ) -> bool:
-    """An operation of which the order and the number of lanes mean nothing."""
+    """`x |= value`, `x &= value` over lanes: neither their order nor number matters.
+
+    False: the variable is not one that lanes gather in.
+    """
     scope = machine.place(target.id)
     if scope is None:
         return False

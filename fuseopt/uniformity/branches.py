@@ -1,4 +1,4 @@
-"""Statements of which a part may not be run: `if`, `try`; and `with`."""
+"""The statements `if`, `try` and `with`."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def _if(machine: Machine, node: ast.If) -> None:
     machine.memory = merge(then, machine.memory, level, machine.branch(node))
 
 
-def _fill(machine: Machine, test: ast.expr, held: bool) -> None:
-    """Where a list of lanes was asked whether it is empty: here it is not."""
+def _fill(machine: Machine, test: ast.expr, holds: bool) -> None:
+    """In the branch where a test holds of a list of lanes: the list is not empty."""
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        test, held = test.operand, not held
-    if held and isinstance(test, ast.Name):
+        test, holds = test.operand, not holds
+    if holds and isinstance(test, ast.Name):
         value = used(machine, test)
         if isinstance(value, Ref):
             contents = machine.now.heap[value.number]
@@ -58,7 +58,9 @@ def _fill(machine: Machine, test: ast.expr, held: bool) -> None:
 def _first_sets(machine: Machine, node: ast.If) -> bool:
     """`if x is None: x = ...` in a loop over lanes, where the first lane sets x.
 
-    It leads its kind, and what is set follows from that: so it is the same for all.
+    The first lane leads its kind, and the value follows from the kind: so the value is
+    the same in the step of all lanes and in that of the leading ones. False: `node` has
+    another form.
     """
     test = node.test
     if not (
@@ -120,7 +122,7 @@ def _try(machine: Machine, node: ast.Try) -> None:
     caught = [x for x in node.handlers if not isinstance(x.body[-1], ast.Raise)]
     failed: Memory | None = None
     if caught:
-        # what is tried is plain arithmetic, and fails for all lanes or for none
+        # plain arithmetic fails for all lanes or for none
         if machine.lane is not None:
             raise machine.refusal("what is tried may fail for some lanes", caught[0])
         for part in node.body:
@@ -143,11 +145,11 @@ def _try(machine: Machine, node: ast.Try) -> None:
         execute(machine, node.orelse)
     for handler in caught:
         assert failed is not None
-        done, machine.memory = machine.memory, failed.copy()
+        completed, machine.memory = machine.memory, failed.copy()
         if handler.name is not None:
             raise machine.refusal("it looks at what failed", handler)
         execute(machine, handler.body)
-        machine.memory = merge(done, machine.memory, Level.UNIFORM, None)
+        machine.memory = merge(completed, machine.memory, Level.UNIFORM, None)
     if node.finalbody and machine.memory is not None:
         execute(machine, node.finalbody)
 

@@ -1,4 +1,4 @@
-"""Calls: of functions that have a source, which are gone through, and of others."""
+"""Calls: functions with Python source are walked, others have a rule or are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .values import (
     join,
 )
 
-#: What `with` may enter: it changes how ATen runs, not for which lanes.
+#: Context managers that `with` may enter: they treat all lanes alike.
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 _MODES = (*CONTEXTS, torch.inference_mode)
 
@@ -45,7 +45,7 @@ def call(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    """What a call gives."""
+    """The value that a call returns. Refuses functions that are not known."""
     usable(machine, function, node)
     for value in (*args, *keywords.values()):
         usable(machine, value, node)
@@ -59,8 +59,8 @@ def call(
         first, *rest = function.of
 
         def others() -> Value:
-            more = rest[0] if len(rest) == 1 else Choice(tuple(rest))
-            return call(machine, more, args, keywords, node)
+            callee = rest[0] if len(rest) == 1 else Choice(tuple(rest))
+            return call(machine, callee, args, keywords, node)
 
         return machine.either(
             Level.UNIFORM,
@@ -69,13 +69,13 @@ def call(
             others,
         )
     if isinstance(function, Known):
-        return _known(machine, function.value, args, keywords, node)
+        return _call_known(machine, function.value, args, keywords, node)
     raise machine.refusal("it calls what is not known", node)
 
 
 @contextmanager
 def _arguments(machine: Machine, node: ast.AST) -> Iterator[None]:
-    """Rules take arguments by their places: refuse a call that has fewer."""
+    """Rules index their arguments: refuse a call that lacks one."""
     try:
         yield
     except (IndexError, KeyError):
@@ -83,20 +83,20 @@ def _arguments(machine: Machine, node: ast.AST) -> Iterator[None]:
         raise machine.refusal(why, node) from None
 
 
-def _known(
+def _call_known(
     machine: Machine,
     function: Any,
     args: list[Value],
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    # Dynamo puts a layer around what it is not to trace: it runs it for real, as
-    # `_init_group`, or does not trace the leading lanes' step at all
+    # Dynamo wraps functions that it must not trace: it either runs them, as
+    # `_init_group`, or does not trace the step of the leading lanes at all
     function = getattr(function, "_torchdynamo_orig_callable", function)
-    known = functions.RULES.get(id(function))
-    if known is not None:
+    entry = functions.RULES.get(id(function))
+    if entry is not None:
         with _arguments(machine, node):
-            return known[1](machine, args, keywords, node)
+            return entry[1](machine, args, keywords, node)
     if tensors.is_foreach(function):
         return torch_functions.foreach(machine, function.__name__, args, keywords, node)
     name = tensors.is_aten(function)
@@ -107,7 +107,7 @@ def _known(
         if function.__self__ is machine.world.optimizer:
             first = Optimizer()
         usable(machine, first, node)
-        return _known(machine, function.__func__, [first, *args], keywords, node)
+        return _call_known(machine, function.__func__, [first, *args], keywords, node)
     if isinstance(function, types.MethodDescriptorType) and args:
         owner = function.__objclass__
         if issubclass(torch.Tensor, owner) and isinstance(args[0], Tensor):
@@ -151,7 +151,7 @@ def _function(
 
 
 def frame_of(machine: Machine, function: types.FunctionType, node: ast.AST) -> Frame:
-    """A frame for a function that exists, without its arguments."""
+    """A frame for a Python function, without its arguments. Refuses recursion."""
     try:
         source = machine.sources.of(function)
     except NoSource as error:
@@ -192,10 +192,10 @@ def bind(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> None:
-    """Give a function its arguments."""
-    given = frame.source.node.args
+    """Set a function's parameters in its frame, from arguments and defaults."""
+    signature = frame.source.node.args
     defaults = function.__defaults__ or ()
-    names = [a.arg for a in (*given.posonlyargs, *given.args)]
+    names = [a.arg for a in (*signature.posonlyargs, *signature.args)]
     title = function.__qualname__
     values: dict[str, Value] = {
         name: machine.world.value(x, f"a default of {title}")
@@ -203,37 +203,39 @@ def bind(
     }
     for name, x in (function.__kwdefaults__ or {}).items():
         values[name] = machine.world.value(x, f"a default of {title}")
-    _bind(machine, frame, given, values, args, keywords, node)
+    _bind(machine, frame, signature, values, args, keywords, node)
 
 
 def _bind(
     machine: Machine,
     frame: Frame,
-    given: ast.arguments,
+    signature: ast.arguments,
     values: dict[str, Value],
     args: list[Value],
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> None:
-    names = [a.arg for a in (*given.posonlyargs, *given.args)]
-    more = [a.arg for a in given.kwonlyargs]
+    names = [a.arg for a in (*signature.posonlyargs, *signature.args)]
+    keyword_only = [a.arg for a in signature.kwonlyargs]
     if names and args:
         frame.first = args[0]
-    rest = args[len(names) :]
+    surplus = args[len(names) :]
     values.update(zip(names, args, strict=False))
-    extra: dict[str, Value] = {}
+    surplus_keywords: dict[str, Value] = {}
     for name, value in keywords.items():
-        if name in names or name in more:
+        if name in names or name in keyword_only:
             values[name] = value
         else:
-            extra[name] = value
-    if (rest and given.vararg is None) or (extra and given.kwarg is None):
+            surplus_keywords[name] = value
+    if (surplus and signature.vararg is None) or (
+        surplus_keywords and signature.kwarg is None
+    ):
         raise machine.refusal("it gives a function other arguments than it takes", node)
-    if given.vararg is not None:
-        values[given.vararg.arg] = Items(tuple(rest))
-    if given.kwarg is not None:
-        values[given.kwarg.arg] = machine.new(Dict(tuple(extra.items())))
-    for name in (*names, *more):
+    if signature.vararg is not None:
+        values[signature.vararg.arg] = Items(tuple(surplus))
+    if signature.kwarg is not None:
+        values[signature.kwarg.arg] = machine.new(Dict(tuple(surplus_keywords.items())))
+    for name in (*names, *keyword_only):
         if name not in values:
             raise machine.refusal(
                 "it gives a function other arguments than it takes", node
@@ -263,12 +265,12 @@ def _closure(
         definition.frames,
         owner=outer.owner,
     )
-    given = definition.node.args
-    names = [a.arg for a in (*given.posonlyargs, *given.args)]
+    signature = definition.node.args
+    names = [a.arg for a in (*signature.posonlyargs, *signature.args)]
     defaults = definition.defaults
     values = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     values.update(definition.keyword_defaults)
-    _bind(machine, frame, given, values, args, keywords, node)
+    _bind(machine, frame, signature, values, args, keywords, node)
     return run(machine, frame, node)
 
 
@@ -277,9 +279,12 @@ def local_names(node: ast.AST) -> frozenset[str]:
     bound: set[str] = set()
     outside: set[str] = set()
     if isinstance(node, (ast.FunctionDef, ast.Lambda)):
-        given = node.args
-        bound |= {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-        bound |= {a.arg for a in (given.vararg, given.kwarg) if a is not None}
+        signature = node.args
+        bound |= {
+            a.arg
+            for a in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)
+        }
+        bound |= {a.arg for a in (signature.vararg, signature.kwarg) if a is not None}
     body = node.body if isinstance(node, ast.FunctionDef) else []
     for x in stored(body):
         if isinstance(x, (ast.Global, ast.Nonlocal)):
@@ -296,11 +301,11 @@ def local_names(node: ast.AST) -> frozenset[str]:
 
 
 def stored(body: Seq[ast.AST]) -> list[ast.AST]:
-    """What sets variables in some statements, not in functions that they define."""
+    """The nodes that set variables in some statements, without nested functions."""
     targets: list[ast.AST] = []
-    waiting = list(body)
-    while waiting:
-        x = waiting.pop()
+    pending = list(body)
+    while pending:
+        x = pending.pop()
         if isinstance(x, ast.FunctionDef):
             targets.append(x)
             continue
@@ -310,12 +315,12 @@ def stored(body: Seq[ast.AST]) -> list[ast.AST]:
             isinstance(x, ast.Name) and isinstance(x.ctx, (ast.Store, ast.Del))
         ) or isinstance(x, (ast.Global, ast.Nonlocal, ast.alias, ast.ExceptHandler)):
             targets.append(x)
-        waiting.extend(ast.iter_child_nodes(x))
+        pending.extend(ast.iter_child_nodes(x))
     return targets
 
 
 def run(machine: Machine, frame: Frame, node: ast.AST) -> Value:
-    """Go through a function whose arguments are set."""
+    """Walk the body of a function whose arguments are set; its joined return value."""
     if len(machine.frames) >= DEPTH:
         raise machine.refusal("its calls are too deep", node)
     path, level = machine.path, machine.level
@@ -342,7 +347,7 @@ def _returned(machine: Machine, frame: Frame, node: ast.AST) -> Value:
     memory: Memory | None = None
     result: Value | None = None
     worst = Level.UNIFORM
-    # the last return is met by all ways that no earlier one took
+    # a path that no earlier return has taken reaches the last one
     for k, (value, after, level) in enumerate(reversed(frame.returns)):
         worst = max(worst, level)
         if result is not None and memory is not None and after is not None:

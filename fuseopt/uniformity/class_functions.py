@@ -1,4 +1,4 @@
-"""Functions that ask for classes: `isinstance`, `type`, `issubclass`, `callable`."""
+"""Rules for queries of classes: `isinstance`, `type`, `issubclass`, `callable`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .values import (
     Value,
 )
 
-#: Classes of which a tensor is one, or is none, whatever it stands for.
+#: Classes for which the answer is the same for a DTensor and for its local tensor.
 _SAME_OF_ALL = frozenset(
     {torch.Tensor, torch.nn.Parameter, bool, int, float, complex, str, type(None)}
     | {list, tuple, dict, set, numbers.Number, numbers.Real}
@@ -102,7 +102,7 @@ def _python_type(machine: Machine, value: Value) -> type | None:
 
 
 def _by_default(machine: Machine) -> bool:
-    """Is it torch that asks, to choose a form of its steps which nobody asked for?"""
+    """Is the caller torch's choice between its foreach and its for-loop steps?"""
     return machine.frames[-1].source.code is _CHOICE
 
 

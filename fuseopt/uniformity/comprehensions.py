@@ -1,4 +1,4 @@
-"""Comprehensions: loops that make a list, with variables of their own."""
+"""Comprehensions and `filter`: loops that create a list, in a scope of their own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _dict(machine: Machine, node: ast.DictComp) -> Value:
 
 
 def _go(machine: Machine, node: Any, add: Callable[[], None]) -> None:
-    # the first is gone through outside
+    # the first iterable is evaluated in the enclosing scope
     first = used(machine, node.generators[0].iter)
     frame = machine.frame
     names = frozenset(
@@ -129,23 +129,23 @@ def _filter(machine: Machine, tests: list[ast.expr], then: Callable[[], None]) -
 @functions.rule(filter)
 def _filtered(machine: Machine, args: Any, _: Any, node: ast.AST) -> Value:
     """`filter(test, lanes)`: as a list with a condition."""
-    over = iteration.lanes_of(machine, args[1], node)
-    if over is None:
+    sequence = iteration.lanes_of(machine, args[1], node)
+    if sequence is None:
         raise machine.refusal("it filters what are no lanes", node)
-    kept = machine.list_of()
+    selected = machine.list_of()
 
     def body(x: Value) -> None:
         test = args[0]
-        asked: Value = x
+        test_value: Value = x
         if test != Known(None):
-            asked = machine.call(machine, test, [x], {}, node)
-        outcome, level = iteration.truth(machine, asked, node)
+            test_value = machine.call(machine, test, [x], {}, node)
+        outcome, level = iteration.truth(machine, test_value, node)
         if outcome is False:
             return
         before = machine.now.copy()
-        stores.append(machine, kept, x, node)
+        stores.append(machine, selected, x, node)
         if outcome is None:
             machine.memory = merge(machine.memory, before, level, machine.branch(node))
 
-    over_lanes(machine, over, body, node, frozenset())
-    return kept
+    over_lanes(machine, sequence, body, node, frozenset())
+    return selected

@@ -1,4 +1,4 @@
-"""Functions that make or go through containers: `len`, `zip`, `list`, `sorted`."""
+"""Rules for functions of containers: `len`, `range`, `zip`, `list`, `sorted`."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def _range(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 def _enumerate(
     machine: Machine, args: Args, keywords: Keywords, node: ast.AST
 ) -> Value:
-    over = iteration.lanes_of(machine, args[0], node)
+    sequence = iteration.lanes_of(machine, args[0], node)
     start = args[1] if len(args) > 1 else keywords.get("start", Known(0))
-    if over is not None:
+    if sequence is not None:
         if start != Known(0):
             raise machine.refusal("it counts lanes from another number than 0", node)
-        return Sequence(over.lanes, Items((Index(over.lanes), over.item)))
+        return Sequence(sequence.lanes, Items((Index(sequence.lanes), sequence.item)))
     items = iteration.spread(machine, args[0], machine.site(node), node)
     assert not isinstance(items, Sequence)
     if isinstance(items, list):
@@ -84,17 +84,19 @@ def _enumerate(
 def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
     if keywords.keys() - {"strict"}:
         raise machine.refusal("it is not known what this gives", node)
-    over = [iteration.lanes_of(machine, x, node) for x in args]
-    if any(x is not None for x in over):
+    sequences = [iteration.lanes_of(machine, sequence, node) for sequence in args]
+    if any(sequence is not None for sequence in sequences):
         items: list[Value] = []
-        lanes: Any = next(x.lanes for x in over if x is not None)
-        for x, value in zip(over, args, strict=True):
-            if x is None:
+        lanes: Any = next(
+            sequence.lanes for sequence in sequences if sequence is not None
+        )
+        for sequence, value in zip(sequences, args, strict=True):
+            if sequence is None:
                 if empty(machine, value):
                     return Items(())
                 raise machine.refusal("it gives lanes items by their places", node)
-            item = x.item
-            if x.lanes != lanes:
+            item = sequence.item
+            if sequence.lanes != lanes:
                 if not pure(item):
                     raise machine.refusal(
                         "lists are not known to have the same lanes", node
@@ -103,8 +105,11 @@ def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
                 item = Tensor(none=item.none, foreign=True)
             items.append(item)
         return Sequence(lanes, Items(tuple(items)))
-    spread = [iteration.spread(machine, x, machine.site(node), node) for x in args]
-    if all(isinstance(x, list) for x in spread):
+    spread = [
+        iteration.spread(machine, sequence, machine.site(node), node)
+        for sequence in args
+    ]
+    if all(isinstance(sequence, list) for sequence in spread):
         rows = zip(*spread, strict=False)
         return Items(tuple(Items(tuple(row)) for row in rows))
     level = Level.UNIFORM
@@ -127,8 +132,12 @@ def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
 def empty(machine: Machine, value: Value) -> bool:
     """Is it a list or a tuple that is known to be empty?"""
     if isinstance(value, Ref):
-        held = machine.now.heap[value.number]
-        return isinstance(held, List) and held.items == () and not held.broken
+        container = machine.now.heap[value.number]
+        return (
+            isinstance(container, List)
+            and container.items == ()
+            and not container.broken
+        )
     return value == Items(())
 
 
@@ -137,10 +146,15 @@ def _list(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     if not args:
         return machine.list_of()
     value = args[0]
-    over = iteration.lanes_of(machine, value, node)
-    if over is not None:
+    sequence = iteration.lanes_of(machine, value, node)
+    if sequence is not None:
         return machine.new(
-            List(None, lanes=over.lanes, item=over.item, writer=machine.site(node))
+            List(
+                None,
+                lanes=sequence.lanes,
+                item=sequence.item,
+                writer=machine.site(node),
+            )
         )
     items = iteration.spread(machine, value, machine.site(node), node)
     if isinstance(items, list):
@@ -167,8 +181,8 @@ def _ordered(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) ->
         raise machine.refusal("it sorts what differs between lanes", node)
     types_: frozenset[type] | None = frozenset()
     for x in values:
-        theirs = types_of(x)
-        types_ = None if theirs is None or types_ is None else types_ | theirs
+        item_types = types_of(x)
+        types_ = None if item_types is None or types_ is None else types_ | item_types
     return machine.new(
         List(None, Data(max(item_level, level), types_), max(item_level, level))
     )

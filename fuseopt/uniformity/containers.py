@@ -39,7 +39,7 @@ _MISSING = object()
 
 
 def key_level(machine: Machine, key: Value, node: ast.AST) -> Level:
-    """The level of a key or an index, which must not be a number or an object."""
+    """The level of a key or an index. Refuses numbers read from lanes, and objects."""
     if isinstance(key, Items):
         return max((key_level(machine, x, node) for x in key.items), default=Level(0))
     if isinstance(key, Index):
@@ -66,7 +66,7 @@ def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
     usable(machine, key, node)
     if isinstance(value, Known) and not isinstance(value.value, PLAIN):
         if isinstance(value.value, type) or type(value.value).__module__ == "typing":
-            return Known(object)  # of a type that is cast to
+            return Known(object)  # a subscripted type, as an argument of typing.cast
     if isinstance(value, States):
         if isinstance(key, Tensor) and key.role == "param":
             return State()
@@ -141,22 +141,22 @@ def _tuple_item(machine: Machine, value: Items, key: Value, node: ast.AST) -> Va
 
 
 def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
-    """An item of a list or a dict that the step made."""
-    held = machine.now.heap[ref.number]
-    if isinstance(held, List) and held.added is not None:
+    """`ref[key]`, where `ref` is a list or a dict that the step has created."""
+    container = machine.now.heap[ref.number]
+    if isinstance(container, List) and container.added is not None:
         if isinstance(key, Known) and key.value == -1 and machine.lane is not None:
-            if not held.added.branches:
-                return usable(machine, held.added.item, node)
-    held = machine.held(ref, node)
-    if isinstance(held, Dict):
+            if not container.added.branches:
+                return usable(machine, container.added.item, node)
+    container = machine.container(ref, node)
+    if isinstance(container, Dict):
         if isinstance(key, Known):
-            value = held.get(key.value)
+            value = container.get(key.value)
             if value is not None:
                 return usable(machine, value, node)
         level = key_level(machine, key, node)
-        values = [v for _, v in held.items]
-        if held.other is not None:
-            values.append(held.other)
+        values = [v for _, v in container.items]
+        if container.other is not None:
+            values.append(container.other)
         if not values:
             raise machine.refusal("a dict has no such item", node)
         result = values[0]
@@ -165,37 +165,40 @@ def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
         if isinstance(result, (Known, Data)):
             result = join(result, Data(level, types_of(result)), level)
         return usable(machine, result, node)
-    if held.lanes is not None:
+    if container.lanes is not None:
         if isinstance(key, Index):
-            if key.lanes != held.lanes:
+            if key.lanes != container.lanes:
                 raise machine.refusal(
                     "lists are not known to have the same lanes", node
                 )
-            assert held.item is not None
-            return usable(machine, held.item, node)
+            assert container.item is not None
+            return usable(machine, container.item, node)
         if key == Known(0):
-            return first_of(machine, held.item, node)
+            return first_of(machine, container.item, node)
         if isinstance(key, Known) and key.value == slice(None):
-            return machine.new(replace(held, added=None))
+            return machine.new(replace(container, added=None))
         raise machine.refusal("it takes lanes by their places", node)
-    if isinstance(key, Known) and held.items is not None:
+    if isinstance(key, Known) and container.items is not None:
         if type(key.value) is int or isinstance(key.value, slice):
-            value = _tuple_item(machine, Items(held.items), key, node)
+            value = _tuple_item(machine, Items(container.items), key, node)
             if isinstance(value, Items) and isinstance(key.value, slice):
                 return machine.list_of(*value.items)
             return value
     level = key_level(machine, key, node)
-    if held.items is not None and not is_slice(key):
-        return _tuple_item(machine, Items(held.items), key, node)
-    if held.items is not None or held.many is None:
+    if container.items is not None and not is_slice(key):
+        return _tuple_item(machine, Items(container.items), key, node)
+    if container.items is not None or container.many is None:
         raise machine.refusal("it takes a part of a list that is not known", node)
     if is_slice(key):
-        return machine.new(List(None, held.many, max(level, held.level)))
-    return usable(machine, join(held.many, held.many, level), node)
+        return machine.new(List(None, container.many, max(level, container.level)))
+    return usable(machine, join(container.many, container.many, level), node)
 
 
 def first_of(machine: Machine, value: Value | None, node: ast.AST) -> Value:
-    """What the first of some lanes has: the lane leads, and its kind is that of all."""
+    """The item of the first lane of a sequence.
+
+    The first lane leads its kind, so its plain data and its metadata are uniform.
+    """
     if isinstance(value, Tensor):
         return First()
     level = None if value is None else level_of(value)
@@ -204,21 +207,21 @@ def first_of(machine: Machine, value: Value | None, node: ast.AST) -> Value:
     raise machine.refusal("it takes lanes by their places", node)
 
 
-def held_item(machine: Machine, held: Held, key: Value, node: ast.AST) -> Value:
-    """An item of a container that exists besides the step."""
+def held_item(machine: Machine, container: Held, key: Value, node: ast.AST) -> Value:
+    """`container[key]`, where the container existed before the step."""
     world = machine.world
     level = key_level(machine, key, node)
-    x = world.object(held)
-    if held.number in world.written:
+    x = world.object(container)
+    if container.number in world.written:
         return Data(level)
     if isinstance(key, Known) and not is_slice(key):
         try:
             value = x[key.value]
         except (KeyError, IndexError, TypeError):
-            raise machine.refusal(f"{held.name} has no such item", node) from None
-        return usable(machine, world.value(value, f"{held.name}[...]"), node)
+            raise machine.refusal(f"{container.name} has no such item", node) from None
+        return usable(machine, world.value(value, f"{container.name}[...]"), node)
     values = list(x.values()) if isinstance(x, dict) else list(x)
-    result = usable(machine, world.all_of(values, held.name, level), node)
+    result = usable(machine, world.all_of(values, container.name, level), node)
     return Many(result, level) if is_slice(key) else result
 
 
@@ -266,7 +269,7 @@ def group_item(
 def state_item(
     machine: Machine, key: Value, node: ast.AST, default: Value | None = None
 ) -> Value:
-    """An item of the state of the lane at hand."""
+    """`state[key]` of the current lane; `default` as in `dict.get`."""
     key_level(machine, key, node)
     fields = machine.world.fields
     result: Value | None = None
@@ -282,7 +285,7 @@ def state_item(
     if other is not None:
         result = other if result is None else join(result, other, Level.KIND)
     if result is None:
-        # in a way that is not taken, or one that raises
+        # no state has this key: the branch is not taken, or the read raises
         return Tensor() if default is None else default
     if default is not None:
         result = join(result, default, Level.KIND)

@@ -36,7 +36,7 @@ form = into(FORMS)
 
 
 def evaluate(machine: Machine, node: ast.expr) -> Value:
-    """What is known of the value of an expression."""
+    """The abstract value of an expression."""
     machine.spend(node)
     rule = FORMS.get(type(node))
     if rule is None:
@@ -45,7 +45,7 @@ def evaluate(machine: Machine, node: ast.expr) -> Value:
 
 
 def used(machine: Machine, node: ast.expr) -> Value:
-    """The value of an expression, which may be used."""
+    """The abstract value of an expression. Refuses one that may not be used."""
     return usable(machine, evaluate(machine, node), node)
 
 
@@ -98,7 +98,7 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
 
 
 def mangled(machine: Machine, name: str, node: ast.AST) -> None:
-    """Refuse names that a class makes others."""
+    """Refuse private names (`__x`), which Python mangles within a class."""
     if name.startswith("__") and not name.endswith("__"):
         raise machine.refusal("a name that its class changes is not followed", node)
 
@@ -154,20 +154,27 @@ def _binary(machine: Machine, node: ast.BinOp) -> Value:
 def operate(
     machine: Machine, op: type[ast.operator], a: Value, b: Value, node: ast.AST
 ) -> Value:
-    """What an operator gives."""
+    """The value of `a op b`."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         if all(isinstance(x, Tensor) and x.number for x in (a, b)):
             return _number_too(a, b)
         result = tensors.aten(machine, _OPS[op], [a, b], {}, node)
-        # with a number in place of the tensor, a number
-        odd = [x for x in (a, b) if isinstance(x, Tensor) and (x.number or x.plain)]
-        rest = [x for x in (a, b) if not isinstance(x, Tensor)]
-        if odd and len(odd) + len(rest) == 2 and isinstance(result, Tensor):
+        # an operand that may be a number instead of a tensor makes the result one, too
+        optional_tensors = [
+            x for x in (a, b) if isinstance(x, Tensor) and (x.number or x.plain)
+        ]
+        operands_of_data = [x for x in (a, b) if not isinstance(x, Tensor)]
+        if (
+            optional_tensors
+            and len(optional_tensors) + len(operands_of_data) == 2
+            and isinstance(result, Tensor)
+        ):
             return Tensor(
                 shared=result.shared,
                 foreign=result.foreign,
-                number=any(x.number for x in odd) or NUMBER in rest,
-                plain=any(x.plain for x in odd),
+                number=any(x.number for x in optional_tensors)
+                or NUMBER in operands_of_data,
+                plain=any(x.plain for x in optional_tensors),
             )
         return result
     if op is ast.Mult:
@@ -195,7 +202,7 @@ def _number_too(a: Value, b: Value) -> Value:
 
 
 def _types(op: type, a: Value, b: Value) -> tuple[type, ...]:
-    """The types of what an operator gives, where they are plain."""
+    """The possible types of `a op b` for plain data; empty: not known."""
     types, other = types_of(a), types_of(b)
     if types is None or other is None:
         return ()
@@ -211,10 +218,14 @@ def _types(op: type, a: Value, b: Value) -> tuple[type, ...]:
 
 def _repeated(machine: Machine, ref: Ref, count: Count, node: ast.AST) -> Value:
     """`[x] * len(lanes)`: one item of each lane."""
-    held = machine.held(ref, node)
-    if not isinstance(held, List) or held.items is None or len(held.items) != 1:
+    container = machine.container(ref, node)
+    if (
+        not isinstance(container, List)
+        or container.items is None
+        or len(container.items) != 1
+    ):
         raise machine.refusal("it computes with how many lanes there are", node)
-    item = held.items[0]
+    item = container.items[0]
     if level_of(item) != Level.UNIFORM and not (
         isinstance(item, Tensor) and item.shared
     ):
@@ -230,15 +241,18 @@ def _lists(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Val
     if op is ast.Mult:
         ref, other = (a, b) if isinstance(a, Ref) else (b, a)
         assert isinstance(ref, Ref)
-        held = machine.held(ref, node)
+        container = machine.container(ref, node)
         level = containers.key_level(machine, other, node)
-        if isinstance(held, List) and held.lanes is None:
-            parts = [*(held.items or ()), *([held.many] if held.many else [])]
+        if isinstance(container, List) and container.lanes is None:
+            parts = [
+                *(container.items or ()),
+                *([container.many] if container.many else []),
+            ]
             if parts:
                 item = parts[0]
                 for x in parts[1:]:
                     item = join(item, x, level)
-                return machine.new(List(None, item, max(level, held.level)))
+                return machine.new(List(None, item, max(level, container.level)))
         raise machine.refusal("it repeats what differs between lanes", node)
     if op is ast.Add:
         values: list[Value] = []
@@ -355,10 +369,10 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
     for k, v in zip(node.keys, node.values, strict=True):
         if k is None:
             value = used(machine, v)
-            held = machine.held(value, v) if isinstance(value, Ref) else None
-            if not isinstance(held, Dict) or held.other is not None:
+            container = machine.container(value, v) if isinstance(value, Ref) else None
+            if not isinstance(container, Dict) or container.other is not None:
                 raise machine.refusal("it spreads what is not known", v)
-            for name, item in held.items:
+            for name, item in container.items:
                 result = result.put(name, item)
             continue
         name = used(machine, k)
@@ -393,7 +407,7 @@ def _lambda(machine: Machine, node: ast.Lambda) -> Value:
 
 
 def define(machine: Machine, node: ast.FunctionDef | ast.Lambda) -> Value:
-    """A function that the step defines."""
+    """The value of a `def` or a `lambda` of the step. Refuses generators."""
     for x in ast.walk(node):
         if isinstance(x, (ast.Yield, ast.YieldFrom, ast.Await)):
             raise machine.refusal("a generator is not analysed", x)

@@ -1,4 +1,4 @@
-"""Which function takes which form of a statement; statements one after the other."""
+"""The handler of each form of statement, and `execute`, which walks statements."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from .machine import Machine, Raises
 F = TypeVar("F", bound=Callable[..., Any])
 Form = Callable[[Machine, Any], None]
 FORMS: dict[type, Form] = {}
-#: These are given the statements behind them, too, and say whether they took them.
+#: Handlers of loops: they also get the statements behind the loop, and return whether
+#: they have walked them.
 LOOPS: dict[type, Callable[[Machine, Any, Seq[ast.stmt]], bool]] = {}
 
 
 def into(forms: dict[type, F]) -> Callable[..., Callable[[F], F]]:
-    """A decorator that says which function takes some forms of the syntax."""
+    """A decorator that registers a function as the handler of some node types."""
 
     def form(*kinds: type) -> Callable[[F], F]:
         def take(function: F) -> F:
@@ -33,7 +34,7 @@ form = into(FORMS)
 
 
 def execute(machine: Machine, body: Seq[ast.stmt]) -> None:
-    """Go through statements; afterwards `memory` is None if nobody gets there."""
+    """Walk statements; afterwards `memory` is None if their end is not reached."""
     for k, node in enumerate(body):
         if machine.memory is None:
             return

@@ -1,7 +1,7 @@
-"""Functions that are no source: of Python, of math, of torch besides ATen.
+"""Rules for functions without Python source: built-ins, `math`, torch besides ATen.
 
-Each takes the machine, the arguments and the call, and gives what is known of the
-result. A function that has no line here is refused.
+A rule takes the machine, the arguments and the call, and returns the abstract value of
+the result. Calls of functions that have no rule are refused.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from .values import (
 Args = list[Value]
 Keywords = dict[str, Value]
 Rule = Callable[[Machine, Args, Keywords, ast.AST], Value]
-#: By the id of a function, which is kept: it, and its rule.
+#: The function and its rule, by `id` of the function.
 RULES: dict[int, tuple[Any, Rule]] = {}
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Say what is known of calls of some functions."""
+    """A decorator that registers a rule for some functions; None is left out."""
 
-    def take(taken: Rule) -> Rule:
+    def take(handler: Rule) -> Rule:
         for function in functions:
             if function is not None:
-                RULES[id(function)] = function, taken
-        return taken
+                RULES[id(function)] = function, handler
+        return handler
 
     return take
 
@@ -69,7 +69,10 @@ def odd(value: Value) -> str:
 def compute(
     machine: Machine, args: list[Value], node: ast.AST, types: tuple[type, ...] = ()
 ) -> Value:
-    """Plain data computed from some: of the level of what is known least of."""
+    """Plain data computed from `args`; its level is the highest of theirs.
+
+    `types`: those that the result may have. Refuses arguments that are no plain data.
+    """
     level = Level.UNIFORM
     numeric = True
     for value in args:
@@ -103,7 +106,7 @@ def compute(
 
 
 def _numbers(value: Value) -> bool:
-    """Is it a number, or several? Then what is computed from it is no other thing."""
+    """Is it a number, or several? Then what is computed from it is a number, too."""
     if isinstance(value, Items):
         return all(map(_numbers, value.items))
     types = types_of(value)
@@ -111,12 +114,15 @@ def _numbers(value: Value) -> bool:
 
 
 def _of_list(machine: Machine, value: Ref, node: ast.AST) -> Level | None:
-    held = machine.held(value, node)
-    if not isinstance(held, List) or held.lanes is not None:
+    container = machine.container(value, node)
+    if not isinstance(container, List) or container.lanes is not None:
         return None
-    values = [*(held.items or ()), *([] if held.many is None else [held.many])]
+    values = [
+        *(container.items or ()),
+        *([] if container.many is None else [container.many]),
+    ]
     level = level_of(compute(machine, values, node))
-    return None if level is None else max(level, held.level)
+    return None if level is None else max(level, container.level)
 
 
 # ---------------------------------------------------------------- numbers
@@ -177,11 +183,11 @@ def _sum(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
     return _fold(machine, args[0], [*args[1:], *keywords.values()], node)
 
 
-def _fold(machine: Machine, over: Value, more: Args, node: ast.AST) -> Value:
-    """What several give together that are gone through."""
-    if iteration.lanes_of(machine, over, node) is not None:
+def _fold(machine: Machine, iterable: Value, more: Args, node: ast.AST) -> Value:
+    """The value of a reduction (`sum`, `max`) over an iterable, and `more` operands."""
+    if iteration.lanes_of(machine, iterable, node) is not None:
         raise machine.refusal("it computes what all lanes give together", node)
-    items = iteration.spread(machine, over, machine.site(node), node)
+    items = iteration.spread(machine, iterable, machine.site(node), node)
     assert not isinstance(items, Sequence)
     if isinstance(items, list):
         return _of_all(machine, [*items, *more], node)
@@ -205,9 +211,9 @@ def _of_tensors(args: Args) -> Value:
 
 @rule(builtins.any, builtins.all)
 def _any(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    over = iteration.lanes_of(machine, args[0], node)
-    if over is not None:
-        iteration.truth(machine, over.item, node)
+    sequence = iteration.lanes_of(machine, args[0], node)
+    if sequence is not None:
+        iteration.truth(machine, sequence.item, node)
         return Data(Level.UNIFORM, frozenset({bool}))
     items = iteration.spread(machine, args[0], machine.site(node), node)
     if isinstance(items, Sequence):

@@ -1,4 +1,4 @@
-"""Calls as they are written: their arguments, and what is made on the spot for them."""
+"""Call expressions: their arguments, generators among them, `super()` and `next()`."""
 
 from __future__ import annotations
 
@@ -54,26 +54,29 @@ def _call(machine: Machine, node: ast.Call) -> Value:
         if word.arg is None:
             if not isinstance(value, Ref):
                 raise machine.refusal("it spreads what is not known", node)
-            held = machine.held(value, node)
-            if not isinstance(held, Dict) or held.other is not None:
+            container = machine.container(value, node)
+            if not isinstance(container, Dict) or container.other is not None:
                 raise machine.refusal("it spreads what is not known", node)
-            keywords.update({k: v for k, v in held.items if isinstance(k, str)})
+            keywords.update({k: v for k, v in container.items if isinstance(k, str)})
         else:
             keywords[word.arg] = value
     return calls.call(machine, function, args, keywords, node)
 
 
 def _next(machine: Machine, node: ast.Call) -> Value:
-    """The first of what is made on the spot; of lanes, it is one that leads."""
-    over = node.args[0]
-    if isinstance(over, ast.GeneratorExp):
-        value = evaluate(machine, over)
+    """`next(...)` of a generator expression or `iter(...)`: the first item.
+
+    Of lanes, the first one leads.
+    """
+    argument = node.args[0]
+    if isinstance(argument, ast.GeneratorExp):
+        value = evaluate(machine, argument)
     elif (
-        isinstance(over, ast.Call)
-        and used(machine, over.func) == Known(iter)
-        and len(over.args) == 1
+        isinstance(argument, ast.Call)
+        and used(machine, argument.func) == Known(iter)
+        and len(argument.args) == 1
     ):
-        value = used(machine, over.args[0])
+        value = used(machine, argument.args[0])
     else:
         raise machine.refusal("how far something was gone through is not known", node)
     result: Value
@@ -81,8 +84,8 @@ def _next(machine: Machine, node: ast.Call) -> Value:
     if lanes is not None:
         result = containers.first_of(machine, lanes.item, node)
     elif isinstance(value, Method) and isinstance(value.of, Grouped):
-        key, held = iteration.sorted_lists(machine, value.of, machine.site(node))
-        result = Items((key, held)) if value.name.endswith("items") else held
+        key, lists = iteration.sorted_lists(machine, value.of, machine.site(node))
+        result = Items((key, lists)) if value.name.endswith("items") else lists
     else:
         items = iteration.spread(machine, value, machine.site(node), node)
         if not isinstance(items, list) or not items:
@@ -94,16 +97,16 @@ def _next(machine: Machine, node: ast.Call) -> Value:
 
 
 def _columns(machine: Machine, node: ast.Call) -> Value | None:
-    """`zip(*rows)`, of one row for each lane: one item of each lane for each column."""
+    """`zip(*rows)` with one row for each lane: the columns, as sequences of lanes."""
     if len(node.args) != 1 or node.keywords:
         return None
     star = node.args[0]
     assert isinstance(star, ast.Starred)
     value = used(machine, star.value)
-    over = iteration.lanes_of(machine, value, node)
-    if over is None or not isinstance(over.item, Items):
+    sequence = iteration.lanes_of(machine, value, node)
+    if sequence is None or not isinstance(sequence.item, Items):
         return None
-    return Items(tuple(Sequence(over.lanes, x) for x in over.item.items))
+    return Items(tuple(Sequence(sequence.lanes, x) for x in sequence.item.items))
 
 
 _EATERS = (any, all, sum, min, max, list, tuple, sorted, set)
@@ -112,7 +115,7 @@ _EATERS = (any, all, sum, min, max, list, tuple, sorted, set)
 def _generator(
     machine: Machine, node: ast.GeneratorExp, function: Value, count: int
 ) -> Value:
-    """A generator that the call goes through before anything else happens."""
+    """A generator expression that the call exhausts at once; refuses others."""
     eats = isinstance(function, Known) and function.value in _EATERS
     joins = isinstance(function, Method) and function.name in ("join", "extend")
     if not (eats or joins):
@@ -125,7 +128,7 @@ def _generator(
 def _starred(machine: Machine, node: ast.Starred, function: Value) -> list[Value]:
     value = used(machine, node.value)
     if level_of(value) in (Level.UNIFORM, Level.KIND) or isinstance(value, Many):
-        # a shape, given to a call of torch as so many numbers
+        # a shape that is spread as the arguments of a call of torch
         if isinstance(function, Method) and isinstance(function.of, Tensor):
             return [value]
         if isinstance(function, Known) and tensors.is_aten(function.value):

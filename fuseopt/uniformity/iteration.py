@@ -1,4 +1,4 @@
-"""What a loop goes over, and what may be asked of containers: is it empty, is it in."""
+"""Iteration over a value, and queries of it: truth, length, membership."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from .values import (
 
 
 def lanes_of(machine: Machine, value: Value, node: ast.AST) -> Sequence | None:
-    """The lanes and the item of each, of what has one item for each lane."""
+    """A value with one item for each lane as a `Sequence`; None for other values."""
     if isinstance(value, Sequence):
         return value
     if isinstance(value, Ref):
-        held = machine.held(value, node)
-        if isinstance(held, List) and held.lanes is not None:
-            assert held.item is not None
-            return Sequence(held.lanes, held.item)
+        container = machine.container(value, node)
+        if isinstance(container, List) and container.lanes is not None:
+            assert container.item is not None
+            return Sequence(container.lanes, container.item)
     return None
 
 
 def sorted_lists(machine: Machine, value: Grouped, loop: Any) -> tuple[Value, Value]:
-    """One group of lists that were sorted by kind: its key, and what it holds."""
+    """One group of lists that a call has sorted by kind: its key and its lists."""
     lists: list[Value] = []
     lanes = Sorted(loop, value.lanes)
     for x in value.lists:
@@ -61,8 +61,8 @@ def sorted_lists(machine: Machine, value: Grouped, loop: Any) -> tuple[Value, Va
         if sequence is None:
             lists.append(machine.list_of())
         else:
-            held = List(None, lanes=lanes, item=sequence.item, writer="sorted")
-            lists.append(machine.new(held))
+            container = List(None, lanes=lanes, item=sequence.item, writer="sorted")
+            lists.append(machine.new(container))
     key = Items(value.keys)
     if not value.indices:
         return key, machine.list_of(*lists)
@@ -73,7 +73,11 @@ def sorted_lists(machine: Machine, value: Grouped, loop: Any) -> tuple[Value, Va
 def spread(
     machine: Machine, value: Value, loop: Any, node: ast.AST
 ) -> list[Value] | Many | Sequence:
-    """What a loop goes over: known items, items of which one is known, or lanes."""
+    """The items that a loop iterates over.
+
+    A list if each is known by itself, `Many` if one abstract value stands for all of
+    them, a `Sequence` if there is one for each lane.
+    """
     usable(machine, value, node)
     lanes = lanes_of(machine, value, node)
     if lanes is not None:
@@ -85,14 +89,14 @@ def spread(
     if isinstance(value, Many):
         return value
     if isinstance(value, Ref):
-        held = machine.held(value, node)
-        if isinstance(held, Dict):
-            return _dict_keys(held)
-        if held.items is not None:
-            return list(held.items)
-        if held.many is None:
+        container = machine.container(value, node)
+        if isinstance(container, Dict):
+            return _dict_keys(container)
+        if container.items is not None:
+            return list(container.items)
+        if container.many is None:
             return []
-        return Many(held.many, held.level)
+        return Many(container.many, container.level)
     if isinstance(value, Held):
         x = machine.world.object(value)
         if value.number in machine.world.written:
@@ -120,9 +124,9 @@ def spread(
     raise machine.refusal("it goes over what differs between lanes", node)
 
 
-def _dict_keys(held: Dict) -> list[Value] | Many:
-    if held.other is None:
-        return [Known(k) for k, _ in held.items]
+def _dict_keys(container: Dict) -> list[Value] | Many:
+    if container.other is None:
+        return [Known(k) for k, _ in container.items]
     return Many(uniform())
 
 
@@ -130,7 +134,7 @@ def _dict_keys(held: Dict) -> list[Value] | Many:
 
 
 def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, Level]:
-    """Is a value true: True, False or not known, and by what that is decided."""
+    """The truth of a value (None: not known), and the level of what decides it."""
     usable(machine, value, node)
     if isinstance(value, Known):
         if isinstance(value.value, (int, float)) and type(value.value) is not bool:
@@ -165,18 +169,18 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
     if isinstance(value, Items):
         return bool(value.items), Level.UNIFORM
     if isinstance(value, Ref):
-        held = machine.held(value, node)
-        if isinstance(held, List):
-            if held.items is not None:
-                return bool(held.items), Level.UNIFORM
-            if held.lanes is not None and machine.lane is not None:
+        container = machine.container(value, node)
+        if isinstance(container, List):
+            if container.items is not None:
+                return bool(container.items), Level.UNIFORM
+            if container.lanes is not None and machine.lane is not None:
                 raise machine.refusal(
                     "it asks how many lanes were before this one", node
                 )
-            return None, held.level
-        if held.other is None:
-            return bool(held.items), Level.UNIFORM
-        return None, Level.KIND if held.lane is not None else Level.UNIFORM
+            return None, container.level
+        if container.other is None:
+            return bool(container.items), Level.UNIFORM
+        return None, Level.KIND if container.lane is not None else Level.UNIFORM
     if isinstance(value, Many):
         return None, value.level
     if isinstance(value, Sequence) and machine.lane is None:
@@ -193,12 +197,12 @@ def length(machine: Machine, value: Value, node: ast.AST) -> Value:
     if isinstance(value, Items):
         return Data(Level.UNIFORM, frozenset({int}))
     if isinstance(value, Ref):
-        held = machine.held(value, node)
-        if isinstance(held, List):
-            if held.items is not None:
-                return Known(len(held.items))
-            return Data(held.level, frozenset({int}))
-        level = Level.UNIFORM if held.lane is None else Level.KIND
+        container = machine.container(value, node)
+        if isinstance(container, List):
+            if container.items is not None:
+                return Known(len(container.items))
+            return Data(container.level, frozenset({int}))
+        level = Level.UNIFORM if container.lane is None else Level.KIND
         return Data(level, frozenset({int}))
     if isinstance(value, Many):
         return Data(value.level, frozenset({int}))
@@ -221,9 +225,9 @@ def length(machine: Machine, value: Value, node: ast.AST) -> Value:
         shared = isinstance(value, First) or value.shared
         level = Level.UNIFORM if shared else Level.KIND
         return Data(level, frozenset({int}))
-    level_ = level_of(value)
-    if level_ is not None and level_ != Level.NUMBER:
-        return Data(level_, frozenset({int}))
+    data_level = level_of(value)
+    if data_level is not None and data_level != Level.NUMBER:
+        return Data(data_level, frozenset({int}))
     raise machine.refusal("it asks for the length of what differs between lanes", node)
 
 
@@ -262,20 +266,20 @@ def contains(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value
             level = max(level, key_level(machine, x, node))
         return Data(level, frozenset({bool}))
     if isinstance(value, Ref):
-        held = machine.held(value, node)
-        if isinstance(held, Dict):
-            if constant and held.other is None:
-                return Known(held.get(key.value) is not None)  # type: ignore
-            mine = Level.UNIFORM if held.lane is None else Level.KIND
-            return Data(max(level, mine), frozenset({bool}))
-        if held.lanes is None:
-            for y in (*(held.items or ()), held.many):
+        container = machine.container(value, node)
+        if isinstance(container, Dict):
+            if constant and container.other is None:
+                return Known(container.get(key.value) is not None)  # type: ignore
+            container_level = Level.UNIFORM if container.lane is None else Level.KIND
+            return Data(max(level, container_level), frozenset({bool}))
+        if container.lanes is None:
+            for y in (*(container.items or ()), container.many):
                 if y is not None:
                     level = max(level, key_level(machine, y, node))
-            return Data(max(level, held.level), frozenset({bool}))
+            return Data(max(level, container.level), frozenset({bool}))
         raise machine.refusal("it looks for a lane", node)
     if isinstance(value, Held) or level_of(value) is not None:
-        mine_ = level_of(value)
-        level = level if mine_ is None else max(level, mine_)
+        value_level = level_of(value)
+        level = level if value_level is None else max(level, value_level)
         return Data(level, frozenset({bool}))
     raise machine.refusal("it looks up what differs between lanes", node)

@@ -1,4 +1,4 @@
-"""Loops: over lanes, over what is known, over anything else."""
+"""The statements `for`, `while`, `break` and `continue`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .values import (
     types_of,
 )
 
-#: So many known items are gone through one by one.
+#: The most known items for which a loop is unrolled.
 UNROLLED = 16
 
 
@@ -46,7 +46,7 @@ def _break(machine: Machine, node: ast.Break) -> None:
 
 
 def _set_in(node: ast.For | ast.While) -> frozenset[str]:
-    """The variables that a loop sets, as far as its own text says."""
+    """The variables that the target and the body of a loop set by name."""
     names: set[str] = set()
     targets: list[ast.AST] = [*node.body]
     if isinstance(node, ast.For):
@@ -60,7 +60,10 @@ def _set_in(node: ast.For | ast.While) -> frozenset[str]:
 
 
 def _for(machine: Machine, node: ast.For, rest: Seq[ast.stmt]) -> bool:
-    """Go through a loop. True: and through the rest, once for each way it may end."""
+    """Walk a loop. True: `rest`, the statements behind it, has been walked as well.
+
+    That is so if a lane may break off the loop: `rest` is walked once for each end.
+    """
     value = used(machine, node.iter)
 
     def body(x: Value) -> None:
@@ -68,12 +71,12 @@ def _for(machine: Machine, node: ast.For, rest: Seq[ast.stmt]) -> bool:
         execute(machine, node.body)
 
     if isinstance(value, Method) and isinstance(value.of, Grouped):
-        grouped, whole = value.of, value.name.endswith("items")
+        grouped, with_keys = value.of, value.name.endswith("items")
 
         def turn() -> None:
             site = machine.site(node)
-            key, held = iteration.sorted_lists(machine, grouped, site)
-            body(Items((key, held)) if whole else held)
+            key, lists = iteration.sorted_lists(machine, grouped, site)
+            body(Items((key, lists)) if with_keys else lists)
 
         over_many(machine, turn, node, Level.UNIFORM, _set_in(node))
         _orelse(machine, node)
@@ -87,7 +90,7 @@ def _for(machine: Machine, node: ast.For, rest: Seq[ast.stmt]) -> bool:
             return False
         if node.orelse:
             raise machine.refusal("it leaves a loop over lanes before its end", node)
-        # a lane was met that ends the loop, or none: the same for all lanes
+        # whether some lane breaks off the loop is the same for all lanes
         execute(machine, rest)
         first = machine.memory
         machine.memory = broken

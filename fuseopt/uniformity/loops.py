@@ -22,9 +22,9 @@ from .values import (
     level_of,
 )
 
-#: A loop settles after so many turns, or is refused.
+#: The most turns until a loop's abstract memory must reach its fixed point.
 TURNS = 12
-#: So many known items are gone through one by one.
+#: The most known items for which a loop is unrolled.
 UNROLLED = 16
 
 
@@ -44,7 +44,7 @@ def unrolled(
 
 
 def _enter(machine: Machine, loop: Loop, variables: set[tuple[int, str]]) -> None:
-    """Forget, at the begin of a turn, what another turn may have set."""
+    """Mark variables that another turn may have set, at the beginning of a turn."""
     scopes = machine.now.scopes
     for scope, name in variables:
         if scope in scopes:
@@ -68,10 +68,10 @@ def over_lanes(
     node: ast.AST,
     names: frozenset[str],
 ) -> Memory | None:
-    """Go through a loop over lanes: once, for any of them.
+    """Walk a loop over lanes: its body once, for any lane.
 
-    What another lane may have set is not known in it, save what is set alike by all.
-    Returns what is known where a lane has broken it off; None if none may.
+    A variable that another lane may have set is not known in the body, unless all lanes
+    set it to the same value. Returns the memory after a `break`, None without one.
     """
     if machine.lane is not None:
         raise machine.refusal("it goes over lanes within a loop over lanes", node)
@@ -85,9 +85,9 @@ def over_lanes(
         loop.scopes = machine.number()
         _enter(machine, loop, variables)
         for number in growing:
-            held = machine.now.heap[number]
-            assert isinstance(held, List)
-            machine.now.heap[number] = replace(held, growing=True)
+            container = machine.now.heap[number]
+            assert isinstance(container, List)
+            machine.now.heap[number] = replace(container, growing=True)
         machine.lane = loop
         machine.loops.append(loop)
         machine.level = Level.UNIFORM
@@ -107,8 +107,8 @@ def over_lanes(
     if (loop.breaks or loop.leaves) and machine.effects != effects:
         raise machine.refusal("a lane ends a loop that changes lanes", node)
     end: Memory | None = machine.memory
-    for after, own_level, site in reversed(loop.continues):
-        end = merge(end, after, own_level, site)
+    for after, exit_level, site in reversed(loop.continues):
+        end = merge(end, after, exit_level, site)
     broken: Memory | None = None
     for after in loop.breaks:
         broken = merge(broken, after, Level.KIND, machine.branch(node))
@@ -137,22 +137,22 @@ def _break_off(
     end: Memory,
     broken: Memory,
 ) -> None:
-    """What is left where a lane has ended a loop: how many were before is not known."""
+    """The memory after a lane ends the loop: any number of lanes came before it."""
     why = "lanes after the one that ended a loop are missing"
-    for number, held in broken.heap.items():
-        was = before.heap.get(number)
+    for number, container in broken.heap.items():
+        earlier = before.heap.get(number)
         if (
-            was is None
-            or held != was
-            or (end.heap.get(number) != was)
-            or (isinstance(held, List) and held.added is not None)
+            earlier is None
+            or container != earlier
+            or (end.heap.get(number) != earlier)
+            or (isinstance(container, List) and container.added is not None)
         ):
             broken.heap[number] = List(None, broken=why)
-    ended, machine.memory = machine.memory, broken
+    completed, machine.memory = machine.memory, broken
     _leave(machine, loop, variables, before, broken=True)
     for scope in set(broken.scopes) - set(before.scopes):
         del broken.scopes[scope]
-    machine.memory = ended
+    machine.memory = completed
 
 
 def _leave(
@@ -162,19 +162,19 @@ def _leave(
     before: Memory,
     broken: bool,
 ) -> None:
-    """Say what is known of variables after a loop over lanes."""
+    """Set the variables' values after a loop over lanes."""
     memory = machine.now
     for scope, name in variables:
         if scope not in before.scopes:
             continue
         value = memory.scopes[scope].get(name)
-        was = before.scopes[scope].get(name)
+        earlier = before.scopes[scope].get(name)
         if isinstance(value, Carried):
-            # no way to here sets it, and if none does in any lane, nothing has
+            # no path to this point sets it; if that holds for all lanes, it is unset
             if not broken or not _set_before_break(loop, scope, name, memory):
-                _put(memory, scope, name, was)
+                _put(memory, scope, name, earlier)
                 continue
-        _put(memory, scope, name, _left(loop, scope, name, value, was, broken))
+        _put(memory, scope, name, _left(loop, scope, name, value, earlier, broken))
 
 
 def _set_before_break(loop: Loop, scope: int, name: str, memory: Memory) -> bool:
@@ -193,7 +193,7 @@ def _left(
     scope: int,
     name: str,
     value: Value | None,
-    was: Value | None,
+    earlier: Value | None,
     broken: bool,
 ) -> Value:
     stores = loop.stores.get((scope, name), [])
@@ -213,9 +213,9 @@ def _left(
         return bad
     if broken and value == new and not isinstance(value, (Carried, Bad)):
         return new
-    if was is None:
+    if earlier is None:
         return new
-    return join(was, new, Level.UNIFORM)
+    return join(earlier, new, Level.UNIFORM)
 
 
 def over_many(
@@ -226,7 +226,10 @@ def over_many(
     names: frozenset[str],
     test: Callable[[], bool] | None = None,
 ) -> None:
-    """Go through a loop over anything else, until no turn adds to what is known."""
+    """Walk any other loop until its memory reaches a fixed point.
+
+    `level`: that of what the number of turns depends on; `names`: variables it sets.
+    """
     site = machine.site(node)
     before = machine.now
     forget(before, site)
@@ -236,9 +239,12 @@ def over_many(
         machine.memory = head.copy()
         loop = Loop(site, machine.frame, level=level)
         loop.scopes = machine.number()
-        # what was not set before and is read before it is set is of another turn
+        # a variable that is unset before the loop and read before it is set in the
+        # body has another turn's value
         unset = {
-            (s, n) for s, n in variables if s in head.scopes and n not in head.scopes[s]
+            (scope, name)
+            for scope, name in variables
+            if scope in head.scopes and name not in head.scopes[scope]
         }
         _enter(machine, loop, unset)
         machine.loops.append(loop)
@@ -248,43 +254,45 @@ def over_many(
         finally:
             machine.loops.pop()
         end = machine.memory
-        for after, own_level, place in reversed(loop.continues):
-            end = merge(end, after, max(level, own_level), place)
+        for after, exit_level, place in reversed(loop.continues):
+            end = merge(end, after, max(level, exit_level), place)
         level = max(level, loop.level)
         fresh = {x for x in loop.stores if x not in variables}
         turn = None if end is None else end.copy()
         if turn is not None:
             forget(turn, site)
-            for s, n in unset:
-                turn.scopes[s].pop(n, None)
-            for s in set(turn.scopes) - set(head.scopes):
-                del turn.scopes[s]
-        now: Memory = merge(head, turn, level, site)
-        if not fresh and _same_before(now, head):
+            for scope, name in unset:
+                turn.scopes[scope].pop(name, None)
+            for scope in set(turn.scopes) - set(head.scopes):
+                del turn.scopes[scope]
+        merged: Memory = merge(head, turn, level, site)
+        if not fresh and _same_before(merged, head):
             break
         variables |= fresh
-        head = now
+        head = merged
     else:
         raise machine.refusal("a loop is too involved to be analysed", node)
     result: Memory | None = before.copy()
     if end is not None:
-        for s, n in unset:
-            if isinstance(end.scopes[s].get(n), Carried):
-                del end.scopes[s][n]
+        for scope, name in unset:
+            if isinstance(end.scopes[scope].get(name), Carried):
+                del end.scopes[scope][name]
         result = merge(head.copy(), end, level, site)
     for after in loop.breaks:
-        for s, n in unset:
-            if isinstance(after.scopes[s].get(n), Carried):
-                del after.scopes[s][n]
+        for scope, name in unset:
+            if isinstance(after.scopes[scope].get(name), Carried):
+                del after.scopes[scope][name]
         result = merge(result, after, level, site)
     assert result is not None
-    for s in set(result.scopes) - set(before.scopes):
-        del result.scopes[s]
+    for scope in set(result.scopes) - set(before.scopes):
+        del result.scopes[scope]
     machine.memory = result
 
 
-def _same_before(now: Memory, head: Memory) -> bool:
-    """Is all that there was before a turn as it was?"""
-    if now.scopes != head.scopes:
+def _same_before(merged: Memory, head: Memory) -> bool:
+    """Are all variables and containers that existed before the turn unchanged?"""
+    if merged.scopes != head.scopes:
         return False
-    return all(now.heap.get(k) == v for k, v in head.heap.items())
+    return all(
+        merged.heap.get(number) == container for number, container in head.heap.items()
+    )

@@ -1,4 +1,4 @@
-"""What one analysis has in hand while it goes through the code."""
+"""The abstract machine of one analysis: memory, frames, loops and current level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .source import Source, Sources
 from .values import Bad, Carried, Gathered, Level, Ref, Value
 from .world import World
 
-#: So many expressions are looked at; a step of more is not analysed.
+#: The most expressions and statements that an analysis walks before it refuses.
 BUDGET = 400_000
 DEPTH = 30
 
@@ -31,19 +31,19 @@ class Refusal(Exception):
 
 
 class Raises(Exception):
-    """An expression that has no value, for what it calls always raises."""
+    """An expression without a value: a function that it calls always raises."""
 
 
 @dataclass
 class Frame:
-    """A call that is gone through: where its variables are, and how it is left."""
+    """A call that is being walked: its scope, and its returns so far."""
 
     source: Source
     scope: int
-    names: frozenset[str]  # its own variables
+    names: frozenset[str]  # its local variables
     globals: dict[str, Any]
-    cells: dict[str, Any]  # what it closes over, of functions that exist
-    outer: tuple[Frame, ...] = ()  # of functions that the step defines
+    cells: dict[str, Any]  # contents of the closure of a function that exists
+    outer: tuple[Frame, ...] = ()  # enclosing frames of a function the step defines
     owner: Any = None  # the class whose method it is, for super()
     first: Value | None = None
     returns: list[tuple[Value, Memory | None, Level]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Frame:
 
 @dataclass
 class Loop:
-    """A loop that is gone through: `lanes` if it is over lanes."""
+    """A loop that is being walked; `lanes`: the sequence, if it is over lanes."""
 
     site: Any
     frame: Frame
@@ -66,9 +66,9 @@ class Loop:
     stores: dict[tuple[int, str], list[tuple[Any, Value]]] = field(default_factory=dict)
     #: lists that lanes add to, by their numbers in the heap
     grown: set[int] = field(default_factory=set)
-    #: variables that the first lane sets for all: where
+    #: variables that the first lane sets for all lanes: the site
     firsts: dict[tuple[int, str], Any] = field(default_factory=dict)
-    scopes: int = 0  # those with smaller numbers were there before
+    scopes: int = 0  # scopes with smaller numbers existed before the loop
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,11 @@ class Definition:
 
 
 class Machine:
-    """See the module. `evaluate` and `call` go on with an expression and a call.
+    """See the module. `evaluate`, `call` and `execute` walk an expression, a call, and
+    statements.
 
     `sizes`: does the step read sizes? `classes`: does it ask for the class of a tensor,
-    besides whether it is one? `codes`: the code that it may run.
+    besides whether it is one? `codes`: the code objects that it may run.
     """
 
     evaluate: Callable[[Machine, ast.expr], Value]
@@ -100,12 +101,12 @@ class Machine:
         self.loops: list[Loop] = []
         self.path: tuple[int, ...] = ()
         self.lane: Loop | None = None
-        self.level = Level.UNIFORM  # by what it is decided that we are here
+        self.level = Level.UNIFORM  # of the conditions on the path to this point
         self.definitions: list[Definition] = []
         self.codes: set[types.CodeType] = set()
         self.sizes = False
         self.classes = False
-        self.effects = 0  # writes of what is a lane's, so far
+        self.effects = 0  # the number of writes to lanes so far
         self._numbers = 0
         self._budget = BUDGET
         self._at: list[tuple[ast.AST, str]] = []
@@ -113,7 +114,7 @@ class Machine:
     # ---------------------------------------------------------------- refusals
 
     def refusal(self, why: str, node: ast.AST | None = None) -> Refusal:
-        """To be raised: why the lanes may not be led, and by which expression."""
+        """The exception to raise: why lanes may not be led, and the expression."""
         filename = self.frames[-1].source.filename if self.frames else ""
         line = getattr(node, "lineno", 0)
         text = "" if node is None or not line else " ".join(ast.unparse(node).split())
@@ -133,15 +134,15 @@ class Machine:
         return self.frames[-1]
 
     def site(self, node: ast.AST) -> tuple[Any, ...]:
-        """A place in the code, and the calls that led there."""
+        """A place in the code, with the calls that lead there."""
         return (*self.path, id(node))
 
     def in_torch(self) -> bool:
-        """Is the code at hand torch's own?"""
+        """Is the code that is being walked part of torch?"""
         return is_known(self.frames[-1].source.code)
 
     def branch(self, node: ast.AST) -> Branch:
-        """A place where ways part, and the loops in which it does."""
+        """The place of a branch, with the loops around it."""
         return Branch(self.site(node), self.turns())
 
     def number(self) -> int:
@@ -150,18 +151,18 @@ class Machine:
 
     @property
     def now(self) -> Memory:
-        """What is known here; here is somewhere that the code gets to."""
+        """The memory at this point, which the code must be able to reach."""
         assert self.memory is not None
         return self.memory
 
     def turns(self) -> tuple[Any, ...]:
-        """The loops that we are in, but for those over lanes."""
+        """The sites of the loops around this point, without those over lanes."""
         return tuple(x.site for x in self.loops if x.lanes is None)
 
     # ---------------------------------------------------------------- variables
 
     def place(self, name: str) -> int | None:
-        """The scope of a variable of the step's; None: it is none of them."""
+        """The number of the scope that has a variable of the step, or None."""
         frame = self.frame
         for x in (frame, *reversed(frame.outer)):
             if name in x.names:
@@ -169,7 +170,7 @@ class Machine:
         return None
 
     def scope(self) -> int:
-        """A new scope, without variables."""
+        """The number of a new scope without variables."""
         number = self.number()
         self.now.scopes[number] = {}
         return number
@@ -185,11 +186,11 @@ class Machine:
     # ---------------------------------------------------------------- the heap
 
     def new(self, container: List | Dict) -> Ref:
-        """A list or a dict that is made here."""
+        """Put a list or a dict that the step creates into the heap."""
         number = self.number()
         lane = None if self.lane is None else self.lane.site
         container = type(container)(
-            **{**vars(container), "made": self.turns(), "lane": lane}
+            **{**vars(container), "created_in": self.turns(), "lane": lane}
         )
         self.now.heap[number] = container
         return Ref(number)
@@ -197,8 +198,8 @@ class Machine:
     def list_of(self, *items: Value) -> Ref:
         return self.new(List(items))
 
-    def held(self, ref: Ref, node: ast.AST) -> List | Dict:
-        """A list or dict, to be read. Refuses one that may not be."""
+    def container(self, ref: Ref, node: ast.AST) -> List | Dict:
+        """The list or dict of a reference. Refuses one that may not be read yet."""
         container = self.now.heap[ref.number]
         if container.broken:
             raise self.refusal(container.broken, node)
@@ -208,15 +209,18 @@ class Machine:
             raise self.refusal("a list is read to which lanes are being added", node)
         return container
 
-    def own(self, held: List | Dict) -> bool:
-        """Was it made in the iteration over lanes that we are in, if in any?"""
-        return bool(held.lane == (None if self.lane is None else self.lane.site))
+    def is_local(self, container: List | Dict) -> bool:
+        """Was the container created in the current iteration over lanes?
+
+        Outside of loops over lanes: was it created outside of them?
+        """
+        return bool(container.lane == (None if self.lane is None else self.lane.site))
 
     # ---------------------------------------------------------------- ways
 
     @contextmanager
     def under(self, level: Level) -> Iterator[None]:
-        """Go a way that was chosen by what has this level."""
+        """Walk a branch that a condition of this level has chosen."""
         before = self.level
         self.level = max(before, level)
         try:
@@ -231,7 +235,7 @@ class Machine:
         then: Callable[[], Value],
         otherwise: Callable[[], Value],
     ) -> Value:
-        """The value of two ways, of which one is taken."""
+        """The joined value of two branches, of which one is taken."""
         before = self.now.copy()
         with self.under(level):
             a = self._way(then)
@@ -256,7 +260,7 @@ class Machine:
             return None
 
     def attempt(self, way: Callable[[], None]) -> None:
-        """Go a way; afterwards `memory` is None if it always raises."""
+        """Walk a path; afterwards `memory` is None if it always raises."""
         try:
             way()
         except Raises:
@@ -264,7 +268,7 @@ class Machine:
 
 
 def usable(machine: Machine, value: Value, node: ast.AST) -> Value:
-    """The value, if it may be used."""
+    """The value itself. Refuses one that may not be used."""
     if isinstance(value, Bad):
         raise machine.refusal(value.why, node)
     if isinstance(value, Carried):

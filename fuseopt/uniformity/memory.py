@@ -1,6 +1,6 @@
-"""Variables, and lists and dicts that the step makes, at one point of the code.
+"""The abstract memory at one point of the code: variables, lists and dicts of the step.
 
-Where two ways through the code meet, so do two of these: `merge`.
+Where two paths through the code meet, their memories are joined: `merge`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from .values import (
 
 @dataclass(frozen=True)
 class Added:
-    """What one iteration over lanes adds to a list: an item, by some branches.
+    """The item that one iteration of a loop over lanes appends to a list.
 
-    `loops` and `writer`: the loops since the list was made, and the one over lanes.
+    `branches`: those under which it does. `loops`: the loops entered since the list was
+    created; `writer`: the site of the loop over lanes.
     """
 
     item: Value
@@ -44,14 +45,14 @@ class Added:
 
 @dataclass(frozen=True)
 class List:
-    """A list. One of: `items`, all known; `many` of which only that is known; an
-    `item` for each lane of `lanes`, added by the loop `writer`.
+    """A list, in one of three forms: `items`, each known; `many`, one value that stands
+    for any of them; an `item` for each lane of `lanes`, appended by the loop `writer`.
 
-    `made`: the loops in which it was made; `lane`: the iteration over lanes in which
-    it was. `added`: by the iteration at hand; `growing`: other iterations of the same
-    loop add to it. `frozen`: it may be known by another name
-    that would not see a change; `filled`: it is not empty. `broken`: why it may not be
-    used.
+    `created_in`: the loops in which it was created; `lane`: the loop over lanes in
+    whose iteration. `added`: the item of the current iteration; `growing`: other
+    iterations of that loop append to it. `frozen`: another value may stand for the same
+    list and would not see a change. `filled`: it is not empty. `broken`: why it may not
+    be used, "" if it may.
     """
 
     items: tuple[Value, ...] | None = ()
@@ -60,7 +61,7 @@ class List:
     lanes: Any = None
     item: Value | None = None
     writer: Any = None
-    made: tuple[Any, ...] = ()
+    created_in: tuple[Any, ...] = ()
     lane: Any = None
     added: Added | None = None
     growing: bool = False
@@ -71,11 +72,14 @@ class List:
 
 @dataclass(frozen=True)
 class Dict:
-    """A dict: what is known under known keys, and under any other."""
+    """A dict: the values of known keys (`items`), and of any other key (`other`).
+
+    `created_in`, `lane`, `broken`: as for `List`.
+    """
 
     items: tuple[tuple[Any, Value], ...] = ()
     other: Value | None = None
-    made: tuple[Any, ...] = ()
+    created_in: tuple[Any, ...] = ()
     lane: Any = None
     broken: str = ""
 
@@ -86,12 +90,15 @@ class Dict:
         return None
 
     def put(self, key: Any, value: Value) -> Dict:
-        kept = [(k, v) for k, v in self.items if type(k) is not type(key) or k != key]
-        return replace(self, items=(*kept, (key, value)))
+        others = [(k, v) for k, v in self.items if type(k) is not type(key) or k != key]
+        return replace(self, items=(*others, (key, value)))
 
 
 class Memory:
-    """See the module. `scopes`: variables by number of the scope and by name."""
+    """See the module. `scopes`: variables by number of the scope and by name.
+
+    `heap`: lists and dicts by the number of their `Ref`.
+    """
 
     __slots__ = ("heap", "scopes")
 
@@ -110,9 +117,9 @@ class Memory:
 
 
 def merge(a: Memory | None, b: Memory | None, level: Level, branch: Any) -> Any:
-    """What is known where two ways meet; None stands for a way that nobody comes.
+    """The memory where two paths meet; None stands for a path that never arrives.
 
-    `level`: by what was decided which was taken, `branch` names that decision.
+    `level`: that of the condition that chooses the path; `branch`: its place.
     """
     if a is None or b is None:
         return b if a is None else a
@@ -152,9 +159,9 @@ def pure(value: Value | None) -> bool:
 
 
 def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> Value:
-    """What is known of a value that is either, where each may be a list.
+    """The join of two values, each of which may be a list of its memory.
 
-    Neither list may be changed from then on, in either memory.
+    Lists that are joined are frozen in both memories: no change may follow.
     """
     if (isinstance(x, Ref) and x == y) or not all(
         isinstance(z, (Ref, Sequence)) for z in (x, y)
@@ -166,8 +173,8 @@ def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> V
             lists.append(List(None, lanes=ref.lanes, item=ref.item))
             continue
         assert isinstance(ref, Ref)
-        held = [m.heap.get(ref.number) for m in memories]
-        container = next((h for h in held if h is not None), None)
+        containers = [m.heap.get(ref.number) for m in memories]
+        container = next((c for c in containers if c is not None), None)
         if (
             not isinstance(container, List)
             or container.broken
@@ -241,13 +248,13 @@ def _lists(a: List, b: List, level: Level, branch: Any) -> List:
 
 
 def _same_contents(a: List, b: List) -> bool:
-    """Has neither way changed what the list holds?"""
+    """Do both hold the same items, level and lanes?"""
     items = a.items is b.items and a.many is b.many and a.item is b.item
     return items and (a.lanes, a.writer, a.level) == (b.lanes, b.writer, b.level)
 
 
 def _in_turns(x: List, branch: Any) -> bool:
-    """Is it a branch inside of loops in whose turns a list gets its lanes?"""
+    """Is the branch inside one of the loops whose turns append lanes to the list?"""
     inside = isinstance(branch, Branch) and isinstance(x.lanes, Joined)
     return inside and bool(set(branch.turns) & set(x.lanes.loops))
 
@@ -259,7 +266,7 @@ def _values(x: List) -> list[Value]:
 
 
 def loose(x: List, values: Iterable[Value]) -> List:
-    """A list of which no more is known than what its items may be."""
+    """The list with one joined value for all items: their number is not known."""
     item: Value | None = None
     for value in values:
         item = value if item is None else join(item, value, x.level)
@@ -270,7 +277,7 @@ def _added(a: Added | None, b: Added | None, level: Level, branch: Any) -> Added
     if a is None or b is None:
         added = b if a is None else a
         assert added is not None
-        # in some turns of a loop, perhaps: then it is not there for all lanes
+        # under a uniform condition outside of loops, either all lanes have it or none
         if level == Level.UNIFORM and not added.loops:
             return added
         side = "else" if a is None else "then"
@@ -285,10 +292,10 @@ def _dicts(a: Dict, b: Dict, level: Level) -> Dict:
         return a if a.broken else b
     items: list[tuple[Any, Value]] = []
     for key, value in a.items:
-        theirs = b.get(key)
-        if theirs is None:
+        value_in_b = b.get(key)
+        if value_in_b is None:
             return replace(a, broken="it has other keys in another way")
-        items.append((key, join(value, theirs, level)))
+        items.append((key, join(value, value_in_b, level)))
     if len(b.items) != len(items):
         return replace(a, broken="it has other keys in another way")
     other = a.other if b.other is None else b.other
@@ -298,23 +305,23 @@ def _dicts(a: Dict, b: Dict, level: Level) -> Dict:
 
 
 def forget(memory: Memory, loop: Any) -> None:
-    """Make bad what a turn of a loop leaves that means something else in the next."""
+    """At the end of a turn of a loop, make unusable what refers to this turn."""
     for scope in memory.scopes.values():
         for name, value in scope.items():
             if follows(value, loop):
                 scope[name] = Bad(f"{name} is of another turn of a loop")
-    for number, held in memory.heap.items():
-        if isinstance(held, List):
-            values = [*(held.items or ()), held.many, held.item]
-            if (held.lanes is not None and depends(held.lanes, loop)) or any(
+    for number, container in memory.heap.items():
+        if isinstance(container, List):
+            values = [*(container.items or ()), container.many, container.item]
+            if (container.lanes is not None and depends(container.lanes, loop)) or any(
                 x is not None and follows(x, loop) for x in values
             ):
                 why = "it is of another turn of a loop"
-                memory.heap[number] = replace(held, broken=why)
-        elif any(follows(x, loop) for _, x in held.items) or (
-            held.other is not None and follows(held.other, loop)
+                memory.heap[number] = replace(container, broken=why)
+        elif any(follows(x, loop) for _, x in container.items) or (
+            container.other is not None and follows(container.other, loop)
         ):
-            memory.heap[number] = replace(held, broken="it is of another turn")
+            memory.heap[number] = replace(container, broken="it is of another turn")
 
 
 def follows(value: Value, loop: Any) -> bool:

@@ -44,14 +44,14 @@ def method(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    """What a call of a built-in method gives."""
+    """The value that a call of a built-in method returns."""
     if isinstance(value, (Tensor, First)):
         return _of_tensor(machine, value, name, args, keywords, node)
     if isinstance(value, Ref):
-        held = machine.now.heap[value.number]
-        if isinstance(held, List):
-            return _of_list(machine, value, held, name, args, node)
-        return _of_dict(machine, value, held, name, args, keywords, node)
+        container = machine.now.heap[value.number]
+        if isinstance(container, List):
+            return _of_list(machine, value, container, name, args, node)
+        return _of_dict(machine, value, container, name, args, keywords, node)
     if isinstance(value, State):
         return _of_state(machine, name, args, keywords, node)
     if isinstance(value, States):
@@ -99,15 +99,15 @@ def _of_tensor(
         if name == "tolist":
             raise machine.refusal("it reads contents of a tensor as a list", node)
         return NUMBER
-    # what has the method is a tensor, whatever else it might have been
-    given = Tensor(shared=value.shared, foreign=value.foreign)
-    return tensors.aten(machine, name, [given, *args], keywords, node)
+    # only a tensor has this method, so the value is one, even if it could be None
+    receiver = Tensor(shared=value.shared, foreign=value.foreign)
+    return tensors.aten(machine, name, [receiver, *args], keywords, node)
 
 
 def _of_list(
     machine: Machine,
     ref: Ref,
-    held: List,
+    container: List,
     name: str,
     args: list[Value],
     node: ast.AST,
@@ -118,29 +118,38 @@ def _of_list(
     if name == "copy":
         return functions.RULES[id(list)][1](machine, [ref], {}, node)
     if name == "extend":
-        return _extend(machine, ref, held, args[0], node)
-    if name == "clear" and machine.own(held) and held.made == machine.turns():
-        machine.now.heap[ref.number] = List((), made=held.made, lane=held.lane)
+        return _extend(machine, ref, container, args[0], node)
+    if (
+        name == "clear"
+        and machine.is_local(container)
+        and container.created_in == machine.turns()
+    ):
+        machine.now.heap[ref.number] = List(
+            (), created_in=container.created_in, lane=container.lane
+        )
         return Known(None)
     raise machine.refusal(f"it calls {name} of a list", node)
 
 
 def _extend(
-    machine: Machine, ref: Ref, held: List, more: Value, node: ast.AST
+    machine: Machine, ref: Ref, container: List, more: Value, node: ast.AST
 ) -> Value:
-    over = iteration.lanes_of(machine, more, node)
-    if over is None:
+    sequence = iteration.lanes_of(machine, more, node)
+    if sequence is None:
         items = iteration.spread(machine, more, machine.site(node), node)
-        if machine.own(held) and isinstance(items, list):
+        if machine.is_local(container) and isinstance(items, list):
             for x in items:
                 stores.append(machine, ref, x, node)
             return Known(None)
-        if machine.own(held) and isinstance(items, Many):
+        if machine.is_local(container) and isinstance(items, Many):
             stores.append(machine, ref, items.item, node)
-            kept = machine.now.heap[ref.number]
-            assert isinstance(kept, List)
-            values = [*(kept.items or ()), *([kept.many] if kept.many else [])]
-            machine.now.heap[ref.number] = loose(kept, values)
+            extended = machine.now.heap[ref.number]
+            assert isinstance(extended, List)
+            values = [
+                *(extended.items or ()),
+                *([extended.many] if extended.many else []),
+            ]
+            machine.now.heap[ref.number] = loose(extended, values)
             return Known(None)
         raise machine.refusal("it adds to a list what is not known", node)
     if machine.lane is not None:
@@ -149,25 +158,25 @@ def _extend(
     def add(x: Value) -> None:
         stores.append(machine, ref, x, node)
 
-    over_lanes(machine, over, add, node, frozenset())
+    over_lanes(machine, sequence, add, node, frozenset())
     return Known(None)
 
 
 def _of_dict(
     machine: Machine,
     ref: Ref,
-    held: Dict,
+    container: Dict,
     name: str,
     args: list[Value],
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    if held.broken:
-        raise machine.refusal(held.broken, node)
+    if container.broken:
+        raise machine.refusal(container.broken, node)
     if name in ("get", "setdefault", "pop"):
         default = args[1] if len(args) > 1 else Known(None)
-        certain = isinstance(args[0], Known) and held.other is None
-        present = held.get(args[0].value) if isinstance(args[0], Known) else None
+        certain = isinstance(args[0], Known) and container.other is None
+        present = container.get(args[0].value) if isinstance(args[0], Known) else None
         if certain and present is None:
             if name == "setdefault":
                 stores.store_ref(machine, ref, args[0], default, node)
@@ -178,11 +187,11 @@ def _of_dict(
         if name == "get" or (name == "setdefault" and certain):
             return result
         raise machine.refusal(f"it calls {name} of a dict", node)
-    if name in ("items", "keys", "values") and held.other is None:
+    if name in ("items", "keys", "values") and container.other is None:
         pairs: dict[str, list[Value]] = {
-            "items": [Items((Known(k), v)) for k, v in held.items],
-            "keys": [Known(k) for k, _ in held.items],
-            "values": [v for _, v in held.items],
+            "items": [Items((Known(k), v)) for k, v in container.items],
+            "keys": [Known(k) for k, _ in container.items],
+            "values": [v for _, v in container.items],
         }
         return Items(tuple(pairs[name]))
     if name == "update" and not args:
@@ -207,12 +216,14 @@ def _of_state(
         return containers.state_item(machine, args[0], node)
     if name == "update":
         if args:
-            held = machine.held(args[0], node) if isinstance(args[0], Ref) else None
-            if not isinstance(held, Dict) or held.other is not None:
+            container = (
+                machine.container(args[0], node) if isinstance(args[0], Ref) else None
+            )
+            if not isinstance(container, Dict) or container.other is not None:
                 raise machine.refusal(
                     "the state of a lane is given what is not known", node
                 )
-            for key, value in held.items:
+            for key, value in container.items:
                 stores.store_state(machine, Known(key), value, node)
         for word, value in keywords.items():
             stores.store_state(machine, Known(word), value, node)
@@ -248,36 +259,36 @@ def _of_grouped(machine: Machine, value: Grouped, name: str, node: ast.AST) -> V
 
 
 def _of_held(
-    machine: Machine, held: Held, name: str, args: list[Value], node: ast.AST
+    machine: Machine, container: Held, name: str, args: list[Value], node: ast.AST
 ) -> Value:
-    x = machine.world.object(held)
-    written = held.number in machine.world.written
+    x = machine.world.object(container)
+    written = container.number in machine.world.written
     if isinstance(x, dict) and name == "get":
         default = args[1] if len(args) > 1 else Known(None)
         level = containers.key_level(machine, args[0], node)
         if isinstance(args[0], Known) and not written:
             if args[0].value in x:
-                return containers.held_item(machine, held, args[0], node)
+                return containers.held_item(machine, container, args[0], node)
             return default
-        item = containers.held_item(machine, held, args[0], node)
+        item = containers.held_item(machine, container, args[0], node)
         return usable(machine, join(item, default, level), node)
     if isinstance(x, dict) and name in ("items", "keys", "values") and not written:
         value = machine.world.value
         rows: list[Value] = []
         for k, v in x.items():
-            pair = value(k, held.name), value(v, f"{held.name}[{k!r}]")
+            pair = value(k, container.name), value(v, f"{container.name}[{k!r}]")
             rows.append(
                 Items(pair) if name == "items" else pair[0 if name == "keys" else 1]
             )
         if len(rows) <= 16:
             return Items(tuple(rows))
     if isinstance(x, list) and name == "append":
-        objects.write(machine, held.number, args[0], node)
+        objects.write(machine, container.number, args[0], node)
         return Known(None)
     if name in ("index", "count", "copy") and not written:
         levels = [containers.key_level(machine, y, node) for y in args]
         return Data(max(levels, default=Level.UNIFORM))
-    raise machine.refusal(f"it calls {name} of {held.name}", node)
+    raise machine.refusal(f"it calls {name} of {container.name}", node)
 
 
 #: Methods of strings that give strings.

@@ -40,7 +40,7 @@ _METHODS = (Ref, Held, Group, State, States, Grouped, Items, Many, Groups)
 
 
 def attribute(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
-    """An attribute of a value; refuses what may not be read."""
+    """An attribute of a value. Refuses attributes that may not be read."""
     usable(machine, value, node)
     if isinstance(value, (Tensor, First)):
         return tensors.attribute(machine, value, name, node)
@@ -54,7 +54,7 @@ def attribute(machine: Machine, value: Value, name: str, node: ast.AST) -> Value
     if isinstance(value, Data):
         return _of_data(machine, value, name, node)
     if isinstance(value, Items) and name in ("values", "indices") and value.items:
-        # of what torch.max and its kind give
+        # a named tuple that torch.max or the like returns
         return value.items[0 if name == "values" else 1]
     if isinstance(value, _METHODS):
         return Method(value, name)
@@ -97,8 +97,8 @@ def of_optimizer(
     attributes = vars(world.optimizer)
     if value.past is None and name in attributes:
         if ("attribute", name) in world.written:
-            own = f"self.{name}"
-            return _written(machine, ("attribute", name), attributes[name], own)
+            title = f"self.{name}"
+            return _written(machine, ("attribute", name), attributes[name], title)
         return usable_value(machine, attributes[name], f"self.{name}", node)
     if attribute is _MISSING:
         if ("attribute", name) in world.written:
@@ -116,7 +116,7 @@ def of_optimizer(
 
 
 def _written(machine: Machine, place: Any, value: Any, name: str) -> Value:
-    """What is known of what the step itself changes."""
+    """The value of a place that the step changes: its former value, or a new one."""
     result: Value = machine.world.fields.get(place, uniform())
     if value is not _MISSING:
         from .values import join
@@ -128,12 +128,15 @@ def _written(machine: Machine, place: Any, value: Any, name: str) -> Value:
 
 
 def usable_value(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
-    """What is known of an object that exists, if it may be used."""
+    """The abstract value of an object that exists. Refuses one that may not be used."""
     return usable(machine, machine.world.value(x, name), node)
 
 
 def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
-    """Change what is not a lane's: an attribute, a group's value."""
+    """Change an attribute, or an item of a group or of a container, for all lanes.
+
+    Refuses values that differ between lanes, and writes within a loop over lanes.
+    """
     usable(machine, value, node)
     if machine.lane is not None:
         raise machine.refusal("a loop over lanes changes what is not a lane's", node)

@@ -31,9 +31,9 @@ class Base:
 
 @dataclass(frozen=True)
 class Part:
-    """The lanes of a sequence that come by some branches.
+    """The lanes of a sequence that take certain sides of branches.
 
-    Each of `branches`: where it is and in which loops, and the side that is taken.
+    Each of `branches`: a `Branch`, and the side that is taken.
     """
 
     of: Any
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Joined:
-    """What a sequence is in each turn of some loops, one after another."""
+    """The concatenation of a sequence over the turns of some loops."""
 
     loops: tuple[Site, ...]
     of: Any
@@ -74,14 +74,14 @@ def depends(lanes: Any, loop: Site) -> bool:
     if isinstance(lanes, Either):
         return any(depends(x, loop) for x in lanes.of)
     if isinstance(lanes, Part):
-        # what a branch leaves may be other lanes when it is come to again
+        # a branch may select other lanes when it is reached again
         if any(loop in branch.turns for branch, _ in lanes.branches):
             return True
     return depends(lanes.of, loop)
 
 
 def deals(lanes: Any, loop: Site) -> bool:
-    """Do the turns of a loop deal out lanes, so that each comes in one of them?"""
+    """Do the turns of a loop partition the lanes, each in exactly one turn?"""
     if isinstance(lanes, Base):
         return bool(lanes.group == loop)
     if isinstance(lanes, Sorted):
@@ -92,10 +92,10 @@ def deals(lanes: Any, loop: Site) -> bool:
 
 
 def part(lanes: Any, branches: tuple[Any, ...]) -> Any:
-    """What some branches leave of a sequence."""
+    """The lanes of a sequence that take the given sides of branches."""
     return Part(lanes, branches) if branches else lanes
 
 
 def joined(lanes: Any, loops: tuple[Site, ...]) -> Any:
-    """Put together over those of the loops in which it is another each time."""
+    """The concatenation over `loops`; the sequence itself if there are none."""
     return Joined(loops, lanes) if loops else lanes

@@ -1,7 +1,7 @@
 """A function -> the syntax tree of its definition, proven to be the code that it runs.
 
-The file is read, compiled anew, and the code object at the function's place compared
-with the one that the function has: a tree that is returned is what Python will run.
+The file is read and compiled, and the code object at the function's line is compared
+with the function's: a tree that is returned is the code that Python will run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
-#: What the definition of a function is in a tree.
+#: The nodes that define a function.
 FunctionNode = ast.FunctionDef | ast.Lambda
 _FLAGS = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generators
 
@@ -43,16 +43,16 @@ class Sources:
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
         # by identity, for a code object's hash goes over all of it
-        self._known: dict[int, tuple[types.CodeType, Source]] = {}
+        self._sources: dict[int, tuple[types.CodeType, Source]] = {}
 
     def of(self, function: types.FunctionType) -> Source:
         """The definition of a function. Raises NoSource."""
         code = function.__code__
-        cached = self._known.get(id(code))
+        cached = self._sources.get(id(code))
         if cached is not None:
             return cached[1]
         definition = self._find(code)
-        self._known[id(code)] = code, definition
+        self._sources[id(code)] = code, definition
         return definition
 
     def _find(self, code: types.CodeType) -> Source:
@@ -104,7 +104,7 @@ def _collect(
 
 
 def same_code(a: types.CodeType, b: types.CodeType) -> bool:
-    """Do two code objects run the same, wherever their files lie?"""
+    """Do two code objects have the same code, whatever their file names?"""
     return (
         a.co_code == b.co_code
         and a.co_names == b.co_names
@@ -134,7 +134,7 @@ def _same_constant(a: Any, b: Any) -> bool:
 
 
 def inner_codes(code: types.CodeType) -> set[types.CodeType]:
-    """A code object and all that are made inside it."""
+    """A code object and all code objects nested in it."""
     codes = {code}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -66,22 +66,22 @@ def store_item(
 
 
 def store_state(machine: Machine, key: Value, new: Value, node: ast.AST) -> None:
-    """Set an item of the state of the lane at hand."""
+    """Set `state[key] = new` of the current lane. Refuse what differs between lanes."""
     machine.effects += 1
     usable(machine, new, node)
     key_level(machine, key, node)
     if isinstance(new, Tensor) and new.foreign:
         raise machine.refusal("lists are not known to have the same lanes", node)
     if isinstance(new, Tensor) and not new.number:
-        kept: Value = Tensor(none=new.none, plain=new.plain)
+        stored: Value = Tensor(none=new.none, plain=new.plain)
     elif level_of(new) in (Level.UNIFORM, Level.KIND):
         if isinstance(new, Known) and not isinstance(new.value, PLAIN):
             raise machine.refusal("the state of a lane is given an object", node)
         types = types_of(new)
         counts = machine.world.counters and (types is None or int in types)
-        kept = Data(Level.NUMBER if counts else Level.KIND, types)
+        stored = Data(Level.NUMBER if counts else Level.KIND, types)
     elif level_of(new) == Level.NUMBER and machine.world.counters:
-        kept = Data(Level.NUMBER, types_of(new))
+        stored = Data(Level.NUMBER, types_of(new))
     elif isinstance(new, Tensor) or level_of(new) == Level.NUMBER:
         raise machine.refusal(
             "the state keeps a number that was read from a lane", node
@@ -92,103 +92,134 @@ def store_state(machine: Machine, key: Value, new: Value, node: ast.AST) -> None
         )
     if isinstance(key, Known) and not isinstance(key.value, str):
         raise machine.refusal("the state is given a key that is no string", node)
-    machine.world.field(key.value if isinstance(key, Known) else None, kept)
+    machine.world.field(key.value if isinstance(key, Known) else None, stored)
 
 
 def store_states(machine: Machine, new: Value, node: ast.AST) -> None:
-    """`self.state[p] = new`, a dict made for it."""
+    """`self.state[p] = new`, where `new` is a dict that only this lane has."""
     if isinstance(new, State):
         return
-    held = machine.held(new, node) if isinstance(new, Ref) else None
-    if not isinstance(held, Dict) or not machine.own(held) or held.other is not None:
+    container = machine.container(new, node) if isinstance(new, Ref) else None
+    if (
+        not isinstance(container, Dict)
+        or not machine.is_local(container)
+        or container.other is not None
+    ):
         raise machine.refusal(
             "the state of a lane is given what is no dict of its own", node
         )
-    for key, value in held.items:
+    for key, value in container.items:
         store_state(machine, Known(key), value, node)
 
 
 def store_ref(
     machine: Machine, ref: Ref, key: Value, new: Value, node: ast.AST
 ) -> None:
-    """Set an item of a list or a dict that the step made."""
-    held = machine.now.heap[ref.number]
-    if isinstance(held, List) and held.lanes is not None and isinstance(key, Index):
-        held = machine.held(ref, node)
-        assert isinstance(held, List)
-        if key.lanes != held.lanes or held.frozen:
+    """Set `ref[key] = new` in a list or a dict that the step has created."""
+    container = machine.now.heap[ref.number]
+    if (
+        isinstance(container, List)
+        and container.lanes is not None
+        and isinstance(key, Index)
+    ):
+        container = machine.container(ref, node)
+        assert isinstance(container, List)
+        if key.lanes != container.lanes or container.frozen:
             raise machine.refusal("lists are not known to have the same lanes", node)
-        assert held.item is not None
+        assert container.item is not None
         usable(machine, new, node)
-        now = replace(held, item=join(held.item, new, Level.KIND))
-        machine.now.heap[ref.number] = now
+        updated = replace(container, item=join(container.item, new, Level.KIND))
+        machine.now.heap[ref.number] = updated
         return
-    held = machine.held(ref, node)
+    container = machine.container(ref, node)
     usable(machine, new, node)
-    if not machine.own(held) or (isinstance(held, List) and held.frozen):
+    if not machine.is_local(container) or (
+        isinstance(container, List) and container.frozen
+    ):
         raise machine.refusal("a loop over lanes changes what is not a lane's", node)
     level = max(key_level(machine, key, node), machine.level)
-    if isinstance(held, Dict):
-        if isinstance(key, Known) and held.made == machine.turns():
-            machine.now.heap[ref.number] = held.put(key.value, new)
+    if isinstance(container, Dict):
+        if isinstance(key, Known) and container.created_in == machine.turns():
+            machine.now.heap[ref.number] = container.put(key.value, new)
             return
-        other = new if held.other is None else join(held.other, new, level)
-        items = tuple((k, join(v, new, level)) for k, v in held.items)
-        machine.now.heap[ref.number] = replace(held, items=items, other=other)
+        other = new if container.other is None else join(container.other, new, level)
+        items = tuple((k, join(v, new, level)) for k, v in container.items)
+        machine.now.heap[ref.number] = replace(container, items=items, other=other)
         return
-    if held.lanes is not None:
+    if container.lanes is not None:
         raise machine.refusal("it sets lanes by their places", node)
-    if held.items is not None and isinstance(key, Known) and type(key.value) is int:
-        values = list(held.items)
-        if -len(values) <= key.value < len(values) and held.made == machine.turns():
+    if (
+        container.items is not None
+        and isinstance(key, Known)
+        and type(key.value) is int
+    ):
+        values = list(container.items)
+        if (
+            -len(values) <= key.value < len(values)
+            and container.created_in == machine.turns()
+        ):
             values[key.value] = new
-            machine.now.heap[ref.number] = replace(held, items=tuple(values))
+            machine.now.heap[ref.number] = replace(container, items=tuple(values))
             return
     if is_slice(key):
         raise machine.refusal("it sets a part of a list", node)
-    before = list(held.items or ()) if held.many is None else [held.many]
-    machine.now.heap[ref.number] = loose(replace(held, level=level), [*before, new])
+    values_before = (
+        list(container.items or ()) if container.many is None else [container.many]
+    )
+    machine.now.heap[ref.number] = loose(
+        replace(container, level=level), [*values_before, new]
+    )
 
 
 def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
-    """`list.append(new)`: within a loop over lanes, one more of each lane."""
+    """`list.append(new)`. In a loop over lanes, every lane appends one item."""
     usable(machine, new, node)
-    held = machine.now.heap[ref.number]
-    if held.broken or not isinstance(held, List):
-        raise machine.refusal(held.broken or "it appends to what is no list", node)
-    if held.frozen:
+    container = machine.now.heap[ref.number]
+    if container.broken or not isinstance(container, List):
+        raise machine.refusal(container.broken or "it appends to what is no list", node)
+    if container.frozen:
         raise machine.refusal("it changes a list that may be another", node)
-    if machine.own(held):
-        if held.lanes is not None:
+    if machine.is_local(container):
+        if container.lanes is not None:
             raise machine.refusal("it adds to lanes what is none", node)
-        if held.items is not None and held.made == machine.turns():
-            now = replace(held, items=(*held.items, new))
+        if container.items is not None and container.created_in == machine.turns():
+            updated = replace(container, items=(*container.items, new))
         else:
-            before = list(held.items or ()) if held.many is None else [held.many]
-            level = max(held.level, machine.level)
-            now = loose(replace(held, level=level), [*before, new])
-        machine.now.heap[ref.number] = now
+            items_before = (
+                list(container.items or ())
+                if container.many is None
+                else [container.many]
+            )
+            level = max(container.level, machine.level)
+            updated = loose(replace(container, level=level), [*items_before, new])
+        machine.now.heap[ref.number] = updated
         return
     lane = machine.lane
     assert lane is not None
-    if held.lane is not None:
+    if container.lane is not None:
         raise machine.refusal("it adds to a list of another lane", node)
-    if held.added is not None:
+    if container.added is not None:
         raise machine.refusal("a list gets several items of a lane", node)
     if any(loop.lanes is None for loop in machine.loops[machine.loops.index(lane) :]):
         raise machine.refusal("a list gets several items of a lane", node)
-    if held.items != () and (held.lanes is None or held.writer != lane.site):
+    if container.items != () and (
+        container.lanes is None or container.writer != lane.site
+    ):
         raise machine.refusal("a list gets items of lanes and others", node)
     lane.grown.add(ref.number)
-    loops = tuple(x for x in machine.turns() if x not in held.made)
-    now = replace(held, added=Added(new, (), loops, lane.site))
-    machine.now.heap[ref.number] = now
+    loops = tuple(loop for loop in machine.turns() if loop not in container.created_in)
+    updated = replace(container, added=Added(new, (), loops, lane.site))
+    machine.now.heap[ref.number] = updated
 
 
-def own_of(value: Value) -> Value:
-    """What is uniform in each turn of a loop, beside lanes of all its turns."""
+def over_turns(value: Value) -> Value:
+    """The abstract value of an item over all turns of a loop.
+
+    Data that is the same for all lanes of one turn may differ between turns, so its
+    level is at least `KIND`.
+    """
     if isinstance(value, Items):
-        return Items(tuple(map(own_of, value.items)))
+        return Items(tuple(map(over_turns, value.items)))
     if isinstance(value, Known) and not isinstance(value.value, PLAIN):
         return Bad("it may be another in each turn of a loop")
     if isinstance(value, (Known, Data)):
@@ -201,29 +232,36 @@ def own_of(value: Value) -> Value:
 
 
 def settle(machine: Machine, lane: Any) -> None:
-    """End a loop over lanes: what each has added to lists is there now."""
+    """End a loop over lanes: the items that lanes have appended become readable."""
     heap = machine.now.heap
-    for number, held in list(heap.items()):
-        if isinstance(held, List) and held.growing:
-            held = heap[number] = replace(held, growing=False)
-        if isinstance(held, List) and held.added is not None:
-            added = held.added
+    for number, container in list(heap.items()):
+        if isinstance(container, List) and container.growing:
+            container = heap[number] = replace(container, growing=False)
+        if isinstance(container, List) and container.added is not None:
+            added = container.added
             lanes = joined(part(lane.lanes, added.branches), added.loops)
-            if added.loops and not all(deals(lane.lanes, x) for x in added.loops):
+            if added.loops and not all(deals(lane.lanes, loop) for loop in added.loops):
                 heap[number] = replace(
-                    held, added=None, broken="a list gets several items of a lane"
+                    container, added=None, broken="a list gets several items of a lane"
                 )
                 continue
-            # the same for the lanes of a turn is not the same for all
-            new = own_of(added.item) if added.loops else added.item
-            if held.lanes is not None:
-                if held.lanes != lanes:
+            # an item that is uniform within one turn may differ between turns
+            new = over_turns(added.item) if added.loops else added.item
+            if container.lanes is not None:
+                if container.lanes != lanes:
                     heap[number] = replace(
-                        held, added=None, broken="a list gets lanes in several ways"
+                        container,
+                        added=None,
+                        broken="a list gets lanes in several ways",
                     )
                     continue
-                assert held.item is not None
-                new = join(held.item, new, Level.KIND)
+                assert container.item is not None
+                new = join(container.item, new, Level.KIND)
             heap[number] = replace(
-                held, items=None, lanes=lanes, item=new, writer=lane.site, added=None
+                container,
+                items=None,
+                lanes=lanes,
+                item=new,
+                writer=lane.site,
+                added=None,
             )

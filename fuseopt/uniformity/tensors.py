@@ -1,8 +1,8 @@
-"""What a step may ask of a tensor, and which functions of torch are calls of ATen.
+"""Which attributes of a tensor a step may read, which functions of torch call ATen.
 
-A call of ATen gives tensors, whatever the contents of its operands. Which tensors meet
-in it is a property of the way through the code, and that is the same for lanes that are
-alike: the dry run shows it. What such a call gives besides tensors is a number.
+A call of ATen returns tensors, whatever the contents of its operands. Which tensors it
+combines depends only on the path through the code, which is the same for lanes that are
+alike, and which the dry run shows. Results that are not tensors are numbers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ METADATA: dict[str, tuple[type, ...]] = {
     "requires_grad": (bool,),
     "itemsize": (int,),
 }
-#: The same, where sizes are told.
+#: Attributes that depend on sizes.
 SIZES: dict[str, tuple[type, ...]] = {"shape": (torch.Size,), "nbytes": (int,)}
 #: Methods and functions that give metadata.
 ASKED: dict[str, tuple[type, ...]] = {
@@ -67,11 +67,11 @@ ASKED_SIZES: dict[str, tuple[type, ...]] = {
     "stride": (tuple, int),
     "__len__": (int,),
 }
-#: Of a lane's own parameter and gradient: others are never led.
+#: False for the parameter and the gradient of a led lane: others are never led.
 NEVER = frozenset({"is_sparse", "is_sparse_csr", "is_quantized", "is_complex"})
 #: Attributes that are tensors.
 VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
-#: Methods beside those that ATen has under their names.
+#: Methods besides those that ATen has under the same name.
 METHODS = frozenset(
     "clone detach to type_as float double half bfloat16 int long short bool "
     "cpu cuda contiguous view reshape view_as reshape_as expand expand_as new_zeros "
@@ -86,7 +86,7 @@ DENIED = frozenset(
     "nonzero masked_select unique is_same_size swap_tensors numpy_T".split()
 )
 READS = frozenset({"item", "__float__", "__int__", "__bool__", "tolist"})
-#: Calls that take a number read from contents as a value; to others it could be a size.
+#: Calls that use a number read from contents as a value; others might use it as a size.
 VALUED = frozenset(
     "add sub subtract rsub mul multiply div divide true_divide pow float_power lerp "
     "addcmul addcdiv addmm addmv addbmm baddbmm clamp clip clamp_min clamp_max fill "
@@ -106,9 +106,9 @@ _FACTORIES = frozenset({"tensor", "as_tensor", "scalar_tensor"})
 
 @functools.cache
 def returns(name: str) -> tuple[str, ...] | None:
-    """What a call of ATen gives: "tensor", "list" or "number" each; None: no such op.
+    """The results of an op of ATen: "tensor", "list" or "number" each; None: no op.
 
-    With overloads of several forms: "tensor" and then "tuple", and how many.
+    Where overloads return either a tensor or a tuple: "mixed" and the tuple's length.
     """
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
@@ -117,8 +117,8 @@ def returns(name: str) -> tuple[str, ...] | None:
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema
         if not any("Tensor" in str(r.type) for r in schema.returns):
-            taken = {str(a.type) for a in schema.arguments}
-            if not taken & {"Tensor", "Optional[Tensor]", "Tensor?"}:
+            argument_types = {str(a.type) for a in schema.arguments}
+            if not argument_types & {"Tensor", "Optional[Tensor]", "Tensor?"}:
                 continue  # of numbers and lists of TorchScript
         forms.add(tuple(_kind(str(r.type)) for r in schema.returns))
     forms.discard(())
@@ -167,7 +167,7 @@ def attribute(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> 
     if first or (isinstance(t, Tensor) and t.shared):
         level = Level.UNIFORM
     if name == "requires_grad" and level != Level.UNIFORM:
-        # of gradients and state nobody watches it, and Dynamo guards it of none
+        # no guard watches requires_grad of gradients and state, Dynamo's neither
         raise machine.refusal("it reads requires_grad of a tensor of a lane", node)
     if name in METADATA:
         if name in NEVER and role:
@@ -210,7 +210,7 @@ def _near(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> None
 def asked(
     machine: Machine, t: Tensor | First, name: str, level: Level, node: ast.AST
 ) -> Value | None:
-    """What a method or a function gives that tells of metadata; None: it is another."""
+    """The result of a method or function that returns metadata; None for others."""
     _near(machine, t, name, node)
     first = isinstance(t, First) or t.shared
     level = max(level, Level.UNIFORM if first else Level.KIND)
@@ -228,7 +228,11 @@ def asked(
 
 
 class Operands:
-    """What a call of ATen is given: are they of a lane, and is a number among them?"""
+    """The operands of a call of ATen: what is known of all of them together.
+
+    `shared`: none belongs to a lane. `number`: one is a number read from contents.
+    `foreign`: one may be another lane's. `lane_data`: one is plain data of this lane.
+    """
 
     def __init__(self, machine: Machine, node: ast.AST) -> None:
         self.machine = machine
@@ -236,7 +240,7 @@ class Operands:
         self.shared = True
         self.number = False
         self.foreign = False
-        self.own = False  # plain data of the lane at hand
+        self.lane_data = False
 
     def take(self, value: Value) -> None:
         usable(self.machine, value, self.node)
@@ -244,7 +248,7 @@ class Operands:
             self.shared = self.shared and value.shared
             self.number = self.number or value.number
             self.foreign = self.foreign or value.foreign
-            self.own = self.own or value.number or value.plain
+            self.lane_data = self.lane_data or value.number or value.plain
             return
         level = level_of(value)
         if level is not None:
@@ -253,7 +257,7 @@ class Operands:
                     "a call of torch is given an object", self.node
                 )
             self.number = self.number or level == Level.NUMBER
-            self.own = self.own or level != Level.UNIFORM
+            self.lane_data = self.lane_data or level != Level.UNIFORM
             self.shared = self.shared and level == Level.UNIFORM
             return
         if isinstance(value, Items):
@@ -264,15 +268,15 @@ class Operands:
             self.take(value.item)
             return
         if isinstance(value, Ref):
-            held = self.machine.held(value, self.node)
-            if isinstance(held, List):
-                if held.lanes is not None:
+            container = self.machine.container(value, self.node)
+            if isinstance(container, List):
+                if container.lanes is not None:
                     raise self.machine.refusal(
                         "a call is given tensors of all lanes", self.node
                     )
-                for held_item in (*(held.items or ()), held.many):
-                    if held_item is not None:
-                        self.take(held_item)
+                for member in (*(container.items or ()), container.many):
+                    if member is not None:
+                        self.take(member)
                 return
         raise self.machine.refusal(
             "a call of torch is given what depends on lanes", self.node
@@ -286,7 +290,7 @@ def aten(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    """What a call of ATen gives."""
+    """The result of a call of ATen. Refuses operands that may be of different lanes."""
     op = op_of(name)
     if name.endswith("_") or name.startswith("__i") or "out" in keywords:
         machine.effects += 1
@@ -309,7 +313,7 @@ def aten(
         raise machine.refusal(
             "a call is given a number that was read from a lane", node
         )
-    if operands.foreign and operands.own:
+    if operands.foreign and operands.lane_data:
         raise machine.refusal("lists are not known to have the same lanes", node)
     if machine.lane is None and not operands.shared:
         raise machine.refusal("it uses a tensor of one lane for all", node)
@@ -335,14 +339,14 @@ def aten(
 
 def _one(machine: Machine, form: str, result: Tensor) -> Value:
     if form == "list":
-        machine.sizes = True  # which say how many there are
+        machine.sizes = True  # the length of the list depends on sizes
     if form == "tensor":
         return result
     return Many(result, Level.KIND) if form == "list" else NUMBER
 
 
 def is_aten(function: Any) -> str | None:
-    """The name under which ATen has a function of torch, or None."""
+    """The name of the op of ATen that a function of torch calls, or None."""
     name = getattr(function, "__name__", "")
     if name.startswith("_foreach_"):
         return None

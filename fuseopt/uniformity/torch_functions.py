@@ -1,4 +1,4 @@
-"""Functions of torch that are no calls of ATen: what they give."""
+"""Rules for functions of torch besides ATen, and for `torch._foreach_*`."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _get_value(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Valu
 
 @rule(getattr(torch_optimizer, "_stack_if_compiling", None))
 def _stack(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    # one tensor of as many numbers, or the list of them: a position is of its lane
+    # it returns one tensor of the numbers, or their list: a number for each lane
     if iteration.lanes_of(machine, args[0], node) is None:
         if not empty(machine, args[0]):
             raise machine.refusal("it stacks what are no lanes", node)
@@ -157,7 +157,7 @@ def _nothing(*_: Any) -> Value:
 
 
 def _sorted_by(machine: Machine, args: Args, node: ast.AST, keys: Any) -> Value:
-    outer = machine.held(args[0], node) if isinstance(args[0], Ref) else None
+    outer = machine.container(args[0], node) if isinstance(args[0], Ref) else None
     if machine.lane is not None:
         raise machine.refusal("it sorts lanes within a loop over lanes", node)
     if not isinstance(outer, List) or outer.items is None:
@@ -173,14 +173,14 @@ def _sorted_by(machine: Machine, args: Args, node: ast.AST, keys: Any) -> Value:
             raise machine.refusal("lists are not known to have the same lanes", node)
         lanes = sequence.lanes
     first = outer.items[0] if outer.items else Known(None)
-    held = machine.now.heap[first.number] if isinstance(first, Ref) else None
-    over = iteration.lanes_of(machine, first, node)
+    container = machine.now.heap[first.number] if isinstance(first, Ref) else None
+    first_sequence = iteration.lanes_of(machine, first, node)
     single = (
-        isinstance(held, List)
-        and held.filled
-        and over is not None
-        and isinstance(over.item, Tensor)
-        and over.item.role == "param"
+        isinstance(container, List)
+        and container.filled
+        and first_sequence is not None
+        and isinstance(first_sequence.item, Tensor)
+        and first_sequence.item.role == "param"
         and machine.world.single
     )
     return Grouped(outer.items, lanes, keys[0], keys[1], single)
@@ -210,30 +210,30 @@ def _by_dims(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 def foreach(
     machine: Machine, name: str, args: Args, keywords: Keywords, node: ast.AST
 ) -> Value:
-    """A call of torch._foreach_*: what it does to a position is of one lane."""
+    """A call of torch._foreach_*: each list position belongs to one lane."""
     lanes: Any = None
     values: list[Value] = []
-    nothing, tensors_only, other = False, True, False
+    has_empty, tensors_only, misaligned = False, True, False
     for value in (*args, *keywords.values()):
         usable(machine, value, node)
-        over = iteration.lanes_of(machine, value, node)
-        if over is None:
+        sequence = iteration.lanes_of(machine, value, node)
+        if sequence is None:
             if empty(machine, value):
-                nothing = True
+                has_empty = True
             else:
                 values.append(value)
             continue
-        if lanes is not None and over.lanes != lanes:
-            other = True
+        if lanes is not None and sequence.lanes != lanes:
+            misaligned = True
         else:
-            lanes = over.lanes
-        tensors_only = tensors_only and pure(over.item)
-        if other and not tensors_only:
-            # which tensors meet in a call the dry run shows, not so with numbers
+            lanes = sequence.lanes
+        tensors_only = tensors_only and pure(sequence.item)
+        if misaligned and not tensors_only:
+            # the dry run shows which tensors a call combines, but not which numbers
             raise machine.refusal("lists are not known to have the same lanes", node)
-        tensors.Operands(machine, node).take(over.item)
+        tensors.Operands(machine, node).take(sequence.item)
     if lanes is None:
-        if nothing:
+        if has_empty:
             return machine.list_of()
         operands = tensors.Operands(machine, node)
         for value in values:

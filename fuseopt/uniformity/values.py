@@ -1,9 +1,10 @@
-"""What is known of a value without running anything: does it tell lanes apart?
+"""Abstract values: what the analysis knows of a value, and whether lanes differ in it.
 
 Two runs are compared throughout: the step of all lanes and that of the leading ones.
-A *uniform* value is the same in both, whatever the number and the order of lanes. One
-of a *kind* belongs to a lane and follows from what lanes that are alike have in common.
-A *number* was read from contents of a lane's tensors. All of these are plain data.
+Plain data has one of three levels. *Uniform* data is the same in both runs, whatever
+the number and the order of lanes. Data of a *kind* belongs to a lane and follows from
+what lanes that are alike have in common. A *number* was read from the contents of a
+lane's tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ EXACT = (bool, str, bytes, NONE, torch.dtype, torch.device, torch.layout)
 
 
 class Level(enum.IntEnum):
-    """By what plain data is determined. See the module."""
+    """What plain data depends on. See the module."""
 
     UNIFORM = 0
     KIND = 1
@@ -81,7 +82,7 @@ class Data(Value):
 
 @dataclass(frozen=True, slots=True)
 class Tensor(Value):
-    """A tensor of the lane at hand, or one computed from such.
+    """A tensor of the current lane, or one that is computed from its tensors.
 
     `shared`: of no lane, made of what is uniform. `none`, `number`: it may also be
     None, or a number read from contents; `plain`: or plain data of a lane's kind.
@@ -100,7 +101,7 @@ class Tensor(Value):
 
 @dataclass(frozen=True, slots=True)
 class First(Value):
-    """A tensor of the first of some lanes, which leads: only its metadata is asked."""
+    """A tensor of the first, leading lane of a sequence: only its metadata is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +113,21 @@ class Items(Value):
 
 @dataclass(frozen=True, slots=True)
 class Ref(Value):
-    """A list or a dict that the step made, by its number in the heap."""
+    """A list or a dict that the step has created, by its number in the heap."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Index(Value):
-    """Where the lane at hand stands among the lanes of a sequence."""
+    """The position of the current lane in a sequence of lanes."""
 
     lanes: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Count(Value):
-    """How many lanes a sequence has: only whether it is empty may be asked."""
+    """The number of lanes of a sequence: only whether it is zero may be used."""
 
     lanes: Any
 
@@ -161,7 +162,7 @@ class Groups(Value):
 
 @dataclass(frozen=True, slots=True)
 class Group(Value):
-    """A parameter group: by its number, or the one that a loop is at."""
+    """A parameter group: `where` is its number, or the site of a loop over groups."""
 
     where: Any
 
@@ -173,12 +174,12 @@ class States(Value):
 
 @dataclass(frozen=True, slots=True)
 class State(Value):
-    """The state of the lane at hand."""
+    """The state of the current lane: `optimizer.state[p]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held(Value):
-    """A container that exists besides the step: the optimizer's, or a module's."""
+    """A container that existed before the step: the optimizer's, or a module's."""
 
     number: int
     name: str
@@ -186,9 +187,9 @@ class Held(Value):
 
 @dataclass(frozen=True, slots=True)
 class Grouped(Value):
-    """Lists of lanes, by what lanes of a kind have in common. `keys`: parts of a key.
+    """Lists of lanes, sorted by device and dtype. `keys`: the parts of a key.
 
-    `indices`: does each group also say where its lanes stood before? `single`: there is
+    `indices`: does each group also have its lanes' former positions? `single`: there is
     one group.
     """
 
@@ -238,7 +239,7 @@ class Bad(Value):
 
 @dataclass(frozen=True, slots=True)
 class Carried(Value):
-    """A variable that another lane may have set; `before`: what it was before all."""
+    """A variable that another lane may have set; `before`: its value until then."""
 
     name: str
     before: Value | None
@@ -246,9 +247,9 @@ class Carried(Value):
 
 @dataclass(frozen=True, slots=True)
 class Gathered(Value):
-    """What has been gathered over the lanes by an operation in which order is nothing.
+    """A variable that lanes combine by an operation in which their order is irrelevant.
 
-    It may be added to, and be read when all lanes are done.
+    The loop over lanes may add to it; only the code after the loop may read it.
     """
 
     operation: str
@@ -261,7 +262,7 @@ def uniform(*kinds: type) -> Data:
 
 
 def of_kind(*kinds: type) -> Data:
-    """Plain data of some types that follows from what lanes alike have in common."""
+    """Plain data of some types that is the same for lanes of a kind."""
     return Data(Level.KIND, frozenset(kinds) if kinds else None)
 
 
@@ -271,7 +272,7 @@ TRUTH = frozenset({bool})
 
 
 def level_of(value: Value) -> Level | None:
-    """The level of plain data, None for what is something else."""
+    """The level of plain data, None for other values."""
     if isinstance(value, Data):
         return value.level
     if isinstance(value, Known):
@@ -298,15 +299,15 @@ def _types(*values: Value) -> frozenset[type] | None:
     return types
 
 
-#: Of two of these that are equal, as much is known: they need not be the same.
+#: Two equal values of these classes may stand for different objects.
 ALIKE = (Data, Tensor, First, Items, Sequence, Many, Choice)
 
 
 def join(a: Value, b: Value, level: Level) -> Value:
-    """What is known of a value that is either; `level` says by what it is decided.
+    """The abstract value of one that is `a` or `b`; `level`: that of the choice.
 
-    Of two values of which as much is known, each may be another one; only an object of
-    the analysis that is in both ways stands for what neither way has changed.
+    Equal values may stand for different objects; only if `a is b` has neither branch
+    changed the value.
     """
     if a is b or (a == b and not isinstance(a, ALIKE)):
         return a
@@ -379,7 +380,7 @@ def _or_data(t: Tensor, other: Value, level: Level) -> Value:
 
 
 def _gathered(a: Value, b: Value) -> Value:
-    """One that may have been added to in this iteration, and the same if it was not."""
+    """The join of a gathered variable with itself, before and after an addition."""
     if isinstance(a, Gathered) and isinstance(b, Gathered):
         if a.operation == b.operation:
             types_ = a.types | b.types if a.types and b.types else None

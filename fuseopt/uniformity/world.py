@@ -1,8 +1,8 @@
 """What exists before the step runs: the optimizer, its groups, modules, containers.
 
-Of numbers nothing is kept but their types, for they move from step to step. Constants
-of other types are known as they are: what the leading lanes' step reads of them Dynamo
-guards, and the analysis is made again for each of its graphs.
+Of numbers only the types are known, for they change from step to step. Constants of
+other types are known by value: Dynamo guards those that the leading lanes' step reads,
+and the analysis is repeated for each of its graphs.
 """
 
 from __future__ import annotations
@@ -51,26 +51,28 @@ FUNCTIONS = (
     classmethod,
     property,
 )
-_OWN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__")
-_NAMES = ("state", "param_groups")
+_HOOKS = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__")
+_RESERVED = ("state", "param_groups")
 
 
 class Unknown(Exception):
-    """Why an optimizer is none that can be analysed."""
+    """Why an optimizer cannot be analysed."""
 
 
-#: So many objects of one container are looked at, at most, beside plain data.
+#: The most objects of one container that are looked at, plain data not counted.
 MANY = 64
 
 
-#: How the names begin of what the optimizer holds.
-OWN = ("self.", "group[")
+#: Prefixes of the names of what the optimizer holds.
+OF_OPTIMIZER = ("self.", "group[")
 
 
 class World:
     """What exists before the step of an optimizer runs. See the module.
 
-    `written`: what the step may change of it, so that no more is known of that.
+    `known`: tensors of lanes besides those that the optimizer holds now. `written`: the
+    places that the step may change, whose former values are therefore not known.
+    `fields`: the values that state and written places may have. Raises Unknown.
     """
 
     def __init__(
@@ -84,10 +86,10 @@ class World:
         self.counters = counters
         self.kind = kind = type(optimizer)
         for c in kind.__mro__[:-1]:
-            for name in _OWN:
+            for name in _HOOKS:
                 if name in vars(c):
                     raise Unknown(f"{c.__name__} has a {name} of its own")
-            if any(name in vars(c) for name in _NAMES):
+            if any(name in vars(c) for name in _RESERVED):
                 raise Unknown(f"{c.__name__} has a state or groups of its own kind")
         if type(optimizer.state) not in (dict, collections.defaultdict):
             raise Unknown(f"its state is a {type(optimizer.state).__name__}")
@@ -112,22 +114,22 @@ class World:
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     tensors.append(value)
-                self.field(key, self._own(value))
-        # its groups hold the leading lanes alone while these are traced
+                self.field(key, self._state_value(value))
+        # while the leading lanes are traced, the groups hold no others
         tensors += known
         self.lanes.update(map(id, tensors))
         self.written: set[Any] = set()
         self.changed = False
-        self._held: dict[int, int] = {}
-        #: containers that are found elsewhere than in the optimizer. A rehearsal has a
-        #: double of the optimizer, and of nothing else: no step may change them
+        self._numbers: dict[int, int] = {}
+        #: numbers of containers that the optimizer does not hold. A rehearsal runs on a
+        #: double of the optimizer alone, so no step may change them
         self.foreign: set[int] = set()
         self._objects: list[Any] = []
         self._lane_free: set[int] = set()
 
     # ---------------------------------------------------------------- what lanes have
 
-    def _own(self, value: Any) -> Value:
+    def _state_value(self, value: Any) -> Value:
         if isinstance(value, torch.Tensor):
             return Tensor()
         if type(value) is int and self.counters:
@@ -137,7 +139,7 @@ class World:
         return Bad("the state of a lane is neither a tensor nor a number")
 
     def field(self, key: Any, value: Value) -> None:
-        """Take note of what the state of lanes may hold under a key."""
+        """Record a value that the state of lanes may hold under a key."""
         before = self.fields.get(key)
         now = value if before is None else join(before, value, Level.KIND)
         if now != before:
@@ -145,7 +147,7 @@ class World:
             self.changed = True
 
     def write(self, what: Any) -> None:
-        """Take note of what the step changes."""
+        """Record a place that the step changes."""
         if what not in self.written:
             self.written.add(what)
             self.changed = True
@@ -153,20 +155,20 @@ class World:
     # ---------------------------------------------------------------- what is held
 
     def hold(self, x: Any, name: str) -> Held:
-        number = self._held.get(id(x))
+        number = self._numbers.get(id(x))
         if number is None:
-            number = self._held[id(x)] = len(self._objects)
+            number = self._numbers[id(x)] = len(self._objects)
             self._objects.append(x)
-        if not name.startswith(OWN) and number not in self.foreign:
+        if not name.startswith(OF_OPTIMIZER) and number not in self.foreign:
             self.foreign.add(number)
             self.changed |= number in self.written
         return Held(number, name)
 
-    def object(self, held: Held) -> Any:
-        return self._objects[held.number]
+    def object(self, container: Held) -> Any:
+        return self._objects[container.number]
 
     def value(self, x: Any, name: str) -> Value:
-        """What is known of an object that exists."""
+        """The abstract value of an object that exists; `name` is for messages."""
         if isinstance(x, bool) or x is None:
             return Known(x)
         kind = type(x)
@@ -193,7 +195,7 @@ class World:
         return Bad(f"{name} is a {kind.__name__}, of which nothing is known")
 
     def all_of(self, values: Any, name: str, level: Level) -> Value:
-        """What is known of any of some objects that exist."""
+        """The join of the values of some objects; `level`: that of the choice."""
         result: Value | None = None
         for number, x in enumerate(values):
             if number >= MANY and not isinstance(x, PLAIN):
@@ -201,7 +203,7 @@ class World:
             value = self.value(x, f"an item of {name}")
             if isinstance(value, Bad):
                 return value
-            # which of them it is, is not known
+            # which of the objects it is depends on data of `level`
             if isinstance(value, Known) and level != Level.UNIFORM:
                 value = join(value, Data(level, frozenset({type(x)})), level)
             elif isinstance(value, Data):
