@@ -1,4 +1,4 @@
-"""What of accelerators' memory and of process groups is not torch's public API."""
+"""The private API of accelerators' memory pools, generators and process groups."""
 
 from __future__ import annotations
 

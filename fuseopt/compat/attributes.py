@@ -1,4 +1,4 @@
-"""What a traced step writes to attributes of its optimizer arrives there.
+"""Have a traced step's writes to attributes of its optimizer reach the optimizer.
 
 Dynamo does not enter an optimizer among the objects whose changes it writes back, so
 that `self.count += 1` in a step is seen by the rest of the trace and then lost, with
@@ -26,24 +26,24 @@ def keep_attributes(backend: Callable[..., Any]) -> None:
         from torch._dynamo.variables.optimizer import OptimizerVariable
     except ImportError:
         return
-    made: Any = SideEffects
-    store = getattr(made, "store_attr", None)
+    kind: Any = SideEffects
+    store = getattr(kind, "store_attr", None)
     if store is None:
         return
 
     @functools.wraps(store)
     def stored(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
-        known = getattr(self, "id_to_variable", None)
-        if known is not None and isinstance(item, OptimizerVariable):
+        variables = getattr(self, "id_to_variable", None)
+        if variables is not None and isinstance(item, OptimizerVariable):
             value = item.value
             graph = self.output_graph_weakref()
             ours = leads_to(getattr(graph, "compiler_fn", None), backend)
-            if ours and id(value) not in known:
-                known[id(value)] = item
+            if ours and id(value) not in variables:
+                variables[id(value)] = item
                 self.keepalive.append(value)
         return store(self, item, *args, **kwargs)
 
-    made.store_attr = stored
+    kind.store_attr = stored
 
 
 def read_attributes(backend: Callable[..., Any]) -> None:

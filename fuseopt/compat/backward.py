@@ -1,4 +1,4 @@
-"""What of a backward that is under way is not public API: which it is, and its end."""
+"""Autograd's private API: which backward is running, and a callback at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.compile(optimizer.step, backend=...)`: who compiles a step that is bound."""
+"""Take over `torch.compile(optimizer.step, backend=...)` of a bound step."""
 
 from __future__ import annotations
 

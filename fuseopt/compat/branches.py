@@ -1,13 +1,14 @@
-"""A branch on a number that a step reads from a tensor: both ways, and a choice.
+"""Trace both ways of a branch on a number read from a tensor, and choose their results.
 
-Dynamo ends its graph at `if rho_t > 5.0`, since nobody knows the number while it
-traces. Here both ways are traced, one after the other, up to where they meet: what
-they change in memory is put back in between, and each tensor and number then takes the
-value of the way that the branch would have taken. All of it is written in calls that
-Dynamo's graph may hold anyway, so whatever runs that graph does the same.
+Dynamo ends its graph at `if rho_t > 5.0`, since the value is unknown while it traces.
+Here both ways of the branch are traced, one after the other, up to the instruction
+where they meet. Memory that the first way writes is restored before the second begins;
+afterwards each tensor and number takes the value of the way that the branch would have
+taken. All of it is written as calls that Dynamo's graph may hold anyway, so that any
+backend runs it with the same result.
 
-Where the ways do not meet, or do what cannot be chosen from (change a list, return,
-draw a random number), Dynamo does as ever.
+Where the ways do not meet, or do something that no choice can express (change a list,
+return, draw a random number), Dynamo ends its graph there, as it does by itself.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_")
 
 
 def trace_branches(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`: both ways of branches on unknown numbers.
+    """Have Dynamo trace both ways of branches on unknown numbers, for `backend`.
 
-    Relies on the tables by which Dynamo finds what traces an instruction, and on how
-    it keeps a frame's variables; where they are others, such a branch ends the graph.
+    Relies on Dynamo's tables from an opcode to the function that traces it, and on how
+    its translator keeps a frame's variables; where these differ, such a branch ends
+    the graph.
     """
     try:
         from torch._dynamo import symbolic_convert
@@ -65,55 +67,58 @@ def trace_branches(backend: Callable[..., Any]) -> None:
     except (ImportError, AttributeError):
         return
 
-    def both(own: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(own)
+    def both(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def jump(self: Any, inst: Any) -> Any:
             if not leads_to(getattr(self.output, "compiler_fn", None), backend):
-                return own(self, inst)
+                return original(self, inst)
             if self.indexof[inst] in watched.one_way.get(self.f_code, ()):
-                return own(self, inst)
+                return original(self, inst)
             value = truth_of(self, self.stack[-1]) or self.stack[-1]
             if isinstance(value, SymNodeVariable) and is_unknown(value.sym_num):
                 self.stack[-1] = value
                 _Fork(self, inst).run()
                 return None
-            return own(self, inst)
+            return original(self, inst)
 
         return jump
 
     for table in tables.values():
         for code in codes:
-            own: Any = table[code]
-            if own is not None:
-                table[code] = both(own)
+            original: Any = table[code]
+            if original is not None:
+                table[code] = both(original)
 
 
 # ---------------------------------------------------------------- what a way changes
 
 
 def _memory(node: Node) -> set[int]:
+    """Identities of the storages of the tensors that a node stands for."""
     value = node.meta.get("example_value")
     tensors = value if isinstance(value, (list, tuple)) else [value]
     return {t.untyped_storage()._cdata for t in tensors if isinstance(t, torch.Tensor)}
 
 
 def _root(node: Node, inside: set[Node]) -> Node | None:
-    """The node of before a way whose memory this one is; None if the way made it."""
+    """The node outside of `inside` whose memory this node is a view of; None if a node
+    inside has allocated that memory.
+    """
     while node in inside:
-        own = _memory(node)
-        if not own:
+        storages = _memory(node)
+        if not storages:
             raise Refused(f"nothing is known of {node}")
-        same = [x for x in node.all_input_nodes if _memory(x) & own]
-        if not same:
+        bases = [base for base in node.all_input_nodes if _memory(base) & storages]
+        if not bases:
             return None
-        node = same[0]
+        node = bases[0]
     return node
 
 
 def _changed(nodes: Sequence[Node]) -> list[Node]:
-    """What of before these nodes they change, each once."""
+    """The nodes from before `nodes` whose memory these write, each once."""
     inside = set(nodes)
-    found: dict[Node, None] = {}
+    roots: dict[Node, None] = {}
     for node in nodes:
         name = str(getattr(node.target, "__name__", node.target))
         if any(word in name for word in RANDOM):
@@ -123,12 +128,12 @@ def _changed(nodes: Sequence[Node]) -> list[Node]:
             if root is not None:
                 if not isinstance(root.meta.get("example_value"), torch.Tensor):
                     raise Refused("they change what is no tensor")
-                found[root] = None
-    return list(found)
+                roots[root] = None
+    return list(roots)
 
 
 class _Frame:
-    """The variables of a frame, and what lies on its stack."""
+    """A snapshot of a frame that Dynamo traces: its variables, stack and blocks."""
 
     def __init__(self, tx: Any) -> None:
         self.stack = list(tx.stack)
@@ -136,6 +141,7 @@ class _Frame:
         self.blocks = list(tx.block_stack)
 
     def put(self, tx: Any) -> None:
+        """Restore the stack and the variables."""
         tx.stack[:] = self.stack
         tx.symbolic_locals.clear()
         tx.symbolic_locals.update(self.locals)
@@ -156,7 +162,7 @@ class _Fork:
         try:
             self._run()
         except Refused as reason:
-            # once more from the beginning, and here as ever
+            # trace once more from the beginning; Dynamo then ends its graph here
             log.debug("a branch on a number is left to Dynamo: %s", reason)
             refuse_branch(*self.branch, str(reason))
 
@@ -165,12 +171,12 @@ class _Fork:
         tx.pop()
         begin = tx.instruction_pointer
         target = tx.indexof[self.inst.target]
-        known = watched.meetings.setdefault(tx.f_code, {})
-        if begin not in known:
-            known[begin] = meeting_of(tx, begin, target, begin - 1)
-        meeting = known[begin]
+        meetings = watched.meetings.setdefault(tx.f_code, {})
+        if begin not in meetings:
+            meetings[begin] = meeting_of(tx, begin, target, begin - 1)
+        meeting = meetings[begin]
         before = _Frame(tx)
-        # which one is taken where the condition holds
+        # first the way that is taken where the condition holds
         ways = [target, begin] if "IF_TRUE" in self.inst.opname else [begin, target]
         with self._alone():
             nodes, first = self._way(ways[0], meeting)
@@ -180,52 +186,56 @@ class _Fork:
         if changed:
             self._choose_memory(changed, nodes, others)
         if not isinstance(meeting, int):
-            # the second way stands before what leaves; to go back may be the jump
+            # the second way stands before the instruction that leaves; a jump back may
+            # be the branch itself
             meeting = meeting[1] if meeting[0] == "back" else tx.instruction_pointer
         self._choose_variables(first, second, meeting)
         tx.instruction_pointer = meeting
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """What is traced within stays in one graph and changes no Python object but
-        those that it makes, such as the arguments that a mode hands on.
+        """Within this context a trace may not end the graph, raise an exception, or
+        change a Python object that it did not create itself (it does create some, such
+        as the arguments that a mode hands on). Raises Refused where it would.
         """
         tx, effects = self.tx, self.tx.output.side_effects
         kind: Any = importlib.import_module("torch._dynamo.variables.base")
         kind = kind.ValueMutationNew
-        begin = kind.__init__
-        own: list[Any] = []  # kept, so that no other comes to lie where one lay
+        init = kind.__init__
+        new: list[Any] = []  # strong references, so that no identity is used again
 
-        def made_here(self: Any, *args: Any, **kwargs: Any) -> None:
-            begin(self, *args, **kwargs)
-            own.append(self)
+        def note_new(self: Any, *args: Any, **kwargs: Any) -> None:
+            init(self, *args, **kwargs)
+            new.append(self)
 
         def refuse(item: Any) -> bool:
-            if any(x is getattr(item, "mutation_type", None) for x in own):
+            if any(x is getattr(item, "mutation_type", None) for x in new):
                 return True
             raise Refused("they change an object of Python's")
 
         def caught(_: Any) -> None:
             raise Refused("one of them raises")
 
-        wanted = [
+        hooks = [
             (tx, "should_compile_partial_graph", lambda: False),
             (tx, "exception_handler", caught),
             (effects, "check_allowed_side_effect", refuse),
         ]
-        made = [(x, name, f) for x, name, f in wanted if name not in vars(x)]
-        for x, name, f in made:
+        patches = [(x, name, f) for x, name, f in hooks if name not in vars(x)]
+        for x, name, f in patches:
             setattr(x, name, f)
-        kind.__init__ = made_here
+        kind.__init__ = note_new
         try:
             yield
         finally:
-            kind.__init__ = begin
-            for x, name, _ in made:
+            kind.__init__ = init
+            for x, name, _ in patches:
                 delattr(x, name)
 
     def _way(self, start: int, end: Place) -> tuple[list[Node], _Frame]:
-        """Trace from an instruction up to a place; the nodes, and how it ends."""
+        """Trace from an instruction up to a place; returns the nodes of the calls, and
+        the frame as it is then. Raises Refused where the way leaves before that.
+        """
         tx = self.tx
         last = next(iter(reversed(self.graph.nodes)))
         blocks = list(tx.block_stack)
@@ -238,7 +248,7 @@ class _Fork:
             raise Refused("one of them ends within another block")
         nodes = self._after(last)
         for node in nodes:
-            if not node.op.startswith("call"):  # what the graph is given was before
+            if not node.op.startswith("call"):  # an input of the graph: no way's own
                 last.append(node)
                 last = node
         return [node for node in nodes if node.op.startswith("call")], _Frame(tx)
@@ -246,31 +256,32 @@ class _Fork:
     @staticmethod
     def _after(node: Node) -> list[Node]:
         """All nodes of the graph that follow one."""
-        found = []
+        nodes = []
         while node.next.op != "root":
             node = node.next
-            found.append(node)
-        return found
+            nodes.append(node)
+        return nodes
 
     def _is_there(self, start: int, end: Place) -> bool:
-        now = self.tx.instruction_pointer
+        """Has a way that begins at `start` come to `end`?"""
+        pointer = self.tx.instruction_pointer
         if isinstance(end, int):
-            return bool(now == end)
-        if end == ("back", now) and now == start:
+            return bool(pointer == end)
+        if end == ("back", pointer) and pointer == start:
             return True
-        return leaving(self.tx.instructions[now], self.tx) == end
+        return leaving(self.tx.instructions[pointer], self.tx) == end
 
     # ------------------------------------------------------------ choices
 
     def _add(self, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
-        """A node of the graph where it stands; `value`: what the trace takes it for."""
+        """Append a call to the graph; `value()` gives the example value of its node."""
         op = "call_method" if isinstance(target, str) else "call_function"
         tracer = self.tx.output.current_tracer
-        given = tuple(
+        operands = tuple(
             torch.fx.Proxy(x, tracer) if isinstance(x, Node) else x for x in args
         )
-        made: Any = self.tx.output.create_proxy(op, target, given, kwargs)
-        node: Node = made.node
+        proxy: Any = self.tx.output.create_proxy(op, target, operands, kwargs)
+        node: Node = proxy.node
         with self.tx.fake_mode, torch.no_grad():
             node.meta["example_value"] = value()
         return node
@@ -284,9 +295,9 @@ class _Fork:
         self._add("copy_", (node, source), {}, lambda: example)
 
     def _condition(self, device: torch.device) -> Node:
-        """The outcome, as a tensor."""
-        known = self._conditions.get(device)
-        if known is None:
+        """The outcome of the branch: a boolean tensor without dimensions."""
+        condition = self._conditions.get(device)
+        if condition is None:
             kind: Any = {"dtype": torch.float64, "device": device}
             number = self._add(
                 torch.sym_ite,
@@ -295,16 +306,16 @@ class _Fork:
                 self.tx.output.shape_env.create_unbacked_symfloat,
             )
             self._bind(number)
-            made = self._add(
+            tensor = self._add(
                 torch.scalar_tensor,
                 (number,),
                 kind,
                 lambda: torch.empty((), **kind),
             )
-            example = made.meta["example_value"]
-            known = self._add(torch.ne, (made, 0.0), {}, lambda: example != 0.0)
-            self._conditions[device] = known
-        return known
+            example = tensor.meta["example_value"]
+            condition = self._add(torch.ne, (tensor, 0.0), {}, lambda: example != 0.0)
+            self._conditions[device] = condition
+        return condition
 
     @staticmethod
     def _bind(node: Node) -> None:
@@ -315,26 +326,29 @@ class _Fork:
     def _choose_memory(
         self, changed: Sequence[Node], nodes: Sequence[Node], others: Sequence[Node]
     ) -> None:
-        """Each tensor takes what it would have held."""
+        """Let each tensor of `changed` hold what the way that is taken writes to it.
+
+        `nodes` and `others`: the calls of the two ways, between which the copies go.
+        """
         end = next(iter(reversed(self.graph.nodes)))
-        held = [self._copy(x) for x in changed]
+        originals = [self._copy(node) for node in changed]
         _move(self._after(end), nodes[0] if nodes else others[0])
-        # what the first way left, and back again, before the second begins
-        left = [self._copy(x) for x in changed]
-        for x, y in zip(changed, held, strict=True):
-            self._write(x, y)
+        # save what the first way wrote, and restore, before the second begins
+        results = [self._copy(node) for node in changed]
+        for node, copy in zip(changed, originals, strict=True):
+            self._write(node, copy)
         if others:
             _move(self._after(end), others[0])
-        for x, y in zip(changed, left, strict=True):
-            example = x.meta["example_value"]
+        for node, copy in zip(changed, results, strict=True):
+            example = node.meta["example_value"]
             condition = self._condition(example.device)
             chosen = self._add(
                 torch.where,
-                (condition, y, x),
+                (condition, copy, node),
                 {},
                 lambda example=example: example.detach().clone(),
             )
-            self._write(x, chosen)
+            self._write(node, chosen)
 
     def _choose_variables(self, first: _Frame, second: _Frame, meeting: int) -> None:
         tx = self.tx
@@ -344,31 +358,31 @@ class _Fork:
             self._choice(x, y) for x, y in zip(first.stack, second.stack, strict=True)
         ]
         names = [*first.locals, *(k for k in second.locals if k not in first.locals)]
-        found: dict[str, Any] = {}
+        chosen: dict[str, Any] = {}
         for name in names:
             x, y = first.locals.get(name), second.locals.get(name)
             if x is y:
-                found[name] = x
+                chosen[name] = x
             elif is_read(tx, name, meeting):
                 if x is None or y is None:
                     raise Refused(f"{name} is set in one of them")
-                found[name] = self._choice(x, y)
+                chosen[name] = self._choice(x, y)
         tx.symbolic_locals.clear()
-        tx.symbolic_locals.update(found)
+        tx.symbolic_locals.update(chosen)
 
     def _choice(self, x: Any, y: Any) -> Any:
-        """A variable that is one or the other."""
+        """A variable of Dynamo's that is `x` where the condition holds, else `y`."""
         from torch._dynamo.variables.tensor import SymNodeVariable
 
         if x is y:
             return x
-        known = tensor_of(x) if tensor_of(y) is not None else None
-        if known is not None:
-            condition = self._condition(known.device)
-            made = choose(self.tx, condition, x, y, self.branch)
-            if made is None:
+        example = tensor_of(x) if tensor_of(y) is not None else None
+        if example is not None:
+            condition = self._condition(example.device)
+            choice = choose(self.tx, condition, x, y, self.branch)
+            if choice is None:
                 raise Refused("they leave tensors that are unlike")
-            return made
+            return choice
         numbers = [_number(x), _number(y)]
         if any(n is None for n in numbers):
             raise Refused("they leave other objects")
@@ -376,12 +390,12 @@ class _Fork:
         if isinstance(a, (int, float)) and isinstance(b, (int, float)):
             if type(a) is type(b) and repr(a) == repr(b):
                 return x
-        given = tuple(
+        operands = tuple(
             float(n) if isinstance(n, int) else n if isinstance(n, float) else v.proxy
             for n, v in zip(numbers, (x, y), strict=True)
         )
         proxy = self.tx.output.create_proxy(
-            "call_function", torch.sym_ite, (self.value.as_proxy(), *given), {}
+            "call_function", torch.sym_ite, (self.value.as_proxy(), *operands), {}
         )
         symbol = self.tx.output.shape_env.create_unbacked_symfloat()
         return SymNodeVariable.create(self.tx, proxy, symbol)

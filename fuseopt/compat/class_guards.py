@@ -1,9 +1,9 @@
-"""What classes and modules hold, guarded where Dynamo traces a step.
+"""Guard the contents of classes and modules where Dynamo traces a step.
 
-Dynamo guards that a class is the one that it was, and the attributes of it that it
-finds by a path of its own. It does not guard the order in which bases are asked, what
-is found of an object that the step makes, who is an instance of a class that answers
-for itself, nor that a builtin's name is none of the module.
+Dynamo guards the identity of a class, and those of its attributes to which it has a
+source. It does not guard the order of bases, the attributes of an object that the step
+creates, the result of `isinstance` for a class that defines `__instancecheck__`, nor
+that no global of the module hides a builtin.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .hooks import Hook, around, ask, asks
 
 
 def guard_builtins() -> None:
-    """A name that Python's own functions have is none of the module."""
+    """Guard that no global of the module hides a builtin which the step names."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     def load(original: Hook, self: Any, name: Any) -> Any:
         if asks(self):
-            own = self.f_globals
-            known = vars(self.output).setdefault("fuseopt_builtins", {})
-            names = known.setdefault(id(own), set())
+            globals_ = self.f_globals
+            names_by_module = vars(self.output).setdefault("fuseopt_builtins", {})
+            names = names_by_module.setdefault(id(globals_), set())
             names.add(name)
-            what = f"{own.get('__name__')!r} hides none of the builtins"
-            ask(self, what, functools.partial(names.isdisjoint, own))
+            what = f"{globals_.get('__name__')!r} hides none of the builtins"
+            ask(self, what, functools.partial(names.isdisjoint, globals_))
         return original(self, name)
 
     around(InstructionTranslatorBase, "load_builtin_from_argval", load)
@@ -45,9 +45,9 @@ STEADY_PACKAGES = ("torch", "numpy", "builtins", __name__.partition(".")[0])
 
 
 class Classes:
-    """What classes hold, by identity: do they hold it still?
+    """A record of the attributes of classes, by identity, to be compared later.
 
-    Nothing of it is kept alive. Numbers and texts may change, for Dynamo guards these.
+    It keeps none of them alive. Numbers and strings may change: Dynamo guards these.
     """
 
     def __init__(self) -> None:
@@ -67,20 +67,20 @@ class Classes:
 
     @staticmethod
     def _look(kind: type) -> tuple[int, list[str], list[int], list[int]]:
-        own = vars(kind)
+        attributes = vars(kind)
         values = [
             id(type(x) if isinstance(x, (*VALUES, type(None))) else x)
-            for x in own.values()
+            for x in attributes.values()
         ]
-        codes = [id(getattr(_bare(x), "__code__", None)) for x in own.values()]
-        return id(kind.__mro__), [*own], values, codes
+        codes = [id(getattr(_bare(x), "__code__", None)) for x in attributes.values()]
+        return id(kind.__mro__), [*attributes], values, codes
 
     def same(self) -> bool:
         if self._gone:
             return False
         for number, kind in self._kinds.items():
-            found = kind()
-            if found is None or self._look(found) != self._held[number]:
+            referent = kind()
+            if referent is None or self._look(referent) != self._held[number]:
                 return False
         return True
 
@@ -91,7 +91,7 @@ def _bare(x: Any) -> Any:
 
 
 def _steady(kind: type) -> bool:
-    """Is it a class of Python's own, of torch's, of numpy's, or of this package?"""
+    """Does a class belong to the standard library, torch, numpy or this package?"""
     top = kind.__module__.partition(".")[0]
     return top in sys.stdlib_module_names or top in STEADY_PACKAGES
 
@@ -115,10 +115,10 @@ def guard_classes() -> None:
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
     def build(original: Hook, self: Any, value: Any) -> Any:
-        made = original(self, value)
+        variable = original(self, value)
         if asks(self.tx):
             _note_class(self.tx, value)
-        return made
+        return variable
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if asks(tx):
@@ -135,21 +135,21 @@ STEADY = (type, enum.EnumMeta, torch._C._TensorMeta)
 
 def _guard_kinds(tx: Any, kinds: Any) -> None:
     try:
-        given = kinds.as_python_constant()
+        constant = kinds.as_python_constant()
     except NotImplementedError:
         return
-    left = [given]
-    while left:
-        kind = left.pop()
+    pending = [constant]
+    while pending:
+        kind = pending.pop()
         if isinstance(kind, tuple):
-            left += kind
+            pending += kind
             continue
-        asked = getattr(type(kind), "__instancecheck__", type.__instancecheck__)
-        if asked is abc.ABCMeta.__instancecheck__:
+        check = getattr(type(kind), "__instancecheck__", type.__instancecheck__)
+        if check is abc.ABCMeta.__instancecheck__:
             # whoever registers with any of them changes this
             ask(tx, "no class registers", _Registered().same)
         elif isinstance(kind, type) and not any(
-            asked is x.__instancecheck__ for x in (*STEADY, type(torch.nn.Parameter))
+            check is x.__instancecheck__ for x in (*STEADY, type(torch.nn.Parameter))
         ):
             refuse(tx, f"it asks {kind.__name__} who is an instance")
 

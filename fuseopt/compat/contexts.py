@@ -17,13 +17,13 @@ _MISSING = object()
 @contextlib.contextmanager
 def setting(config: Any, **values: Any) -> Iterator[None]:
     """What `config.patch(**values)` does, in this thread too; nothing is left of it."""
-    known = {name: getattr(config, name) for name in values}
+    before = {name: getattr(config, name) for name in values}
     try:
         for name, value in values.items():
             setattr(config, name, value)
         yield
     finally:
-        for name, value in known.items():
+        for name, value in before.items():
             setattr(config, name, value)
 
 
@@ -45,9 +45,9 @@ def within_copy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return inner.run(function, *args, **kwargs)
     finally:
         for variable, value in inner.items():
-            known = variable.get(_MISSING)
-            if known is value:
+            current = variable.get(_MISSING)
+            if current is value:
                 continue
             ended = ".ConfigPatch[" in variable.name and not value
-            if known is not _MISSING or not ended:
+            if current is not _MISSING or not ended:
                 variable.set(value)

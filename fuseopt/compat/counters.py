@@ -1,4 +1,4 @@
-"""Integers that a step counts stay symbols while Dynamo traces it."""
+"""Have integers that a step counts stay symbols while Dynamo traces it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def stay_symbolic(gm: torch.fx.GraphModule, values: frozenset[int]) -> bool:
         if not isinstance(number, torch.SymInt):
             continue
         try:
-            known: Any = number.node.shape_env
+            env: Any = number.node.shape_env
             expr = number.node.expr
             hint = number.node.hint
-            asked = {x for guard in known.guards for x in guard.expr.free_symbols}
-            replaced = known.replacements
+            asked = {x for guard in env.guards for x in guard.expr.free_symbols}
+            replaced = env.replacements
         except AttributeError:
             return False
         if hint in values and (expr in asked or expr in replaced):

@@ -1,4 +1,4 @@
-"""Where CPython keeps the version of a dict."""
+"""Find the offset at which CPython keeps the version of a dict (PEP 509)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def dict_version() -> int:
 def _holds(at: int) -> bool:
     """Is what lies there another number after each change, and else the same?"""
     for kind in (dict, collections.defaultdict):
-        made: Any = kind()
-        word = ctypes.c_uint64.from_address(id(made) + at)
-        made.update({i: object() for i in range(3)})
+        sample: Any = kind()
+        word = ctypes.c_uint64.from_address(id(sample) + at)
+        sample.update({i: object() for i in range(3)})
         seen = {word.value}
-        for name, *given in _CHANGES:
-            getattr(made, name)(*given)
+        for name, *args in _CHANGES:
+            getattr(sample, name)(*args)
             seen.add(word.value)
         before = word.value
-        made.get(1)
-        [*made.items()]
+        sample.get(1)
+        [*sample.items()]
         if len(seen) != 1 + len(_CHANGES) or word.value != before:
             return False
     return True

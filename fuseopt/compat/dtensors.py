@@ -1,8 +1,8 @@
-"""Tensors that are spread over processes: what of DTensor is not torch's public API.
+"""DTensor's private API: its parts, its specs, and the collectives that it calls.
 
-Relies on `_local_tensor` and `_spec` of a DTensor, on the fields of a spec, on how one
-is made of both, and on the names of the functional collectives that it calls. Where
-the first are missing, no tensor is known as a DTensor: a step of such runs in eager.
+Relies on `_local_tensor` and `_spec` of a DTensor, on the fields of a spec, on the
+constructor that takes both, and on the names of the functional collectives. Where the
+first two are missing, no tensor is taken for a DTensor: its step runs in eager.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def dtensor_type() -> Any:
     """The class of tensors that are spread over processes; None if nothing has loaded
     it, so that no tensor is one.
     """
-    found = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    known = hasattr(found, "_local_tensor") and hasattr(found, "_spec")
-    return found if known else None
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    has_parts = hasattr(kind, "_local_tensor") and hasattr(kind, "_spec")
+    return kind if has_parts else None
 
 
 def part_places() -> tuple[int, int] | None:
-    """Where in the memory of a DTensor the pointers to its `_local_tensor` and to its
-    `_spec` lie, in bytes; None where that is not known.
+    """The offsets in bytes of the pointers to `_local_tensor` and to `_spec` in the
+    memory of a DTensor; None where they are not known.
     """
     kind = dtensor_type()
     return None if kind is None else _slots(kind)
@@ -42,18 +42,18 @@ def part_places() -> tuple[int, int] | None:
 
 @functools.cache
 def _slots(kind: Any) -> tuple[int, int] | None:
-    """Relies on both being slots, and finds where by writing to them."""
-    own = inspect.getattr_static(kind, "__getattribute__")
-    if own is not object.__getattribute__ or _hides_gradients(kind):
+    """The offsets of both slots, found by writing to them; None if they are none."""
+    getattribute = inspect.getattr_static(kind, "__getattribute__")
+    if getattribute is not object.__getattribute__ or _hides_gradients(kind):
         return None
     try:
         cpu = torch.device("cpu")
-        made = torch.Tensor._make_wrapper_subclass(kind, (1,), device=cpu)
+        sample = torch.Tensor._make_wrapper_subclass(kind, (1,), device=cpu)
     except (AttributeError, RuntimeError, TypeError):
         return None
-    if type(made) is not kind:
+    if type(sample) is not kind:
         return None
-    local, spec = (_slot(made, name) for name in ("_local_tensor", "_spec"))
+    local, spec = (_slot(sample, name) for name in ("_local_tensor", "_spec"))
     return (local, spec) if local and spec and local != spec else None
 
 
@@ -66,16 +66,16 @@ def _hides_gradients(kind: Any) -> bool:
     )
 
 
-def _slot(made: Any, name: str) -> int:
-    """Where in an object this slot of it lies; 0: nowhere, or in several places."""
-    descriptor = inspect.getattr_static(type(made), name)
+def _slot(sample: Any, name: str) -> int:
+    """The offset in bytes of a slot in an object; 0 if there is none, or several."""
+    descriptor = inspect.getattr_static(type(sample), name)
     if type(descriptor) is not types.MemberDescriptorType:
         return 0
-    n = type(made).__basicsize__ // ctypes.sizeof(ctypes.c_void_p)
-    words = (ctypes.c_uint64 * n).from_address(id(made))
+    n = type(sample).__basicsize__ // ctypes.sizeof(ctypes.c_void_p)
+    words = (ctypes.c_uint64 * n).from_address(id(sample))
     places = set(range(n))
     for x in (object(), object()):
-        setattr(made, name, x)
+        setattr(sample, name, x)
         places &= {k for k in places if words[k] == id(x)}
     return 8 * places.pop() if len(places) == 1 else 0
 
@@ -87,7 +87,7 @@ def are_spread(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def arrived(local: torch.Tensor) -> torch.Tensor:
-    """A part, when the collective that makes it has ended."""
+    """Wait for the collective that computes a part; returns the part as a tensor."""
     under_way = _under_way()
     if under_way is not None and type(local) is under_way:
         done: torch.Tensor = local.trigger_wait()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What of Dynamo is not torch's public API: how it traces, and when it gives up."""
+"""Dynamo's private API: hooks on when a trace starts, ends a graph, fails, gives up."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def on_trace(
             return
         owner = traced.f_locals.get("self")
         several = getattr(type(owner), STEPS, False)
-        for own in owner.optimizers if several else [owner]:
-            if isinstance(own, torch.optim.Optimizer):
-                check(own)
+        for optimizer in owner.optimizers if several else [owner]:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                check(optimizer)
         seen = _optimizers(traced)
         for reason in filter(None, map(keep, seen)):
             _leave_to_eager(reason)
@@ -132,7 +132,7 @@ def on_trace(
 
 
 def _leave_to_eager(reason: str) -> None:
-    """Let Dynamo run the code that it begins to trace as it is, from now on.
+    """Have Dynamo run the code that it begins to trace in eager, from now on.
 
     Relies on the function with which Dynamo gives up on a frame; where it is another,
     Dynamo traces on.
@@ -153,9 +153,9 @@ def refusal_of(optimizer: torch.optim.Optimizer) -> str:
 
 
 def refuse(tx: Any, why: str) -> NoReturn:
-    """End the trace of a step here, of which Dynamo would make something else.
+    """End the trace of a step that Dynamo would compile to something else than eager.
 
-    From now on the step runs in eager. Raises what ends a graph.
+    From now on the step runs in eager. Raises Dynamo's exception that ends a graph.
     """
     now = getattr(tx.output, "current_tx", tx)
     reason = f"{why} ({now.f_code.co_filename}:{now.lineno})"
@@ -173,7 +173,9 @@ def _is_own(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _stepping() -> list[torch.optim.Optimizer]:
-    """The optimizer whose method, which records no gradients, is among the callers."""
+    """The optimizer one of whose methods is among the callers, as a list of one; [] if
+    there is none, or gradients are recorded.
+    """
     if torch.is_grad_enabled():
         return []
     frame: types.FrameType | None = sys._getframe(1)
@@ -186,11 +188,11 @@ def _stepping() -> list[torch.optim.Optimizer]:
 
 
 def leave_no_patches(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`, let nothing stay of what it patched; before
-    any trace, nothing of one that was interrupted.
+    """Undo what Dynamo's patches leave behind after each trace for `backend`, and
+    before any trace what an interrupted one has left.
 
-    Relies on the function in which Dynamo does all of a trace; where it is another,
-    what `config.patch` leaves in the context stays.
+    Relies on `convert_frame._compile`, in which Dynamo does all of a trace; where that
+    is missing, the context variables that `config.patch` leaves stay.
     """
     try:
         converter: Any = importlib.import_module("torch._dynamo.convert_frame")
@@ -232,28 +234,28 @@ def on_graph_break(
 
     @functools.wraps(log)
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = [x for x in (*args, *kwargs.values()) if isinstance(x, Exception)]
-        if found and tracing.cuts is not None:
-            tracing.cuts += [*(getattr(found[0], "real_stack", None) or ())]
-        kind = str(getattr(found[0], "gb_type", "")) if found else ""
+        errors = [x for x in (*args, *kwargs.values()) if isinstance(x, Exception)]
+        if errors and tracing.cuts is not None:
+            tracing.cuts += [*(getattr(errors[0], "real_stack", None) or ())]
+        kind = str(getattr(errors[0], "gb_type", "")) if errors else ""
         output: Any = getattr(self, "output", None)
         if (
-            found
-            and not getattr(found[0], "logged", False)
+            errors
+            and not getattr(errors[0], "logged", False)
             and not any(meant in kind for meant in MEANT)
             and leads_to(getattr(output, "compiler_fn", None), backend)
         ):
             owners = _optimizers(output.root_tx)
-            stack = getattr(found[0], "real_stack", None)
+            stack = getattr(errors[0], "real_stack", None)
             line = stack[-1] if stack else None
             if owners and line and torch.is_grad_enabled():
                 # in the closure of a step, if not in a step that records gradients
                 code = inspect.unwrap(type(owners[0]).step).__code__
-                own = (code.co_filename, code.co_name) == (line.filename, line.name)
-                line = line if own else None
+                in_step = (code.co_filename, code.co_name) == (line.filename, line.name)
+                line = line if in_step else None
             if owners and line and not refusal_of(owners[0]):
                 place = f"{line.filename}:{line.lineno}: {line.line}"
-                tell(place, kind or type(found[0]).__name__, owners[0])
+                tell(place, kind or type(errors[0]).__name__, owners[0])
         return log(self, *args, **kwargs)
 
     translator.log_graph_break = told
@@ -283,13 +285,13 @@ def on_recompile_limit(
     """
     try:
         converter: Any = importlib.import_module("torch._dynamo.convert_frame")
-        asked = converter.exceeds_recompile_limit
+        exceeds_limit = converter.exceeds_recompile_limit
     except (ImportError, AttributeError):
         return
 
-    @functools.wraps(asked)
+    @functools.wraps(exceeds_limit)
     def exceeds(*args: Any, **kwargs: Any) -> Any:
-        answer = asked(*args, **kwargs)
+        answer = exceeds_limit(*args, **kwargs)
         names = sys._getframe(1).f_locals
         if (
             answer[0]
@@ -358,7 +360,7 @@ def _optimizers(frame: Any) -> list[torch.optim.Optimizer]:
 
 
 def leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
-    """Does one of Dynamo's wrappers around a backend hold this one?"""
+    """Is `backend` what Dynamo calls as `compiler`, within whatever wrappers?"""
     return any(
         layer is backend or getattr(layer, "compiler_fn", None) is backend
         for layer in layers_of(compiler)
@@ -366,14 +368,14 @@ def leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
 
 
 def layers_of(compiler: Any) -> Iterator[Any]:
-    """What Dynamo calls with a graph, and what each of its wrappers holds, inwards."""
+    """The function that Dynamo calls with a graph, then what each wrapper wraps."""
     for _ in range(8):  # whoever wraps a backend may wrap itself
         if compiler is None:
             return
         yield compiler
         names = "_torchdynamo_orig_backend", "_compiler_fn", "compiler_fn"
-        held = (getattr(compiler, name, None) for name in names)
-        compiler = next((x for x in held if x is not None), None)
+        wrapped = (getattr(compiler, name, None) for name in names)
+        compiler = next((x for x in wrapped if x is not None), None)
 
 
 def initialize(optimizer: Any) -> bool:
@@ -385,28 +387,29 @@ def initialize(optimizer: Any) -> bool:
     make = getattr(optimizer, "_init_group", None)
     if make is None:
         return False
-    given = list(inspect.signature(make).parameters.values())[1:]
-    if any(x.kind not in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in given):
+    params = list(inspect.signature(make).parameters.values())[1:]
+    if any(x.kind not in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in params):
         return False
     for group in optimizer.param_groups:
-        make(group, *([] for x in given if x.default is x.empty))
+        make(group, *([] for x in params if x.default is x.empty))
     return True
 
 
 def number_sources(gm: torch.fx.GraphModule) -> dict[int, str]:
-    """Which of a graph's arguments are numbers, and where from: "L['self'].t".
+    """The sources of those arguments of a graph that are numbers, by position, such as
+    "L['self'].t".
 
-    A float comes as a tensor with nothing else in it. Relies on what Dynamo notes at
-    each placeholder; "" where it does not.
+    A float comes as a tensor of one element. Relies on the `grapharg` that Dynamo notes
+    at each placeholder; a source that it does not name is "".
     """
-    found = {}
+    sources = {}
     for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-        given = node.meta.get("grapharg")
+        graph_arg = node.meta.get("grapharg")
         tensor = isinstance(node.meta.get("example_value"), torch.Tensor)
-        if given is None or (
-            tensor and not getattr(given, "pass_arg_as_tensor", False)
+        if graph_arg is None or (
+            tensor and not getattr(graph_arg, "pass_arg_as_tensor", False)
         ):
             continue
-        name = getattr(getattr(given, "source", None), "name", "")
-        found[i] = name() if callable(name) else str(name)
-    return found
+        name = getattr(getattr(graph_arg, "source", None), "name", "")
+        sources[i] = name() if callable(name) else str(name)
+    return sources

@@ -1,9 +1,9 @@
-"""Tensors as a compiled helper sees them: C functions, and where their fields lie.
+"""C functions that read a tensor, and the offsets of its fields in memory.
 
-What the helper reads of a tensor's memory is looked for in tensors made for that, and
-tried on others; nothing of its layout is assumed. Where it is not found, C functions
-that torch exports for ahead-of-time compiled code are asked instead, and where those
-are missing, Python.
+The compiled helper reads tensors by these. The offsets are searched for in tensors made
+for that, and tried on others; no layout is assumed. Where they are not found, the
+helper calls the C functions that torch exports for code compiled ahead of time; where
+these are missing, tensors are read in Python.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from .libraries import torch_library
 
 
 class TensorFunctions(NamedTuple):
-    """How to ask a tensor: where in a Python one its handle lies, addresses of C
-    functions that take a handle, and the places of its fields in bytes. `bump` is 0
-    where there is none, `words` where no fields were found.
+    """How to read a tensor from C.
+
+    `handle`: the offset in bytes of the pointer to its TensorImpl in the Python object.
+    Addresses of C functions that take this pointer: `data` to `strides`, and `bump`,
+    which is 0 where torch has none. The others: `Fields`, `storage`, `first` and
+    `memory` in bytes; `words` is 0 where no fields were found.
     """
 
     handle: int
@@ -45,13 +48,14 @@ class TensorFunctions(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Where fields lie, in words of 8 bytes; `words` is 0 where they were not found.
+    """Offsets of fields, in words of 8 bytes; `words` is 0 where they were not found.
 
-    `storage`: in a TensorImpl, its storage. `first`, `words`: there, all that says what
-    of the storage the tensor is: number of dims, sizes, strides, offset, number of
-    elements, dtype, device, dispatch keys in the last word. `kind`: the word of them
-    that has the dtype and the device. `inlined`: most dims that are kept there.
-    `memory`: in a storage, where its memory is; what owns it follows in two words.
+    In a TensorImpl: `storage`, the pointer to its storage; `first` and `words`, the
+    begin and the length of the region that says which part of the storage the tensor is
+    (number of dims, sizes, strides, offset, number of elements, dtype, device; the last
+    word has the dispatch keys). In that region: `kind`, the word with the dtype and the
+    device; `inlined`, the greatest number of dims whose sizes it can hold. In a
+    storage: `memory`, the data pointer; the two words after it say who owns it.
     """
 
     storage: int = 0
@@ -62,7 +66,7 @@ class Fields(NamedTuple):
     memory: int = 0
 
 
-#: Words of a tensor and of a storage that are searched, less than either has.
+#: How many words of a TensorImpl and of a storage are searched; each has more.
 _TENSOR, _STORAGE = 22, 7
 
 
@@ -71,17 +75,19 @@ def _words(address: int, n: int) -> list[int]:
 
 
 def _sample(dtype: torch.dtype = torch.float64, device: str = "cpu") -> torch.Tensor:
-    """A tensor with numbers that are hardly anywhere else in its memory."""
+    """A tensor whose sizes, strides and offset are numbers that its TensorImpl hardly
+    holds anywhere else.
+    """
     memory = torch.empty(1000, dtype=dtype, device=device)
     return memory.as_strided((3, 5), (101, 17), 307)
 
 
 @functools.cache
 def fields() -> Fields:
-    """Where the fields of a tensor lie in this torch.
+    """Search for the offsets of a tensor's fields in this version of torch.
 
-    Relies on `Tensor._cdata` and `UntypedStorage._cdata` being addresses. All that can
-    change of a tensor is changed in turn, and must show in the words found.
+    Relies on `Tensor._cdata` and `UntypedStorage._cdata` being addresses. Everything
+    that can differ between tensors is changed in turn, and must change the region.
     """
     try:
         t = _sample()
@@ -91,8 +97,8 @@ def fields() -> Fields:
         first = words.index(3) - 1
         inlined = words.index(101) - first - 1
         last = words.index(keys, first) + 1
-        own = _words(words[storage], _STORAGE)
-        memory = own.index(t.untyped_storage().data_ptr())
+        storage_words = _words(words[storage], _STORAGE)
+        memory = storage_words.index(t.untyped_storage().data_ptr())
         region = words[first:last]
         if len(region) < 8:  # the helper compares so many at a time
             return Fields()
@@ -101,8 +107,8 @@ def fields() -> Fields:
     except (ValueError, AttributeError, RuntimeError):
         return Fields()
     if any(
-        region[at : at + len(known)] != known
-        for at, known in zip(places, shape, strict=True)
+        region[at : at + len(values)] != values
+        for at, values in zip(places, shape, strict=True)
     ):
         return Fields()
     others = [
@@ -117,33 +123,33 @@ def fields() -> Fields:
     kind = [i for i, (a, b) in enumerate(zip(region, like, strict=True)) if a != b]
     if len(kind) != 1:
         return Fields()
-    # a lazy clone shares its memory until one of both is written: not the same owner
+    # a lazy clone shares its memory until one of both is written: the owner changes
     lender = torch.zeros(8, device="cpu")
-    place = _owner(lender, storage, memory)
+    owner = _owner(lender, storage, memory)
     torch._lazy_clone(lender)
-    if _owner(lender, storage, memory) == place:
+    if _owner(lender, storage, memory) == owner:
         return Fields()
     return Fields(storage, first, last - first, kind[0], inlined, memory)
 
 
 def _owner(t: torch.Tensor, storage: int, memory: int) -> list[int]:
-    """The memory of a tensor's storage and what owns it: three words."""
+    """The data pointer of a tensor's storage and the two words that say who owns it."""
     return _words(_words(t._cdata, _TENSOR)[storage] + 8 * memory, 3)
 
 
 def _handle_offset(tensors: Sequence[torch.Tensor]) -> int | None:
-    """Where in the memory of a Python tensor the pointer to its TensorImpl lies.
+    """The offset in bytes of the pointer to the TensorImpl in a Python tensor; None if
+    it is not the same in all `tensors`.
 
-    `Tensor._cdata` is that pointer; it is looked for in the object, and must lie at one
-    place in all of them.
+    `Tensor._cdata` is that pointer; the memory of each object is searched for it.
     """
     offset = None
     for t in tensors:
         words = (ctypes.c_uint64 * 6).from_address(id(t))
-        places = [8 * k for k in range(2, 6) if words[k] == t._cdata]
-        if len(places) != 1 or offset not in (None, places[0]):
+        offsets = [8 * k for k in range(2, 6) if words[k] == t._cdata]
+        if len(offsets) != 1 or offset not in (None, offsets[0]):
             return None
-        offset = places[0]
+        offset = offsets[0]
     return offset
 
 
@@ -167,17 +173,18 @@ _BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 
 @functools.cache
 def _shims() -> dict[str, int] | None:
+    """Addresses of the C functions by field; None where libtorch lacks one of them."""
     try:
         library = torch_library("libtorch_cpu", ctypes.CDLL)
-        found = {
+        addresses = {
             field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
             for field, name in _NAMES.items()
         }
     except (OSError, AttributeError):
         return None
     bump = getattr(library, _BUMP, None)
-    found["bump"] = ctypes.cast(bump, ctypes.c_void_p).value or 0 if bump else 0
-    return found
+    addresses["bump"] = ctypes.cast(bump, ctypes.c_void_p).value or 0 if bump else 0
+    return addresses
 
 
 def tensor_functions(
@@ -185,32 +192,31 @@ def tensor_functions(
 ) -> TensorFunctions | None:
     """C functions that read a tensor's address and metadata; None where there are none.
 
-    Relies on the stable C shim of AOTInductor, and on finding a tensor's handle in its
-    Python object, which is looked for and not assumed. `raw`: with the places of fields
-    in memory.
+    Relies on the stable C shim of AOTInductor, and on finding the pointer to a tensor's
+    TensorImpl in its Python object. `raw`: with the offsets of fields in memory.
     """
     shims = _shims()
     offset = _handle_offset(tensors) if shims is not None else None
     if shims is None or offset is None:
         return None
-    found = fields() if raw else Fields()
+    places = fields() if raw else Fields()
     return TensorFunctions(
         handle=offset,
-        storage=8 * found.storage,
-        first=8 * found.first,
-        words=found.words,
-        kind=found.kind,
-        inlined=found.inlined,
-        memory=8 * found.memory,
+        storage=8 * places.storage,
+        first=8 * places.first,
+        words=places.words,
+        kind=places.kind,
+        inlined=places.inlined,
+        memory=8 * places.memory,
         **shims,
     )
 
 
 @functools.cache
 def _required() -> int:
-    """The C++ function that says of a TensorImpl what its `requires_grad` is; 0: none.
+    """The address of `TensorImpl::requires_grad`; 0 where torch exports none.
 
-    Tried on tensors of both kinds.
+    Tried on tensors that require a gradient and on one that does not.
     """
     try:
         function = getattr(torch_library("libc10", ctypes.CDLL), _REQUIRES_GRAD)
@@ -219,15 +225,16 @@ def _required() -> int:
     function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_void_p]
     leaf = torch.zeros(1, device="cpu", requires_grad=True)
     with torch.enable_grad():
-        tried = [torch.zeros(1, device="cpu"), leaf, leaf * 2]
-    if any(function(t._cdata) != t.requires_grad for t in tried):
+        samples = [torch.zeros(1, device="cpu"), leaf, leaf * 2]
+    if any(function(t._cdata) != t.requires_grad for t in samples):
         return 0
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def requires_grad_function(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-    """(where in a Python tensor its handle lies, a C function that says of what the
-    handle points to whether it requires a gradient); None where that is not known.
+    """(offset in bytes of the pointer to the TensorImpl in a Python tensor, address of
+    a C++ function from that pointer to whether the tensor requires a gradient); None
+    where one of them is not known.
     """
     offset = _handle_offset(tensors)
     return None if offset is None or not _required() else (offset, _required())
@@ -235,12 +242,11 @@ def requires_grad_function(tensors: Sequence[torch.Tensor]) -> tuple[int, int] |
 
 @functools.cache
 def gradient_functions() -> tuple[int, int, int] | None:
-    """C++ functions: which tensor is the gradient of what a handle points to, what is
-    that tensor in Python, and does a mode want to be asked of each call? None where
-    torch has no such ones.
+    """Addresses of three C++ functions: the gradient of a TensorImpl; the Python object
+    of a C++ tensor; is a torch function mode on? None where torch lacks one of them.
 
-    They skip the warning of a tensor that is no leaf. Tried on tensors with a gradient
-    and without.
+    Read so, the gradient of a tensor that is no leaf gives no warning. Tried on tensors
+    with a gradient and without.
     """
     try:
         get = getattr(torch_library("libc10", ctypes.CDLL), _GRADIENT)
@@ -251,12 +257,12 @@ def gradient_functions() -> tuple[int, int, int] | None:
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     wrap.restype, wrap.argtypes = ctypes.py_object, [ctypes.c_void_p]
     mode.restype, mode.argtypes = ctypes.c_bool, []
-    bare, given = (torch.zeros(1, device="cpu", requires_grad=True) for _ in range(2))
-    given.grad = torch.ones(1, device="cpu")
-    for t in (bare, given, given):  # twice: a reference lost would be missed
+    without, leaf = (torch.zeros(1, device="cpu", requires_grad=True) for _ in range(2))
+    leaf.grad = torch.ones(1, device="cpu")
+    for t in (without, leaf, leaf):  # twice, to notice a reference that was not counted
         if wrap(get(t._cdata)) is not t.grad:
             return None
-    # a mode may be on here already, and the answer is kept for the whole process
+    # a mode may be on already, and the result is cached for the whole process
     already = torch._C._len_torch_function_stack() > 0
     with BaseTorchFunctionMode():
         within = mode()
@@ -268,8 +274,8 @@ def gradient_functions() -> tuple[int, int, int] | None:
 
 @functools.cache
 def version_functions() -> tuple[int, int] | None:
-    """C++ functions that take a handle: how often was a tensor changed in place, and
-    count that up; None where torch has no such ones. Tried on a tensor.
+    """Addresses of two C++ functions of a tensor: read its version counter, and count
+    it up; None where torch lacks one of them. Tried on a tensor.
     """
     try:
         library = torch_library("libtorch_cpu", ctypes.CDLL)
@@ -293,17 +299,19 @@ def version_functions() -> tuple[int, int] | None:
     return a, b
 
 
-#: CPython's number of the slot with which a type's objects are read as attributes.
+#: CPython's number of the slot `tp_descr_get`, by which a descriptor is read.
 _DESCR_GET = 54
 
 
 def gradient_getter(kinds: Sequence[type]) -> tuple[Any, int] | None:
-    """What reads `grad` of objects of exactly these types: a descriptor, and the C
-    function that takes it, an object and its type. None where something else does.
+    """How `grad` is read of objects of exactly these types: a descriptor, and the C
+    function that takes the descriptor, an object and its type. None where a type reads
+    it in another way.
     """
-    found = [inspect.getattr_static(kind, "grad", None) for kind in kinds]
+    descriptors = [inspect.getattr_static(kind, "grad", None) for kind in kinds]
     if any(
-        x is not found[0] or type(x) is not types.GetSetDescriptorType for x in found
+        x is not descriptors[0] or type(x) is not types.GetSetDescriptorType
+        for x in descriptors
     ) or any(
         inspect.getattr_static(kind, "__getattribute__") is not object.__getattribute__
         for kind in kinds
@@ -311,12 +319,12 @@ def gradient_getter(kinds: Sequence[type]) -> tuple[Any, int] | None:
         return None
     slot = ctypes.pythonapi.PyType_GetSlot
     slot.restype, slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
-    function = slot(type(found[0]), _DESCR_GET)
-    return None if not function else (found[0], function)
+    function = slot(type(descriptors[0]), _DESCR_GET)
+    return None if not function else (descriptors[0], function)
 
 
 def _ask(field: str, t: torch.Tensor) -> int:
-    """A number that the C shim says of a tensor."""
+    """The code that a function of the C shim gives for a tensor."""
     shims = _shims() or {}
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
     code = ctypes.c_int32()
@@ -326,15 +334,15 @@ def _ask(field: str, t: torch.Tensor) -> int:
 
 
 class Codes:
-    """The numbers that the C shim gives for dtypes and devices, each asked once."""
+    """The codes that the C shim gives for dtypes and devices, each asked once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[torch.dtype, torch.device], tuple[int, ...]] = {}
+        self._codes: dict[tuple[torch.dtype, torch.device], tuple[int, ...]] = {}
 
     def of(self, t: torch.Tensor) -> tuple[int, ...]:
-        """Of a tensor: its dtype, its kind of device, the index of that."""
+        """The codes of a tensor's dtype and type of device, and its device's index."""
         key = t.dtype, t.device
-        if key not in self._known:
+        if key not in self._codes:
             names = "dtype", "device", "device_index"
-            self._known[key] = tuple([_ask(name, t) for name in names])
-        return self._known[key]
+            self._codes[key] = tuple([_ask(name, t) for name in names])
+        return self._codes[key]

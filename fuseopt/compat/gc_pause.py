@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Compiling makes many small objects that live on: to look for garbage among them,
-    and among all that torch holds, again and again, would take longer than making them.
+    """Disable the garbage collector within this context.
 
-    Contexts may be one within another, and end in any order.
+    Compiling allocates many small objects that stay alive. Searching these and all that
+    torch holds for garbage, again and again, takes longer than allocating them.
+    Contexts may be nested, and end in any order.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -34,14 +34,14 @@ class Apart:
     def _give(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         if grad.requires_grad or grad.is_conj() or grad.is_neg():
             return
-        own = torch.empty(0, dtype=grad.dtype, device=grad.device)
+        alias = torch.empty(0, dtype=grad.dtype, device=grad.device)
         place = grad.storage_offset(), grad.shape, grad.stride()
-        own.set_(grad.untyped_storage(), *place)
-        p.grad = own
-        self._changed.append((p, grad, own))
+        alias.set_(grad.untyped_storage(), *place)
+        p.grad = alias
+        self._changed.append((p, grad, alias))
 
     def __exit__(self, *_: object) -> None:
-        for p, grad, own in self._changed:
-            if p.grad is own:
+        for p, grad, alias in self._changed:
+            if p.grad is alias:
                 p.grad = grad
         self._changed.clear()

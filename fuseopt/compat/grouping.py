@@ -1,4 +1,4 @@
-"""In which order torch goes over tensors of several dtypes."""
+"""The order in which torch's functions of lists go over tensors of several dtypes."""
 
 from __future__ import annotations
 

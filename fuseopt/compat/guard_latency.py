@@ -1,4 +1,4 @@
-"""Dynamo times its guards with cold caches, each time it has built them."""
+"""Leave out Dynamo's timing of its guards, which empties the processor's caches."""
 
 from __future__ import annotations
 

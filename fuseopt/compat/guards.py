@@ -1,13 +1,13 @@
-"""What Dynamo is made to guard besides what it guards, where it traces a step.
+"""Guards that Dynamo lacks, added where it traces a step.
 
-Of a step's own code Dynamo takes more for settled than its guards ask for: that a name
-is absent, in what order a dict has its keys, which object something is, which function
-a class holds. Each hook here notes such a fact where the trace takes it, as a guard of
-Dynamo's own that its compiled guards ask at each call. torch.optim's own code asks for
-none of these, and its traces are left alone.
+Dynamo's trace of a step depends on facts that none of its guards check: that a name is
+absent, in which order a dict has its keys, which object something is, which function a
+class holds. Each hook here adds a guard of Dynamo's where the trace depends on such a
+fact; Dynamo's compiled guards then check it at each call. torch.optim's own code
+depends on none of these facts, and its traces are left alone.
 
-Checked with torch 2.13, and by name with 2.11. Where what a hook relies on is missing,
-that hook is left out, and Dynamo guards what it guards by itself.
+Checked with torch 2.13, and by name with 2.11. Where torch lacks the function that a
+hook relies on, that hook is left out, and Dynamo has only its own guards.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def trace_guarded() -> None:
 
 
 def _guard_misses() -> None:
-    """A name that an object lacks, and a key that a dict lacks, stay absent."""
+    """Guard the absence of names that objects lack, and of keys that dicts lack."""
     from torch._dynamo.exc import ObservedAttributeError
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables.base import VariableTracker
@@ -72,10 +72,10 @@ def _guard_misses() -> None:
             raise
 
     def ask(original: Hook, self: Any, tx: Any, name: str) -> Any:
-        found = original(self, tx, name)
+        answer = original(self, tx, name)
         if asks(tx) and self.source is not None:
             install(*attribute_guard(GuardBuilder, self.source, name))
-        return found
+        return answer
 
     for kind in set(all_kinds(VariableTracker)):
         if "var_getattr" in vars(kind):
@@ -85,9 +85,9 @@ def _guard_misses() -> None:
 
 
 def attribute_guard(builder: Any, source: Any, name: str) -> tuple[Any, Any]:
-    """Whether what is at a source has an attribute, as a guard: its source, its kind.
+    """A guard on whether the object at a source has an attribute: (source, kind).
 
-    torch 2.11 asks at the attribute's own source; later ones are told its name.
+    torch 2.11 puts it at the attribute's source; later versions take its name.
     """
     from torch._dynamo.source import AttrSource
 
@@ -100,9 +100,9 @@ def attribute_guard(builder: Any, source: Any, name: str) -> tuple[Any, Any]:
 
 
 def _guard_contents() -> None:
-    """A dict that is looked into has the same keys, in the same order.
+    """Guard the keys of each dict that is read, and their order.
 
-    So has the dict of an object's attributes that is looked into as such.
+    The same holds for an object's `__dict__`, where the step reads that.
     """
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import AttrSource
@@ -114,12 +114,12 @@ def _guard_contents() -> None:
     def build(original: Hook, self: Any, value: Any) -> Any:
         asked = asks(self.tx)
         if asked and value in self.tx.output.side_effects:
-            # one object in two places: Dynamo asks of the first alone what it holds
+            # one object in two places: Dynamo guards its contents at the first alone
             first = self.tx.output.side_effects[value].source
             if first is not None and first != self.source:
                 install(first, GuardBuilder.ID_MATCH)
                 install(self.source, GuardBuilder.ID_MATCH)
-        made = original(self, value)
+        variable = original(self, value)
         if asked:
             if type(value) in tables:
                 self.tx.output.guard_on_key_order.add(self.source)
@@ -129,8 +129,8 @@ def _guard_contents() -> None:
                 if type(value) is collections.OrderedDict and len(value) > 1:
                     _guard_order(self.tx, self.source, value)
             elif isinstance(value, torch.Tensor):
-                _note_tensor(made, value)
-        return made
+                _note_tensor(variable, value)
+        return variable
 
     def attributes(original: Hook, self: Any, tx: Any) -> Any:
         if asks(tx) and self.source is not None:
@@ -144,18 +144,20 @@ def _guard_contents() -> None:
 
 
 def _guard_order(tx: Any, source: Any, value: Any) -> None:
-    """Guard the order of an OrderedDict, which the dict within it does not have."""
+    """Guard the order of an OrderedDict's keys, which differs from that of the plain
+    dict within it.
+    """
     keys = list(value)
     if not all(isinstance(key, (str, int)) for key in keys):
         refuse(tx, "it looks into an OrderedDict with keys of many kinds")
 
     def ordered(builder: Any, guard: Any) -> None:
         name = name_of(source)
-        found = compile(name, name, "eval")
-        around = builder.scope["G"]
+        lookup = compile(name, name, "eval")
+        globals_ = builder.scope["G"]
 
         def same(local: Any) -> bool:
-            return list(eval(found, {"L": local, "G": around})) == keys
+            return list(eval(lookup, {"L": local, "G": globals_})) == keys
 
         add = builder.guard_manager.root.add_lambda_guard
         parts = [f"list({name}) == {keys}"]
@@ -171,7 +173,7 @@ def _guard_order(tx: Any, source: Any, value: Any) -> None:
 
 
 def _guard_identity() -> None:
-    """What is compared with `is` remains the object that it was."""
+    """Guard the identity of objects that are compared with `is`."""
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.symbolic_convert import compare_op_handlers
     from torch._dynamo.variables.builtin import BuiltinVariable
@@ -186,18 +188,18 @@ def _guard_identity() -> None:
         return original(self, tx, args, kwargs)
 
     around(BuiltinVariable, "call_function", call)
-    # the table of operators has the method as it was
+    # the table of operators holds the method from before the hook
     for name in ("is", "is not"):
         compare_op_handlers[name] = compare_op_handlers[name].__self__.call_function
 
 
 def _guard_places() -> None:
-    """Two places hold one object still, or another one still.
+    """Keep the guards on identity that Dynamo leaves out for sources in an optimizer.
 
-    Dynamo reads the state of a parameter by its place among the keys, and leaves out
-    the guard that this key is that parameter: a state that was dropped and made anew
-    stands last, and each other one was taken for its neighbour's. Nor does it ask which
-    of the parameters an attribute is.
+    Dynamo reads the state of a parameter by its position among the keys of `state`, and
+    leaves out the guard that the key at this position is that parameter: a state that
+    was deleted and made anew stands last, and each other one would be taken for its
+    neighbour's. Nor does Dynamo guard which of the parameters an attribute is.
     """
     guards: Any = importlib.import_module("torch._dynamo.guards")
     left_out = guards.is_from_optimizer_source
@@ -213,7 +215,7 @@ def _guard_places() -> None:
 
 
 def _guard_methods() -> None:
-    """A method that is called has the code that it had, and is found where it was."""
+    """Guard the code of each method that is called, and the class that defines it."""
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import TypeDictSource
     from torch._dynamo.variables.functions import UserMethodVariable
@@ -223,16 +225,16 @@ def _guard_methods() -> None:
     )
 
     def walk(original: Hook, self: Any, tx: Any, name: str) -> Any:
-        found = original(self, tx, name)
+        defined_at = original(self, tx, name)
         if asks(tx):
-            # of the classes that lack the name, Dynamo leaves out the first
+            # Dynamo guards that classes lack the name, but for the first of them
             on_class = isinstance(self, UserDefinedClassVariable)
             kind = self.value if on_class else type(self.value)
             source = self.source if on_class else self.cls_source
             if name not in vars(kind) and source is not None:
                 lacks = functools.partial(GuardBuilder.DICT_NOT_CONTAINS, key=name)
                 install(TypeDictSource(source), lacks)
-        return found
+        return defined_at
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if asks(tx):
@@ -247,9 +249,9 @@ def _guard_methods() -> None:
 
 
 def _trace_groups() -> None:
-    """`_init_group` of a class that is not torch's is traced like any method.
+    """Have `_init_group` of a class that is not torch's traced like any other method.
 
-    Dynamo calls it for real, and guards nothing that it reads.
+    Dynamo runs it instead of tracing it, and guards nothing that it reads.
     """
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
@@ -271,7 +273,8 @@ def _trace_groups() -> None:
 # ---------------------------------------------------------------- what tensors are
 
 
-#: What is asked of a tensor and answered by Python, as methods of Dynamo's variables.
+#: Attributes and methods of a tensor whose values a trace takes for constants, as names
+#: of methods of Dynamo's variables.
 METADATA = (
     *("attr_ndim", "attr_dtype", "attr_device", "attr_layout", "attr_is_cuda"),
     *("attr_shape", "attr_is_quantized", "attr_is_sparse", "attr_is_nested", "size"),
@@ -281,7 +284,9 @@ METADATA = (
 
 
 def _guard_metadata() -> None:
-    """A tensor that Dynamo knows by its identity alone is as it was when asked."""
+    """Guard the metadata that a step reads of a tensor which Dynamo guards by identity
+    alone.
+    """
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.constant import ConstantVariable
@@ -299,26 +304,26 @@ def _guard_metadata() -> None:
         return original(self, tx)
 
     def attribute(original: Hook, self: Any, tx: Any, name: str) -> Any:
-        found = original(self, tx, name)
-        known = f"attr_{name}" in METADATA or name in ("grad", "requires_grad")
-        if traces_own() and not known and isinstance(found, ConstantVariable):
+        result = original(self, tx, name)
+        is_guarded = f"attr_{name}" in METADATA or name in ("grad", "requires_grad")
+        if traces_own() and not is_guarded and isinstance(result, ConstantVariable):
             source = self.source and AttrSource(self.source, name)
-            value = found.as_python_constant()
+            value = result.as_python_constant()
             if source is None or found_at(tx, source) is not value:
                 refuse(tx, f"it reads {name!r} of a tensor")
             install(source, GuardBuilder.CONSTANT_MATCH)
-        return found
+        return result
 
     def method(original: Hook, self: Any, tx: Any, name: str, *args: Any) -> Any:
-        found = original(self, tx, name, *args)
+        result = original(self, tx, name, *args)
         if (
             traces_own()
             and name not in METADATA
-            and isinstance(found, ConstantVariable)
+            and isinstance(result, ConstantVariable)
         ):
-            if found.as_python_constant() is not None:
+            if result.as_python_constant() is not None:
                 refuse(tx, f"it calls {name!r} of a tensor")
-        return found
+        return result
 
     around(TensorVariable, "var_getattr", attribute)
     around(TensorVariable, "call_method", method)
@@ -332,31 +337,33 @@ SOURCE, GUARDED = "fuseopt_source", "fuseopt_guarded"
 
 
 def _guard_inputs(node: Any, kind: Any) -> None:
-    """Guard the parameters and the state that a tensor is computed from."""
-    left = [node]
-    while left:
-        now = left.pop()
-        if not now.meta.get(GUARDED):
-            now.meta[GUARDED] = True
-            install(now.meta.get(SOURCE), kind)
-            left += now.all_input_nodes
+    """Guard the parameters and the state that a node's tensor is computed from."""
+    pending = [node]
+    while pending:
+        source = pending.pop()
+        if not source.meta.get(GUARDED):
+            source.meta[GUARDED] = True
+            install(source.meta.get(SOURCE), kind)
+            pending += source.all_input_nodes
 
 
 KIND = "fuseopt_kind"
 
 
-def _note_tensor(made: Any, value: torch.Tensor) -> None:
-    """Note what Dynamo does not of a tensor that stands in its graph as it is."""
-    proxy = getattr(made, "proxy", None)
+def _note_tensor(variable: Any, value: torch.Tensor) -> None:
+    """Note the source and the class of a tensor that Dynamo's graph holds as an
+    attribute: Dynamo notes neither.
+    """
+    proxy = getattr(variable, "proxy", None)
     if proxy is None or proxy.node.op != "get_attr":
         return
-    proxy.node.meta.setdefault(SOURCE, made.source)
-    if made.python_type() is not type(value):
+    proxy.node.meta.setdefault(SOURCE, variable.source)
+    if variable.python_type() is not type(value):
         proxy.node.meta[KIND] = type(value)
 
 
 def _keep_kinds() -> None:
-    """A parameter of a class of its own is of that class; its class stays the same."""
+    """Let `type(p)` be a parameter's class, also one that is not torch's, guarded."""
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables.tensor import TensorVariable
 

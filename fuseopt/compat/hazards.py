@@ -1,7 +1,7 @@
-"""What Dynamo traces otherwise than Python runs it, and no guard can hold.
+"""Refuse code that Dynamo traces otherwise than Python runs it, where no guard helps.
 
-Where the trace of a step comes to it, the trace ends, and the step runs in eager: its
-bits are eager's, and the user is told at which line.
+Where the trace of a step meets such code, the trace ends and the step runs in eager:
+its bits are eager's, and the user is told the line.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _is_copied(tx: Any, value: Any) -> str:
     """Why a container may not be used, of which an optimizer's shadow has a copy."""
     root = tx.output.local_scope.get("self")
     for holder in (root, *getattr(root, "optimizers", ())):
-        known = watched.shadows.get(holder) if isinstance(holder, Optimizer) else None
-        shadow = None if known is None else known()
+        ref = watched.shadows.get(holder) if isinstance(holder, Optimizer) else None
+        shadow = None if ref is None else ref()
         if shadow is not None and shadow.copies(value):
             return f"it finds a {type(value).__name__} of its optimizer's elsewhere"
     return ""
@@ -86,10 +86,10 @@ def refuse_texts() -> None:
 
     def text(original: Hook, self: Any, *args: Any) -> Any:
         if asks(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
-            known = constant(self, self.stack[-1].realize())
-            if known is None:
+            number = constant(self, self.stack[-1].realize())
+            if number is None:
                 refuse(self, "it makes text of a number that changes")
-            self.stack[-1] = known
+            self.stack[-1] = number
         return original(self, *args)
 
     around(InstructionTranslatorBase, "_format_value", text)

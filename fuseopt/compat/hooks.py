@@ -1,4 +1,4 @@
-"""How hooks are put around what Dynamo does while it traces a step for our backend.
+"""Put hooks around Dynamo's methods while it traces a step for our backend.
 
 Relies on the functions by which Dynamo installs guards, and on its expressions for
 where a value was found. Checked with torch 2.13, and by name with 2.11.

@@ -1,4 +1,4 @@
-"""What Dynamo imports to trace an optimizer, and a step of ours has no use for."""
+"""Spare the import of Inductor, which Dynamo does when it traces an optimizer."""
 
 from __future__ import annotations
 

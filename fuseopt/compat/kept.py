@@ -1,4 +1,4 @@
-"""What Dynamo keeps of a function that it has compiled, when nobody else does."""
+"""Free what Dynamo keeps of a compiled function after its last user is gone."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None
     """
     try:
         evaluated: Any = importlib.import_module("torch._dynamo.eval_frame")
-        own = torch._C._dynamo.eval_frame
+        eval_frame = torch._C._dynamo.eval_frame
         guards = {
             id(entry.guard_manager)
             for code in codes
-            for entry in own._debug_get_cache_entry_list(code)
+            for entry in eval_frame._debug_get_cache_entry_list(code)
         }
         for code in codes:
-            own.reset_code(code)
-        known = evaluated.cached_backends
-        for key, held in [*known.items()]:
-            if held is backend or getattr(held, "compiler_fn", None) is backend:
-                known.pop(key, None)
+            eval_frame.reset_code(code)
+        backends = evaluated.cached_backends
+        for key, entry in [*backends.items()]:
+            if entry is backend or getattr(entry, "compiler_fn", None) is backend:
+                backends.pop(key, None)
         _drop_finalizers(guards)
     except (ImportError, AttributeError):
         return
@@ -95,17 +95,17 @@ def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
     with contextlib.suppress(ImportError, AttributeError):
         converter: Any = importlib.import_module("torch._dynamo.convert_frame")
         for tracker in (converter.input_codes, converter.output_codes):
-            tracker.seen[:] = [known for known in tracker.seen if known() is not None]
+            tracker.seen[:] = [ref for ref in tracker.seen if ref() is not None]
     with contextlib.suppress(ImportError, AttributeError):
         utils: Any = importlib.import_module("torch._dynamo.utils")
         context = utils.get_metrics_context()
         if not context.in_progress():
             context._edits.clear()
     with contextlib.suppress(ImportError, AttributeError):
-        told: Any = importlib.import_module("torch._dynamo.eval_frame").dynamo_tls
-        own = {f"{c.co_name} {c.co_filename}:{c.co_firstlineno}" for c in codes}
-        infos = told.traced_frame_infos
-        infos[:] = [info for info in infos if info not in own]
+        state: Any = importlib.import_module("torch._dynamo.eval_frame").dynamo_tls
+        places = {f"{c.co_name} {c.co_filename}:{c.co_firstlineno}" for c in codes}
+        infos = state.traced_frame_infos
+        infos[:] = [info for info in infos if info not in places]
     for name in graphs:
         linecache.cache.pop(name, None)
         with contextlib.suppress(AttributeError):
@@ -115,8 +115,8 @@ def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
 def _drop_finalizers(guards: set[int]) -> None:
     """Detach finalizers whose guards are these, or are no more."""
     # one call of C: to make a list of items may collect garbage, and with it entries
-    known = weakref.finalize._registry.copy()  # type: ignore[attr-defined]
-    for finalizer, info in known.items():
+    registry = weakref.finalize._registry.copy()  # type: ignore[attr-defined]
+    for finalizer, info in registry.items():
         call = info.func
         if not isinstance(call, functools.partial):
             continue
@@ -124,6 +124,6 @@ def _drop_finalizers(guards: set[int]) -> None:
         if type(owner).__name__ != "CheckFunctionManager":
             continue
         manager = getattr(owner, "guard_manager", None)
-        gone = type(manager).__name__ == "DeletedGuardManagerWrapper"
-        if gone or id(manager) in guards:
+        is_deleted = type(manager).__name__ == "DeletedGuardManagerWrapper"
+        if is_deleted or id(manager) in guards:
             finalizer.detach()

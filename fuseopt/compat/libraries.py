@@ -1,4 +1,4 @@
-"""The libraries that torch itself is made of."""
+"""Open the shared libraries that torch is built of."""
 
 from __future__ import annotations
 

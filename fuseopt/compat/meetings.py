@@ -1,12 +1,12 @@
-"""Where two ways through the instructions of a function meet, as Dynamo holds them."""
+"""Find the instruction at which the two ways of a branch meet, in Dynamo's bytecode."""
 
 from __future__ import annotations
 
 import dis
 from typing import Any
 
-#: Where ways meet: an instruction, or what several of them do: ("back", to which),
-#: ("return",). A jump backwards begins the next turn of a loop.
+#: Where ways meet: the index of an instruction, or a thing that several instructions
+#: do: ("back", index), a jump back to the next turn of a loop; ("return",).
 Place = int | tuple[Any, ...]
 LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD", "SEND")
 #: Instructions that always jump.
@@ -16,11 +16,11 @@ VARIABLES = frozenset((*dis.haslocal, *dis.hasfree))
 
 
 class Refused(Exception):
-    """Both ways of this branch cannot be traced."""
+    """The two ways of a branch cannot both be traced."""
 
 
 def leaving(x: Any, tx: Any) -> tuple[Any, ...] | None:
-    """What an instruction does that goes nowhere further on; None if it goes on."""
+    """How an instruction leaves the code that follows it; None if it does not."""
     if x.opname.startswith("JUMP_BACKWARD"):
         return "back", tx.indexof[x.target]
     if x.opname == "RETURN_VALUE":
@@ -31,48 +31,49 @@ def leaving(x: Any, tx: Any) -> tuple[Any, ...] | None:
 
 
 def meeting_of(tx: Any, begin: int, target: int, at: int) -> Place:
-    """The first place that all ways from two instructions come by.
+    """The first place that all ways from `begin` and from `target` pass; Refused where
+    there is none.
 
-    `at`: the branch itself. A target before it begins the next turn of a loop.
+    `at`: the index of the branch. A target before it begins the next turn of a loop.
     """
-    known: dict[int, frozenset[Place]] = {}
+    passed: dict[int, frozenset[Place]] = {}
 
     def places(first: int) -> frozenset[Place]:
-        """All that every way from an instruction comes by."""
+        """The places that every way from an instruction passes."""
         todo = [first]
         while todo:
             i = todo[-1]
             x = tx.instructions[i]
             away = leaving(x, tx)
             if away is not None:
-                known[i] = frozenset((i, away))
-            if i in known:
+                passed[i] = frozenset((i, away))
+            if i in passed:
                 todo.pop()
                 continue
             on = [] if x.opname in ONWARD else [i + 1]
             on += [] if x.target is None else [tx.indexof[x.target]]
-            late = [k for k in on if k > i and k not in known]
+            late = [k for k in on if k > i and k not in passed]
             if late:
                 todo += late
                 continue
-            ways = [known[k] if k > i else frozenset((("back", k),)) for k in on]
-            known[i] = frozenset.intersection(*ways) | {i}
+            ways = [passed[k] if k > i else frozenset((("back", k),)) for k in on]
+            passed[i] = frozenset.intersection(*ways) | {i}
             todo.pop()
-        return known[first]
+        return passed[first]
 
     beyond = places(target) if target > at else frozenset((("back", target),))
     both = places(begin) & beyond
     steps = [x for x in both if isinstance(x, int)]
     if steps:
         return min(steps)
-    found = [x for x in both if isinstance(x, tuple) and x[0] != "leaves"]
-    if len(found) != 1:
+    ends = [x for x in both if isinstance(x, tuple) and x[0] != "leaves"]
+    if len(ends) != 1:
         raise Refused("they do not meet")
-    return found[0]
+    return ends[0]
 
 
 def is_read(tx: Any, name: str, start: int) -> bool:
-    """May a local be read from an instruction on, before it is set?"""
+    """May a local variable be read, from instruction `start` on, before it is set?"""
     todo, seen = [start], set()
     while todo:
         i = todo.pop()

@@ -1,4 +1,4 @@
-"""Numbers that leave a graph while a mode of torch's is on."""
+"""Have numbers leave a graph unseen by the torch function mode that is on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace asks of a number that it knows as a symbol: Python's answer, guarded.
+"""Answer what a trace asks of a symbolic number as Python does, and guard the answer.
 
 A step branches on its numbers (`if lr == 0`, `step % 10`), and some it uses as they are
 (in a text, as the exponent of a tensor). Dynamo answers from formulas of real numbers,
@@ -55,16 +55,16 @@ def source_of(node: Node) -> Any:
     """Where a number of the host comes from, which a node is; None if it is none."""
     if node.op == "call_method" and node.target == "item":
         (node, *more) = node.args  # type: ignore[assignment]
-        given = node.meta.get("grapharg") if isinstance(node, Node) else None
-        as_tensor = getattr(given, "pass_arg_as_tensor", False)
-        return given.source if as_tensor and not more else None  # type: ignore[union-attr]
+        graph_arg = node.meta.get("grapharg") if isinstance(node, Node) else None
+        as_tensor = getattr(graph_arg, "pass_arg_as_tensor", False)
+        return graph_arg.source if as_tensor and not more else None  # type: ignore[union-attr]
     if node.op != "placeholder":
         return None
-    given = node.meta.get("grapharg")
+    graph_arg = node.meta.get("grapharg")
     symbolic = isinstance(
         node.meta.get("example_value"), (torch.SymInt, torch.SymFloat)
     )
-    return getattr(given, "source", None) if symbolic else None
+    return getattr(graph_arg, "source", None) if symbolic else None
 
 
 def function_of(node: Node) -> Callable[..., Any] | None:
@@ -89,10 +89,10 @@ def number_of(tx: Any, x: Any) -> Number:
         raise Unknown
     if KNOWN not in x.meta:
         x.meta[KNOWN] = _number_of(tx, x)
-    known = x.meta[KNOWN]
-    if known is Unknown:
+    number = x.meta[KNOWN]
+    if number is Unknown:
         raise Unknown
-    return known  # type: ignore[no-any-return]
+    return number  # type: ignore[no-any-return]
 
 
 def _number_of(tx: Any, node: Node) -> Any:
@@ -231,12 +231,12 @@ def guard_number(
             _add(builder.get_guard_manager(guard), holds, what, guard)
             return
         text = f"({', '.join(names)},)"
-        found = compile(text, "<numbers of a step>", "eval")
+        values_of = compile(text, "<numbers of a step>", "eval")
         scope = builder.scope["G"]
 
         def all_hold(local: Any) -> bool:
             try:
-                return bool(holds(*eval(found, {"L": local, "G": scope})))
+                return bool(holds(*eval(values_of, {"L": local, "G": scope})))
             except Exception:
                 return False  # one of them is no longer there
 
@@ -293,11 +293,11 @@ def is_among(tx: Any, item: Any, items: Any) -> Any:
         proxy = tx.output.create_proxy(
             "call_function", operator.contains, (listed, item.as_proxy()), {}
         )
-        found = guard_number(tx, proxy.node)
+        answer = guard_number(tx, proxy.node)
     except (Unknown, NotImplementedError):
         return None
     tx.output.remove_node(proxy.node)
-    return ConstantVariable.create(found)
+    return ConstantVariable.create(answer)
 
 
 def node_of(value: Any) -> Node | None:

@@ -1,4 +1,4 @@
-"""A step that Dynamo traces for a backend is the plain one, as its user configured it.
+"""Have Dynamo trace the plain step that its user configured, not the capturable one.
 
 Dynamo sets `capturable` in all groups of what it traces, and moves counters to the
 device of the parameters; torch.optim computes with tensors, while it is traced, what
@@ -72,8 +72,10 @@ def _asked() -> list[Any]:
     from torch._dynamo import external_utils
 
     homes = torch.compiler, torch._utils, external_utils
-    found = [getattr(home, "is_compiling", None) for home in homes]
-    return [x for x in (*found, torch.compiler.is_dynamo_compiling) if x is not None]
+    functions = [getattr(home, "is_compiling", None) for home in homes]
+    return [
+        x for x in (*functions, torch.compiler.is_dynamo_compiling) if x is not None
+    ]
 
 
 @functools.cache
@@ -88,8 +90,8 @@ def _answer_as_eager(backend: Callable[..., Any]) -> None:
 
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
 
-    def answering(own: Any) -> Any:
-        @functools.wraps(own)
+    def answering(original: Any) -> Any:
+        @functools.wraps(original)
         def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
             if answers_as_eager(tx.f_code) and _ours(tx, backend) and _steps(tx):
                 capturable = tx.symbolic_locals.get("capturable")
@@ -98,7 +100,7 @@ def _answer_as_eager(backend: Callable[..., Any]) -> None:
                 torchs = tx.f_code.co_filename.startswith(OPTIM)
                 if not torchs or capturable is None or not _is_true(capturable):
                     return ConstantVariable.create(False)
-            return own(this, tx, *args, **kwargs)
+            return original(this, tx, *args, **kwargs)
 
         return handle
 
@@ -123,10 +125,8 @@ def _steps(tx: Any) -> bool:
     resumed = False
     while tx is not None:
         code = tx.f_code
-        given = [
-            tx.symbolic_locals.get(x) for x in code.co_varnames[: code.co_argcount]
-        ]
-        kinds = [_type_of(tx, x) for x in given]
+        args = [tx.symbolic_locals.get(x) for x in code.co_varnames[: code.co_argcount]]
+        kinds = [_type_of(tx, x) for x in args]
         resumed = RESUMED in code.co_name
         owners = kinds if resumed else kinds[:1]
         if any(issubclass(kind, torch.nn.Module) for kind in owners):
@@ -186,10 +186,10 @@ def _keep_groups(backend: Callable[..., Any]) -> None:
         if not tracing.groups_kept:
             move_step(self)
 
-    made: Any = OptimizerVariable
-    made._set_capturable = keep
-    made.call_method = call
-    made.move_step_if_cpu = move
+    kind: Any = OptimizerVariable
+    kind._set_capturable = keep
+    kind.call_method = call
+    kind.move_step_if_cpu = move
 
 
 # ---------------------------------------------------------------- numbers of tensors
@@ -242,18 +242,22 @@ def _keep_numbers(backend: Callable[..., Any]) -> None:
         return SymNodeVariable.create(tx, proxy, fresh(tx))
 
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
-    own_tensor = handlers.get(torch.as_tensor)
+    original_tensor = handlers.get(torch.as_tensor)
 
     def as_tensor(this: Any, tx: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Of a number that nobody knows: what makes one does not ask for it."""
         unknown = isinstance(x, SymNodeVariable) and is_unknown(x.sym_num)
         if not unknown or args or not _ours(tx, backend):
-            return own_tensor(this, tx, x, *args, **kwargs) if own_tensor else None
-        given = {k: v for k, v in kwargs.items() if not v.is_constant_none()}
-        kind = VariableTracker.build(tx, torch.get_default_dtype())
-        given.setdefault("dtype", kind)
+            return (
+                original_tensor(this, tx, x, *args, **kwargs)
+                if original_tensor
+                else None
+            )
+        keywords = {k: v for k, v in kwargs.items() if not v.is_constant_none()}
+        dtype = VariableTracker.build(tx, torch.get_default_dtype())
+        keywords.setdefault("dtype", dtype)
         make = TorchInGraphFunctionVariable(torch.scalar_tensor)
-        return make.call_function(tx, [x], given)
+        return make.call_function(tx, [x], keywords)
 
     handlers[torch.as_tensor] = as_tensor
     bound: Any = classmethod

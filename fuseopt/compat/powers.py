@@ -1,4 +1,4 @@
-"""Powers of numbers that a step reads or counts: what Dynamo makes of them."""
+"""Have Dynamo keep powers of numbers that a step reads or counts symbolic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an error of fuseopt's own gets through Dynamo to whoever called the step."""
+"""Let an error of fuseopt's pass through Dynamo unchanged to the caller of the step."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def refusals_pass(backend: Callable[..., Any]) -> Iterator[None]:
         if not isinstance(error, FuseoptError):
             raise
         # tracebacks begin where the context was entered: behind it, and contextlib
-        made = _passed(error, backend, sys._getframe(2))
-        if made is None:
+        converted = _passed(error, backend, sys._getframe(2))
+        if converted is None:
             raise
-        raise made from error.__cause__
+        raise converted from error.__cause__
 
 
 def _passed(
@@ -50,15 +50,15 @@ def _passed(
 
         if isinstance(error, BackendCompilerFailed):
             return None
-        own: Any = type(error)
-        made: Exception = _kind(own, BackendCompilerFailed)(backend, error, frame)
+        kind: Any = type(error)
+        converted: Exception = _kind(kind, BackendCompilerFailed)(backend, error, frame)
     except (ImportError, TypeError):
         return None
-    return made.with_traceback(error.__traceback__)
+    return converted.with_traceback(error.__traceback__)
 
 
 @functools.cache
-def _kind(own: Any, dynamo: Any) -> Any:
+def _kind(kind: Any, dynamo: Any) -> Any:
     """A class that is both an error of fuseopt's and Dynamo's for a failed backend."""
 
     def text(self: Any) -> str:
@@ -77,12 +77,12 @@ def _kind(own: Any, dynamo: Any) -> Any:
         return self if at is None else self.with_traceback(at)
 
     named = {
-        "__module__": own.__module__,
-        "__qualname__": own.__qualname__,
-        "__doc__": own.__doc__,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
         "__str__": text,
         "__repr__": shown,
         "remove_dynamo_frames": shortened,
         "__reduce__": plain,  # pickled, it is the plain error
     }
-    return type(own.__name__, (own, dynamo), named)
+    return type(kind.__name__, (kind, dynamo), named)

@@ -1,5 +1,4 @@
-"""What Dynamo writes in place of calls that scale or interpolate: one form, whatever
-its version.
+"""Rewrite calls that scale or interpolate to one form, whatever Dynamo's version.
 
 Versions of torch take these calls apart in different ways, some of which cannot be told
 from what a user might write, and round otherwise than eager. `trace_rewrites` has them
@@ -79,11 +78,11 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
         copied.as_proxy().node.meta[WRITTEN_AS] = name
         return copied
 
-    own_lerp = handlers.get(torch._foreach_lerp_)
+    original_lerp = handlers.get(torch._foreach_lerp_)
 
     def lerp(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if not ours(tx) or own_lerp is None:
-            return own_lerp(this, tx, *args, **kwargs) if own_lerp else None
+        if not ours(tx) or original_lerp is None:
+            return original_lerp(this, tx, *args, **kwargs) if original_lerp else None
         if len(args) != 3 or kwargs or isinstance(args[2], BaseListVariable):
             return None  # a list of weights is traced as it is
         _hide_frames()
@@ -91,12 +90,12 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
         return tx.inline_user_function_return(function, list(args), {})
 
     def scaled(function: Any) -> None:
-        own = handlers.get(function)
+        original = handlers.get(function)
 
         def traced(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
             alpha = kwargs.get("alpha")
             if not isinstance(alpha, TensorVariable) or not ours(tx):
-                return own(this, tx, *args, **kwargs) if own else None
+                return original(this, tx, *args, **kwargs) if original else None
             number = alpha.call_method(tx, "item", [], {})
             again = TorchInGraphFunctionVariable(function)
             return again.call_function(tx, list(args), {**kwargs, "alpha": number})
@@ -104,14 +103,18 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
         handlers[function] = traced
 
     def method(name: str, make: Callable[..., Any]) -> None:
-        own = getattr(TensorVariable, name, None)
-        if own is None:
+        original = getattr(TensorVariable, name, None)
+        if original is None:
             return
 
-        @functools.wraps(own)
+        @functools.wraps(original)
         def traced(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-            made = make(this, tx, *args, **kwargs) if ours(tx) else NotImplemented
-            return own(this, tx, *args, **kwargs) if made is NotImplemented else made
+            result = make(this, tx, *args, **kwargs) if ours(tx) else NotImplemented
+            return (
+                original(this, tx, *args, **kwargs)
+                if result is NotImplemented
+                else result
+            )
 
         setattr(TensorVariable, name, traced)
 
@@ -133,17 +136,17 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
     def is_number(value: Any) -> bool:
         if isinstance(value.realize(), SymNodeVariable):
             return value.python_type() in (int, float)
-        known = value.is_python_constant()
-        return known and type(value.as_python_constant()) in (int, float)
+        is_constant = value.is_python_constant()
+        return is_constant and type(value.as_python_constant()) in (int, float)
 
     def fill(this: Any, tx: Any, key: Any, value: Any) -> Any:
         """`x[mask] = number`, for a mask of x's shape."""
-        known = [getattr(x, "_size", None) for x in (this, key)]
+        sizes = [getattr(x, "_size", None) for x in (this, key)]
         if (
             not isinstance(key, TensorVariable)
             or key.dtype is not torch.bool
-            or known[0] is None
-            or known[0] != known[1]
+            or sizes[0] is None
+            or sizes[0] != sizes[1]
             or not is_number(value)
         ):
             return NotImplemented

@@ -1,4 +1,4 @@
-"""What of torch.amp.GradScaler is not public API: what it knows of each optimizer.
+"""GradScaler's private API: the stage and the found_inf flags of each optimizer.
 
 Checked with torch 2.11 and 2.13: a dict by the optimizer's id, with the stage that it
 is in and a flag for each device. Where that is missing, an AttributeError tells of it.
@@ -19,9 +19,9 @@ METHODS = ("unscale_", "step", "_unscale_grads_", "_maybe_opt_step")
 
 def is_plain_scaler(scaler: torch.amp.GradScaler) -> bool:
     """Does a scaler unscale and skip as torch's own does?"""
-    own: Any = torch.amp.GradScaler
+    plain: Any = torch.amp.GradScaler
     return all(
-        getattr(getattr(scaler, name, None), "__func__", None) is getattr(own, name)
+        getattr(getattr(scaler, name, None), "__func__", None) is getattr(plain, name)
         for name in METHODS
     )
 
@@ -42,10 +42,10 @@ def founds_of(
     """By device, what it found in the gradients of an optimizer: 1 for a step that is
     to be skipped.
     """
-    found: dict[torch.device, torch.Tensor] = scaler._per_optimizer_states[
+    flags: dict[torch.device, torch.Tensor] = scaler._per_optimizer_states[
         id(optimizer)
     ]["found_inf_per_device"]
-    return found
+    return flags
 
 
 def has_stepped(
@@ -56,7 +56,7 @@ def has_stepped(
     """Let it know that an optimizer has stepped; `found`: what was in its gradients, if
     it was not the scaler that looked.
     """
-    known = scaler._per_optimizer_states[id(optimizer)]
+    state = scaler._per_optimizer_states[id(optimizer)]
     if found is not None:
-        known["found_inf_per_device"] = {found.device: found}
-    known["stage"] = STAGES.STEPPED
+        state["found_inf_per_device"] = {found.device: found}
+    state["stage"] = STAGES.STEPPED

@@ -88,14 +88,14 @@ def written(node: Node) -> list[Node]:
     if not node.op.startswith("call"):
         return []
     args, kwargs = node.args, node.kwargs
-    found: list[Any] = [kwargs["out"]] if "out" in kwargs else []
+    targets: list[Any] = [kwargs["out"]] if "out" in kwargs else []
     schema = schema_of(node.target)
     if schema is not None:
         for position, name in schema.writes:
-            found.append(args[position] if position < len(args) else kwargs.get(name))
+            targets.append(args[position] if position < len(args) else kwargs.get(name))
     elif kwargs.get("inplace") is True or changes_first(node.target):
-        found.append(args[0] if args else kwargs.get("self"))
-    return _nodes(found)
+        targets.append(args[0] if args else kwargs.get("self"))
+    return _nodes(targets)
 
 
 def _nodes(x: Any) -> list[Node]:

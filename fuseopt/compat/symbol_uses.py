@@ -1,4 +1,4 @@
-"""What a trace does with numbers that it has as symbols: operands, branches, functions.
+"""Trace uses of symbolic numbers: operands of arithmetic, branches, functions of math.
 
 In a call with tensors a symbol stands where arithmetic has an operand. Elsewhere it
 becomes a constant, which a guard holds to, unless it has changed before. A branch goes
@@ -87,13 +87,13 @@ def _answer_exactly() -> None:
 def _jump(original: Hook, self: Any, inst: Any) -> Any:
     """A branch on a number of the host: one way, as long as the number says so."""
     value = self.stack[-1]
-    found = truth(self, value) if traces_step() else None
-    if found is None:
+    outcome = truth(self, value) if traces_step() else None
+    if outcome is None:
         return original(self, inst)
     from torch._dynamo.variables.constant import ConstantVariable
 
     before = len(self.stack)
-    self.stack[-1] = ConstantVariable.create(found)
+    self.stack[-1] = ConstantVariable.create(outcome)
     done = original(self, inst)
     if len(self.stack) == before:  # `x or y` gives x itself
         self.stack[-1] = value
@@ -127,14 +127,14 @@ def _settle_operands() -> None:
     """In a call with tensors a symbol stands where it is an operand of arithmetic."""
     from torch._dynamo.output_graph import SubgraphTracer
 
-    def create(original: Hook, self: Any, *given: Any, **named: Any) -> Any:
-        if len(given) == 4 and has_symbols() and traces_step():
-            kind, *call = given
+    def create(original: Hook, self: Any, *operands: Any, **named: Any) -> Any:
+        if len(operands) == 4 and has_symbols() and traces_step():
+            kind, *call = operands
             if kind.startswith("call") and _is_arithmetic(*call) is False:
                 target, args, kwargs = call
                 args, kwargs = _settle(self.output_graph, target, args, kwargs)
-                given = kind, target, args, kwargs
-        return original(self, *given, **named)
+                operands = kind, target, args, kwargs
+        return original(self, *operands, **named)
 
     around(SubgraphTracer, "create_proxy", create)
 
@@ -208,20 +208,23 @@ def _trace_functions() -> None:
 
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
 
-    def stay(function: Any, own: Any) -> Any:
+    def stay(function: Any, original: Any) -> Any:
         def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-            given = [x.realize() for x in args]
+            variables = [x.realize() for x in args]
             if (
                 traces_step()
                 and not kwargs
-                and any(isinstance(x, SymNodeVariable) for x in given)
+                and any(isinstance(x, SymNodeVariable) for x in variables)
                 and all(
                     isinstance(x, SymNodeVariable) or x.is_python_constant()
-                    for x in given
+                    for x in variables
                 )
             ):
                 proxy = tx.output.create_proxy(
-                    "call_function", function, tuple(x.as_proxy() for x in given), {}
+                    "call_function",
+                    function,
+                    tuple(x.as_proxy() for x in variables),
+                    {},
                 )
                 try:
                     if type(number_of(tx, proxy.node)) is float:
@@ -230,7 +233,7 @@ def _trace_functions() -> None:
                 except Unknown:
                     pass
                 tx.output.remove_node(proxy.node)
-            return own(this, tx, *args, **kwargs) if own else None
+            return original(this, tx, *args, **kwargs) if original else None
 
         return handle
 

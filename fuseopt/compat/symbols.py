@@ -1,4 +1,4 @@
-"""Numbers of an optimizer enter a trace as symbols: a schedule compiles nothing anew.
+"""Have an optimizer's numbers enter a trace as symbols: a schedule recompiles nothing.
 
 Dynamo takes a float for a constant until it has changed, and compiles anew then. Here
 floats that an optimizer holds are symbols from the first trace on, and so are integers
@@ -72,12 +72,12 @@ def _moves(builder: Any) -> bool:
 
 
 def _holder(tx: Any, source: Any) -> Any:
-    """The optimizer in which a number is found, which the code has; None if in none."""
+    """The optimizer that holds the number at a source; None if no optimizer does."""
     while getattr(source, "base", None) is not None:
         source = source.base
-        found = found_at(tx, source)
-        if isinstance(found, torch.optim.Optimizer):
-            return found
+        value = found_at(tx, source)
+        if isinstance(value, torch.optim.Optimizer):
+            return value
     return None
 
 
@@ -129,8 +129,8 @@ def _make_symbols() -> None:
         tracer = tx.output.root_tracer
         proxy = tracer.create_graph_input(name, type(number), number, source=source)
         tracer.bound_symbols[symbol] = proxy
-        made = SymNodeVariable.create(tx, proxy, number, source=source)
-        tx.output.unspec_variable_map[self.name] = made
+        variable = SymNodeVariable.create(tx, proxy, number, source=source)
+        tx.output.unspec_variable_map[self.name] = variable
         proxy.node.meta["grapharg"] = GraphArg(
             source,
             number,
@@ -142,7 +142,7 @@ def _make_symbols() -> None:
         if seen.scalar is moved:
             note_moved(tx, proxy.node)
         tracing.symbols.append(name_of(source))
-        return made
+        return variable
 
     around(VariableBuilder, "wrap_symfloat", wrap_float)
     if "dynamism" not in inspect.signature(VariableBuilder.wrap_symint).parameters:
@@ -150,26 +150,26 @@ def _make_symbols() -> None:
 
     def wrap_int(original: Hook, self: Any, value: int, *args: Any, **more: Any) -> Any:
         tx, source = self.tx, self.source
-        known = watched.counters.get(tx.output.root_tx.f_code, ())
+        counters = watched.counters.get(tx.output.root_tx.f_code, ())
         if args or more or not _moves(self):
             return original(self, value, *args, **more)
         name = name_of(source)
-        counted = _pattern(source) in known or is_counted(value, name)
+        counted = _pattern(source) in counters or is_counted(value, name)
         if counted or _is_foreign(tx, source):
             tracing.symbols.append(name)
             more = {"dynamism": DimDynamic.DYNAMIC}
-        made = original(self, value, *args, **more)
-        if isinstance(made, SymNodeVariable):
-            note_moved(tx, made.proxy.node)
-        return made
+        variable = original(self, value, *args, **more)
+        if isinstance(variable, SymNodeVariable):
+            note_moved(tx, variable.proxy.node)
+        return variable
 
     around(VariableBuilder, "wrap_symint", wrap_int)
     watched.asks_of_integers = True
 
 
 def _pattern(source: Any) -> str:
-    """Where a number is found, with `*` for each key that is no name: the same for all
-    groups and parameters.
+    """The path to a number, with `*` for each key that is not a string: the same for
+    all groups and parameters.
     """
     base = getattr(source, "base", None)
     if base is None:
@@ -181,10 +181,10 @@ def _pattern(source: Any) -> str:
 
 
 def _find_counters() -> None:
-    """An integer that the step replaces by another one is traced as a symbol.
+    """Have each integer that the step replaces by another one traced as a symbol.
 
-    The trace begins anew when it comes to the first such, which is in the first round
-    of a loop over lanes.
+    The trace begins anew at the first such integer that it meets, which is in the first
+    round of a loop over lanes.
     """
     from torch._dynamo.exc import SpeculationRestartAnalysis
     from torch._dynamo.source import AttrSource, DictGetItemSource
@@ -197,10 +197,10 @@ def _find_counters() -> None:
         now, before = value.as_python_constant(), found_at(tx, source)
         if type(now) is not int or type(before) is not int or now == before:
             return
-        known = watched.counters.setdefault(tx.output.root_tx.f_code, set())
+        counters = watched.counters.setdefault(tx.output.root_tx.f_code, set())
         pattern = _pattern(source)
-        if pattern not in known:
-            known.add(pattern)
+        if pattern not in counters:
+            counters.add(pattern)
             raise SpeculationRestartAnalysis(restart_reason=f"{pattern} is counted")
 
     def active() -> bool:
@@ -242,21 +242,21 @@ def on_instruction(base: Any, name: str, hook: Hook) -> None:
 
 
 def note_moved(tx: Any, node: Node) -> None:
-    """A number is another one in other calls: it is never held to what it is."""
+    """Note that a number differs between calls, so that no guard fixes its value."""
     vars(tx.output).setdefault("fuseopt_moved", set()).add(node)
 
 
 def has_moved(output: Any, node: Node) -> bool:
     """Has a number that this is computed from changed since the first call?"""
     moved = vars(output).get("fuseopt_moved", ())
-    left, seen = [node], set()
-    while left:
-        now = left.pop()
-        if now in moved:
+    pending, seen = [node], set()
+    while pending:
+        source = pending.pop()
+        if source in moved:
             return True
-        if now not in seen:
-            seen.add(now)
-            left += now.all_input_nodes
+        if source not in seen:
+            seen.add(source)
+            pending += source.all_input_nodes
     return False
 
 

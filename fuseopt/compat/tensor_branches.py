@@ -1,4 +1,4 @@
-"""A branch on a tensor (`if grad.norm() > 1`): its truth as a number, tensors chosen.
+"""Branches on a tensor (`if grad.norm() > 1`): its truth value, and choosing tensors.
 
 A variable that is one tensor after one way and another one after the other becomes a
 tensor of its own, `torch.where(condition, x, y)`. That is as good as eager's as long as
@@ -83,20 +83,23 @@ def choose(tx: Any, condition: Node, x: Any, y: Any, branch: Branch) -> Any:
     a, b = tensor_of(x), tensor_of(y)
     if a is None or b is None or not are_alike(a, b):
         return None
-    given = torch.fx.Proxy(condition, tx.output.current_tracer)
-    made = wrap_fx_proxy(
+    condition_proxy = torch.fx.Proxy(condition, tx.output.current_tracer)
+    choice = wrap_fx_proxy(
         tx,
         tx.output.create_proxy(
-            "call_function", torch.where, (given, x.as_proxy(), y.as_proxy()), {}
+            "call_function",
+            torch.where,
+            (condition_proxy, x.as_proxy(), y.as_proxy()),
+            {},
         ),
     )
-    chosen = tensor_of(made)
+    chosen = tensor_of(choice)
     if chosen is None or not are_alike(a, chosen):
         return None
-    known = vars(tx.output)
-    known.setdefault("fuseopt_chosen", {})[_storage(chosen)] = branch
-    known.setdefault("fuseopt_sides", {}).update({_storage(t): branch for t in (a, b)})
-    return made
+    notes = vars(tx.output)
+    notes.setdefault("fuseopt_chosen", {})[_storage(chosen)] = branch
+    notes.setdefault("fuseopt_sides", {}).update({_storage(t): branch for t in (a, b)})
+    return choice
 
 
 def _storage(t: torch.Tensor) -> int:
@@ -112,22 +115,24 @@ def watch_choices() -> None:
 
     def create(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
         node = original(self, *args, **kwargs)
-        known = vars(self.output_graph)
-        chosen = known.get("fuseopt_chosen")
+        notes = vars(self.output_graph)
+        chosen = notes.get("fuseopt_chosen")
         if chosen and node.op == "output":
             _refuse_any(node.all_input_nodes, chosen)
         elif chosen and node.op.startswith("call"):
-            _refuse_any(written(node), {**chosen, **known["fuseopt_sides"]})
+            _refuse_any(written(node), {**chosen, **notes["fuseopt_sides"]})
         return node
 
     around(SubgraphTracer, "create_node", create)
 
 
-def _refuse_any(nodes: Any, known: dict[int, Branch]) -> None:
+def _refuse_any(nodes: Any, branches: dict[int, Branch]) -> None:
     for node in nodes:
         for t in _tensors(node.meta.get("example_value")):
-            if _storage(t) in known:
-                refuse_branch(*known[_storage(t)], "it writes or keeps what it chose")
+            if _storage(t) in branches:
+                refuse_branch(
+                    *branches[_storage(t)], "it writes or keeps what it chose"
+                )
 
 
 def _tensors(x: Any) -> Iterator[torch.Tensor]:

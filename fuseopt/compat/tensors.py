@@ -1,4 +1,4 @@
-"""What of ATen and libtorch is not torch's public API."""
+"""ATen's and libtorch's private API: overloads, metadata guards, library functions."""
 
 from __future__ import annotations
 
@@ -75,19 +75,19 @@ def shapes_of(device_of: Callable[[torch.Tensor], str]) -> Iterator[None]:
     `torch._meta_registrations.device_hint`; without it, strides are those of a GPU.
     """
     rules: Any = sys.modules.get("torch._meta_registrations")
-    own = getattr(rules, "device_hint", None)
-    if own is None:
+    original = getattr(rules, "device_hint", None)
+    if original is None:
         yield
         return
 
     def hint(t: Any) -> str:
-        return device_of(t).split(":")[0] if type(t) is torch.Tensor else own(t)
+        return device_of(t).split(":")[0] if type(t) is torch.Tensor else original(t)
 
     rules.device_hint = hint
     try:
         yield
     finally:
-        rules.device_hint = own
+        rules.device_hint = original
 
 
 def wraps_others(t: torch.Tensor) -> bool:
@@ -99,8 +99,8 @@ def wraps_others(t: torch.Tensor) -> bool:
     alone.
     """
     if type(t) not in (torch.Tensor, torch.nn.Parameter):
-        own = torch._C._dispatch_keys(t)
-        if own.has(torch._C.DispatchKey.Python):
+        keys = torch._C._dispatch_keys(t)
+        if keys.has(torch._C.DispatchKey.Python):
             return True
     return any(asked(t) for asked in _wrapped())
 
@@ -108,11 +108,11 @@ def wraps_others(t: torch.Tensor) -> bool:
 @functools.cache
 def _wrapped() -> tuple[Callable[[torch.Tensor], bool], ...]:
     functorch = getattr(torch._C, "_functorch", None)
-    found = (
+    checks = (
         getattr(torch, "_is_functional_tensor", None),
         getattr(functorch, "is_functorch_wrapped_tensor", None),
     )
-    return tuple([x for x in found if x is not None])
+    return tuple([x for x in checks if x is not None])
 
 
 def bump_versions(tensors: Sequence[torch.Tensor]) -> None:
@@ -160,9 +160,9 @@ def _library_functions(symbols: tuple[str, ...]) -> Any:
     except OSError:
         return functions
     for k, symbol in enumerate(symbols):
-        found = getattr(library, symbol, None)
-        if found is not None:
-            functions[k] = ctypes.cast(found, ctypes.c_void_p).value
+        function = getattr(library, symbol, None)
+        if function is not None:
+            functions[k] = ctypes.cast(function, ctypes.c_void_p).value
     return functions
 
 

@@ -1,4 +1,4 @@
-"""What Dynamo has compiled, called without what surrounds each call of it."""
+"""Call the code that Dynamo has compiled without torch.compile's work at each call."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def dynamo_errors() -> tuple[type[Exception], ...]:
     Relies on the class of which all its errors are; () where there is none.
     """
     module = importlib.import_module("torch._dynamo.exc")
-    found = getattr(module, "TorchDynamoException", None)
-    return () if found is None else (found,)
+    base = getattr(module, "TorchDynamoException", None)
+    return () if base is None else (base,)
 
 
 @functools.cache
@@ -85,18 +85,18 @@ class Traced:
         ]
 
     def _note(self) -> None:
-        """Take over what Dynamo has now."""
-        known: list[Any] = []
+        """Take over the graphs that Dynamo now has for the function."""
+        graphs: list[Any] = []
         try:
-            own = torch._C._dynamo.eval_frame
-            for entry in own._debug_get_cache_entry_list(self.function.__code__):
+            eval_frame = torch._C._dynamo.eval_frame
+            for entry in eval_frame._debug_get_cache_entry_list(self.function.__code__):
                 guards = entry.guard_manager
                 if guards.cache_entry is not None:
                     run = self._called(entry.code)
-                    known.append((guards, guards.root.check, run))
+                    graphs.append((guards, guards.root.check, run))
         except AttributeError:
-            known.clear()
-        self.known = known
+            graphs.clear()
+        self.known = graphs
 
     def _called(self, code: types.CodeType) -> Callable[[Any], Any]:
         """What was compiled, as a function that calls its graph itself.

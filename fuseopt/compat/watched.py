@@ -1,4 +1,4 @@
-"""What the patches of Dynamo know, of this process: one object.
+"""What the patches of Dynamo have learned in this process, in one object.
 
 Whoever asks Dynamo to do something otherwise while it traces has nowhere else to keep
 what it has learned: the patched functions outlive every trace and every optimizer. All

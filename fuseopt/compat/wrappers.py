@@ -1,4 +1,4 @@
-"""What is not public API of the two layers that torch puts around a step."""
+"""The private API of the two layers that torch puts around an optimizer's step."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def devices_with_lists() -> list[str]:
     Relies on the function by which it chooses; where that is missing, those that have
     kernels for lists since torch 2.6.
     """
-    found = getattr(_foreach_utils, "_get_foreach_kernels_supported_devices", None)
-    return ["cuda", "xpu"] if found is None else list(found())
+    supported = getattr(_foreach_utils, "_get_foreach_kernels_supported_devices", None)
+    return ["cuda", "xpu"] if supported is None else list(supported())
 
 
 @functools.cache
