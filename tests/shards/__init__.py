@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, _redistribute, distribute_tensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 #: The last of four: it has one of seven rows, and none of six.
@@ -26,6 +27,17 @@ def fake_group() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        forget_meshes()
+
+
+def forget_meshes() -> None:
+    """Empty torch's caches of what DTensor does to placements.
+
+    Their keys hold meshes that are compared by shape and names, so that a mesh of the
+    next group finds the answers of this one's, with groups that no longer exist.
+    """
+    _clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
 
 
 def spread(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
