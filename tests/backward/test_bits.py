@@ -152,7 +152,7 @@ def test_all_buckets_share_one_program(
     assert not planned
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(4)
 @pytest.mark.parametrize(
     "schedule",
     [

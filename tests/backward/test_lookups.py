@@ -357,7 +357,9 @@ def test_training(done: list[bool], buckets: Any) -> None:
     assert not pair.mine.tokens._forward_hooks
 
 
-@pytest.mark.parametrize("build", [adamw, momentum])
+@pytest.mark.parametrize(
+    "build", [pytest.param(adamw, marks=pytest.mark.slow), momentum]
+)
 def test_the_peak_of_a_small_gpt(build: Any) -> None:
     """A quarter less than any plain loop's; of gradients the largest is alive."""
     buckets = in_backward(build)

@@ -48,7 +48,9 @@ def said(folder: Path, **variables: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("asked", ["+fuseopt.codegen", "+fuseopt"])
+@pytest.mark.parametrize(
+    "asked", [pytest.param("+fuseopt.codegen", marks=pytest.mark.slow), "+fuseopt"]
+)
 def test_the_variable(asked: str, tmp_path: Path) -> None:
     """Torch parses it before fuseopt is loaded."""
     printed = said(tmp_path, TORCH_LOGS=asked)

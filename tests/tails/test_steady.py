@@ -168,6 +168,7 @@ def test_what_changes_is_noticed(change: Change, zero_grad: bool) -> None:
     assert is_steady(other, tail)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("zero_grad", [False, True])
 @pytest.mark.parametrize("share", [shared, overlapping, partly])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
