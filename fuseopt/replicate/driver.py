@@ -412,10 +412,8 @@ class Representatives:
                 raise Unlike("lanes that were alike get unlike state")
 
     def prove(self) -> Proof:
-        """The proof that the code which a step may run now treats lanes alike, or
-        Unlike.
-
-        Once in a call is enough, for nothing changes before the step has run.
+        """The proof that the code which a step may run now treats lanes alike. Once in
+        a call is enough: nothing changes before the step has run.
         """
         if self.proof is None or self.proven != self.calls:
             optimizer = self.call.optimizer
@@ -427,11 +425,15 @@ class Representatives:
                 self.counters = bool(proof.why)
             self.proof = proof
             self.proven = self.calls
+        self.allow(self.proof)
+        return self.proof
+
+    def allow(self, proof: Proof) -> None:
+        """Raise Unlike where a proof is none for these lanes."""
         reshaped = self.lanes is not None and self.lanes.reshaped()
-        why = self.proof.why_not(reshaped, self.task.parts)
+        why = proof.why_not(reshaped, self.task.parts)
         if why:
             raise Unlike(why)
-        return self.proof
 
     # ---------------------------------------------------------------- afterwards
 

@@ -34,6 +34,7 @@ from .extend import COMMON, Extended, Layout, extend
 from .models import Models
 from .places import held_tensors, place_of
 from .policy import WholeInstead
+from .proofs import Proofs, Prover
 from .rehearsal import beyond, rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
 from .source import Finds, LaneTensors
@@ -66,7 +67,7 @@ class Task:
     around: Around | None = None
 
 
-class Owner(Finds, Protocol):
+class Owner(Finds, Prover, Protocol):
     """What a graph asks of those who have the lanes in hand."""
 
     @property
@@ -91,9 +92,6 @@ class Owner(Finds, Protocol):
 
     def settle(self) -> None:
         """Have state ready for lanes where tracing made some for models."""
-
-    def prove(self) -> Proof:
-        """Which code the step may run now; Unlike unless it treats lanes alike."""
 
     def survey_holds(self) -> None:
         """Raise Stale unless lanes that were alike still are."""
@@ -124,6 +122,7 @@ class LedStep:
         self.rehearsed: list[Any] = []
         #: for these parameters of each group, by identity
         self.lists: list[list[int]] = []
+        self.proofs = Proofs()  # of these and others
         #: and with which models among the rest, for the last of these
         self.present: set[Any] = set()
         self._elsewhere: dict[str, tuple[list[Any], set[Any]]] = {}  # by other lists
@@ -271,7 +270,7 @@ class LedStep:
             raise Unlike("what it depends on changes too often")
         owner.call.quiet = False
         clock.resume()
-        proof = owner.prove()
+        proof = self._proof()
         given = [x for i, x in enumerate(args) if i in self.numbers]
         owner.models.renew(lanes)
         models, at = owner.models.lanes(owner.call.optimizer, self.active)
@@ -281,6 +280,13 @@ class LedStep:
         if owner.apart is not None:
             owner.apart()
         clock.lap("rehearsal")
+
+    def _proof(self) -> Proof:
+        owner = self.owner
+        if owner.apart is None:
+            return owner.prove()
+        held = self.task.noticed.held(self.moving)
+        return self.proofs.proof(owner, owner.call.optimizer, held)
 
     def _rehearse_fewer(self, lanes: Lanes, present: Sequence[int]) -> None:
         owner = self.owner

@@ -10,5 +10,6 @@ argues why it suffices.
 from __future__ import annotations
 
 from .analysis import Proof, prove
+from .world import Unknown, World
 
-__all__ = ["Proof", "prove"]
+__all__ = ["Proof", "Unknown", "World", "prove"]

@@ -53,13 +53,15 @@ class Proof:
 
     `sizes`: does the step read sizes of lanes? Then only lanes of one size are alike.
     `classes`: does it ask for the class of one of their tensors? `codes`: all code that
-    the step may run, except that of torch and Python.
+    the step may run, except that of torch and Python. `shared`: the ids of the tensors
+    that it took for no lane's.
     """
 
     why: str
     sizes: bool
     classes: bool
     codes: frozenset[types.CodeType]
+    shared: frozenset[int] = frozenset()
 
     def why_not(self, reshaped: bool, parts: bool) -> str:
         """Why the lanes at hand are not shown to be treated alike; "" if they are.
@@ -96,9 +98,8 @@ def prove(
             machine = Machine(_SOURCES, world)
             calls.call(machine, Known(function), [Itself()], {}, ast.Pass())
             if not world.changed:
-                return Proof(
-                    "", machine.sizes, machine.classes, frozenset(machine.codes)
-                )
+                seen = frozenset(machine.codes), frozenset(world.shared)
+                return Proof("", machine.sizes, machine.classes, *seen)
         why = "it does not settle what the step writes"
     except (Refusal, Unknown) as error:
         why = str(error)

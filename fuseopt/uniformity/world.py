@@ -125,9 +125,16 @@ class World:
         #: double of the optimizer alone, so no step may change them
         self.foreign: set[int] = set()
         self._objects: list[Any] = []
-        self._lane_free: set[int] = set()
+        #: the ids of tensors that were met and are no lane's
+        self.shared: set[int] = set()
 
     # ---------------------------------------------------------------- what lanes have
+
+    def of_lanes(self) -> Any:
+        """All that the analysis sees of the lanes themselves, to be compared; of a
+        world that no step has been analysed in.
+        """
+        return self.single, self.counters, dict(self.fields)
 
     def _state_value(self, value: Any) -> Value:
         if isinstance(value, torch.Tensor):
@@ -187,6 +194,7 @@ class World:
         if isinstance(x, torch.Tensor):
             if id(x) in self.lanes:
                 return Bad(f"{name} is a tensor of one lane")
+            self.shared.add(id(x))
             return Tensor(shared=True)
         if kind in CONTAINERS:
             return self.hold(x, name)
