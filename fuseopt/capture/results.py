@@ -1,4 +1,4 @@
-"""What a step returns: a tree of lists and tuples whose leaves are none of torch's.
+"""The result of a captured step: a tree of lists and tuples without torch's objects.
 
 A leaf is one of the classes here, a `Sym` (a number of the host) or a `NumberRef` (one
 that the step computed).
@@ -24,9 +24,9 @@ class Returned:
 
 @dataclass(frozen=True)
 class Alias:
-    """Another tensor of the memory of one of the call (`p.detach()`), by its buffer.
+    """A new tensor in the memory of a tensor of the call (`p.detach()`), by its buffer.
 
-    Where that one is given other memory, an alias is what it was before.
+    If the step assigns other memory to that tensor, the alias keeps the memory it had.
     """
 
     buffer: int
@@ -34,14 +34,14 @@ class Alias:
 
 @dataclass(frozen=True)
 class Itself:
-    """A tensor of the call, by its place, which the step gives other memory."""
+    """A tensor of the call, by its index, to which the step assigns other memory."""
 
     place: int
 
 
 @dataclass(frozen=True)
 class Known:
-    """Anything else: known since the step was captured."""
+    """Any other value, which is the same in each call."""
 
     value: Any
 
@@ -66,6 +66,6 @@ def leaves(result: Any) -> Iterator[Leaf]:
 
 
 def result_buffers(result: Any) -> list[int]:
-    """The buffers of which a caller is given something, each once."""
+    """The buffers that the caller gets tensors or numbers of, each once, sorted."""
     kinds = (Returned, Alias, NumberRef)
     return sorted({x.buffer for x in leaves(result) if isinstance(x, kinds)})

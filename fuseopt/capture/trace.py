@@ -33,16 +33,15 @@ from .scalars.host import Sym
 class Captured:
     """A captured step.
 
-    The tensors of a call are `pool`: first the graph's own (`statics`, by attribute
-    name), then the tensors among the arguments (`tensor_args`, by position). `twins`
-    are pairs of pool positions (second, first) that were the same memory in the same
-    layout, and so are one buffer. `complexes`: positions in the pool of tensors whose
-    buffers are their real views.
-    `result` is the graph's output, see `results`. `given`: which memory tensors of the
-    call get when the step has run. `aliases`: the buffers of the result's aliases.
+    The tensors of a call are: first the graph's own (`statics`, by attribute name),
+    then the tensors among the arguments (`tensor_args`, by position). `twins`: index
+    pairs (second, first) of tensors with the same memory and layout, which are one
+    buffer. `complexes`: the indices of tensors whose buffers are their real views.
+    `result`: the graph's output, see `results`. `given`: the memory that tensors of the
+    call are assigned after the step. `aliases`: the buffers of the result's aliases.
     `beyond`: the first op that does more than treat each element alike; "": none.
-    `dropped`: buffers that are not written, since nobody looks at them afterwards, and
-    may share memory as little as if they were.
+    `dropped`: buffers whose writes were left out, since they are not read afterwards;
+    they must share no memory, as if they were written.
     """
 
     graph: Graph
@@ -59,7 +58,7 @@ class Captured:
 
     @functools.cached_property
     def evaluate(self) -> Evaluator:
-        """What computes the numbers of a call; `.item()` only on CPU tensors."""
+        """Computes the numbers of a call; calls `.item()` only on CPU tensors."""
         return evaluator(self.graph.numbers)
 
 
@@ -80,8 +79,8 @@ def capture(
     returned = interpreter.run()
     recorder = interpreter.recorder
     outputs: list[int] = []
-    given = interpreter.places.given(recorder)
-    outputs += [x.buffer for x in given]
+    assigned = interpreter.places.given(recorder)
+    outputs += [x.buffer for x in assigned]
     moved = {id(twin): i for i, twin in interpreter.places.moved()}
     sources = frozenset(moved.values())
     aliases: list[int] = []
@@ -94,9 +93,9 @@ def capture(
                 raise CaptureError("the step returns a conjugated or negated view")
             buffer = recorder.buffer_of(swap(x, recorder.constant))
             outputs.append(buffer)
-            own = recorder.buffers[buffer]
-            given_as = own.source in sources or id(x) not in interpreter.origin
-            if own.kind in ("static", "arg") and given_as and x.dtype not in PARTS:
+            record = recorder.buffers[buffer]
+            given_as = record.source in sources or id(x) not in interpreter.origin
+            if record.kind in ("static", "arg") and given_as and x.dtype not in PARTS:
                 aliases.append(buffer)
                 return Alias(buffer)
             return Returned(buffer, x.dtype in PARTS)
@@ -136,15 +135,15 @@ def capture(
         tuple(interpreter.complexes),
         result,
         tuple(interpreter.twins),
-        given,
+        assigned,
         tuple(aliases),
         recorder.beyond,
     )
 
 
 def _numbered(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
-    """Buffers whose storages are numbered as they come, so that a step captured again
-    is the same graph: the recorder knows storages by their addresses.
+    """Buffers with storages numbered in order, in place of the recorder's addresses, so
+    that two captures of one step give equal graphs.
     """
     numbers: dict[int, int] = {}
     return tuple(
@@ -156,10 +155,10 @@ def _numbered(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
 
 
 def read_at_once(captured: Captured) -> bool:
-    """Does who calls the step read numbers of its results?
+    """Does the caller of the graph read numbers of its results at once?
 
-    Dynamo hands a float that a step computed over in a tensor of float64 without
-    dimensions, which its code reads as soon as the graph has run.
+    Dynamo returns a float that a step computed in a 0-d float64 tensor, which its code
+    reads as soon as the graph has run.
     """
     result, buffers = captured.result, captured.graph.buffers
     scalars = [b for b in result_buffers(result) if not buffers[b].shape]

@@ -1,9 +1,9 @@
-"""A captured graph in a file -> the text of its kernels, again and without the model.
+"""Save a captured graph in a file, and generate its kernels again without the model.
 
-`save` writes `graph.pickle`, which has the graph, what the scheduler knows of the
-machine, and each kernel's target; and `repro.py`, which schedules and
-generates anew, and compares with the sources that lie beside it. So a kernel can be
-looked into, or handed on in a report of a fault, where the model and its data are not.
+`save` writes `graph.pickle`, which has the graph, the scheduler's Machine, and each
+kernel's target; and `repro.py`, which schedules and generates again, and compares with
+the sources in the same folder. So a kernel can be examined, or sent with a bug report,
+without the model and its data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 class Saved(NamedTuple):
-    """What a graph is compiled again from."""
+    """The contents of `graph.pickle`."""
 
     version: str
     graph: Graph
@@ -55,22 +55,22 @@ def save(
     """Write both files. `version`: fuseopt's. Raises OSError."""
     saved = Saved(version, graph, machine, dict(targets))
     (folder / GRAPH).write_bytes(pickle.dumps(saved))
-    told = TEXT.format(graph=GRAPH, version=version, script=SCRIPT)
-    (folder / SCRIPT).write_text(told, encoding="utf-8")
+    script = TEXT.format(graph=GRAPH, version=version, script=SCRIPT)
+    (folder / SCRIPT).write_text(script, encoding="utf-8")
 
 
 def texts(saved: Saved) -> dict[str, tuple[str, str]]:
-    """By kernel, its file's suffix and its text."""
+    """The suffix of the file and the text of each kernel, by name."""
     plan = schedule(saved.graph, lambda *_: None, saved.machine)
-    found = {}
+    texts_by_kernel = {}
     for kernel in plan.kernels:
         target = saved.targets[kernel.name]
-        found[kernel.name] = target.suffix, target.render(kernel).text
-    return found
+        texts_by_kernel[kernel.name] = target.suffix, target.render(kernel).text
+    return texts_by_kernel
 
 
 def loaded(folder: Path) -> Saved:
-    """What was saved there. Only for folders that you trust: a pickle may hold any
+    """Load the graph of a folder. Only for folders that you trust: a pickle may run any
     code.
     """
     saved: Saved = pickle.loads((folder / GRAPH).read_bytes())
@@ -78,7 +78,7 @@ def loaded(folder: Path) -> Saved:
 
 
 def compare(folder: Path, saved: Saved) -> int:
-    """Compare a folder's kernels with those that its graph gives now; 1 if any
+    """Compare a folder's kernels with those generated from its graph now; 1 if any
     differs.
     """
     differ = False

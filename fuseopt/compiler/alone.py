@@ -1,10 +1,9 @@
-"""A dumped graph -> its kernels, run without the model: are they right, how fast?
+"""Run the kernels of a dumped graph without the model: check their results, time them.
 
-What they read is made up: random numbers in memory like that of the step, with the same
-shapes, strides and sharing. They run as they do in a step, and beside them the
-reference: `ir/interpreter.py`, which says with torch's functions what a schedule means.
-A graph that calls ATen between its kernels is not run: what those calls are given is
-not in the file.
+The inputs are random numbers, in tensors with the shapes, strides and sharing of the
+step's. The results are compared with the reference, `ir/interpreter.py`, which runs a
+schedule by torch's functions. A graph with ATen calls between its kernels is not run:
+the arguments of these calls are not in the file.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from ..scheduler import schedule
 from .again import Saved, compare, loaded
 from .pipeline import factory_of
 
-#: So many times the launches are timed.
+#: The number of timed launches.
 TIMES = 30
-#: The interpreter adds sums up in an order of its own: so far, relative to the largest
-#: number, a graph with sums may be from it.
+#: The largest difference, relative to the largest number, of a graph with sums, which
+#: the interpreter adds up in another order.
 FAR = 1e-5
 
 
-#: Integers that are as wide as an element of so many bytes.
+#: The integer dtype by bytes of an element.
 WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class MadeUp:
-    """Numbers for the arguments of a call: rates, betas and the like."""
+    """Made-up numbers in place of a call's arguments: rates, betas and the like."""
 
     def __getitem__(self, place: int) -> float:
         return 0.9 / (1 + place)
@@ -56,25 +55,26 @@ class Ready:
         self.built = built
 
     def ready(self) -> nullcontext[Built]:
-        """As they are."""
+        """See Kernels."""
         return nullcontext(self.built)
 
 
-def main(folder: Path, given: Sequence[str] = ()) -> int:
-    """What `repro.py` of a dump does: compare texts and, with "--run", run the kernels.
+def main(folder: Path, arguments: Sequence[str] = ()) -> int:
+    """Compare the texts of kernels and, with "--run", run them: for `repro.py`.
 
-    0 if all is as it should be. Only for folders that you trust, see `again.loaded`.
+    Returns 0 if nothing differs. Only for folders that you trust, see `again.loaded`.
     """
     saved = loaded(folder)
     differ = compare(folder, saved)
-    return (run(saved) if "--run" in given else 0) or differ
+    return (run(saved) if "--run" in arguments else 0) or differ
 
 
 def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
-    """Run a graph's kernels on made-up numbers, and say how far they are from the
-    reference and how long they take.
+    """Run a graph's kernels on made-up numbers, and `tell` their distance from the
+    reference and their time.
 
-    0 if they give what the reference gives, 1 if not, 2 if they cannot run here.
+    Returns 0 if the results are those of the reference, 1 if not, 2 if the kernels
+    cannot run here.
     """
     graph = saved.graph
     plan = schedule(graph, lambda *_: None, saved.machine)
@@ -101,7 +101,7 @@ def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
     bound.fill(numbers)
     bound.move([t.data_ptr() for t in tensors])
     threads = torch.get_num_threads()
-    # what eager's vectors leave over it may round otherwise: an element is either
+    # eager may round the elements behind the last full vector otherwise: allow both
     wanted = []
     for tail in (False, True):
         wanted.append(made_up(graph))
@@ -119,35 +119,35 @@ def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
 
 
 def devices() -> set[str]:
-    """Kinds of devices that are here."""
-    found = {"cpu"}
+    """The types of the devices of this machine."""
+    kinds = {"cpu"}
     if torch.accelerator.is_available():
         accelerator = torch.accelerator.current_accelerator()
-        found.add(accelerator.type if accelerator else "cpu")
-    return found
+        kinds.add(accelerator.type if accelerator else "cpu")
+    return kinds
 
 
 def made_up(graph: Graph) -> list[torch.Tensor]:
-    """The tensors of a call: what shares memory in the graph shares it here.
+    """Made-up tensors for a call, which share memory as the graph's do.
 
     Floats lie between 0.1 and 1.1, so that roots and logarithms have an argument;
     tensors without dimensions, which count steps as a rule, hold 3.
     """
     memory: dict[int, torch.Tensor] = {}
-    found: dict[int, torch.Tensor] = {}
-    given = [b for b in graph.buffers if b.kind in ("static", "arg")]
-    for b in given:
+    tensors: dict[int, torch.Tensor] = {}
+    inputs = [b for b in graph.buffers if b.kind in ("static", "arg")]
+    for b in inputs:
         dtype = DTYPES[b.dtype]
         if b.storage not in memory:
-            size = storage_bytes(x for x in given if x.storage == b.storage)
+            size = storage_bytes(x for x in inputs if x.storage == b.storage)
             n = -(-size // dtype.itemsize)
             filled = _numbers(n, bool(b.shape), b.source).to(dtype).to(b.device)
             memory[b.storage] = filled.view(torch.uint8)
         whole = memory[b.storage]
         whole_items = whole.numel() // dtype.itemsize * dtype.itemsize
-        seen = whole[:whole_items].view(dtype)
-        found[b.source] = seen.as_strided(b.shape, b.stride, b.offset)
-    return [found[k] for k in range(len(found))]
+        elements = whole[:whole_items].view(dtype)
+        tensors[b.source] = elements.as_strided(b.shape, b.stride, b.offset)
+    return [tensors[k] for k in range(len(tensors))]
 
 
 def _numbers(n: int, many: bool, seed: int) -> torch.Tensor:
@@ -157,10 +157,10 @@ def _numbers(n: int, many: bool, seed: int) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Has each element the bits of one of the others'? Signs of zeros count."""
+    """Is each element equal in its bits to that of one of the others?"""
     width = WIDTHS[one.itemsize]
-    own, *theirs = (t.cpu().contiguous().view(width) for t in (one, *others))
-    return bool(torch.stack([own == t for t in theirs]).any(0).all())
+    mine, *theirs = (t.cpu().contiguous().view(width) for t in (one, *others))
+    return bool(torch.stack([mine == t for t in theirs]).any(0).all())
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -170,22 +170,22 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     a, b = one.double().cpu(), other.double().cpu()
     if not a.numel() or torch.equal(a, b):
         return 0.0
-    found = float((a - b).abs().nan_to_num(nan=float("inf")).max() / b.abs().max())
-    return found if found == found else float("inf")
+    difference = float((a - b).abs().nan_to_num(nan=float("inf")).max() / b.abs().max())
+    return difference if difference == difference else float("inf")
 
 
 def timed(call: Callable[[], Any], tensors: list[torch.Tensor]) -> list[float]:
-    """Seconds of some calls."""
-    found = []
+    """The seconds of each of TIMES calls."""
+    seconds = []
     for _ in range(TIMES):
         begin = time.perf_counter()
         call()
         wait(tensors)
-        found.append(time.perf_counter() - begin)
-    return found
+        seconds.append(time.perf_counter() - begin)
+    return seconds
 
 
 def wait(tensors: list[torch.Tensor]) -> None:
-    """Until devices have done what was launched."""
+    """Wait until the devices have finished."""
     if any(not t.is_cpu for t in tensors):
         torch.accelerator.synchronize()

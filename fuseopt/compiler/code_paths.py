@@ -1,4 +1,4 @@
-"""The ways that a run of a step takes through its code."""
+"""Record the ways that a run of a step takes through its code, by instructions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-#: Code that is nobody's own: the ways through it are not noted.
+#: Folders of torch, Python and fuseopt: ways through their code are not recorded.
 KNOWN = (
     os.path.dirname(torch.__file__) + os.sep,
     sysconfig.get_path("stdlib") + os.sep,
@@ -41,20 +41,21 @@ def is_known(code: types.CodeType) -> bool:
 
 
 class Paths:
-    """The ways that runs take through code that is not torch's: pairs of places.
+    """The ways that runs take through the user's code. `taken`: (code, instruction,
+    next instruction).
 
-    A context; `hidden(f)` runs f unseen within it. From Python 3.12 on a trace function
-    is told of no instruction of code that it sees for the first time, so that each
-    code's instructions are asked of `sys.monitoring` there.
+    A context manager; `hidden(f)` runs f unrecorded within it. From Python 3.12 on a
+    trace function gets no events for the instructions of code that runs for the first
+    time, so that `sys.monitoring` is used there.
     """
 
     def __init__(self) -> None:
         self.taken: set[tuple[types.CodeType, int, int]] = set()
         self._before: Any = None
-        # by identity, for a code object's hash goes over all of it
+        # by id, since the hash of a code object takes time
         self._known: dict[int, types.CodeType] = {}
         self._watched: dict[int, types.CodeType] = {}
-        #: where each frame is, by its identity, which the next one may take over
+        #: the last instruction of each frame, by id (a later frame may have the same)
         self._last: dict[int, int] = {}
         self._tool: int | None = None
         self._thread = 0
@@ -89,7 +90,7 @@ class Paths:
         return step
 
     def _at(self, code: types.CodeType, place: int) -> None:
-        """An instruction that is about to run; those of other threads too."""
+        """An instruction is about to run, in this thread or another."""
         if threading.get_ident() == self._thread and sys.gettrace() is not None:
             frame = id(sys._getframe(1))
             self.taken.add((code, self._last.get(frame, -1), place))
@@ -118,7 +119,7 @@ class Paths:
             self._tool = None
 
     def hidden(self, f: Callable[..., Any], *args: Any) -> Any:
-        """f(*args), whose own way is not noted."""
+        """f(*args), whose way is not recorded."""
         sys.settrace(None)
         try:
             return f(*args)
@@ -127,7 +128,7 @@ class Paths:
 
 
 def _free_tool() -> int | None:
-    """A number under which nobody monitors; None where there is none."""
+    """A tool id of sys.monitoring that is free; None if there is none."""
     if monitoring is None:
         return None
     return next((x for x in TOOLS if monitoring.get_tool(x) is None), None)

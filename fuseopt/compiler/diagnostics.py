@@ -1,4 +1,4 @@
-"""What the user is told where Dynamo leaves a step, or a part of it, to eager."""
+"""Warnings and errors for steps, or parts of steps, that Dynamo leaves to eager."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def shared_state(optimizer: torch.optim.Optimizer) -> str:
-    """Why Dynamo must not trace what holds this optimizer, of which the user is told;
-    "" if it may.
+    """The reason why Dynamo must not trace this optimizer's step, which is reported; or
+    "": does it share its state with an optimizer that it holds?
 
-    Of a dict that two optimizers hold Dynamo keeps two records, and what one of them
-    writes into it gets lost.
+    Dynamo keeps two records of a dict that two optimizers hold, and the writes of one
+    of them get lost.
     """
-    for name, held in vars(optimizer).items():
-        inside = held if isinstance(held, (list, tuple)) else [held]
-        for other in inside:
+    for name, value in vars(optimizer).items():
+        members = value if isinstance(value, (list, tuple)) else [value]
+        for other in members:
             if isinstance(other, torch.optim.Optimizer) and _share(optimizer, other):
                 why = (
                     f"{type(optimizer).__name__} shares its state with its {name!r}, a "
@@ -55,7 +55,7 @@ def shared_state(optimizer: torch.optim.Optimizer) -> str:
 
 
 def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
-    """Why a step runs in eager, which the user is told; "" if Dynamo may trace it."""
+    """The reason why a step runs in eager, which is reported; "" if it is traced."""
     why = compat.refusal_of(optimizer) or untraceable(optimizer)
     why = why or _odd_gradient_of(optimizer)
     if not why:
@@ -65,9 +65,9 @@ def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
 
 
 def tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
-    """Say that a step runs in eager: once of each optimizer for the same reason."""
+    """Report that a step runs in eager: once for each optimizer and reason."""
     if optimizer in session.apart or session.eager.get(optimizer) == why:
-        return  # of what stands for an optimizer, that one is told
+        return  # a stand-in: the optimizer itself is reported
     session.eager[optimizer] = why
     session.reports.append(Report(fallback=f"It runs in eager: {why}"))
     name = type(optimizer).__name__
@@ -78,14 +78,14 @@ def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
     """Do two optimizers have state in common?"""
     if one is other:
         return False
-    known = {id(own) for own in one.state.values() if isinstance(own, dict)}
+    states = {id(state) for state in one.state.values() if isinstance(state, dict)}
     return one.state is other.state or any(
-        id(own) in known for own in other.state.values()
+        id(state) in states for state in other.state.values()
     )
 
 
 def untraceable_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """Has a parameter a gradient that only eager can take, and is the user told?"""
+    """Has a parameter a gradient that only eager can take? Then that is reported."""
     why = _odd_gradient_of(optimizer)
     if why:
         tell_of_step(optimizer, why)
@@ -106,8 +106,8 @@ def _odd_gradient_of(optimizer: torch.optim.Optimizer) -> str:
 def odd_gradient(p: torch.Tensor) -> bool:
     """Has a gradient another dtype than its parameter?
 
-    Its `.data` may have changed its dtype, or its `grad_dtype` lets it have one. Dynamo
-    makes a twin of both, and gives the one to the other, which may not have it.
+    The parameter's `.data` may have changed its dtype, or its `grad_dtype` allows it.
+    Dynamo assigns a fake gradient to a fake parameter, which then fails.
     """
     return p.grad is not None and p.grad.dtype != p.dtype
 

@@ -1,7 +1,7 @@
-"""A graph of Dynamo's -> a step, or what runs instead of it.
+"""Compile a graph of Dynamo's to a step, or have it run elsewhere.
 
-An update becomes a step; what is none runs elsewhere, and a Report says why. The first
-graph imports this, and with it all that compiles.
+An update becomes a step; other graphs run in eager or Inductor, and a Report says why.
+The first graph imports this module, and with it all that compiles.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def _update(
     parts: Sequence[PartReport],
     clock: Clock | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph that is an update; eager runs it where that cannot be.
+    """Compile a graph that is an update; eager runs it if that fails.
 
-    `clock` has the seconds of what came before, for the first plan.
+    `clock`: has the seconds so far, for the first plan.
     """
 
     def tell(report: Report) -> None:
@@ -93,9 +93,9 @@ def _update(
 
 
 class EagerCalls:
-    """Eager runs the calls that a graph cannot be planned for; see ChangePolicy.
+    """Runs calls in eager that a graph cannot be planned for; see ChangePolicy.
 
-    `tell` is given a Report of each reason.
+    `tell(report)` is called with a Report for each new reason.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class EagerCalls:
             self.tell(Report(fallback=text))
 
     def failed(self, error: Exception, args: Sequence[Any]) -> bool:
-        """An error of fuseopt's own, or of its compilers, is no error of the step."""
+        """Take an error of fuseopt's own, or of its compilers, which is reported."""
         if isinstance(error, CannotBuild):
             where = _elsewhere(self.config, str(error), eager=True)
             _tell_of_eager(error)
@@ -141,14 +141,14 @@ class EagerCalls:
 def _failed(
     error: Exception, gm: GraphModule, args: Sequence[Any], config: Config
 ) -> str:
-    """Say what fuseopt did wrong, so that eager is to run a graph; or raise."""
+    """Report an error of fuseopt's own, and return the reason; raise other errors."""
     if not internal_errors.is_mishap(error):
         raise error
     return internal_errors.tell(error, gm, args, config, "The step runs in eager.")
 
 
 def _warn_of(error: CaptureError, config: Config) -> None:
-    """Say once that a step runs in eager, where nobody would expect it."""
+    """Warn once that a step runs in eager, where that is unexpected."""
     if isinstance(error, EagerOnly) and config.fallback != "error":
         session.warn_once(f"fuseopt: a step runs in eager, since {error}")
 
@@ -160,21 +160,21 @@ def _tell_of_eager(error: CannotBuild) -> None:
 def _split(
     gm: GraphModule, args: Sequence[Any], config: Config, parts: Sequence[Part]
 ) -> Callable[..., Any]:
-    """Run each part of a graph where it belongs, one after another."""
+    """Compile or fall back for each part of a graph, and run them in order."""
     other = next(part for part in parts if part.side != "update")
     where = _elsewhere(config, f"a part of the graph is no update: {other.why}")
     _without_symbols(args, where)
-    told = part_reports(parts, where)
+    reports = part_reports(parts, where)
     runs: list[Callable[..., Any]] = []
     for part in parts:
         values = values_of(gm, args, part)
         if part.side != "update":
             runs.append(_run_elsewhere(part.gm, values, where))
         elif all(x.op in ("placeholder", "get_attr") for x in part.inputs):
-            runs.append(_update(part.gm, values, config, told))
+            runs.append(_update(part.gm, values, config, reports))
         else:
-            # sizes of what another part makes are known when it has run
-            make = functools.partial(_update, config=config, parts=told)
+            # the sizes of another part's results are known only after it has run
+            make = functools.partial(_update, config=config, parts=reports)
             runs.append(_AtFirstCall(part.gm, make))
     return join(gm, parts, runs)
 
@@ -194,14 +194,14 @@ class _AtFirstCall:
 
 
 def values_of(gm: GraphModule, args: Sequence[Any], part: Part) -> list[Any]:
-    """The arguments of a part, as far as they are known before the graph runs: what
-    another part makes is the tensor that tracing saw.
+    """The arguments of a part, before the graph runs: results of other parts are the
+    example values of tracing.
     """
-    known = dict(zip(gm.graph.find_nodes(op="placeholder"), args, strict=True))
+    values = dict(zip(gm.graph.find_nodes(op="placeholder"), args, strict=True))
     return [
         attribute(gm, str(x.target))
         if x.op == "get_attr"
-        else known.get(x, x.meta.get("example_value"))
+        else values.get(x, x.meta.get("example_value"))
         for x in part.inputs
     ]
 
@@ -230,8 +230,8 @@ def _fall_back(
     """Run a graph that is no optimizer step elsewhere, and report it."""
     where = _elsewhere(config, reason, eager)
     _without_symbols(args, where)
-    told = Report(fallback=f"It runs in {where}: {reason}", parts=list(parts))
-    session.reports.append(told)
+    report = Report(fallback=f"It runs in {where}: {reason}", parts=list(parts))
+    session.reports.append(report)
     return _run_elsewhere(gm, args, where)
 
 
@@ -245,8 +245,8 @@ def _elsewhere(config: Config, reason: str, eager: bool = False) -> str:
 
 
 def _without_symbols(args: Sequence[Any], where: str) -> None:
-    """Have a graph traced again whose floats are arguments, which Inductor does not
-    take. Raises TraceAgain.
+    """Raise TraceAgain for a graph with floats as arguments, which Inductor does not
+    take.
     """
     floats = any(isinstance(x, torch.SymFloat) for x in args)
     if where != "eager" and floats and compat.has_symbols():
@@ -265,12 +265,12 @@ def _run_elsewhere(
 
 def _verified(gm: GraphModule, args: Sequence[Any], step: Callable[[], Any]) -> Any:
     """Run a step and eager beside it on clones; raise at the first bit that differs."""
-    statics, given, expected = replay(gm, args)
+    statics, expected_args, expected = replay(gm, args)
     result = step()
     pairs = [(name, getattr(gm, name), want) for name, want in statics.items()]
     pairs += [
         (f"argument {i}", got, want)
-        for i, (got, want) in enumerate(zip(args, given, strict=True))
+        for i, (got, want) in enumerate(zip(args, expected_args, strict=True))
     ]
     if isinstance(result, (list, tuple)):
         pairs += [

@@ -1,4 +1,4 @@
-"""Write what became of a graph into a folder that a person can read.
+"""Dump a graph's compilation into a folder of text files.
 
 One numbered folder per compiled graph: `0_captured.txt` (the graph as recorded),
 `1_scheduled.txt` (what runs: kernels, blocks, where temps lie), `not_fused.txt` (every
@@ -76,6 +76,6 @@ def write(
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8, whatever the locale's encoding is.
 
-    Names of files come back as the bytes that they are, which may be no UTF-8.
+    Names of files in the text may have bytes that are no UTF-8; these are kept.
     """
     path.write_text(text, encoding="utf-8", errors="surrogateescape")

@@ -1,8 +1,8 @@
-"""The object that Dynamo calls with each graph, and what Dynamo is told before.
+"""The backend object that Dynamo calls with each graph, and the patches of Dynamo.
 
-What compiles is imported with the first graph. Only what must be in place before Dynamo
-traces a step comes sooner: as soon as somebody asks for the backend in a process in
-which Dynamo is.
+All that compiles is imported with the first graph. Only the patches that Dynamo needs
+before it traces a step are applied earlier: as soon as the backend is asked for in a
+process that has imported Dynamo.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """What Dynamo calls with each graph; of which there is one, `fuseopt`."""
+    """The backend, which Dynamo calls with each graph. There is one object, BACKEND."""
 
     def __init__(self) -> None:
-        #: has Dynamo been told what it must know?
+        #: has `attach` patched Dynamo?
         self.attached = False
-        #: what answers for the bound step of an optimizer, once `take_bound_steps`
+        #: compiles the bound step of an optimizer, see `take_bound_steps`
         self.take: Callable[[Any, torch.optim.Optimizer, Asked], Any] | None = None
 
     def __call__(
@@ -79,13 +79,13 @@ def take_bound_steps(
 
 
 def attach_to_loaded() -> None:
-    """Attach, if Dynamo is there, all of it."""
+    """Attach, if Dynamo is imported completely."""
     if hasattr(sys.modules.get("torch._dynamo"), "optimize"):
         attach()
 
 
 def attach() -> None:
-    """Tell Dynamo, which this imports, what it must know before it traces for us."""
+    """Import Dynamo and patch it for traces for this backend, once."""
     with _attaching:
         if BACKEND.attached:
             return
@@ -113,7 +113,7 @@ def attach() -> None:
 
 
 def refuse_module() -> NoReturn:
-    """Raise what to pass instead of the module. Raises NotABackend."""
+    """Raise NotABackend, which says what to pass instead of the module."""
     from ..compat import refusals_pass
     from ..errors import NotABackend
 

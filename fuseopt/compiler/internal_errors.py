@@ -1,7 +1,7 @@
-"""An error of fuseopt's own -> one warning, a folder that tells of it, and eager.
+"""Handle an error of fuseopt's own: warn once, dump a bug report, run in eager.
 
-Whatever goes wrong while a step is made ready is nobody's loss but time: nothing was
-written yet, and eager can do the step. What is needed to mend it is written down.
+An error while a step is prepared costs only time: nothing was written yet, and eager
+can run the step.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..errors import BuildError, FuseoptError, GraphError, InternalError
 from .dump import new_folder, write_text
 from .session import session
 
-#: What a step may run into whose memory is full; it may have more the next time.
+#: Errors of a full memory; there may be more in the next call.
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
-#: Errors that a step says by itself, or that nobody can do anything about.
+#: Errors that are meant for the user, and those of a full memory.
 PASSED = (FuseoptError, *OUT_OF_MEMORY)
 #: Among them, those that are a defect all the same.
 DEFECTS = (GraphError, BuildError)
 
 
 def is_mishap(error: BaseException) -> bool:
-    """Is an error that planning raised a defect, rather than word for the user?"""
+    """Is an error that planning raised a defect of fuseopt, not meant for the user?"""
     if isinstance(error, DEFECTS):
         return True
     return isinstance(error, Exception) and not isinstance(error, PASSED)
@@ -41,35 +41,36 @@ def is_mishap(error: BaseException) -> bool:
 def tell(
     error: Exception, gm: GraphModule, args: Sequence[Any], config: Config, then: str
 ) -> str:
-    """Write down what happened and warn of it once; what was said.
+    """Dump a folder on an error and warn once; returns the message.
 
-    `then`: what becomes of the step. Raises InternalError where the options want no
-    step to run elsewhere.
+    `then`: a sentence on how the step goes on. Raises InternalError with
+    fallback="error".
     """
     line = str(error).strip().partition("\n")[0]
     what = f"{type(error).__name__}: {line}" if line else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     about = f"mishap {what} {place}"
-    said = f"an internal error ({what})"
+    message = f"an internal error ({what})"
     if about not in session.warned or config.fallback == "error":
         folder = _written(error, gm, args, config)
-        said = f"{said}; {folder}"
+        message = f"{message}; {folder}"
     if config.fallback == "error":
         raise InternalError(
-            f"{said} (options={{'fallback': 'error'}} was given)"
+            f"{message} (options={{'fallback': 'error'}} was given)"
         ) from error
     session.mishaps.append(what)
     session.warn_once(
-        f"fuseopt: {said}. {then} Please report it to fuseopt, with that folder.", about
+        f"fuseopt: {message}. {then} Please report it to fuseopt, with that folder.",
+        about,
     )
-    return said
+    return message
 
 
 def _written(
     error: Exception, gm: GraphModule, args: Sequence[Any], config: Config
 ) -> str:
-    """Write a folder that tells of an error; where it is, in words."""
+    """Dump a folder on an error; returns a text that says where it is."""
     try:
         folder = _folder(config)
     except OSError as why:
@@ -82,7 +83,7 @@ def _written(
         "versions.txt": lambda: _versions(config),
     }
     for name, text in texts.items():
-        # what cannot be told of one must not hide the others
+        # a text that cannot be made must not prevent the others
         with contextlib.suppress(Exception):
             write_text(folder / name, text())
     return f"details in {folder}"

@@ -1,4 +1,4 @@
-"""What `TORCH_LOGS` shows: a logger for each room, named as the room.
+"""Log what was compiled, for `TORCH_LOGS` and `TORCH_TRACE`: a logger for each room.
 
 `TORCH_LOGS="fuseopt"` tells of each step that is compiled, `"+fuseopt"` all that is
 below; `"+fuseopt.capture"` the graph as it was recorded, `"+fuseopt.scheduler"` what
@@ -29,7 +29,7 @@ CODE = logging.getLogger("fuseopt.codegen")
 def tell(
     report: Report, graph: Graph, plan: Schedule, sources: Mapping[str, Source]
 ) -> None:
-    """Log what became of a graph; texts are made where somebody asked for them."""
+    """Log the compilation of a graph; texts are made only where a logger is enabled."""
     if STEPS.isEnabledFor(logging.INFO):
         STEPS.info("%s", report)
     if GRAPHS.isEnabledFor(logging.DEBUG):

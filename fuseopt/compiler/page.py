@@ -1,7 +1,7 @@
-"""A Report (`report.py`) -> a page of HTML that stands by itself, or a notebook's cell.
+"""Render a Report (`report.py`) as a self-contained HTML page, or for a notebook.
 
-What runs, in order; what it moves beside the least that it must; what was not fused,
-why, and what to do about it; the source of the kernels.
+The page has the launches in order, the bytes moved beside the least possible, the pairs
+of calls that were not fused, with reasons and advice, and the source of the kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-#: By the code of a rule: what it means, and what mends it where it can be mended.
+#: By the code of a rule: its meaning, and advice where there is some.
 ADVICE = {
     "device": (
         "The two calls run on different devices.",
@@ -50,7 +50,7 @@ ADVICE = {
     ),
 }
 UNKNOWN = ("The two calls are kept apart.", "")
-#: Bytes a second of memory for which times are foretold.
+#: Memory bandwidths, in bytes a second, for which times are estimated.
 BANDWIDTHS = (
     ("a laptop", 40e9),
     ("a server's socket", 300e9),
@@ -62,8 +62,8 @@ BANDWIDTHS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """What runs at one point: a kernel, by its KernelReport, or a call of ATen so many
-    times in a row, of which `kernel` is None.
+    """A kernel, with its KernelReport, or `times` ATen calls of one name in a row, with
+    `kernel` None.
     """
 
     name: str
@@ -106,7 +106,7 @@ def _rendered(report: Any, whole: bool) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("page.html" if whole else "cell.html")
-    # of several launches none says how many elements the step is about
+    # with several launches, no kernel has the number of elements of the step
     elements = report.kernels[0].elements if len(report.kernels) == 1 else 0
     moved, least = report.bytes, report.least_bytes
     return template.render(
@@ -131,20 +131,20 @@ def _launches(report: Any) -> list[Launch]:
     """What runs, in order; calls of one name in a row are one entry."""
     kernels = {k.name: k for k in report.kernels}
     reasons = dict(report.externs)
-    found = []
+    launches = []
     for name, run in itertools.groupby(report.order):
         kernel = kernels.get(name)
-        found.append(Launch(name, kernel, len([*run]), reasons.get(name, "")))
-    return found
+        launches.append(Launch(name, kernel, len([*run]), reasons.get(name, "")))
+    return launches
 
 
 def _refused(report: Any) -> list[Refused]:
-    found = []
+    refused = []
     for r in report.not_fused:
         why, advice = ADVICE.get(r.code, UNKNOWN)
         row = r.producer, r.consumer, r.code, r.seen, r.line, why, advice
-        found.append(Refused(*row))
-    return found
+        refused.append(Refused(*row))
+    return refused
 
 
 def _sources(report: Any) -> list[tuple[str, Any]]:
@@ -154,12 +154,12 @@ def _sources(report: Any) -> list[tuple[str, Any]]:
     from pygments.formatters.html import HtmlFormatter
     from pygments.lexers import CppLexer, PythonLexer
 
-    found = []
+    sources = []
     for kernel in report.kernels:
         lexer: Any = CppLexer() if kernel.target == "cpp" else PythonLexer()
         text = highlight(kernel.source, lexer, HtmlFormatter())
-        found.append((kernel.name, Markup(text)))
-    return found
+        sources.append((kernel.name, Markup(text)))
+    return sources
 
 
 def _colours() -> Any:

@@ -1,7 +1,7 @@
-"""Dynamo's graph -> what of it is an update, and what goes elsewhere.
+"""Decide where a graph of Dynamo's runs, and split off the part that is an update.
 
-A graph is an update as far as it writes memory that existed before it. `decide` gives a
-graph whole to one place, or splits it in up to three parts that run one after another:
+An update is what writes memory that existed before the graph. `decide` assigns a graph
+whole to one place, or splits it in up to three parts that run one after another:
 
     before   calls that come before the first write
     update   the writes, all that they depend on, and whatever lies between
@@ -15,8 +15,8 @@ would. Into `before` and `after` go
   attention or a higher-order op is among them (a loss, a metric). Fewer would not pay
   for a compilation.
 
-So nothing that an update computes leaves it: what goes to Inductor need not have
-eager's bits, and an update always has.
+So no other part reads what an update computes: an update always has eager's bits, other
+parts need not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RANDOM = (
     "rand dropout bernoulli multinomial normal uniform exponential cauchy geometric "
     "poisson gumbel rrelu"
 ).split()
-#: Calls that go backward through what the graph recorded.
+#: Calls that differentiate what the graph recorded.
 BACKWARD = frozenset({"grad", "backward"})
 DETACHING = frozenset({"detach", "_get_data_attr"})
 
@@ -70,9 +70,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Decision:
-    """`parts` in the order in which they run; empty where the graph stays whole.
+    """Where a graph runs. `parts`: in order; empty where the graph stays whole.
 
-    `whole`: "update", "fallback" (what the options say) or "eager", and `why`.
+    `whole`: "update", "fallback" (the option) or "eager"; `why`: the reason.
     """
 
     whole: Literal["update", "fallback", "eager"]
@@ -92,11 +92,11 @@ def _nodes(x: Any) -> list[Node]:
 
 
 def _written(node: Node) -> list[Node]:
-    """The arguments of a call that it changes, or lets be seen in other memory."""
-    found = written(node)
-    if not found and gives_memory(node):
-        found = _nodes(node.args[0] if node.args else node.kwargs.get("self"))
-    return found
+    """The arguments of a call that it writes, or to which it assigns memory."""
+    targets = written(node)
+    if not targets and gives_memory(node):
+        targets = _nodes(node.args[0] if node.args else node.kwargs.get("self"))
+    return targets
 
 
 def _nests(node: Node) -> bool:
@@ -105,7 +105,7 @@ def _nests(node: Node) -> bool:
 
 
 def _is_detached(node: Node) -> bool:
-    """Is a node a tensor's `.data`, or changed from it, which has no record of it?"""
+    """Is a node a tensor's `.data`, or computed in place from it, without a record?"""
     while node.op.startswith("call"):
         if name_of(node.target) in DETACHING:
             return True
@@ -117,11 +117,11 @@ def _is_detached(node: Node) -> bool:
 
 
 def _values(node: Node) -> list[torch.Tensor] | None:
-    """What tracing saw a node make; None where it did not say."""
-    made = node.meta.get("example_value", node.meta.get("val"))
-    if made is None and node.op != "output":
+    """The tensors among a node's example value; None if tracing left no value."""
+    example = node.meta.get("example_value", node.meta.get("val"))
+    if example is None and node.op != "output":
         return None
-    results = made if isinstance(made, (list, tuple)) else (made,)
+    results = example if isinstance(example, (list, tuple)) else (example,)
     return [t for t in results if isinstance(t, torch.Tensor)]
 
 
@@ -142,15 +142,15 @@ def _is_random(node: Node) -> bool:
 
 
 class _Facts:
-    """What a graph does: grad mode, records and writes of each call."""
+    """Facts about a graph's calls: grad mode, autograd records, writes."""
 
     def __init__(self, gm: GraphModule, args: Sequence[Any]) -> None:
         self._storages: dict[Node, frozenset[int]] = {}
         self.nodes: list[Node] = list(gm.graph.nodes)
         self.place = {n: i for i, n in enumerate(self.nodes)}
-        # a parameter that is no leaf, as a differentiable step takes, is a buffer here
-        held = [*gm.parameters(), *gm.buffers()]
-        tensors = [*held, *(a for a in args if isinstance(a, torch.Tensor))]
+        # a parameter that is no leaf, as in a differentiable step, is a buffer here
+        own_tensors = [*gm.parameters(), *gm.buffers()]
+        tensors = [*own_tensors, *(a for a in args if isinstance(a, torch.Tensor))]
         grads = any(t.requires_grad for t in tensors)
         inputs: set[int] = set()
         self.targets: dict[Node, list[Node]] = {}  # what a call writes
@@ -179,23 +179,23 @@ class _Facts:
                 self.recorded.add(n)
             self.targets[n] = _written(n)
             for t in self.targets[n]:
-                own = self.storages(t)
-                if not own or own & inputs:
+                storages = self.storages(t)
+                if not storages or storages & inputs:
                     self.writes.append(n)
                     break
-                self.local |= own
+                self.local |= storages
         self.leaves = mode
         self._forget_unused_records()
 
     def storages(self, node: Node) -> frozenset[int]:
-        """The memory of what a node makes; nothing where that is not known."""
-        known = self._storages.get(node)
-        if known is None:
-            known = self._storages[node] = _storages(node)
-        return known
+        """The storages of a node's results; empty if they are not known."""
+        storages = self._storages.get(node)
+        if storages is None:
+            storages = self._storages[node] = _storages(node)
+        return storages
 
     def _forget_unused_records(self) -> None:
-        """A record counts only where somebody can call backward through it."""
+        """Drop the records through which no backward can go."""
         if not self.recorded:
             return
         used = [
@@ -218,26 +218,24 @@ class _Facts:
 
     def reach(self, seeds: Iterable[Node]) -> set[Node]:
         """The seeds and all calls that they depend on, through memory too."""
-        found = set(seeds)
+        reached = set(seeds)
         touched: set[int] = set()
         for n in reversed(self.calls):
-            own = {s for t in self.targets[n] for s in self.storages(t)}
-            changed = own & self.local
-            if n in found or changed & touched:
-                found.add(n)
-                found.update(x for x in n.all_input_nodes if x.op.startswith("call"))
+            written_storages = {s for t in self.targets[n] for s in self.storages(t)}
+            changed = written_storages & self.local
+            if n in reached or changed & touched:
+                reached.add(n)
+                reached.update(x for x in n.all_input_nodes if x.op.startswith("call"))
                 for x in (n, *n.all_input_nodes):
                     touched |= self.storages(x)
-        return found
+        return reached
 
 
 # ---------------------------------------------------------------- the rule
 
 
 def _sides(facts: _Facts) -> dict[Node, Side]:
-    """The side of every call, before it is known whether that can be; none if all are
-    the update's.
-    """
+    """The side of every call, checked by `_obstacle`; {} if the update has all."""
     place, writes = facts.place, facts.writes
     first, last = place[writes[0]], place[writes[-1]]
     early = [n for n in facts.calls if place[n] < first]
@@ -266,7 +264,7 @@ def _sides(facts: _Facts) -> dict[Node, Side]:
 
 
 def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
-    """Why parts of these sides would not do what the whole does; "" if they would."""
+    """The reason why the parts would differ from the whole graph, or ""."""
     if facts.entry != facts.leaves:
         return "it leaves the recording of gradients switched"
     if any(sides[n] == "update" for n in facts.recorded):
@@ -293,9 +291,9 @@ def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
 
 
 def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decision:
-    """Say where a graph goes. `args` are the arguments of the call being compiled.
+    """Decide where a graph runs. `args`: the arguments of the call being compiled.
 
-    `in_step`: it is a piece of an optimizer's step, so that the update depends on it.
+    `in_step`: the graph is a piece of an optimizer's step, whose update depends on it.
     """
     facts = _Facts(gm, args)
     if not facts.writes:
@@ -304,15 +302,15 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             return Decision("update", "")  # a step that makes its state
         if in_step and not facts.recorded and facts.tensors:
             return Decision("update", "")
-        made = "autograd records this graph" if facts.recorded else ""
+        recorded = "autograd records this graph" if facts.recorded else ""
         what = "the graph changes no tensor that existed before it"
-        why = f"{made or what}, so it is no optimizer step"
+        why = f"{recorded or what}, so it is no optimizer step"
         if not facts.recorded and not facts.tensors:
             # a schedule's numbers: eager's bits, and nothing that compiling could gain
             return Decision("eager", f"{why}, and computes only numbers")
         return Decision("fallback", why)
     if any(map(_nests, facts.calls)):
-        # levels that are entered and left: no part of them can run alone
+        # calls enter and leave levels of transforms: no part can run alone
         why = "the step is written with a transform (torch.func.grad, torch.vmap)"
         return Decision("eager", why)
     if any(n in facts.recorded for n in facts.writes):
@@ -322,14 +320,14 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
     if facts.recorded:
         silent = [n for n in facts.writes if not facts.recording[n]]
         targets = (x for n in facts.writes for x in facts.targets[n])
-        own = {s for x in targets for s in facts.storages(x)}
-        kind = "eager" if own & facts.parameters else "fallback"
+        written_storages = {s for x in targets for s in facts.storages(x)}
+        kind = "eager" if written_storages & facts.parameters else "fallback"
         if not silent and kind == "fallback":
             # a forward that counts its batches
             why = "autograd records this graph, so it is no optimizer step"
             return Decision("fallback", why)
     if any(map(gives_memory, facts.calls)):
-        # what tracing saw of a tensor is where it lies at the end, in all of the graph
+        # example values have the memory at the end of the graph, not that at the call
         if facts.recorded:
             why = "autograd records a part of this graph, which gives tensors memory"
             return Decision("eager", why)
@@ -362,13 +360,13 @@ def _parts(gm: GraphModule, facts: _Facts, sides: dict[Node, Side]) -> tuple[Par
     parts = []
     result = _nodes(list(facts.nodes[-1].args))
     for side in ("before", "update", "after"):
-        own = [n for n in facts.calls if sides[n] == side]
-        if not own:
+        calls = [n for n in facts.calls if sides[n] == side]
+        if not calls:
             continue
-        inside = set(own)
+        inside = set(calls)
         outputs = [
             n
-            for n in own
+            for n in calls
             if n in result or any(u not in inside for u in n.users if u.op != "output")
         ]
         inputs = [
@@ -378,17 +376,17 @@ def _parts(gm: GraphModule, facts: _Facts, sides: dict[Node, Side]) -> tuple[Par
             and not _is_constant(gm, x)
             and any(u in inside for u in x.users)
         ]
-        recorded = any(n in facts.recorded for n in own)
+        recorded = any(n in facts.recorded for n in calls)
         why = WHY[
             "update" if side == "update" else "recorded" if recorded else "results"
         ]
-        sub = _cut(gm, facts, own, inputs, outputs)
+        sub = _cut(gm, facts, calls, inputs, outputs)
         parts.append(Part(side, why, sub, tuple(inputs), tuple(outputs)))
     return tuple(parts)
 
 
 def _is_constant(gm: GraphModule, node: Node) -> bool:
-    """A module or graph that a call refers to; tensors are handed over instead."""
+    """Is a node a module or graph, not a tensor? Tensors become inputs of parts."""
     return node.op == "get_attr" and not isinstance(
         attribute(gm, str(node.target)), torch.Tensor
     )
@@ -401,7 +399,7 @@ def _cut(
     inputs: list[Node],
     outputs: list[Node],
 ) -> GraphModule:
-    """A graph of some calls, with the grad mode that each had."""
+    """A graph of some calls, each in the grad mode that it had."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     for x in inputs:
@@ -440,8 +438,8 @@ def join(
         for n in attributes:
             values[n] = attribute(gm, str(n.target))
         for part, call in zip(parts, runs, strict=True):
-            made = call(*[values[x] for x in part.inputs])
-            values.update(zip(part.outputs, made, strict=True))
+            outputs = call(*[values[x] for x in part.inputs])
+            values.update(zip(part.outputs, outputs, strict=True))
         return torch.fx.node.map_arg(result, values.__getitem__)
 
     return run

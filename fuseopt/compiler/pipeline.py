@@ -37,14 +37,14 @@ from .report import Report
 from .session import session
 from .timing import Clock
 
-#: Compilers that run at one time, at most.
+#: The most compilers that run at one time.
 COMPILERS = 4
 
 
 class Lowered(NamedTuple):
-    """A graph on its way to kernels: their sources and targets, by name, are known.
+    """A captured and scheduled graph with the sources of its kernels, by name.
 
-    `places`: the devices that they run on.
+    `targets`, `places`: the target and the device of each kernel, by name.
     """
 
     captured: Captured
@@ -65,13 +65,13 @@ def plan_graph(
 ) -> tuple[Program, Report]:
     """Capture, schedule, generate, build: one graph for tensors like these.
 
-    `clock` has the seconds of what came before. `captured` is what captures the step,
-    or makes one of more tensors of it. `written`: are logs and folders to tell of it?
-    Kernels may still be being built when this returns; the plan waits for them when it
-    is first bound, and only then does the report know all seconds.
+    `clock`: has the seconds so far. `captured(gm, args)` captures the step in place of
+    `capture`, and may extend it. `written`: write logs and dumps. Kernels may still be
+    being built when this returns; the plan waits for them when it is first bound, and
+    only then has the report all seconds.
     """
     clock, report = clock or Clock(), Report()
-    # compilers run beside each other, and beside what needs no kernel
+    # compilers run in parallel, also to the work below that needs no kernel
     compilers = ThreadPoolExecutor(COMPILERS)
     built: list[str] = []
     helper = compilers.submit(_helper, config, built)
@@ -88,7 +88,7 @@ def plan_graph(
     _describe(report, lowered)
     clock.lap("plan")
     if loading:
-        find_compiler()  # where there is none, that is said now
+        find_compiler()  # raises here where there is none
     others = {
         name: _triton_factory(source, lowered.places[name], config)
         for name, source in sources.items()
@@ -107,7 +107,7 @@ def plan_graph(
     kernels = _Building(build, clock, lambda: _tell_seconds(report, clock))
     plan = Plan(lowered.captured, lowered.schedule, kernels)
     if written and config.writes:
-        # what is written down tells how long the build took
+        # dumps have the seconds of the build
         wait([helper])
         wait(loading.values())
         report.builds = len(built)
@@ -122,7 +122,7 @@ def plan_graph(
 def explain_graph(
     gm: GraphModule, args: Sequence[Any], config: Config, clock: Clock | None = None
 ) -> Report:
-    """The Report of a graph for which nothing is built, and that is not to run.
+    """The Report of a graph that is not run, without building its kernels.
 
     `args` may be tensors without contents. `clock` as in `plan_graph`.
     """
@@ -144,9 +144,10 @@ def replanner(
     captured: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
     written: bool = True,
 ) -> Callable[[Sequence[Any]], Program]:
-    """What plans a graph for the arguments of a call; `tell` is given each Report.
+    """A function that plans a graph for the arguments of a call.
 
-    `clock`, `captured`, `written` as in `plan_graph`; the clock is the first plan's.
+    `tell(report)` is called with each Report. `clock`, `captured`, `written` as in
+    `plan_graph`; the clock is used for the first plan.
     """
     clocks = [clock]
 
@@ -174,11 +175,11 @@ def _lower(
         check_graph(captured.graph)
         clock.lap("check")
 
-    def passed(name: str, made: Schedule | None) -> None:
+    def passed(name: str, scheduled: Schedule | None) -> None:
         """The clock and the checks of the scheduler's passes."""
         clock.lap(name)
-        if made is not None and checks:
-            check_schedule(captured.graph, made)
+        if scheduled is not None and checks:
+            check_schedule(captured.graph, scheduled)
             clock.lap("check")
 
     plan = schedule(captured.graph, passed, _machine(config))
@@ -191,7 +192,7 @@ def _lower(
 
 
 def _describe(report: Report, lowered: Lowered) -> None:
-    """What a report says of a schedule and its kernels."""
+    """Add the kernels and the schedule to a report."""
     report.kernels = [
         reporting.kernel_report(
             k, lowered.targets[k.name].name, lowered.sources[k.name].text
@@ -203,10 +204,10 @@ def _describe(report: Report, lowered: Lowered) -> None:
 
 
 class _Building:
-    """Kernels that compilers may still be at; see runtime.plan.Kernels.
+    """Kernels that may still be being compiled; see runtime.plan.Kernels.
 
-    The clock counts the seconds that the first binding waits, and those that it takes;
-    `done` is called then.
+    The clock counts the seconds for which the first binding waits, and those that it
+    takes; then `done` is called.
     """
 
     def __init__(
@@ -233,11 +234,9 @@ class _Building:
 
 
 def _machine(config: Config) -> Machine:
-    """What the scheduler is to know of this one: C++ goes block by block, Triton in
-    launches of its own.
-    """
-    own = target_of(config, CPU)
-    return Machine(run_tables.BLOCK if own.name == "cpp" else 0)
+    """The scheduler's Machine: C++ kernels run in blocks, Triton kernels do not."""
+    target = target_of(config, CPU)
+    return Machine(run_tables.BLOCK if target.name == "cpp" else 0)
 
 
 def _tell_seconds(report: Report, clock: Clock) -> None:
@@ -247,7 +246,7 @@ def _tell_seconds(report: Report, clock: Clock) -> None:
 
 
 def target_of(config: Config, device: str) -> Target:
-    """C++ on the CPU, Triton elsewhere, or what the user asked for."""
+    """C++ on the CPU, Triton elsewhere, or the target in the options."""
     on_cpu = device.split(":")[0] == "cpu"
     name = config.target
     if name == "auto":
@@ -263,13 +262,13 @@ def target_of(config: Config, device: str) -> Target:
 
 
 def version_of_cuda() -> tuple[int, int] | None:
-    """The CUDA that torch was built with, whose functions eager's kernels call; None
-    where it was built with another.
+    """The version of CUDA that torch was built with, whose functions eager's kernels
+    call; None for a torch without CUDA.
     """
-    found = torch.version.cuda
-    if not found:
+    version = torch.version.cuda
+    if not version:
         return None
-    major, minor = (*found.split("."), "0")[:2]
+    major, minor = (*version.split("."), "0")[:2]
     return int(major), int(minor)
 
 
@@ -279,7 +278,7 @@ def _load(source: Source, config: Config, built: list[str]) -> ctypes.CDLL:
 
 
 def _cpp_factory(source: Source, built: ctypes.CDLL) -> TableFactory:
-    """What makes the tables of a kernel, which launch it."""
+    """The TableFactory of a C++ kernel in a loaded library."""
     entry = getattr(built, source.entry)
     entry.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     entry.restype = None
@@ -289,7 +288,7 @@ def _cpp_factory(source: Source, built: ctypes.CDLL) -> TableFactory:
 def factory_of(
     target: Target, source: Source, device: str, config: Config
 ) -> TableFactory:
-    """Build one kernel; what makes its tables. Raises CannotBuild."""
+    """Build one kernel; returns its TableFactory. Raises CannotBuild."""
     if target.name == "cpp":
         return _cpp_factory(source, _load(source, config, []))
     return _triton_factory(source, device, config)
@@ -302,7 +301,7 @@ def _triton_factory(source: Source, device: str, config: Config) -> TableFactory
 
 
 def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
-    """What runs a plan: where wanted, it captures and replays the launches.
+    """The executor of a plan: Replays if the options and the plan allow it, or Direct.
 
     Raises CudaGraphError if a graph is required and cannot be.
     """
@@ -325,13 +324,13 @@ def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
 
 
 def _has_many_launches(lowered: Lowered) -> bool:
-    """Does a step start more than one thing on a device: kernels, ATen calls?"""
+    """Does a step start several launches on a device: kernels, ATen calls?"""
     launches = [x for x in lowered.places.values() if x.split(":")[0] != CPU]
     return bool(lowered.schedule.externs) or len(set(launches)) < len(launches)
 
 
 def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:
-    """The helper that asks tensors for their addresses; None without a compiler."""
+    """The library of the guards; None without a compiler."""
     try:
         library = session.builder.load(HELPER, config.cache_dir, False, built)
     except CannotBuild:
@@ -340,15 +339,15 @@ def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:
 
 
 def _parent(config: Config) -> str:
-    """The folder in which those of graphs are made."""
+    """The folder for the dumps of graphs."""
     beside = compat.debug_folder() if config.compile_debug else None
     return os.path.expanduser(config.dump_dir or beside or "fuseopt_debug")
 
 
 def _write_down(report: Report, config: Config, lowered: Lowered) -> None:
-    """Tell the logs, and write the files that options or FUSEOPT_DEBUG ask for.
+    """Log, and write the files that options or FUSEOPT_DEBUG ask for.
 
-    Where they cannot be written, that is said once, and the step goes on.
+    If they cannot be written, there is one warning, and the step goes on.
     """
     graph, plan = lowered.captured.graph, lowered.schedule
     logs.tell(report, graph, plan, lowered.sources)

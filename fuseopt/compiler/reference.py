@@ -1,4 +1,4 @@
-"""What Dynamo is given in place of a compiled graph, so that it keeps nothing alive."""
+"""A weak reference to a compiled graph, for Dynamo to call."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Reference:
-    """A compiled graph, called in its place and not kept alive.
+    """Calls a compiled graph without keeping it alive.
 
-    Dynamo keeps what a backend returns with the code that calls it; where the owner of
-    the graph keeps that code, neither would ever be released.
+    Dynamo keeps a backend's result with the code that calls it; if the owner of the
+    graph keeps that code alive, neither would ever be released.
     """
 
     def __init__(self, graph: Callable[..., Any]) -> None:

@@ -26,9 +26,9 @@ FORMULAS = 8
 class VariantReport:
     """A fused body of a kernel, and how many lanes it has.
 
-    `nodes`: the calls that were fused. `elements` of all lanes, and `bytes_per_element`
-    that are read and written. `slots`: what each lane reads and writes, such as
-    "f32 read+write x 3". `finishes`: it runs when all others of the kernel have;
+    `nodes`: the calls that were fused. `elements`: of all lanes; `bytes_per_element`:
+    read and written. `slots`: the tensors that each lane reads and writes, such as
+    "f32 read+write x 3". `finishes`: it runs after all other variants of the kernel;
     `begins`: it runs before all others.
     """
 
@@ -45,12 +45,11 @@ class VariantReport:
 class KernelReport:
     """One generated kernel.
 
-    `name`, `target` ("cpp" or "triton") and `source`, its text. `variants`: bodies that
-    were fused for lanes of one kind; `bodies` tells of each. `elements` and `bytes`:
-    what it works on, and what a step reads and writes. `lanes`: parameters it updates
-    (a counter that nothing else reads is none). `bytes_per_element`: read and written
-    per element, of its widest variant's slots. `path`: where its source was dumped, if
-    it was.
+    `name`, `target` ("cpp" or "triton") and `source`, its text. `variants`: the number
+    of bodies, each fused for lanes of one kind; `bodies`: a report of each. `elements`:
+    of all lanes; `bytes`: read and written in a step. `lanes`: parameters it updates
+    (a counter that nothing else reads is none). `bytes_per_element`: `bytes` divided by
+    `elements`. `path`: the file to which its source was dumped, if any.
     """
 
     name: str
@@ -83,7 +82,7 @@ class PartReport:
 
 @dataclass
 class Report:
-    """What became of one graph that Dynamo handed over.
+    """What one graph of Dynamo's was compiled to.
 
     launches: kernel launches per step. kernels: what is launched. externs: ATen calls
     that run as they are, with the reason. not_fused: a `Refusal` for each pair of calls
@@ -96,7 +95,7 @@ class Report:
     parts: where each part of a graph went that was split, in the order in which they
     run; empty where the graph is one update.
     traced: how many of the lanes Dynamo traced, or why it traced them all; empty where
-    nobody asked.
+    lanes are not considered.
     cudagraph: "captured", what it waits for, or "off: " and why.
     blocks: runs of kernels of the CPU that go block by block, by the kernels' names,
     and how many blocks each has. A block is some lanes of each kernel: all kernels of a
@@ -130,7 +129,7 @@ class Report:
     instead: str = ""
 
     def follow(self, first: Report) -> None:
-        """Tell as well of another graph, which runs right before this one."""
+        """Add the Report of another graph, which runs right before this one."""
         self.launches += first.launches
         self.least_bytes += first.least_bytes
         self.build_seconds += first.build_seconds
@@ -166,7 +165,7 @@ class Report:
         """
         from .page import page
 
-        # names of files are the bytes that they are, which may be no UTF-8
+        # names of files may have bytes that are no UTF-8
         text = page(self)
         Path(path).write_text(text, encoding="utf-8", errors="surrogateescape")
 
@@ -179,9 +178,11 @@ class Report:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.text import Text
 
-        told = self._told()
+        sentences = self._told()
         if self.fallback:
-            yield Text("\n".join([f"fuseopt: not compiled. {self.fallback}", *told]))
+            yield Text(
+                "\n".join([f"fuseopt: not compiled. {self.fallback}", *sentences])
+            )
             return
         title = (
             f"fuseopt: {self.launches} launch{'' if self.launches == 1 else 'es'} "
@@ -191,36 +192,40 @@ class Report:
         yield Text(title, style="italic")
         if self.kernels:
             yield from _kernels(self.kernels, options.max_width)
-        for text in told:
+        for text in sentences:
             yield Text(text)
         if self.seconds:
             laps = ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items())
             yield Text(f"seconds: {laps}", style="italic dim")
 
     def _told(self) -> list[str]:
-        """What is said of it beside its kernels, a sentence each."""
-        told = [f"{p.what}: {p.where} ({p.why})" for p in self.parts]
-        told += [f"the graph ends at {line}" for line in self.cuts]
+        """Lines of text on all but the kernels."""
+        sentences = [f"{p.what}: {p.where} ({p.why})" for p in self.parts]
+        sentences += [f"the graph ends at {line}" for line in self.cuts]
         if self.instead:
-            told.append(f"in one graph: {self.instead}")
+            sentences.append(f"in one graph: {self.instead}")
         if self.fallback:
-            return told
+            return sentences
         if self.cudagraph:
-            told.append(f"graph of the launches: {self.cudagraph}")
+            sentences.append(f"graph of the launches: {self.cudagraph}")
         for names, n in self.blocks.items():
-            told.append(f"{n} block{'s' * (n > 1)} of lanes, each through {names}")
+            sentences.append(f"{n} block{'s' * (n > 1)} of lanes, each through {names}")
         if self.numbers:
-            told.append(f"numbers of each call: {'; '.join(self.numbers)}")
+            sentences.append(f"numbers of each call: {'; '.join(self.numbers)}")
         if self.traced:
-            told.append(f"traced: {self.traced}")
-        told += [f"extern {name} (aten): {reason}" for name, reason in self.externs]
+            sentences.append(f"traced: {self.traced}")
+        sentences += [
+            f"extern {name} (aten): {reason}" for name, reason in self.externs
+        ]
         for r in self.not_fused:
-            told.append(f"not fused: {r.producer} -> {r.consumer}: {r.code} ({r.seen})")
-        return told
+            sentences.append(
+                f"not fused: {r.producer} -> {r.consumer}: {r.code} ({r.seen})"
+            )
+        return sentences
 
 
 def _kernels(kernels: Sequence[KernelReport], width: int) -> Iterator[Any]:
-    """A table of kernels; where it is too wide for that, a line for each."""
+    """A table of kernels; a line for each if the table is wider than `width`."""
     from rich.table import Table
     from rich.text import Text
 
@@ -234,12 +239,14 @@ def _kernels(kernels: Sequence[KernelReport], width: int) -> Iterator[Any]:
     ]
     columns = zip(*[names, *rows], strict=True)
     longest = [max(map(len, column)) for column in columns]
-    # a path is folded in its column; what is beside it is not
+    # a path is folded in its column; other columns are not
     least = min(longest[0], 2 * len(names[0]))
     if least + sum(longest[1:]) + 3 * len(names) + 1 > width:
         for name, *cells in rows:
-            told = ", ".join(f"{x} {y}" for x, y in zip(names[1:], cells, strict=True))
-            yield Text(f"{name}: {told}")
+            cell_texts = ", ".join(
+                f"{x} {y}" for x, y in zip(names[1:], cells, strict=True)
+            )
+            yield Text(f"{name}: {cell_texts}")
         return
     table = Table()
     table.add_column(names[0], overflow="fold")
@@ -287,15 +294,15 @@ def _body(v: Variant) -> VariantReport:
 
 
 def fill(report: Report, graph: Graph, schedule: Schedule) -> None:
-    """Put into a report what a schedule runs, in order, and what it does not fuse."""
+    """Add a schedule's steps, in order, its numbers and its refusals to a report."""
     report.least_bytes = least_bytes(graph)
     for step in schedule.steps:
         kernels = step.kernels if isinstance(step, Run) else (step,)
         report.order += [x.name for x in kernels]
     variants = [v for kernel in schedule.kernels for v in kernel.every]
     read = symbols(ref for v in variants for refs in v.scalars for ref in refs)
-    told = formulas(graph.numbers, read[:FORMULAS]).values()
-    report.numbers = list(dict.fromkeys(told))
+    texts = formulas(graph.numbers, read[:FORMULAS]).values()
+    report.numbers = list(dict.fromkeys(texts))
     report.externs = [(extern.name, extern.reason) for extern in schedule.externs]
     report.blocks = {
         s.name: len(s.blocks) for s in schedule.steps if isinstance(s, Run)

@@ -17,9 +17,9 @@ from ..runtime.cpp.build import Builder
 from ..runtime.cpp.vector import Vectors
 from .report import Report
 
-#: So many Reports are kept of optimizers that are no more.
+#: The number of Reports that are kept of optimizers that are gone.
 RETIRED = 16
-#: What so many dropped optimizers leave waits for the collector of garbage.
+#: The number of dropped optimizers after which the garbage collector runs.
 UNCOLLECTED = 16
 #: The attribute that marks a step which fuseopt.compile made.
 COMPILED = "_fuseopt"
@@ -32,26 +32,26 @@ class Session:
         self.builder = Builder()
         self.vectors = Vectors()
         self.reports: list[Report] = []
-        self.retired: list[Report] = []  # of optimizers that are no more
+        self.retired: list[Report] = []  # of optimizers that are gone
         self.uncollected = 0  # dropped optimizers since the last collection
         self.warned: set[str] = set()
         self.mishaps: list[str] = []  # errors of fuseopt's own
-        #: what stands for optimizers whose steps are compiled apart from all others
+        #: shadows of optimizers whose steps are compiled apart from all others
         self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: those of them whose tensors have no memory, and what gives them some, which
-        #: Dynamo wants while it traces
+        #: those of them whose tensors have no memory, with the function that gives them
+        #: memory for the time in which Dynamo traces
         self.hollow: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = (
             weakref.WeakKeyDictionary()
         )
-        #: why steps run in eager, as was told
+        #: the reported reason why an optimizer's step runs in eager
         self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        #: those who step in the backward
+        #: optimizers that step in the backward
         self.in_backward: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: of an optimizer that has one, its tail, weakly
+        #: the tail of an optimizer that has one, weakly
         self.tails: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
             weakref.WeakKeyDictionary()
         )
-        #: of the first parameter that has a gradient, by all of them: what clips these
+        #: by the first parameter with a gradient, then by all such: what clips these
         self.clips: MutableMapping[torch.Tensor, dict[Any, Any]] = WeakIdKeyDictionary()
         #: optimizers of whose steps Dynamo has ended a graph
         self.cut: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -68,24 +68,24 @@ class Session:
         """Made on first use. Graphs end before the libraries that they call do."""
         from ..runtime.cudagraphs import Graphs
 
-        made = Graphs()
-        atexit.register(made.release)
-        return made
+        graphs = Graphs()
+        atexit.register(graphs.release)
+        return graphs
 
     def retire(self, reports: list[Report]) -> None:
-        """These tell of an optimizer that is no more: the last ones are kept."""
+        """Add Reports of an optimizer that is gone; only the last RETIRED are kept."""
         self.retired += [report for report in reports if report in self.reports]
-        gone = set(map(id, self.retired[:-RETIRED]))
-        if gone:
+        dropped = set(map(id, self.retired[:-RETIRED]))
+        if dropped:
             del self.retired[:-RETIRED]
-            self.reports[:] = [x for x in self.reports if id(x) not in gone]
+            self.reports[:] = [x for x in self.reports if id(x) not in dropped]
 
     def collect(self) -> None:
-        """Collect what dropped optimizers left, before another one is compiled.
+        """Run the garbage collector after UNCOLLECTED dropped optimizers.
 
-        torch's graphs are cycles. While it traces, the collector is off, and what it
-        collects itself keeps Python's own count of new objects at 0: a program that
-        makes optimizers and little else never came to a full collection.
+        torch's graphs are cycles. Dynamo turns the collector off while it traces, and
+        its own collections keep Python's count of new objects at 0: a program that
+        makes optimizers and little else would never come to a full collection.
         """
         if self.uncollected >= UNCOLLECTED and gc.isenabled():
             self.uncollected = 0
@@ -102,7 +102,7 @@ class Session:
         self.mishaps.clear()
 
     def warn_once(self, message: str, about: str = "") -> None:
-        """Warn, unless that was done before about the same."""
+        """Warn, unless there was a warning with the same `about` (or message)."""
         if (about or message) not in self.warned:
             self.warned.add(about or message)
             warnings.warn(message, RuntimeWarning, stacklevel=3)

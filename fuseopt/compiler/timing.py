@@ -1,4 +1,4 @@
-"""In: names, as passes end. Out: the seconds of each pass, which sum to the whole."""
+"""Measure the seconds of each pass of a compilation, which sum to the whole."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import time
 
 
 class Clock:
-    """Seconds of each pass since it was made, in the order in which they ended."""
+    """The seconds of each pass since the clock was made, in order of their ends."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
         self.seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """What ran since the last lap was the pass `name`."""
+        """End the pass `name`, which began at the last lap."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
     def resume(self) -> None:
-        """What ran since the last lap is no pass of this clock."""
+        """Leave out the time since the last lap."""
         self._last = time.perf_counter()
 
     @property

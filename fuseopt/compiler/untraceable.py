@@ -1,6 +1,6 @@
-"""What of an optimizer Dynamo traces otherwise than Python runs it, without a guard.
+"""Find steps that Dynamo traces otherwise than Python runs them, without a guard.
 
-Such a step runs in eager: its bits are eager's, and the user is told why.
+Such a step runs in eager, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 from .. import compat
 from .code_paths import every_code
 
-#: What a step may read of a tensor, and Dynamo takes for a constant without a guard.
+#: Attributes of tensors that Dynamo takes for constants without a guard.
 UNGUARDED = frozenset({"_version"})
 
 
 def untraceable(optimizer: Optimizer) -> str:
-    """Why a step is not what Dynamo would make of it; "" if nothing of that is seen."""
+    """The reason why Dynamo would trace a step otherwise than Python runs it, or ""."""
     for group in optimizer.param_groups:
         for key, value in group.items():
             if compat.acts_otherwise(value):
@@ -38,17 +38,15 @@ def untraceable(optimizer: Optimizer) -> str:
 
 
 def _has_functions(kind: type[torch.Tensor]) -> bool:
-    """Has a class of tensors a `__torch_function__` of its own, and no other tensors
-    for which it stands?
-    """
-    own = getattr(kind, "__torch_function__", None)
+    """Has a class of tensors a `__torch_function__`, but no `__torch_dispatch__`?"""
+    attribute = getattr(kind, "__torch_function__", None)
     plain: Any = (
         torch.Tensor.__torch_function__,
         torch.nn.Parameter.__torch_function__,
         torch._C._disabled_torch_function_impl,
     )
-    found = getattr(own, "__func__", own)
-    if any(found is getattr(x, "__func__", x) for x in plain):
+    function = getattr(attribute, "__func__", attribute)
+    if any(function is getattr(x, "__func__", x) for x in plain):
         return False
     dispatch: Any = kind.__torch_dispatch__
     plain_dispatch: Any = torch.Tensor.__torch_dispatch__

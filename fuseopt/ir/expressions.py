@@ -165,9 +165,9 @@ def _formula(expr: Expr, texts: dict[int, tuple[str, int]]) -> tuple[str, int]:
     if expr.function is operator.neg:
         return f"-{bound(expr.args[0], SIGN)}", SIGN
     name = getattr(expr.function, "__name__", "call").strip("_").removeprefix("sym_")
-    given = [operand(x)[0] for x in expr.args]
-    given += [f"{k}={operand(x)[0]}" for k, x in expr.kwargs.items()]
-    return f"{name}({', '.join(given)})", NAME
+    arguments = [operand(x)[0] for x in expr.args]
+    arguments += [f"{k}={operand(x)[0]}" for k, x in expr.kwargs.items()]
+    return f"{name}({', '.join(arguments)})", NAME
 
 
 # ---------------------------------------------------------------- for each call
@@ -208,9 +208,9 @@ def evaluator(numbers: Sequence[Expr]) -> Evaluator:
         elif infix := _infix(expr):
             value = f" {infix[0]} ".join(map(text, expr.args))
         else:
-            given = [text(x) for x in expr.args]
-            given += [f"{k}={text(x)}" for k, x in expr.kwargs.items()]
-            value = f"{named(expr.function)}({', '.join(given)})"
+            arguments = [text(x) for x in expr.args]
+            arguments += [f"{k}={text(x)}" for k, x in expr.kwargs.items()]
+            value = f"{named(expr.function)}({', '.join(arguments)})"
         lines.append(f"    n{i} = {value}")
     lines.append(f"    return [{', '.join(f'n{i}' for i in range(len(numbers)))}]")
     exec(compile("\n".join(lines), "<numbers of a step>", "exec"), names)

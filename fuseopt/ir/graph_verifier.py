@@ -340,40 +340,41 @@ def _check_versions(graph: Graph, near: dict[int, list[int]]) -> None:
                 where = f"{name_of(i, node)}: writes {_at(graph, v)}"
                 raise GraphError(f"{where}, which is there on entry")
             producer[v] = i
-    held = list(graph.initial)  # -1: unknown, any value that nobody makes
-    given = set(held) - {-1}
+    current = list(graph.initial)  # -1: unknown, any value that nobody makes
+    on_entry = set(current) - {-1}
 
     def see(v: int, who: str) -> None:
         b = graph.values[v]
-        if held[b] == v:
+        if current[b] == v:
             return
-        if held[b] >= 0:
-            wanted = _at(graph, held[b])
+        if current[b] >= 0:
+            wanted = _at(graph, current[b])
             raise GraphError(f"{who}: sees {_at(graph, v)} where memory has {wanted}")
         require(
             v not in producer, f"{who}: sees {_at(graph, v)}, which is made elsewhere"
         )
         require(
-            v not in given,
+            v not in on_entry,
             f"{who}: sees {_at(graph, v)}, which an overlapping write has changed",
         )
-        held[b] = v
+        current[b] = v
 
     for i, node in enumerate(graph.nodes):
         for k, row in enumerate(rows_of(node)):
             for v in row.reads:
-                if held[graph.values[v]] != v:
+                if current[graph.values[v]] != v:
                     see(v, name_of(i, node, k))
             for v in row.writes:
                 b = graph.values[v]
-                held[b] = v
+                current[b] = v
                 for other in near.get(b, ()):
-                    held[other] = -1
+                    current[other] = -1
     for b, v in enumerate(graph.final):
         buffer = graph.buffers[b]
         if v >= 0:
             see(v, f"final of {buffer.name}")
         elif buffer.kind != "temp":
             require(
-                held[b] == graph.initial[b], f"final of {buffer.name}: a write is lost"
+                current[b] == graph.initial[b],
+                f"final of {buffer.name}: a write is lost",
             )

@@ -20,7 +20,7 @@ from .graph import REDUCTIONS, VECTOR, Instr
 from .opcodes import TORCH_NAMES
 
 DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, own) for name, own in TORCH_NAMES.items()
+    name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()
 }
 
 

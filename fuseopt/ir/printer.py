@@ -261,8 +261,8 @@ def _variant(graph: Graph, number: int, v: Variant, first: int) -> Iterable[str]
     for k, refs in enumerate(v.scalars):
         distinct = list(dict.fromkeys(map(_scalar, refs)))
         yield f"  scalar k{k}: {_few(distinct, first)}"
-        told = symbols(refs)[:first] if graph.numbers else []
-        for i, text in formulas(graph.numbers, told).items():
+        shown = symbols(refs)[:first] if graph.numbers else []
+        for i, text in formulas(graph.numbers, shown).items():
             yield f"    sym{i} = {text}"
     stored: dict[str, list[str]] = {"lane": [], "element": [], "output": []}
     for x, s in v.stores:

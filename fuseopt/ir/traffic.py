@@ -52,12 +52,14 @@ def least_bytes(graph: Graph) -> int:
     """Bytes that any step must move which does what a graph does: each tensor that it
     reads is read once, and each that it changes is written once. Temps are free.
     """
-    given: dict[int, int] = {}
+    input_bytes: dict[int, int] = {}
     for b in graph.buffers:
         if b.kind in ("static", "arg"):
             size = b.numel * DTYPE_BYTES[b.dtype]
-            given[b.storage] = given.get(b.storage, 0) + size
+            input_bytes[b.storage] = input_bytes.get(b.storage, 0) + size
     first = {v: graph.buffers[b].storage for b, v in enumerate(graph.initial) if v >= 0}
     read = {first[v] for node in graph.nodes for v in read_by(node) if v in first}
     written = {graph.buffers[b].storage for b, v in enumerate(graph.final) if v >= 0}
-    return sum(given.get(s, 0) for s in read) + sum(given.get(s, 0) for s in written)
+    return sum(input_bytes.get(s, 0) for s in read) + sum(
+        input_bytes.get(s, 0) for s in written
+    )

@@ -1,8 +1,8 @@
-"""What a step is given besides its optimizer -> does it say anything, and what first?
+"""Interpret the arguments of a step besides its optimizer, such as a closure.
 
-Trainers pass on a closure should there be one, None otherwise: a call with None is the
-same as one without where None is the default. A closure that the step calls before all
-else can be called by itself (`closures`).
+Trainers pass a closure or None: a call with None is the same as one without arguments
+if None is the default. A closure that the step calls before all else can be called
+separately (`closures`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .closures import opening
 
 
 class Arguments:
-    """Of one step's function: `names` that it takes besides its optimizer, by place or
-    by name, if None is the default of each; else none.
+    """The arguments of one step's function. `names`: of those besides the optimizer, if
+    each may be positional or a keyword and has the default None; else empty.
     """
 
     def __init__(self, function: Any) -> None:
@@ -35,17 +35,17 @@ class Arguments:
         )
 
     def first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The closure in a call, if it alone is given, and may be called by itself."""
+        """The closure in a call, if it is the only argument and may be called first."""
         if not self.names or not self._fit(args, kwargs):
             return None
-        given = {**dict(zip(self.names, args[1:], strict=False)), **kwargs}
-        told = [name for name, value in given.items() if value is not None]
+        values = {**dict(zip(self.names, args[1:], strict=False)), **kwargs}
+        names = [name for name, value in values.items() if value is not None]
         code = self.function.__code__
         if code is not self._code:
             self._code, self._opening = code, opening(self.function)
-        return given[told[0]] if told == [self._opening] else None
+        return values[names[0]] if names == [self._opening] else None
 
     def _fit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Where there is no such argument, or it is given twice, Python says so."""
-        free = self.names[len(args) - 1 :]
-        return len(args) <= len(self.names) + 1 and kwargs.keys() <= {*free}
+        """Are the arguments valid? Python raises for others."""
+        open_names = self.names[len(args) - 1 :]
+        return len(args) <= len(self.names) + 1 and kwargs.keys() <= {*open_names}

@@ -1,8 +1,8 @@
-"""What an optimizer's classes hold: has any of it changed since the last call?
+"""Compare the attributes of an optimizer's classes with those of the last call.
 
-Dynamo guards no method that a step calls: where a class is given another one, or a
-method other code, what was traced goes on as before. It is compared at each call, and
-so cheap that it may be: by identity, in calls of C.
+Dynamo does not guard the methods that a step calls: if a class gets another method, or
+a method other code, the traced code would still run. They are compared at each call, by
+identity and in C calls, which takes little time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VALUES = frozenset({int, float, bool, str, complex, bytes})
 
 
 class Methods:
-    """What the classes of an optimizer held when `changed` was asked last."""
+    """The attributes of an optimizer's classes at the last call of `changed`."""
 
     def __init__(self) -> None:
         self._kind: type | None = None
@@ -31,17 +31,17 @@ class Methods:
         self._codes: list[types.CodeType] = []
 
     def changed(self, optimizer: Optimizer) -> bool:
-        """Is its class another one, or does one of them hold other objects or code?
+        """Has the optimizer another class, or a class other objects or code?
 
-        Not the first time.
+        False the first time.
         """
-        held: list[Any] = []
+        values: list[Any] = []
         for c in self._classes:
-            held += vars(c).values()
+            values += vars(c).values()
         if (
             self._kind is type(optimizer)
-            and len(held) == len(self._held)
-            and (all(map(is_, held, self._held)) or self._only_values(held))
+            and len(values) == len(self._held)
+            and (all(map(is_, values, self._held)) or self._only_values(values))
             and all(map(is_, map(_CODE, self._functions), self._codes))
         ):
             return False
@@ -49,12 +49,12 @@ class Methods:
         self._look(type(optimizer))
         return not first
 
-    def _only_values(self, held: list[Any]) -> bool:
-        """Are numbers and texts, whose values Dynamo guards, all that changed?"""
-        pairs = zip(held, self._held, strict=True)
+    def _only_values(self, values: list[Any]) -> bool:
+        """Did only numbers and strings change, whose values Dynamo guards?"""
+        pairs = zip(values, self._held, strict=True)
         if any(x is not y and not _alike(x, y) for x, y in pairs):
             return False
-        self._held = held
+        self._held = values
         return True
 
     def _look(self, kind: type) -> None:
@@ -69,5 +69,5 @@ class Methods:
 
 
 def _alike(x: Any, y: Any) -> bool:
-    """Are both numbers, or texts, of one type?"""
+    """Are both numbers or strings of one type?"""
     return type(x) is type(y) and type(x) in VALUES

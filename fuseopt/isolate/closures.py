@@ -1,4 +1,4 @@
-"""A step's function -> the closure that it calls before all else.
+"""Find the closure that a step's function calls before all else.
 
     loss = None
     if closure is not None:
@@ -7,10 +7,9 @@
     ...
     return loss
 
-A step that is written so calls its closure once, and does nothing with the result but
-return it. So the closure can be called by itself; what is left is the step that is
-given none, which few lanes may lead. The code is proven to be that: names count, text
-that merely looks alike does not.
+A step that is written so calls its closure once, and only returns the result. So the
+closure can be called first, and then the step without one, which models can lead. The
+syntax tree of the code is compared with this form.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ import torch
 
 from ..uniformity.source import NoSource, Sources
 
-#: Methods of torch's that say no more than that the step may not be captured.
+#: Methods of torch that only check whether the step may be captured in a graph.
 CHECKS = frozenset(
     {"_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"}
 )
-#: Functions by which code gets at names that it does not write.
+#: Functions by which code reads variables without writing their names.
 LOOKS = frozenset({"locals", "vars", "eval", "exec", "dir"})
 _SOURCES = Sources()
 
 
 def opening(function: Any) -> str:
-    """The name of the argument that a step's function calls first; "" where its code is
-    not known to be that.
+    """The name of the argument that a step's function calls first; "" if its code has
+    another form.
     """
     if not isinstance(function, types.FunctionType):
         return ""
     code = function.__code__
-    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-    if "torch" in own or function.__globals__.get("torch") is not torch:
+    local_names = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    if "torch" in local_names or function.__globals__.get("torch") is not torch:
         return ""
     try:
         node = _SOURCES.of(function).node
@@ -65,8 +64,8 @@ def _opening(node: ast.FunctionDef) -> str:
             continue
         closure, result = _called(statement)
         rest = node.body[place + 1 :]
-        known = closure in others and result in empty and not empty & {itself, closure}
-        return closure if known and _only_returns(rest, closure, result) else ""
+        fits = closure in others and result in empty and not empty & {itself, closure}
+        return closure if fits and _only_returns(rest, closure, result) else ""
     return ""
 
 
@@ -80,7 +79,7 @@ def _is_check(statement: ast.stmt, itself: str) -> bool:
 
 
 def _emptied(statement: ast.stmt) -> str:
-    """The name that a statement gives None to."""
+    """The name to which a statement assigns None, or ""."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if isinstance(statement, ast.AnnAssign):
         targets = [statement.target]
@@ -92,7 +91,7 @@ def _emptied(statement: ast.stmt) -> str:
 
 
 def _called(statement: ast.stmt) -> tuple[str, str]:
-    """The names of closure and result, of the statement that calls the one."""
+    """The names of closure and result in the statement that calls the closure."""
     match statement:
         case ast.If(
             test=ast.Compare(left=ast.Name(id=closure)),
@@ -121,13 +120,15 @@ def _only_returns(rest: Sequence[ast.stmt], closure: str, result: str) -> bool:
     returned = [node.value for node in every if isinstance(node, ast.Return)]
     if not all(isinstance(x, ast.Name) and x.id == result for x in returned):
         return False
-    own = {id(x) for x in returned}
-    said = {text for node in every if id(node) not in own for text in _texts(node)}
-    return not said & ({closure, result} | LOOKS)
+    returned_ids = {id(x) for x in returned}
+    names = {
+        text for node in every if id(node) not in returned_ids for text in _texts(node)
+    }
+    return not names & ({closure, result} | LOOKS)
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
-    """All names that a node says, of whatever kind."""
+    """All strings in the fields of a node: its names."""
     for _, value in ast.iter_fields(node):
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str):

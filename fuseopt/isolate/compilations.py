@@ -1,4 +1,4 @@
-"""What Dynamo has compiled for one owner, and how all of it is forgotten."""
+"""The functions that Dynamo compiled for one owner, and their removal from Dynamo."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..compiler.session import session
 
 
 class Compilations:
-    """Functions that Dynamo compiled for one owner, and the Reports of these.
+    """Functions that Dynamo compiled for one owner, and their Reports.
 
-    `told` gets Reports that others tell of it, too. When this is no more, or when
-    `forget` is called, Dynamo keeps nothing of it.
+    `told`: the Reports; others may add to it. When this object ends, or `forget` is
+    called, Dynamo releases all of them.
     """
 
     def __init__(self) -> None:
         session.collect()
-        #: all that Dynamo was given: code, and the backend
+        #: (code objects, backend) of each function that Dynamo was given
         self.known: list[tuple[list[types.CodeType], Any]] = []
         self.fakes = compat.Fakes()
         self.told: list[Report] = []
-        # where a collector of garbage finds the owner, nobody calls `forget`
-        kept = self.known, self.fakes, self.told
-        weakref.finalize(self, _forget, *kept).atexit = False
+        # if the owner ends in the garbage collector, `forget` is not called
+        records = self.known, self.fakes, self.told
+        weakref.finalize(self, _forget, *records).atexit = False
 
     def forget(self) -> None:
-        """Let Dynamo keep nothing of it, and the session little."""
+        """Release all from Dynamo, and retire the Reports."""
         _forget(self.known, self.fakes, self.told)
 
     def compile(
@@ -41,7 +41,7 @@ class Compilations:
     ) -> Callable[..., Any]:
         """`torch.compile(function, backend=backend, **keywords)`."""
         # Dynamo keeps each backend that it was ever given
-        fakes, told = self.fakes, self.told
+        fakes, reports = self.fakes, self.told
 
         def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
             fakes.note()
@@ -49,7 +49,7 @@ class Compilations:
             try:
                 return backend(gm, example_inputs, **keywords)
             finally:
-                told.extend(session.reports[first:])
+                reports.extend(session.reports[first:])
 
         noting._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
         noting.reset = BACKEND.reset  # type: ignore[attr-defined]
@@ -58,16 +58,16 @@ class Compilations:
 
 
 def _forget(
-    known: list[tuple[list[types.CodeType], Any]],
+    compiled: list[tuple[list[types.CodeType], Any]],
     fakes: compat.Fakes,
-    told: list[Report],
+    reports: list[Report],
 ) -> None:
-    codes = [code for own, _ in known for code in own]
+    codes = [code for codes_of_one, _ in compiled for code in codes_of_one]
     session.uncollected += bool(codes)
-    while known:
-        compat.forget(*known.pop())
+    while compiled:
+        compat.forget(*compiled.pop())
     fakes.forget()
     compat.tidy(codes, fakes.files)
     fakes.files.clear()
-    session.retire(told)
-    told.clear()
+    session.retire(reports)
+    reports.clear()

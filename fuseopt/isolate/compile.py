@@ -1,9 +1,9 @@
-"""An optimizer, options -> the same optimizer, its step compiled apart from all others.
+"""Compile the step of an optimizer apart from those of all others.
 
-Dynamo keeps what it compiled with a function's code object, which all optimizers of a
-class share, and gives up on it after eight. `compile` gives each optimizer a code
-object of its own. All that stands around the step's own function (hooks, the profiler's
-record, the grad mode, a scheduler's bookkeeping) runs as on the plain optimizer.
+Dynamo keeps compiled code with a function's code object, which all optimizers of a
+class share, and stops compiling it after eight times. `compile` gives each optimizer a
+code object of its own. All layers around the step's function (hooks, the profiler's
+record, the grad mode, a scheduler's bookkeeping) run as on the plain optimizer.
 """
 
 from __future__ import annotations
@@ -31,61 +31,61 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
     """Compile `optimizer.step` in isolation; returns the optimizer, the same object.
 
-    `options` are those of fuseopt.config. Called again, it replaces them. A copy or a
-    pickle of the optimizer is a plain one again. What `fused=True` asks of torch's
-    kernels is done by fuseopt's.
+    `options`: those of fuseopt.config; another call replaces them. A copy or a pickle
+    of the optimizer is a plain one. With `fused=True`, fuseopt's kernels run in place
+    of torch's fused ones.
 
     Raises NotAnOptimizer, ConfigError, and UnsupportedInput for a step that torch keeps
     away from Dynamo.
     """
-    given: Any = optimizer
-    if not isinstance(given, Optimizer):
-        kind = given if isinstance(given, type) else type(given)
+    candidate: Any = optimizer
+    if not isinstance(candidate, Optimizer):
+        kind = candidate if isinstance(candidate, type) else type(candidate)
         raise NotAnOptimizer(
             f"fuseopt.compile takes a torch.optim.Optimizer, not {kind.__name__!r}; "
             'for a step of any other kind: torch.compile(step, backend="fuseopt")'
         )
     resolve(None, options)
     current: Any = optimizer.step
-    known = getattr(current, COMPILED, None)
-    if isinstance(known, Isolated) and known.owner() is optimizer:
-        known.configure(options)
+    isolated = getattr(current, COMPILED, None)
+    if isinstance(isolated, Isolated) and isolated.owner() is optimizer:
+        isolated.configure(options)
         return optimizer
     attach()
     reason = compat.disabled(optimizer)
     if reason:
         raise UnsupportedInput(reason)
-    made = _isolated(optimizer, current, Wanted(options))
-    if made is None:
+    function_and_binding = _isolated(optimizer, current, Wanted(options))
+    if function_and_binding is None:
         raise UnsupportedInput(
             f"the step of {type(optimizer).__name__} is a {type(current).__name__}, "
             "not a Python function, so Dynamo cannot trace it"
         )
-    function, bound = made
+    function, bound = function_and_binding
     optimizer.step = Step(optimizer, function) if bound else function  # type: ignore
     return optimizer
 
 
 def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
-    """What `torch.compile(optimizer.step, backend="fuseopt")` returns: a step, bound to
-    the optimizer, that is compiled as `compile` does; the optimizer stays as it is.
+    """The result of `torch.compile(optimizer.step, backend="fuseopt")`: a step, bound
+    to the optimizer, that is compiled as by `compile`; the optimizer is not changed.
 
-    None for a step that Dynamo alone can answer for: torch keeps it away from Dynamo,
-    or it is no Python function. Raises ConfigError for a wrong option or mode.
+    None for a step that is left to Dynamo: torch disables Dynamo for it, or it is no
+    Python function. Raises ConfigError for a wrong option or mode.
     """
     resolve(asked.mode, asked.options)
     options = {**of_mode(asked.mode), **asked.options}
-    known = getattr(step, COMPILED, None)
-    if isinstance(known, Isolated) and known.owner() is optimizer:
-        known.configure(options)
+    isolated = getattr(step, COMPILED, None)
+    if isinstance(isolated, Isolated) and isolated.owner() is optimizer:
+        isolated.configure(options)
         return step
     if compat.disabled(optimizer):
         return None
     wanted = Wanted(options, asked.fullgraph, asked.dynamic)
-    made = _isolated(optimizer, step, wanted)
-    if made is None:
+    function_and_binding = _isolated(optimizer, step, wanted)
+    if function_and_binding is None:
         return None
-    function, bound = made
+    function, bound = function_and_binding
     compiled: Any = HeldStep(optimizer, function) if bound else function
     # torch.compile for another backend begins with the step as it was
     compiled._torchdynamo_orig_callable = step
@@ -109,7 +109,8 @@ def _isolated(
             type(optimizer).__name__,
         )
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        # torch's fused kernels unscale gradients themselves; GradScaler is to do it
+        # torch's fused kernels unscale gradients themselves; fuseopt leaves that to
+        # GradScaler
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     isolated = Isolated(optimizer, inner, wanted)
     entry, alone = isolated.entry()

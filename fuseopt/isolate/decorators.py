@@ -1,8 +1,8 @@
-"""The decorators around a step's function: taken off, and put around another function.
+"""Take the decorators off a step's function, and put them around another function.
 
-torch puts two around each of its steps. One calls hooks and tells profilers, the other
-sets the grad mode; both cost more than a small step where neither has anything to do.
-Then what is put around does as much with less, and theirs runs where anyone looks.
+torch puts two around each of its steps. One calls hooks and notifies profilers, the
+other sets the grad mode; together they take longer than a small step. Where there are
+no hooks and no profiler, cheaper equivalents run in their place.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _holds(cell: Any, value: object) -> bool:
 def peel(function: Any) -> tuple[list[Any], Any]:
     """The decorators around a function, outermost first, and the function.
 
-    A layer counts as one if it was made with functools.wraps and calls what it wraps
-    through its closure, so that `rewrap` can give it another function to call.
+    A layer is a decorator if it was made with functools.wraps and calls the wrapped
+    function through its closure, so that `rewrap` can replace that.
     """
     layers = []
     while isinstance(function, types.FunctionType):
@@ -50,21 +50,21 @@ def peel(function: Any) -> tuple[list[Any], Any]:
 
 
 def copied(function: Any, closure: tuple[Any, ...]) -> Any:
-    """The same function with a code object of its own and other cells."""
+    """A copy of a function with a code object of its own, and other cells."""
     code = function.__code__.replace()
-    made = types.FunctionType(
+    copy = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, closure
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    functools.update_wrapper(made, function)
-    del made.__wrapped__  # type: ignore[attr-defined]
-    return made
+    copy.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(copy, function)
+    del copy.__wrapped__  # type: ignore[attr-defined]
+    return copy
 
 
 def leading(function: Any) -> Any:
-    """A function of its own that does a step which Dynamo traces, and nothing else.
+    """A new function that runs a step under Dynamo.
 
-    Raises NotTraced where Dynamo lets it run as it is: only a shadow would step.
+    It raises NotTraced if it is run without Dynamo: then only a shadow would step.
     """
 
     def lead(self: Optimizer) -> Any:
@@ -78,45 +78,45 @@ def leading(function: Any) -> Any:
 def rewrap(layer: Any, old: Any, new: Any, alone: Any) -> tuple[Any, Any]:
     """The decorator `layer` around `new` in place of `old`; and around `alone`.
 
-    `alone` does what `new` does, and may be called where nobody traces the step or
-    looks at what it calls. A layer of which nothing is known is around `new` alone.
+    `alone` does the same as `new`, and may be called where the step is not traced or
+    profiled. A layer that is not torch's is put around `new` in both cases.
     """
     closure = tuple(types.CellType(new) if _holds(c, old) else c for c in cells(layer))
-    made = copied(layer, closure)
-    by_itself = made
+    wrapped = copied(layer, closure)
+    by_itself = wrapped
     if layer.__code__ is compat.GRAD_MODE:
         by_itself = _grad_mode(alone)
     elif layer.__code__ is compat.PROFILED:
         by_itself = alone
-        made = functools.update_wrapper(_profiled(made, alone), layer)
-    made.__wrapped__ = new
-    setattr(made, COMPILED, getattr(new, COMPILED))
-    return made, by_itself
+        wrapped = functools.update_wrapper(_profiled(wrapped, alone), layer)
+    wrapped.__wrapped__ = new
+    setattr(wrapped, COMPILED, getattr(new, COMPILED))
+    return wrapped, by_itself
 
 
 def _profiled(theirs: Any, alone: Any) -> Any:
-    """torch's layer for hooks and profilers, where there are none of either."""
+    """torch's layer for hooks and profilers, skipped while there are none."""
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        # Dynamo takes the first for True
+        # Dynamo evaluates the first to True
         if torch.compiler.is_dynamo_compiling() or not compat.undisturbed(self):
             return theirs(self, *args, **kwargs)
-        done = alone(self, *args, **kwargs)
-        self._optimizer_step_code()  # its place, for profilers that trace Python
-        return done
+        result = alone(self, *args, **kwargs)
+        self._optimizer_step_code()  # a marker for profilers that trace Python
+        return result
 
     return step
 
 
 def _grad_mode(alone: Any) -> Any:
-    """torch's layer that lets the grad mode be what `differentiable` says."""
+    """torch's layer that sets the grad mode to the option `differentiable`."""
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        known, wanted = torch.is_grad_enabled(), self.defaults["differentiable"]
+        before, wanted = torch.is_grad_enabled(), self.defaults["differentiable"]
         compat.GRAD_SWITCH(wanted)
         try:
             return alone(self, *args, **kwargs)
         finally:
-            compat.GRAD_SWITCH(known)
+            compat.GRAD_SWITCH(before)
 
     return step

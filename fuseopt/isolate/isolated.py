@@ -1,7 +1,7 @@
-"""The innermost function of one optimizer's step, compiled for it alone.
+"""The innermost function of one optimizer's step, compiled for this optimizer alone.
 
-A call is led by models of its lanes, or steps a shadow of the whole optimizer, or is
-handed to Dynamo as it is; here the way is chosen.
+For each call it chooses how to run the step: led by models of lanes, on a shadow with
+all lanes, or traced on the optimizer itself.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .decorators import cells, copied, leading
 from .race import Race, asks_for_it, may_race
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
-#: What Dynamo may be told and still run what it traced for our backend.
+#: The stances of torch.compiler with which Dynamo runs compiled code.
 TRACES = ("default", "eager_on_recompile", "fail_on_recompile")
-#: So often a step is traced again that made state where its graph was cut.
+#: How often a step is traced again that made state where its graph was cut.
 AGAIN = 2
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How a step is to be compiled: options of fuseopt.config, and what torch.compile
-    takes besides.
+    """How a step is to be compiled: options of fuseopt.config, and other arguments of
+    torch.compile.
     """
 
     options: Mapping[str, Any]
@@ -65,13 +65,13 @@ class Isolated:
         self.lock = threading.RLock()
         self.wanted = wanted
         self.options = dict(wanted.options)
-        #: which parameters lacked a gradient when all lanes were traced
+        #: which parameters lacked a gradient, each time that all lanes were traced
         self.missing: set[tuple[bool, ...]] = set()
-        #: what the step's code is found in
+        #: watches the classes that have the step's code
         self.methods = Methods()
         #: state, groups and their number in the last call
         self.seen: tuple[Any, Any, int] = None, None, 0
-        # by the places of the call where functions are given, for Dynamo does not see
+        # by the places of functions among the arguments of a call: Dynamo does not see
         # when one of them is None in another call
         self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
         self.callables: dict[int | str, Callable[..., Any]] = {}
@@ -83,11 +83,11 @@ class Isolated:
         self.unfused: Shadow | None = None  # for a step with a closure
         #: None once the compiled step has won
         self.race = self._raced()
-        #: so often what Dynamo cut may be traced again, with the state that was made
+        #: how often a step that Dynamo cut may still be traced again
         self.again = AGAIN
 
     def release(self) -> None:
-        """Keep nothing of the optimizer, nor what was compiled for it."""
+        """Release all that belongs to the optimizer, and all that was compiled."""
         self.compiled.clear()
         self.representatives.release()
         self.whole.release()
@@ -97,7 +97,7 @@ class Isolated:
         self.seen = None, None, 0
 
     def forget(self) -> None:
-        """Let nothing that was compiled count."""
+        """Drop all that was compiled, and start again."""
         self.release()
         self.representatives = self._led()
         self.missing.clear()
@@ -113,20 +113,19 @@ class Isolated:
         return Shards(self.function, self.options, self.compilations.told)
 
     def _raced(self) -> Race | None:
-        # who asks for one graph wants no eager step
+        # with fullgraph=True the user wants no eager step
         may = not self.wanted.fullgraph and asks_for_it(resolve(None, self.options))
         return Race() if may else None
 
     def configure(self, options: Mapping[str, Any]) -> None:
-        """Take other options, for the calls to come."""
+        """Set other options for later calls."""
         if dict(options) != self.options:
             self.options = dict(options)
             self.forget()
 
     def entry(self) -> tuple[Any, Any]:
-        """A function to stand in the place of the original one.
-
-        And the one to call in its stead where nobody traces what is called.
+        """The function that replaces the original one, and the one to call directly
+        where no code is traced.
         """
 
         @functools.wraps(self.function)
@@ -137,35 +136,35 @@ class Isolated:
                 return self.run(args, kwargs)
             return self._race(self.race, args, kwargs)
 
-        # inside a function that is compiled itself, the step stays one of its own
-        made = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
-        setattr(made, COMPILED, self)
-        return made, step
+        # a function that is compiled itself does not trace into the step
+        disabled = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
+        setattr(disabled, COMPILED, self)
+        return disabled, step
 
     def _follow(self, optimizer: Optimizer) -> None:
-        """Let nothing that was compiled count where the optimizer is another now."""
+        """Drop what was compiled if the optimizer's state, groups or code changed."""
         groups = optimizer.param_groups
-        # loading a state dict replaces the state: what was compiled for the old one
-        # would only count against the limit
-        state, known, n = self.seen
+        # loading a state dict replaces the state: code for the old one would only
+        # count towards Dynamo's limit
+        state, known_groups, n = self.seen
         changed = self.methods.changed(optimizer)
         if (
             changed
             or state is not optimizer.state
-            or known is not groups
+            or known_groups is not groups
             or n != len(groups)
         ):
-            if known is not None:
+            if known_groups is not None:
                 self.forget()
             self.seen = optimizer.state, groups, len(groups)
 
     def led(self, apart: Callable[[], None], kept: int) -> str | None:
-        """Do one step, led by models however few lanes there are; else why nothing was
-        done, "" where torch.compile is told to let steps run as they are.
+        """Do one step, led by models however few lanes there are. Returns None, or the
+        reason why nothing was done: "" if the stance lets no compiled code run.
 
-        `apart()` raises Unlike where lanes may not be stepped some at a time: it is
-        called whenever the step is rehearsed. `kept`: so many sets of lanes are in
-        turn.
+        `apart()` is called whenever the step is rehearsed, and raises Unlike if lanes
+        may not be stepped a few at a time. `kept`: the number of sets of lanes for
+        which programs are kept.
         """
         optimizer = self.owner()
         assert optimizer is not None
@@ -180,7 +179,7 @@ class Isolated:
             return few.why
 
     def _race(self, race: Race, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do one step: as was faster, or in the way that is to be timed."""
+        """Do one step: in the faster way, or in the one that is to be timed."""
         optimizer = self.owner()
         assert optimizer is not None
         if len(args) > 1 or kwargs or compat.stance() not in TRACES:
@@ -193,12 +192,12 @@ class Isolated:
             if self.race is None:
                 return self.run(args, kwargs)
             race = self.race
-        told = self.compilations.told
+        reports = self.compilations.told
         result = race.step(
             lambda: self.run(args, kwargs),
             lambda: self.function(*args),
-            told,
-            lambda: may_race(optimizer, resolve(None, self.options), told),
+            reports,
+            lambda: may_race(optimizer, resolve(None, self.options), reports),
         )
         if race.over and self.race is race:
             if race.lost:
@@ -230,7 +229,7 @@ class Isolated:
                 led = few.wants(optimizer)
                 if led and few.step(optimizer, self._lead):
                     return None
-                # a plain parameter may have been replaced by another since
+                # a plain parameter may have been replaced by a DTensor since
                 if (few.why or not led) and self.shards.wants(optimizer, anew=True):
                     return self._on_shards(optimizer)
                 if not whole.why:
@@ -244,7 +243,7 @@ class Isolated:
         return None if done else self._eager((optimizer,), {}, why)
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
-        """Let a step of DTensors run in eager; the user is told why, if it is said."""
+        """Run a step of DTensors in eager, and report the reason, unless it is ""."""
         if why:
             optimizer = args[0]
             why = f"its parameters are DTensors, and {why}"
@@ -259,12 +258,12 @@ class Isolated:
     def _as_it_is(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Let Dynamo trace the step of the optimizer itself, with what it is given."""
+        """Let Dynamo trace the step of the optimizer itself, with its arguments."""
         if len(args) > 1 or kwargs:
             args = tuple(self._outside(i, a) for i, a in enumerate(args))
             kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
         places = tuple(self.current)
-        done, known = False, len(optimizer.state)
+        done, n_states = False, len(optimizer.state)
         session.cut.discard(optimizer)
         try:
             compiled = self.compiled.get(places)
@@ -283,8 +282,8 @@ class Isolated:
             else:
                 result = compiled(*args, **kwargs)
             done = True
-            if optimizer in session.cut and len(optimizer.state) > known:
-                # the line that cuts the graph may be one that makes state
+            if optimizer in session.cut and len(optimizer.state) > n_states:
+                # the line that cuts the graph may be one that creates state
                 self.again -= 1
                 if self.again >= 0:
                     self.compiled.pop(places, None)
@@ -295,7 +294,7 @@ class Isolated:
         finally:
             self.current.clear()
             if not done:
-                # cut off somewhere: what was compiled may be half bound
+                # interrupted: what was compiled may be half bound
                 self.compiled.clear()
 
     def _unfused(
@@ -305,16 +304,18 @@ class Isolated:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The same, where groups take the foreach form and keep what they say."""
+        """Call `compiled` with the groups' foreach options in place of `fused`; the
+        optimizer's groups stay as they are.
+        """
         try:
             shadow = self.unfused = self.unfused or Shadow(optimizer)
             shadow.refresh(optimizer)
         except Unlike:
-            kept = unfuse(optimizer)
+            options = unfuse(optimizer)
             try:
                 return compiled(*args, **kwargs)
             finally:
-                for group, before in kept:
+                for group, before in options:
                     group.update(before)
         shadow.clean = False
         try:
@@ -324,17 +325,17 @@ class Isolated:
             shadow.settle()
 
     def _whole(self) -> Callable[..., Any]:
-        """The backend of a step that is traced whole, which reports why."""
+        """The backend of a step that is traced whole; Reports get the reason."""
         why = self.representatives.why
         if not why:
             return BACKEND
 
         def whole(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
-            known = len(session.reports)
-            made = BACKEND(gm, example_inputs, **keywords)
-            for report in session.reports[known:]:
+            n_reports = len(session.reports)
+            compiled = BACKEND(gm, example_inputs, **keywords)
+            for report in session.reports[n_reports:]:
                 report.traced = f"all lanes, since {why}"
-            return made
+            return compiled
 
         whole._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         return whole
@@ -346,8 +347,8 @@ class Isolated:
         self, backend: Callable[..., Any], options: Mapping[str, Any] | None = None
     ) -> Callable[..., Any]:
         lead = leading(self.function)
-        made = self._compile(backend, lead, fullgraph=True, options=options or None)
-        return compat.Traced(made, lead)
+        compiled = self._compile(backend, lead, fullgraph=True, options=options or None)
+        return compat.Traced(compiled, lead)
 
     def _compile(
         self, backend: Callable[..., Any], function: Any, **more: Any
@@ -355,8 +356,8 @@ class Isolated:
         keywords: dict[str, Any] = {}
         inherits = "__class__" in self.function.__code__.co_freevars
         if inherits and "isolate_recompiles" in _PARAMETERS:
-            # what `super().step()` leads to is shared by all optimizers as well. Not
-            # asked for elsewhere: threads that step at the same time defeat it
+            # all optimizers share the function that `super().step()` calls. Not used
+            # elsewhere: threads that step at the same time defeat it
             keywords["isolate_recompiles"] = True
         keywords.update({"options": self.options or None, **more})
         keywords["dynamic"] = self.wanted.dynamic
@@ -372,7 +373,7 @@ class Isolated:
         return self.compilations.compile(noting, function, **keywords)
 
     def _note_gradients(self) -> None:
-        """Take note of which gradients there are, while a step is traced."""
+        """Record which gradients are missing, while a step is traced."""
         optimizer = self.owner()
         if optimizer is not None and not self.representatives.under_way:
             params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -381,9 +382,8 @@ class Isolated:
                 self.representatives.want()
 
     def _outside(self, place: int | str, value: Any) -> Any:
-        """A closure runs as it is: no part of the graph, and no reason to retrace.
-
-        What Dynamo sees is the same function at every call.
+        """Wrap an argument that is a function, such as a closure: it runs in eager, and
+        is no reason to trace again, for Dynamo sees the same wrapper in every call.
         """
         if not callable(value) or isinstance(value, (torch.nn.Module, type, Optimizer)):
             return value
@@ -400,26 +400,26 @@ class Isolated:
 
 
 def _released(isolated: Isolated) -> Callable[[Any], None]:
-    """What is to be done when the optimizer is no more."""
-    known = weakref.ref(isolated)
+    """The callback for the end of the optimizer."""
+    reference = weakref.ref(isolated)
 
     def release(_: Any, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        found = known()
-        if found is not None and not ending():
-            found.release()
+        step = reference()
+        if step is not None and not ending():
+            step.release()
 
     return release
 
 
 def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Let groups of torch's fused kernels take the foreach form.
+    """Set the foreach options in groups that ask for torch's fused kernels.
 
-    Returns what they said before: (group, its options).
+    Returns the former options: (group, options).
     """
-    kept = []
+    options = []
     for group in optimizer.param_groups:
         form = unfused(group)
         if form:
-            kept.append((group, {k: group[k] for k in form}))
+            options.append((group, {k: group[k] for k in form}))
             group.update(form)
-    return kept
+    return options

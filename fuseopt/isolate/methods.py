@@ -1,4 +1,4 @@
-"""What `optimizer.step` is where its function is compiled apart: a bound method."""
+"""The bound method that replaces `optimizer.step` after fuseopt.compile."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 class Step:
     """A bound method that does not keep its optimizer alive.
 
-    But until its first call, since the optimizer may be nobody else's; and from then
-    on if the method itself is held by more than the optimizer and its caller. Pickled
-    or copied along with an optimizer, it becomes the class's own `step`.
+    Until its first call it does, since nothing else may hold the optimizer; and after
+    that while others than the optimizer and the caller hold the method. Pickled or
+    copied along with an optimizer, it becomes the `step` of the class.
     """
 
     def __init__(self, optimizer: Optimizer, function: Any) -> None:
@@ -49,8 +49,8 @@ class Step:
 class HeldStep(Step):
     """A bound method, which keeps its optimizer alive as bound methods do.
 
-    A scheduler that is made later marks the optimizer's own `step`; a call of this one
-    is a step to it as well.
+    A scheduler that is made later wraps `optimizer.step`; a call of this method counts
+    as a step for it too.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ class HeldStep(Step):
 
 
 class _Counts:
-    """Says how many references there are to a method of which nobody keeps hold."""
+    """Counts the references to a method that only its owner and its caller hold."""
 
     def __call__(self) -> int:
         return sys.getrefcount(self)

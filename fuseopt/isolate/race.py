@@ -1,4 +1,4 @@
-"""The compiled step of an optimizer beside its own, timed in turns: which is faster?
+"""Time the compiled step of an optimizer and eager's in turns, and keep the faster.
 
 Both give the same bits on a CPU, so that a few of the user's own steps may be done
 either way. A large step is raced as well: it loses where its arithmetic costs more than
@@ -18,17 +18,17 @@ from ..compiler.report import Report
 from ..config import Config
 from ..shadow.lanes import KINDS
 
-#: Calls at first, and after anything was compiled, that nobody times.
+#: Calls at the beginning, and after each compilation, that are not timed.
 WARM = 3
-#: Each way is timed so often; two calls for each, of which the second counts.
+#: How often each way is timed: two calls, of which the second counts.
 ROUNDS = 8
-#: After so few rounds the compiled step has won if eager takes so many times as long;
-#: one round is one call of either, and any call may happen to be slow.
+#: After CLEAR_ROUNDS the compiled step has won if eager takes CLEAR times as long; not
+#: after one, since any single call may happen to be slow.
 CLEAR_ROUNDS, CLEAR = 2, 1.5
 
 
 def asks_for_it(config: Config) -> bool:
-    """May a step that options ask for be done in eager, with the same bits?"""
+    """Do the options allow steps in eager, which have the same bits?"""
     exact = config.numerics == "eager" and not config.verify
     meant = config.fallback == "error" or config.target != "auto"
     return config.eager_if_faster and exact and not meant
@@ -56,15 +56,15 @@ def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) ->
 class Race:
     """Calls of one optimizer's step, some compiled and some in eager.
 
-    `seconds`: the least that a call took, compiled and in eager. `over`: is it known
-    which is faster? `lost`: and is it eager?
+    `seconds`: of the fastest call, compiled and in eager. `over`: is the race decided?
+    `lost`: has eager won?
     """
 
     def __init__(self) -> None:
         self._begin(0)
 
     def _begin(self, graphs: int) -> None:
-        """Know nothing: so many graphs have been compiled, the last one just now."""
+        """Start again, after `graphs` graphs have been compiled."""
         self._calls = 0
         self._graphs = graphs
         self.seconds = {"compiled": math.inf, "eager": math.inf}
@@ -77,9 +77,9 @@ class Race:
         reports: Sequence[Report],
         may_race: Callable[[], bool],
     ) -> Any:
-        """Do one step in the way whose turn it is; what it returns.
+        """Do one step in the way whose turn it is; returns its result.
 
-        `reports`: of all that was compiled for the optimizer, in this call as well.
+        `reports`: of all that was compiled for the optimizer, also in this call.
         """
         turn = self._calls - WARM
         self._calls += 1
@@ -97,7 +97,7 @@ class Race:
             if turn % 4 == 3:
                 self._judge((turn + 1) // 4)
         if len(reports) != self._graphs:
-            # the first calls, or one that compiled something: no time of it counts
+            # something was compiled: no time so far counts
             self._begin(len(reports))
         return result
 

@@ -1,9 +1,9 @@
-"""What is done to lanes before and after their step, put into Dynamo's graph of models.
+"""Insert calls before and after the step of lanes into Dynamo's graph of their models.
 
-A step has its models' tensors; what stands around it may have more of them: gradients
-that the step leaves alone, a tensor beside each parameter (its average, its copy), and
-what is the same for all lanes (a factor, a limit). The graph gets these as arguments
-behind its own, and two nodes: one before all calls, one behind them.
+These calls may need more tensors than the step: gradients that the step does not use, a
+tensor beside each parameter (its average, its copy), and what all lanes share (a
+factor, a limit). The graph gets these as additional arguments, and two nodes: one
+before all calls, one behind them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Tensors = list[torch.Tensor]
 
 
 class Around(Protocol):
-    """What stands around the step of some models. Both functions are marked OWN.
+    """The calls before and after the step of some models. Both are marked OWN.
 
-    They get the parameters, the gradients (None where there is none), and the columns,
-    of each as many as there are parameters, then what is shared. In one capture of a
-    graph `before` comes first. `measures`: is anything made of all elements of a
-    tensor? Then lanes of other sizes are not alike.
+    They take the parameters, the gradients (None where there is none), and the columns,
+    each as long as the parameters, then what all lanes share. In a capture of a graph
+    `before` is called first. `measures`: does it reduce whole tensors? Then lanes of
+    other sizes are not alike.
     """
 
     measures: bool
 
-    #: of each column, the dtype of what stands beside a parameter of some dtype; None:
-    #: numbers, in float32, that are made of all of a parameter's elements
+    #: of each column, the dtype of its tensors by the parameter's dtype; None: float32
+    #: numbers, each computed from all elements of a parameter
     dtypes: Sequence[Mapping[torch.dtype, torch.dtype] | None]
 
     def before(
@@ -59,8 +59,9 @@ class Around(Protocol):
     def finish(
         self, captured: Captured, kinds: Sequence[str | None], flag: int | None
     ) -> Captured:
-        """What is to run of all lanes: `kinds` of the tensors of a call are roles, None
-        for what belongs to no lane; `flag` is the place of the flag among them.
+        """The step to run in place of `captured`, that of all lanes. `kinds`: the role
+        of each tensor of a call, None if it belongs to no lane; `flag`: the index of
+        the flag among them.
         """
 
 
@@ -72,21 +73,21 @@ def splice(
     around: Around,
     shared: Sequence[Any],
 ) -> Tensors:
-    """Put what stands around a step into the graph of some models.
+    """Insert the calls around a step into the graph of some models.
 
-    Returns models' tensors that are its arguments now, behind its own ones and before
-    what is shared.
+    Returns the models' tensors that became additional arguments: behind the graph's
+    own ones and before `shared`.
     """
     graph = gm.graph
     placeholders = graph.find_nodes(op="placeholder")
     calls = [n for n in graph.nodes if n.op.startswith("call") or n.op == "output"]
-    known: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
     for node, x in zip(placeholders, args, strict=True):
-        known.setdefault(id(x), node)
+        nodes.setdefault(id(x), node)
     with graph.inserting_before(calls[0]):
         for name, t in static_tensors(gm).items():
-            known.setdefault(id(t), graph.get_attr(name))
-    given: Tensors = []
+            nodes.setdefault(id(t), graph.get_attr(name))
+    arguments: Tensors = []
     last = placeholders[-1] if placeholders else None
 
     def argument(name: str) -> Node:
@@ -100,16 +101,18 @@ def splice(
         return last
 
     def node_of(name: str, t: torch.Tensor) -> Node:
-        if id(t) not in known:
-            known[id(t)] = argument(name)
-            given.append(t)
-        return known[id(t)]
+        if id(t) not in nodes:
+            nodes[id(t)] = argument(name)
+            arguments.append(t)
+        return nodes[id(t)]
 
-    own = [models.params[k] for k in active]
-    params = [node_of(f"param{k}", p) for k, p in zip(active, own, strict=True)]
+    params_of_models = [models.params[k] for k in active]
+    params = [
+        node_of(f"param{k}", p) for k, p in zip(active, params_of_models, strict=True)
+    ]
     grads = [
         None if p.grad is None else node_of(f"grad{k}", p.grad)
-        for k, p in enumerate(own)
+        for k, p in enumerate(params_of_models)
     ]
     columns = [
         [node_of(f"beside{c}_{k}", models.beside[k][c]) for k in active]
@@ -120,25 +123,25 @@ def splice(
         graph.call_function(around.before, (params, grads, columns, common))
     with graph.inserting_before(calls[-1]):
         graph.call_function(around.after, (params, grads, columns, common))
-    return given
+    return arguments
 
 
 def order_of(
     lanes: Lanes, columns: Sequence[Tensors], around: Around | None
 ) -> dict[tuple[int, Role], int]:
-    """Where the tensors beside each lane stand in a call; Unlike unless they are like
-    its parameter, where they are no numbers.
+    """The index in a call of each tensor beside a lane. Raises Unlike for one that is
+    no number and has another layout than the lane's parameter.
     """
-    found: dict[tuple[int, Role], int] = {}
+    order: dict[tuple[int, Role], int] = {}
     kinds = () if around is None else around.dtypes
-    for c, (own, dtypes) in enumerate(zip(columns, kinds, strict=True)):
-        for i, (t, p) in enumerate(zip(own, lanes.params, strict=True)):
-            found[i, (BESIDE, str(c))] = len(found)
+    for c, (tensors, dtypes) in enumerate(zip(columns, kinds, strict=True)):
+        for i, (t, p) in enumerate(zip(tensors, lanes.params, strict=True)):
+            order[i, (BESIDE, str(c))] = len(order)
             if dtypes is None:
                 continue
             if t.shape != p.shape or t.stride() != p.stride() or not t.is_leaf:
                 raise Unlike("an average lies in memory otherwise than its parameter")
-    return found
+    return order
 
 
 def finished(
@@ -147,7 +150,7 @@ def finished(
     roles: Sequence[tuple[int, Role]],
     flag: int | None,
 ) -> Captured:
-    """An extended step with what `around` makes of it. `flag`: its source, if any."""
+    """The result of `around.finish` for an extended step. `flag`: a source or None."""
     kinds = [None if m == COMMON else roles[s][1][0] for s, m in extended.order]
     place = None if flag is None else extended.order.index((flag, COMMON))
     return around.finish(extended.captured, kinds, place)

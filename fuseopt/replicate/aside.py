@@ -1,4 +1,4 @@
-"""What one call of a step has beside the optimizer, for what stands around the step."""
+"""The arguments of one call for what runs around the step (see around)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Tensors = list[torch.Tensor]
 
 
 class Other(FuseoptError):
-    """A call is not like the last one; nothing was done, and it is to be made anew."""
+    """A call differs from the last one and must be prepared again. Nothing was done."""
 
 
 class Compared(NamedTuple):
-    """Gradients that a step's guard has compared: where they are among its tensors, in
-    the order of the lanes.
+    """Gradients that a step's guard has compared. `places`: their indices among its
+    tensors, in the order of the lanes.
     """
 
     guard: TensorGuard
@@ -33,14 +33,14 @@ class Compared(NamedTuple):
 
 @dataclass
 class Aside:
-    """What one call has for this, but for the lanes' own tensors.
+    """The arguments of one call for what runs around the step, besides lanes' tensors.
 
-    `columns`: tensors beside the parameters, in each column one for each lane; a list
-    that was given once holds the same ever after. `shared`: tensors and floats that are
-    the same for all lanes. `flag`: is the step skipped? It is one of `shared`; None
-    where none may be. `ahead`: given the step when it is ready, gives the launches that
-    come before its own; it may raise Other. `again`: lanes are to be these,
-    else Other is raised.
+    `columns`: tensors beside the parameters, in each column one for each lane; the
+    lists must not be changed later. `shared`: tensors and floats for all lanes. `flag`:
+    one of `shared`, true if the step is to be skipped; None if it never is.
+    `ahead(step)` returns the launches that come before those of the step, which is
+    ready; it may raise Other. `again`: if the call's lanes are not these, Other is
+    raised.
     """
 
     columns: Sequence[Tensors] = ()
@@ -55,7 +55,7 @@ class Aside:
         if len(self.columns) == 1:
             self.beside = self.columns[0]
         else:
-            self.beside = [t for own in self.columns for t in own]
+            self.beside = [t for column in self.columns for t in column]
 
 
 NO_ASIDE = Aside()

@@ -18,14 +18,14 @@ from .traces import Trace
 
 
 class Traced(Owner, Protocol):
-    """Who has a step traced of models."""
+    """An Owner that has models traced."""
 
     trace: Trace | None
     task: Task
 
 
 def backend_of(traced: Traced) -> Callable[..., Any]:
-    """A backend whose graphs become steps of what is traced now."""
+    """A backend of Dynamo's that adds a LedStep to the current trace for each graph."""
     # Dynamo keeps each backend that it was ever given
     owner = weakref.ref(traced)
 
@@ -42,9 +42,9 @@ def backend_of(traced: Traced) -> Callable[..., Any]:
         if decision.parts or decision.whole != "update":
             raise Unlike(f"its graph is more than an update: {decision.why}")
         traced.call.quiet = False
-        made = LedStep(traced, traced.task, gm)
-        traced.trace.steps.append(made)
-        return Reference(made)
+        step = LedStep(traced, traced.task, gm)
+        traced.trace.steps.append(step)
+        return Reference(step)
 
     lead._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
     return lead

@@ -1,18 +1,18 @@
-"""An optimizer of many lanes -> its step, of which Dynamo traces a few lanes.
+"""Run the step of an optimizer with many lanes, of which Dynamo traces a few models.
 
-Lanes that are alike have a model, a lane of nobody's. Dynamo compiles the step of an
-optimizer that has only the models; what it captured is extended to all lanes. That this
-gives what the whole step would is proven of the code, and shown: the step is rehearsed
-on some lanes of each kind and on the models, and the calls that reach a lane must be
-those that reach its model. What it may depend on and no guard of Dynamo's covers is
-compared at each call. Where anything stands against it, Dynamo traces the whole step.
+Each kind of lanes has a model, a lane that belongs to no optimizer. Dynamo compiles the
+step of an optimizer that has only the models; the captured graph is extended to all
+lanes. That this equals the whole step is proven of the step's code, and checked: the
+step is rehearsed on some lanes of each kind and on the models, and the calls on a lane
+must be those on its model. Whatever the step may depend on without a guard of Dynamo's
+is compared at each call. Where any of this fails, Dynamo traces the whole step.
 
-Which lanes there are of a kind may be another thing in each call, for gradients come
-and go: what was captured of the models is then extended to other lanes, and nothing is
-traced or built. A new kind is a new trace.
+The lanes of a kind may be others in each call, for gradients come and go: the captured
+graph is then extended to other lanes, and nothing is traced or built. A new kind needs
+a new trace.
 
-The optimizer itself is never given to what Dynamo traces: its shadow is, which has the
-models. What the step left there is written to all lanes when it is launched.
+Dynamo never sees the optimizer, only its shadow, which has the models. What the step
+writes there is written to all lanes when the step is launched.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FEW = 16
 SHARE = 0.5
 NOTHING = Found([])
 UNLIKE = "lanes are unlike"
-#: So often one call is begun anew, where what was known of lanes does not hold.
+#: Attempts of one call, when lanes turn out to differ from what was assumed.
 TRIES = 4
 REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 
@@ -72,10 +72,10 @@ def many_lanes(optimizer: Optimizer) -> bool:
 class Representatives:
     """The step of one optimizer, led by models of its lanes.
 
-    `why`: why it no longer is. `told` gets its Reports. `outward`: lanes are parts of
-    tensors, of which a step may do no more than treat each element alike; what is
-    written to the optimizer that has the parts -> all that is to be written. `around`:
-    what stands around the step, in the same launch; see there.
+    `why`: the reason why it no longer is, or "". `told`: the list to which its Reports
+    are added. `outward`: given if lanes are parts of tensors, which a step may only
+    treat element by element; maps the writes to the optimizer of the parts to all
+    writes. `around`: calls around the step, in the same launch; see there.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Representatives:
         self.options = dict(options)
         config = resolve(None, options)
         self.why = "verify was asked for" if config.verify else ""
-        #: is it worth while even for few lanes, or for such as are unlike?
+        #: lead the step even for few lanes, or for lanes that are unlike?
         self.anyway = False
         self.noticed = StateGuard()
         self.pending = Pending()
@@ -117,33 +117,35 @@ class Representatives:
         self.call = Call(None, NOTHING, quiet=False)
         #: the graph that ran last
         self.stepped: LedStep | None = None
-        # what lanes have been given in this call that have no state yet
+        # new states in this call, of lanes that have none
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
-        # did the last call end as calls do? Had the one before it compiled nothing?
+        # did the last call end normally? Did the one before it compile nothing?
         self._sound = True
         self._steady = False
 
     def shadow_of_all(self) -> Any:
-        """What a rehearsal is to take for the optimizer: a shadow of all its lanes."""
+        """A shadow of the optimizer with all lanes, for a rehearsal."""
         every = Shadow(self.call.optimizer)
         every.refresh(self.call.optimizer)
         return every.itself
 
     def release(self) -> None:
-        """The optimizer is no more: keep nothing of it."""
+        """Release everything, after the optimizer's end."""
         self._cut_off(False)
 
     def wants(self, optimizer: Optimizer) -> bool:
-        """Are there so many lanes that it is worth while?"""
+        """Is the step of this optimizer to be led?"""
         return not self.why and (self.anyway or many_lanes(optimizer))
 
     @property
     def under_way(self) -> bool:
-        """Is a call of this one's under way?"""
+        """Is a call under way?"""
         return self.call.optimizer is not None
 
     def want(self) -> None:
-        """Gradients come and go: traced whole, the step would be traced each time."""
+        """Lead even few or unlike lanes: gradients come and go, and each time the whole
+        step would be traced again.
+        """
         self.anyway = True
         if self.why.endswith(UNLIKE):
             self.why = ""
@@ -159,11 +161,10 @@ class Representatives:
     ) -> bool:
         """Do one step; False, with `why`, if nothing was done.
 
-        `make(backend)` compiles the step's function anew, or raises NotTraced when it
-        is run without Dynamo: then nothing was done, and `why` is "". `given`: has
-        gradients that parameters do not have yet; Misfit if they cannot have them: then
-        nothing was done either, and another call may. `aside`: what the call has for
-        what stands around the step.
+        `make(backend)` compiles the step's function, or raises NotTraced when it is run
+        without Dynamo: then nothing was done, and `why` is "". `given`: gradients that
+        parameters do not have yet; raises Misfit if they cannot have them: nothing was
+        done, and other calls may follow. `aside`: arguments for the calls around it.
         """
         while True:
             call = Call(optimizer, NOTHING, given=given, aside=aside)
@@ -172,7 +173,7 @@ class Representatives:
                     return True
             except NotTraced:
                 return False
-            # once more, with lanes that differ in less
+            # again, with kinds whose lanes differ in less
             if self.loose and self.lanes is not None and self.lanes.reshaped():
                 self.loose = False
             elif self.counters and self.models.counted:
@@ -247,16 +248,15 @@ class Representatives:
             reason = str(error).strip().partition("\n")[0]
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:
-            # the next call asks of this one whether it was quiet
+            # the next call reads `quiet` of this one; release the rest
             call.optimizer, call.found, call.given = None, NOTHING, None
             self._fresh = {}
             self.pending.drop()
         return False
 
     def _cut_off(self, steady: bool) -> None:
-        """An exception ended the last call somewhere: take nothing for known.
-
-        `steady`: nothing was compiled in it.
+        """Compare nothing with the last call, which an exception ended. `steady`:
+        nothing was compiled in it.
         """
         self.noticed.forget()
         if not steady:
@@ -321,16 +321,16 @@ class Representatives:
         return self.trace.active
 
     def _trace(self) -> Trace:
-        """What was traced of the kinds of lanes that there are, and of more at most."""
+        """The trace for the kinds of the current lanes."""
         assert self.lanes is not None
         if self.trace is not None and self.trace.lanes is self.lanes:
             return self.trace
         return choose(self.traces, self.models, present(self.lanes))
 
     def _look(self, optimizer: Any) -> Found | None:
-        """Lanes as they were in one of the last calls: this one's; None: in none."""
-        asked = self.noticed.struct, self.helper, self.call.given
-        self.lanes, found = self.recent.look(optimizer, *asked) or (self.lanes, None)
+        """Set `lanes` to those of a recent call that hold; their tensors, or None."""
+        record = self.noticed.struct, self.helper, self.call.given
+        self.lanes, found = self.recent.look(optimizer, *record) or (self.lanes, None)
         return found
 
     @property
@@ -341,7 +341,7 @@ class Representatives:
         return self.trace.steps[-1].helper
 
     def _survey(self, call: Call) -> Found:
-        """Look at all lanes anew, and have a model for each kind of them."""
+        """Group all lanes into kinds again, and make a model for each new kind."""
         optimizer = call.optimizer
         call.surveyed = True
         call.put_gradients()
@@ -359,7 +359,7 @@ class Representatives:
         return self._known(lanes, optimizer)
 
     def _known(self, lanes: Lanes, optimizer: Any) -> Found:
-        """Take lanes for those of the optimizer, or of what is like it."""
+        """Take `lanes` for those of `optimizer`; returns their tensors."""
         few = len({(kind.key[:2], repr(kind.numbers)) for kind in lanes.kinds})
         may_differ = self.anyway or self.task.parts
         if not may_differ and few > SHARE * len(lanes.params):
@@ -367,13 +367,13 @@ class Representatives:
         self.models.take(lanes)
         self.lanes = lanes
         self.recent.take(lanes, self.kept, self.apart is not None)
-        found = self._look(optimizer)
-        if found is None or self.lanes is not lanes:
+        tensors = self._look(optimizer)
+        if tensors is None or self.lanes is not lanes:
             raise Unlike("its lanes are not what they seem")
-        return found
+        return tensors
 
     def _initialized(self, lanes: Lanes) -> Found:
-        """Make the state that tracing makes, for lanes that have gradients and none."""
+        """Create state as tracing does, for lanes with gradients but without state."""
         every = self.shadow_of_all()
         self._fresh = first_state(self.call.optimizer, every, lanes)
         view = self._view()
@@ -400,7 +400,7 @@ class Representatives:
             raise Stale
 
     def settle(self) -> None:
-        """Have state ready for all lanes like that of models, which tracing made."""
+        """Create the state of all lanes, if tracing created that of their models."""
         assert self.lanes is not None
         assert self.trace is not None
         trace = self.trace
@@ -412,8 +412,8 @@ class Representatives:
                 raise Unlike("lanes that were alike get unlike state")
 
     def prove(self) -> Proof:
-        """The proof that the code which a step may run now treats lanes alike. Once in
-        a call is enough: nothing changes before the step has run.
+        """A proof that the step's code treats lanes alike; raises Unlike without one. It
+        is made once in a call, for nothing changes before the step has run.
         """
         if self.proof is None or self.proven != self.calls:
             optimizer = self.call.optimizer
@@ -438,7 +438,7 @@ class Representatives:
     # ---------------------------------------------------------------- afterwards
 
     def _writes(self, optimizer: Optimizer) -> list[Write]:
-        """What gives all lanes what the step gave the models, as calls of C."""
+        """The C calls that write to all lanes what the step wrote to the models."""
         lanes, trace = self.lanes, self.trace
         assert lanes is not None
         assert trace is not None
@@ -446,5 +446,5 @@ class Representatives:
         made: dict[int, dict[int, torch.Tensor]] = {}
         for step in trace.steps:
             made.update(step.take())
-        given = lanes, self.models, trace.shadow, self._fresh, made, self.stepped
-        return Writes(*given).to(optimizer.state)
+        parts = lanes, self.models, trace.shadow, self._fresh, made, self.stepped
+        return Writes(*parts).to(optimizer.state)

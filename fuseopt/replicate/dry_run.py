@@ -1,9 +1,9 @@
-"""An optimizer, some of its lanes -> what its step does to each of them, undone.
+"""Rehearse a step: record the ATen calls that it makes for each of some lanes.
 
-The step runs on a double of the optimizer whose tensors have no contents but numbers
-without dimensions. A dispatch mode writes down, for each lane, the ATen calls that
-reach it, with their numbers; a call's tensors are named by what they are to the lane.
-Two lanes with equal records are treated alike.
+The step runs on a double of the optimizer, whose tensors have no contents, except
+zero-dimensional ones. A dispatch mode records, for each lane, the ATen calls on its
+tensors, with their numbers; tensors are named by their role in the lane. Two lanes with
+equal records are treated alike. The optimizer itself is not changed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from .hollow import HollowResults
 
 
 class Record(NamedTuple):
-    """What a rehearsal gave.
+    """The result of a rehearsal.
 
-    `lanes`: calls of each lane. `shared`: changes of what belongs to none. `states`:
-    the state of each lane afterwards; `rest`: all else that the optimizer holds.
-    `reads`: did the step read numbers from tensors? `beyond`: the first op, of what has
-    dimensions, that does more than treat each element alike; "": none.
+    `lanes`: the calls of each lane. `shared`: the calls that change tensors of no lane.
+    `states`: the state of each lane afterwards; `rest`: all else that the optimizer
+    holds. `paths`: the ways that the code took at its branches. `reads`: did the step
+    read numbers from tensors? `beyond`: the first op on tensors with dimensions that
+    does more than treat each element alike; "": none.
     """
 
     lanes: dict[int, list[Any]]
@@ -51,7 +52,7 @@ _HOLDERS = (torch.Tensor, list, tuple)
 
 
 class _Calls(TorchDispatchMode):
-    """Writes down the calls that reach each lane."""
+    """Records the calls on the tensors of each lane."""
 
     def __init__(self, double: Double, paths: Paths) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -62,8 +63,8 @@ class _Calls(TorchDispatchMode):
         self.made: dict[int, int] = collections.Counter()
         self.shared: list[Any] = []
         self.viewed: set[int] = set()  # storages of no lane that several tensors see
-        #: what the last call made from nothing; such tensors as torch at once made
-        #: another of, which is what the step has
+        #: the result of the last call if that took no tensors; and the results of such
+        #: calls that torch at once replaced by a detached tensor
         self.last_made: Any = None
         self.replaced: set[int] = set()
         self.reads = False
@@ -83,19 +84,19 @@ class _Calls(TorchDispatchMode):
         self.places[where] = None if where in self.places or not t.numel() else t
 
     def _of(self, t: torch.Tensor) -> Known:
-        """What is known of a tensor, or of the one that is the same memory."""
-        known = self.known.get(id(t))
+        """The record of a tensor, or of one with the same memory and layout."""
+        identity = self.known.get(id(t))
         if id(t) in self.replaced:
             raise Unlike("a number is seen by several tensors")
-        if known is None:
-            same = self.places.get(self._where(t))
-            if same is None:
+        if identity is None:
+            twin = self.places.get(self._where(t))
+            if twin is None:
                 raise Unlike("the step uses a tensor that belongs to no lane")
-            known = self.known[id(same)]
-            self.double.know(t, known)
-            if known.lane < 0:
+            identity = self.known[id(twin)]
+            self.double.know(t, identity)
+            if identity.lane < 0:
                 self.viewed.add(t.untyped_storage()._cdata)
-        return known
+        return identity
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         op = self._ops.get(func)
@@ -126,55 +127,58 @@ class _Calls(TorchDispatchMode):
         for x in bound.values():
             if isinstance(x, _HOLDERS):
                 tensors += tensors_in(x)
-        known = [self._of(t) for t in tensors]
+        identities = [self._of(t) for t in tensors]
         last, self.last_made = self.last_made, None
-        if func is _DETACH and args[0] is last and known[0].real:
+        if func is _DETACH and args[0] is last and identities[0].real:
             return self._instead(args[0], func(*args, **kwargs))
-        # what is made from nothing is real where it is a number
-        real = all(k.real for k in known) if known else not bound.get("size")
+        # the result of a call without tensors is real where it has no dimensions
+        real = all(k.real for k in identities) if identities else not bound.get("size")
         if func is _ITEM and (not real or self._is_own(args[0])):
             return self._number(func, args[0])
         # before it runs: a call in place changes what it reads
-        names_ = self._names(bound, lists)
+        named_args = self._names(bound, lists)
         if real:
             out = func(*args, **kwargs)
         else:
             out = self._hollow(func, args, kwargs, bound, written)
         if lists:
-            self._foreach(func, bound, written, names_, out, real)
+            self._foreach(func, bound, written, named_args, out, real)
         else:
-            self._single(func, bound, tensors, written, names_, out, real, views)
+            self._single(func, bound, tensors, written, named_args, out, real, views)
         self.last_made = None if tensors else out
         return out
 
-    def _instead(self, t: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Torch's own functions give another tensor than the call they make: that one
-        stands for it, and nobody uses the first again.
+    def _instead(
+        self, original: torch.Tensor, replacement: torch.Tensor
+    ) -> torch.Tensor:
+        """Some of torch's functions return `result.detach()` of the call they make: the
+        replacement takes over the original's record, and the original is not used
+        again.
         """
-        self.double.know(made, self._of(t))
-        self.replaced.add(id(t))
-        self.places[self._where(made)] = made
-        return made
+        self.double.know(replacement, self._of(original))
+        self.replaced.add(id(original))
+        self.places[self._where(replacement)] = replacement
+        return replacement
 
     def _is_own(self, t: torch.Tensor) -> bool:
-        """Is it a number of one lane, such as its counter? Lanes may count from other
-        steps on, and a trace does not look at it either.
+        """Is it a number of one lane, such as its step counter? Its value may differ
+        from lane to lane, and a trace does not read it either.
         """
         return self._of(t).lane >= 0 and t.is_floating_point()
 
     def _number(self, func: Any, t: torch.Tensor) -> float:
-        """A number read from a tensor without contents, or from a lane's own: some
-        number, in which two lanes agree if it is the same to both. It is another one
-        in the next run.
+        """A stand-in for a number read from a lane's tensor: it depends only on the
+        number of calls of the lane so far, and on whether this is the run with
+        `perturb`. Raises Unlike for a tensor of no lane, or of integers.
         """
-        known = self._of(t)
-        if known.lane < 0 or not t.is_floating_point():
+        identity = self._of(t)
+        if identity.lane < 0 or not t.is_floating_point():
             raise Unlike(f"{func} depends on contents of tensors")
         self.reads = True
-        calls = self.lanes[known.lane]
+        calls = self.lanes[identity.lane]
         draw = random.Random(f"{len(calls)} {self.double.perturb is None}")
         value = 0.5 + draw.random()
-        calls.append((func, known.name, value))
+        calls.append((func, identity.name, value))
         return value
 
     def _constant(self, t: torch.Tensor) -> torch.Tensor:
@@ -189,14 +193,14 @@ class _Calls(TorchDispatchMode):
         if isinstance(x, torch.Tensor):
             return self.known[id(x)].name
         if isinstance(x, (list, tuple)):
-            return type(x), tuple([self._name(y) for y in x])
+            return type(x), tuple([self._name(item) for item in x])
         return type(x), repr(x)
 
     def _names(self, bound: Any, lists: bool) -> Any:
         if not lists:
             return tuple([(k, self._name(v)) for k, v in bound.items()])
-        own = next(v for v in bound.values() if isinstance(v, (list, tuple)))
-        n = len(own)
+        first_list = next(v for v in bound.values() if isinstance(v, (list, tuple)))
+        n = len(first_list)
         columns: list[Any] = []
         for k, v in bound.items():
             if isinstance(v, (list, tuple)) and len(v) == n:
@@ -205,8 +209,8 @@ class _Calls(TorchDispatchMode):
                 columns.append([(k, self._name(v))] * n)
         return list(zip(*columns, strict=True))
 
-    def _new(self, t: torch.Tensor, known: Known) -> None:
-        self.double.know(t, known)
+    def _new(self, t: torch.Tensor, identity: Known) -> None:
+        self.double.know(t, identity)
         self._place(t)
 
     # ---------------------------------------------------------------- results
@@ -214,12 +218,12 @@ class _Calls(TorchDispatchMode):
     def _hollow(
         self, func: Any, args: Any, kwargs: Any, bound: Any, written: Any
     ) -> Any:
-        """What a call returns whose operands have no contents."""
+        """The result of a call on tensors without contents."""
         for name in written:
             for t in tensors_in(bound[name]):
-                known = self._of(t)
-                if known.real:
-                    self.double.known[id(t)] = known._replace(real=False)
+                identity = self._of(t)
+                if identity.real:
+                    self.double.known[id(t)] = identity._replace(real=False)
                     if t.untyped_storage()._cdata in self.viewed:
                         raise Unlike("a number is seen by several tensors")
         returns = op_info(func).schema.returns
@@ -248,42 +252,42 @@ class _Calls(TorchDispatchMode):
         return "temp", self.made[lane]
 
     def _adopt(self, lane: int, t: torch.Tensor, func: Any) -> None:
-        """A lane changes what was nobody's: from now on it is the lane's own."""
-        known = self._of(t)
-        if known.lane == lane:
+        """A lane changes a tensor of no lane: from now on the tensor is the lane's."""
+        identity = self._of(t)
+        if identity.lane == lane:
             return
-        if known.name[0] == "shared" or t.untyped_storage()._cdata in self.viewed:
+        if identity.name[0] == "shared" or t.untyped_storage()._cdata in self.viewed:
             raise Unlike(f"{func} changes what lanes have in common")
         name = self._temp(lane)
-        self.lanes[lane].append(("takes", known.name))
-        self.known[id(t)] = Known(lane, name, known.real)
+        self.lanes[lane].append(("takes", identity.name))
+        self.known[id(t)] = Known(lane, name, identity.real)
 
     def _position(
-        self, func: Any, tensors: Any, written: Any, name: Any, made: Any, real: bool
+        self, func: Any, tensors: Any, written: Any, name: Any, results: Any, real: bool
     ) -> None:
-        """Write down one call, or one position of a call of lists."""
+        """Record one call, or one position of a call of lists."""
         lane = self._owner(func, tensors)
         if lane >= 0:
-            # what has other sizes in lanes that are alike must be like the parameter
+            # in lanes of other sizes, shapes are compared with the parameter's
             near = self.double.near[lane]
-            shapes = [shape_beside(t, near) for t in made if near is not None]
+            shapes = [shape_beside(t, near) for t in results if near is not None]
             self.lanes[lane].append((func, name, shapes))
             for t in written:
                 self._adopt(lane, t, func)
-            for t in made:
+            for t in results:
                 self._new(t, Known(lane, self._temp(lane), real))
             return
         for t in written:
-            known = self._of(t)
+            identity = self._of(t)
             if t.untyped_storage()._cdata in self.viewed:
                 raise Unlike(f"{func} changes what several tensors see")
-            if known.name[0] == "shared":
+            if identity.name[0] == "shared":
                 self.shared.append((func, name))
-                now: Any = (*known.name[:2], len(self.shared))
+                new_name: Any = (*identity.name[:2], len(self.shared))
             else:
-                now = (func, name)
-            self.known[id(t)] = Known(-1, now, real)
-        for k, t in enumerate(made):
+                new_name = (func, name)
+            self.known[id(t)] = Known(-1, new_name, real)
+        for k, t in enumerate(results):
             self._new(t, Known(-1, (func, name, k), real))
 
     def _single(
@@ -299,7 +303,7 @@ class _Calls(TorchDispatchMode):
     ) -> None:
         targets = [t for k in written for t in tensors_in(bound[k])]
         results = tensors_in(out)
-        made = [] if written else results
+        new = [] if written else results
         if out is not None and not results:
             self.reads = True
             name = (name, repr(out))
@@ -307,7 +311,7 @@ class _Calls(TorchDispatchMode):
             self._owner(func, tensors) < 0 or any(self._of(t).lane < 0 for t in tensors)
         ):
             self.viewed.update(t.untyped_storage()._cdata for t in tensors)
-        self._position(func, tensors, targets, name, made, real)
+        self._position(func, tensors, targets, name, new, real)
 
     def _foreach(
         self, func: Any, bound: Any, written: Any, names: Any, out: Any, real: bool
@@ -323,12 +327,12 @@ class _Calls(TorchDispatchMode):
             tensors, targets = list(whole), []
             for k, v in bound.items():
                 if isinstance(v, (list, tuple)) and len(v) == n:
-                    own = tensors_in(v[i])
-                    tensors += own
+                    items = tensors_in(v[i])
+                    tensors += items
                     if k in written:
-                        targets += own
-            made = tensors_in(out[i]) if out is not None else []
-            self._position(func, tensors, targets, names[i], made, real)
+                        targets += items
+            results = tensors_in(out[i]) if out is not None else []
+            self._position(func, tensors, targets, names[i], results, real)
 
 
 def _dispatch(
@@ -337,8 +341,8 @@ def _dispatch(
     return self.paths.hidden(self._call, func, args, kwargs or {})
 
 
-# given to a class that exists: what torch finds in a new one it wraps, so that Dynamo
-# is told at each call to keep away. `rehearse` tells it once
+# assigned after the class is made: in a new class torch would wrap it with
+# torch.compiler.disable, which costs time at each call; `rehearse` is disabled once
 _Calls.__torch_dispatch__ = _dispatch  # type: ignore
 
 
@@ -352,8 +356,8 @@ def rehearse(
 ) -> Record:
     """Run `function`, the step of `optimizer`, for some of its lanes.
 
-    `perturb` changes the numbers that it sees. Raises Unlike where what the step does
-    to lanes cannot be told apart.
+    `perturb` changes the numbers that it sees. Raises Unlike where the calls cannot be
+    attributed to single lanes.
     """
     double = Double(optimizer, lanes, members, perturb)
     paths = Paths()
@@ -375,7 +379,7 @@ def rehearse(
 
 
 def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
-    known = double.known
+    identities = double.known
     for i, p in double.params.items():
         where, grad = double.places[i]
         if p.data_ptr() != where or p.grad is not grad:
@@ -384,15 +388,15 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
 
     def in_lane(lane: int) -> Callable[[torch.Tensor], Any]:
         def name(t: torch.Tensor) -> Any:
-            found = calls._of(t)
-            if found.lane not in (lane, -1) or found.name[0] == "shared":
+            identity = calls._of(t)
+            if identity.lane not in (lane, -1) or identity.name[0] == "shared":
                 raise Unlike("the state of a lane holds a tensor of another")
-            if found.name[0] != PARAM and found.name[0] != GRAD:
+            if identity.name[0] != PARAM and identity.name[0] != GRAD:
                 if id(t) in holders:
                     raise Unlike("lanes have a tensor of their state in common")
             holders.add(id(t))
             near = double.near[lane]
-            return found.name, *shape_beside(t, near), t.dtype, t.device
+            return identity.name, *shape_beside(t, near), t.dtype, t.device
 
         return name
 
@@ -402,21 +406,21 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
     if any(id(p) not in inside for p in state):
         raise Unlike("the step makes state of something besides its parameters")
     for i in members:
-        own = state.get(double.params[i])
-        if own is not None and not all(
-            isinstance(v, (torch.Tensor, *NUMBERS)) for v in own.values()
+        entries = state.get(double.params[i])
+        if entries is not None and not all(
+            isinstance(v, (torch.Tensor, *NUMBERS)) for v in entries.values()
         ):
             raise Unlike("the state of a parameter holds more than tensors and numbers")
-        states[i] = None if own is None else holdings(own, in_lane(i))
+        states[i] = None if entries is None else holdings(entries, in_lane(i))
     lane_of = {id(p): i for i, p in double.params.items()}
 
     def elsewhere(t: torch.Tensor) -> Any:
         if id(t) in lane_of:
             return "parameter", lane_of[id(t)]
-        found = known.get(id(t))
-        if found is None or found.lane >= 0:
+        identity = identities.get(id(t))
+        if identity is None or identity.lane >= 0:
             raise Unlike("the optimizer keeps a tensor of a lane besides its state")
-        return found.name
+        return identity.name
 
     groups = [
         {k: v for k, v in g.items() if k != "params"}

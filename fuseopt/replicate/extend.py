@@ -1,9 +1,9 @@
-"""A captured step of models, the lanes they stand for -> the captured step of these.
+"""Extend the captured step of models to the lanes that they stand for.
 
-In the place of every row of a node that belongs to a model stands one for each of its
-lanes, with buffers, values and numbers of its own. What belongs to no lane (a tensor
-learning rate, `1 - beta`) stays as it is, one for all. What is left of the models
-themselves is numbers without meaning, and buffers that nothing touches.
+Every row of a node that belongs to a model is replaced by one for each of its lanes,
+with buffers, values and numbers of its own. Whatever belongs to no lane (a tensor
+learning rate, `1 - beta`) is shared by all. The models' own buffers remain, but nothing
+reads or writes them; their numbers become NOTHING.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..ir.graph import (
     span,
 )
 
-#: The owner of what belongs to no lane.
+#: The owner of buffers, rows and numbers that belong to no lane.
 COMMON = -1
 #: A number that nothing uses.
 NOTHING = Apply(float, (1.0,), {})
@@ -43,11 +43,11 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 class Extended:
     """The captured step of all lanes.
 
-    `copies`: (buffer that the step returns, number of one of its model's lanes) ->
-    buffer; `numbers` the same of the numbers that belong to models. The tensors of a
-    call are those of `order`: (source in the captured step, COMMON or the number of a
-    lane). `asked`: (argument, number of a lane) of the numbers that lanes bring along,
-    which stand behind all arguments.
+    `copies`: (buffer that the step returns, m) -> the buffer of lane m of its model;
+    `numbers`: the same of numbers that belong to models. `order`: the tensors of a
+    call, as (source in the captured step, COMMON or m). `asked`: (argument, m) of the
+    numbers of lanes that are passed behind all arguments. `owners`, `number_owners`:
+    the model of each buffer and number, or COMMON.
     """
 
     captured: Captured
@@ -60,8 +60,8 @@ class Extended:
 
 
 class _Owners:
-    """Which lane owns each buffer, row and expression of a captured step. `rows` are
-    those of all nodes, in order, and `owners` has the lane of each.
+    """The model that owns each buffer, row and expression of a captured step, or
+    COMMON. `rows`: those of all nodes, in order; `owners`: the model of each.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class _Owners:
             elif isinstance(expr, Arg):
                 self.exprs.append(given.get(expr.position, COMMON))
             else:
-                known = [self.exprs[i] for i in syms((expr.args, expr.kwargs))]
-                self.exprs.append(self._one(known, "a number"))
+                operands = [self.exprs[i] for i in syms((expr.args, expr.kwargs))]
+                self.exprs.append(self._one(operands, "a number"))
         self.rows = [row for n in graph.nodes for row in rows_of(n)]
         self.owners = [COMMON] * len(self.rows)
         while self._spread():
@@ -91,16 +91,16 @@ class _Owners:
         self._take_along()
 
     def _take_along(self) -> None:
-        """Views inside the step that no call touches go with those that one does."""
+        """Give a view that no call uses the owner of its storage's other buffers."""
         graph = self.graph
         touched = {graph.values[v] for n in self.rows for v in (*n.reads, *n.writes)}
         holders: dict[int, set[int]] = {}
         for b in touched:
             holders.setdefault(graph.buffers[b].storage, set()).add(self.buffers[b])
         for b, buffer in enumerate(graph.buffers):
-            own = holders.get(buffer.storage, ())
-            if buffer.kind == "temp" and b not in touched and len(own) == 1:
-                (self.buffers[b],) = own
+            owners = holders.get(buffer.storage, ())
+            if buffer.kind == "temp" and b not in touched and len(owners) == 1:
+                (self.buffers[b],) = owners
 
     def _spread(self) -> bool:
         """One more pass over the rows; True if something got another owner."""
@@ -109,12 +109,12 @@ class _Owners:
         for k, node in enumerate(self.rows):
             written = [graph.values[v] for v in node.writes]
             read = [graph.values[v] for v in node.reads]
-            own = [self.buffers[b] for b in (*read, *written)]
+            owners = [self.buffers[b] for b in (*read, *written)]
             if isinstance(node, SchedulerNode):
-                own += [
+                owners += [
                     self.exprs[s.expr] for s in node.scalars if isinstance(s, Symbol)
                 ]
-            owner = self._one(own, node.line)
+            owner = self._one(owners, node.line)
             if owner != self.owners[k]:
                 self.owners[k], changed = owner, True
             for b in written:
@@ -129,7 +129,7 @@ class _Owners:
         if changed:
             return True
         for b, users in readers.items():
-            # memory that one lane alone looks at is its own
+            # a temp that only one model reads belongs to that model
             own_lane = next(iter(users))
             temp = graph.buffers[b].kind == "temp"
             if temp and self.buffers[b] == COMMON != own_lane and len(users) == 1:
@@ -138,10 +138,10 @@ class _Owners:
 
     @staticmethod
     def _one(owners: Sequence[int], line: str) -> int:
-        found = set(owners) - {COMMON}
-        if len(found) > 1:
+        lanes = set(owners) - {COMMON}
+        if len(lanes) > 1:
             raise CaptureError(f"one call uses tensors of several lanes\n{line}")
-        return found.pop() if found else COMMON
+        return lanes.pop() if lanes else COMMON
 
 
 def extend(
@@ -153,14 +153,14 @@ def extend(
     given: Mapping[int, int],
     n_args: int,
 ) -> Extended:
-    """Extend a captured step to the lanes that its own ones, models, stand for.
+    """Extend the captured step of models to their lanes.
 
-    `source[s]`: the model whose tensor source s is, or COMMON; `given`: the same of
-    arguments that are numbers, of `n_args`. `led[model]`: how many lanes it has.
-    `late`: the sources that may be other tensors at each call, which stand last.
-    `layouts[model]`: of its parameter and of those of its lanes, where these are of
-    other sizes. Raises CaptureError where a call mixes lanes, and where a model of
-    lanes of other sizes does more than arithmetic on elements.
+    `source[s]`: the model to which source s belongs, or COMMON; `given[k]`: the same of
+    argument k, a number, of `n_args` arguments. `led[model]`: the number of its lanes.
+    `late`: the sources that may be other tensors at each call, which come last.
+    `layouts[model]`: of its parameter, then of its lanes' parameters, where these
+    differ in size. Raises CaptureError where a call mixes lanes, and where a model
+    whose lanes differ in size does more than arithmetic on elements.
     """
     return _Extension(captured, source, led, late, layouts, given, n_args).run()
 
@@ -185,8 +185,10 @@ class _Extension:
         self.n_args = n_args
         self.asked: list[tuple[int, int]] = []
         self._check_layouts()
-        order = [(s, COMMON) for s, own in enumerate(source) if own == COMMON]
-        order += [(s, m) for s, own in enumerate(source) for m in range(self._led(own))]
+        order = [(s, COMMON) for s, owner in enumerate(source) if owner == COMMON]
+        order += [
+            (s, m) for s, owner in enumerate(source) for m in range(self._led(owner))
+        ]
         order.sort(key=lambda place: place[0] in late)
         self.order = tuple(order)
         self.statics = sum(s not in late for s, _ in order)
@@ -212,17 +214,17 @@ class _Extension:
         owners = iter(self.owners.owners)
         for node in self.graph.nodes:
             if isinstance(node, Extern):
-                own = next(owners)
-                nodes += [node] if own == COMMON else []
-                nodes += [self._extern(node, m) for m in range(self._led(own))]
+                owner = next(owners)
+                nodes += [node] if owner == COMMON else []
+                nodes += [self._extern(node, m) for m in range(self._led(owner))]
             else:
-                made = self._node(node, [next(owners) for _ in range(node.rows)])
-                nodes += [made] if made.rows else []
-        owned = self.owners.buffers
-        outputs = [b for b in self.graph.outputs if owned[b] == COMMON]
+                extended = self._node(node, [next(owners) for _ in range(node.rows)])
+                nodes += [extended] if extended.rows else []
+        owner_of = self.owners.buffers
+        outputs = [b for b in self.graph.outputs if owner_of[b] == COMMON]
         copies: dict[tuple[int, int], int] = {}
         for b in self.graph.outputs:
-            for m in range(self._led(owned[b])):
+            for m in range(self._led(owner_of[b])):
                 copies[b, m] = self.new_buffer[b, m]
                 outputs.append(copies[b, m])
         captured = self.captured
@@ -237,7 +239,7 @@ class _Extension:
             tuple(self.numbers),
         )
         twins = [x for x in captured.twins if (x[0], COMMON) in place]
-        made_ = replace(
+        extension = replace(
             captured,
             graph=graph,
             calls=tuple(self.calls),
@@ -247,36 +249,36 @@ class _Extension:
         )
         numbers = self.new_expr
         return Extended(
-            made_,
+            extension,
             self.order,
             copies,
             numbers,
             tuple(self.asked),
-            tuple(owned),
+            tuple(owner_of),
             tuple(self.owners.exprs),
         )
 
     # ---------------------------------------------------------------- sizes
 
     def _check_layouts(self) -> None:
-        """What lanes of several sizes do must mean the same at any size."""
+        """Raise CaptureError if a step of lanes of several sizes depends on sizes."""
         graph, owners = self.graph, self.owners
-        for node, own in zip(owners.rows, owners.owners, strict=True):
-            if own not in self.layouts:
+        for node, owner in zip(owners.rows, owners.owners, strict=True):
+            if owner not in self.layouts:
                 continue
             touched = [graph.values[v] for v in (*node.reads, *node.writes)]
-            shared = [b for b in touched if owners.buffers[b] == COMMON]
+            common = [b for b in touched if owners.buffers[b] == COMMON]
             if (
                 isinstance(node, Extern)
                 or node.body.reduction
-                or any(graph.buffers[b].numel != 1 for b in shared)
+                or any(graph.buffers[b].numel != 1 for b in common)
             ):
                 raise CaptureError(
                     f"what lanes of several sizes do depends on sizes\n{node.line}"
                 )
-        for b, own in zip(graph.buffers, owners.buffers, strict=True):
-            if own in self.layouts and b.numel != 1:
-                if (b.shape, b.stride) != self.layouts[own][0]:
+        for b, owner in zip(graph.buffers, owners.buffers, strict=True):
+            if owner in self.layouts and b.numel != 1:
+                if (b.shape, b.stride) != self.layouts[owner][0]:
                     raise CaptureError("lanes of several sizes change their shapes")
                 if b.offset and b.kind not in ("static", "arg"):
                     raise CaptureError("lanes of several sizes see parts of tensors")
@@ -284,11 +286,11 @@ class _Extension:
             if owners.buffers[x] == COMMON and graph.buffers[x].shape:
                 raise CaptureError("the step returns a tensor that belongs to no lane")
 
-    def _layout(self, b: Buffer, own: int, m: int) -> Buffer:
-        """A lane's buffer, with the sizes of one that it leads."""
-        if own not in self.layouts or b.numel == 1:
+    def _layout(self, b: Buffer, owner: int, m: int) -> Buffer:
+        """The model's buffer with the sizes of its lane m."""
+        if owner not in self.layouts or b.numel == 1:
             return b
-        shape, stride = self.layouts[own][1 + m]
+        shape, stride = self.layouts[owner][1 + m]
         return b._replace(shape=shape, stride=stride)
 
     # ---------------------------------------------------------------- memory
@@ -301,26 +303,26 @@ class _Extension:
         for b, buffer in enumerate(graph.buffers):
             holders.setdefault(buffer.storage, set()).add(owners[b])
             ends[buffer.storage] = max(ends.get(buffer.storage, 0), span(buffer)[1])
-        for buffer, own in zip(graph.buffers, owners, strict=True):
-            if own == COMMON:
+        for buffer, owner in zip(graph.buffers, owners, strict=True):
+            if owner == COMMON:
                 self.buffers.append(self._placed(buffer, COMMON))
             else:
                 self.buffers.append(buffer._replace(kind="temp"))
-        fresh: dict[tuple[int, int], int] = {}
+        new_storage: dict[tuple[int, int], int] = {}
         for b, buffer in enumerate(graph.buffers):
-            own = owners[b]
-            for m in range(self._led(own)):
+            owner = owners[b]
+            for m in range(self._led(owner)):
                 storage = buffer.storage
                 if len(holders[storage]) > 1:
                     # a stack of numbers of several lanes
                     raise CaptureError("lanes share memory inside the step")
                 key = (storage, m)
-                if key not in fresh:
+                if key not in new_storage:
                     storages += 1
-                    fresh[key] = storages
+                    new_storage[key] = storages
                 self.new_buffer[b, m] = len(self.buffers)
-                copy = self._layout(self._placed(buffer, m), own, m)
-                self.buffers.append(copy._replace(storage=fresh[key]))
+                copy = self._layout(self._placed(buffer, m), owner, m)
+                self.buffers.append(copy._replace(storage=new_storage[key]))
 
     def _placed(self, buffer: Buffer, m: int) -> Buffer:
         if buffer.kind not in ("static", "arg"):
@@ -339,25 +341,25 @@ class _Extension:
             if owners[b] != COMMON:
                 self.initial[b] = self.final[b] = -1
             for m in range(self._led(owners[b])):
-                for now, known in (
+                for new, old in (
                     (self.initial, graph.initial),
                     (self.final, graph.final),
                 ):
-                    v = known[b]
-                    now.append(-1 if v < 0 else self.new_value[v, m])
+                    v = old[b]
+                    new.append(-1 if v < 0 else self.new_value[v, m])
 
     # ---------------------------------------------------------------- numbers
 
     def _copy_scalars(self) -> None:
-        """The same program, and behind it the numbers of the lanes that are led."""
-        known, owners, exprs = self.graph.numbers, self.owners.exprs, self.numbers
-        for expr, own in zip(known, owners, strict=True):
+        """The program of numbers, then a copy of each model's numbers for each lane."""
+        numbers, owners, exprs = self.graph.numbers, self.owners.exprs, self.numbers
+        for expr, owner in zip(numbers, owners, strict=True):
             moved = isinstance(expr, Item)
-            if own != COMMON:
+            if owner != COMMON:
                 exprs.append(NOTHING)
             else:
                 exprs.append(self._expr(expr, COMMON) if moved else expr)
-        for i, expr in enumerate(known):
+        for i, expr in enumerate(numbers):
             for m in range(self._led(owners[i])):
                 self.new_expr[i, m] = len(exprs)
                 exprs.append(self._expr(expr, m))
@@ -375,7 +377,7 @@ class _Extension:
         return self.new_expr.get((index, m), index)
 
     def _mapped(self, x: Any, m: int) -> Any:
-        """Arguments of lane m for those of the one that leads it."""
+        """The arguments of lane m, in place of its model's."""
         if isinstance(x, Sym):
             return Sym(self._sym(x.index, m), x.is_float)
         if isinstance(x, (TensorRef, NumberRef)):
@@ -391,16 +393,16 @@ class _Extension:
     def _node(
         self, node: ForeachSchedulerNode, owners: Sequence[int]
     ) -> ForeachSchedulerNode:
-        """A node with a row for each lane in the place of its model's."""
+        """A node with a row for each lane in place of its model's."""
         rows = [
             (k, m)
-            for k, own in enumerate(owners)
-            for m in ((COMMON,) if own == COMMON else range(self._led(own)))
+            for k, owner in enumerate(owners)
+            for m in ((COMMON,) if owner == COMMON else range(self._led(owner)))
         ]
         value = self.new_value
 
-        def column(known: Column) -> Column:
-            return tuple([value.get((known[k], m), known[k]) for k, m in rows])
+        def column(values: Column) -> Column:
+            return tuple([value.get((values[k], m), values[k]) for k, m in rows])
 
         def scalar(ref: ScalarRef, m: int) -> ScalarRef:
             return Symbol(self._sym(ref.expr, m)) if isinstance(ref, Symbol) else ref
@@ -415,19 +417,19 @@ class _Extension:
         )
 
     def _extern(self, node: Extern, m: int) -> Extern:
-        """The call of a lane that is led."""
+        """The call of lane m, in place of its model's."""
         if node.ordered:
             raise CaptureError(f"{node.name} draws random numbers\n{node.line}")
         call = self.captured.calls[node.payload]
         buffer, value = self.new_buffer, self.new_value
-        made = Call(
+        copy = Call(
             call.func,
             self._mapped(call.args, m),
             self._mapped(call.kwargs, m),
             tuple(buffer[b, m] for b in call.outputs),
             frozenset(buffer[b, m] for b in call.fresh),
         )
-        self.calls.append(made)
+        self.calls.append(copy)
         return node._replace(
             reads=tuple([value.get((v, m), v) for v in node.reads]),
             writes=tuple([value[v, m] for v in node.writes]),

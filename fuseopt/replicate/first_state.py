@@ -1,4 +1,4 @@
-"""The state that a step's trace makes for models, made for all lanes that have none."""
+"""Create the state of all lanes that have none, as tracing creates it for models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from ..shadow.lanes import Lanes, Unlike
 def first_state(
     optimizer: Optimizer, shadow: Any, lanes: Lanes
 ) -> dict[torch.Tensor, dict[str, Any]]:
-    """By parameter, what lanes get that have no state; `shadow`: one of all lanes."""
-    known = dict(optimizer.state)
+    """The new state by parameter, of the lanes without one.
+
+    `shadow`: a shadow of the optimizer with all lanes. Raises Unlike.
+    """
+    before = dict(optimizer.state)
     if not compat.initialize(shadow):
         raise Unlike("tracing made state, and nothing says how")
-    if not all(_same(shadow.state[p], own) for p, own in known.items()):
+    if not all(_same(shadow.state[p], entries) for p, entries in before.items()):
         raise Unlike("tracing changes state")
     return {
-        p: shadow.state[p] for p in lanes.params if p in shadow.state and p not in known
+        p: shadow.state[p]
+        for p in lanes.params
+        if p in shadow.state and p not in before
     }
 
 

@@ -1,7 +1,7 @@
-"""What a call of ATen returns whose operands have no contents: tensors without any.
+"""Results of ATen calls on tensors without contents: tensors of the right layouts.
 
-Their layouts are those that the call has for meta tensors, asked once for all calls
-that are given the same.
+The layouts are those of the same call on meta tensors, which is made once for all calls
+with equal arguments.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from ..shadow.lanes import Unlike
 
 
 class HollowResults:
-    """Results of calls, made in `scratch`, which holds memory for tensors of no use."""
+    """Makes results of calls in `scratch`, memory that is never read."""
 
     def __init__(self, scratch: Scratch) -> None:
         self.scratch = scratch
         self._layouts: dict[Any, Any] = {}
 
     def of(self, func: Any, args: Any, kwargs: Any, bound: Any) -> Any:
-        """What a call that changes nothing returns; `bound`: its arguments, by name."""
+        """The results of a call that writes none of its arguments; `bound`: these, by
+        name. Raises Unlike for a call that meta tensors do not support.
+        """
         key = (func, self._layout(args), self._layout(kwargs))
-        made = self._layouts.get(key)
-        if made is None:
+        layouts = self._layouts.get(key)
+        if layouts is None:
             metas = torch.utils._pytree.tree_map(
                 lambda x: (
                     torch.empty_strided(
@@ -37,16 +39,16 @@ class HollowResults:
                 ),
                 (args, kwargs),
             )
-            found = [t.device for x in bound.values() for t in tensors_in(x)]
-            device = found[0] if found else torch.get_default_device()
-            if "device" in bound or not found:
+            devices = [t.device for x in bound.values() for t in tensors_in(x)]
+            device = devices[0] if devices else torch.get_default_device()
+            if "device" in bound or not devices:
                 device = torch.device(bound.get("device") or device)
                 metas[1]["device"] = torch.device("meta")
             try:
                 result = func(*metas[0], **metas[1])
             except (NotImplementedError, RuntimeError) as error:
                 raise Unlike(f"{func} depends on contents of tensors") from error
-            made = self._layouts[key] = torch.utils._pytree.tree_map(
+            layouts = self._layouts[key] = torch.utils._pytree.tree_map(
                 lambda t: (
                     (t.shape, t.stride(), t.dtype, device)
                     if isinstance(t, torch.Tensor)
@@ -55,19 +57,19 @@ class HollowResults:
                 result,
                 is_leaf=lambda t: isinstance(t, torch.Tensor),
             )
-        return self._build(made)
+        return self._build(layouts)
 
-    def _build(self, made: Any) -> Any:
-        if made is Unlike:
+    def _build(self, layouts: Any) -> Any:
+        if layouts is Unlike:
             raise Unlike("a call returns what is no tensor")
-        if isinstance(made, list):
-            return [self._build(x) for x in made]
-        if isinstance(made, tuple) and not isinstance(made[0], torch.Size):
-            return tuple(self._build(x) for x in made)
-        return self.scratch.make(*made)
+        if isinstance(layouts, list):
+            return [self._build(x) for x in layouts]
+        if isinstance(layouts, tuple) and not isinstance(layouts[0], torch.Size):
+            return tuple(self._build(x) for x in layouts)
+        return self.scratch.make(*layouts)
 
     def _layout(self, x: Any) -> Any:
-        """What results depend on of what a call is given."""
+        """All of an argument that layouts of results depend on, as a key."""
         if isinstance(x, torch.Tensor):
             return x.shape, x.stride(), x.dtype, x.device
         if isinstance(x, (list, tuple)):

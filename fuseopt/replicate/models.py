@@ -1,8 +1,8 @@
-"""Kinds of lanes -> for each a model, which is what Dynamo traces.
+"""Models: for each kind of lanes a lane that stands for them, which Dynamo traces.
 
-A model is a lane of nobody's: a parameter, a gradient and a state like those of the
-lanes that it stands for. Its tensors have no memory but while they are captured. It
-stays when its lanes are gone, so that the same trace serves whichever of the lanes
+A model is a parameter, a gradient and a state like those of the lanes that it stands
+for, and belongs to no optimizer. Its tensors have memory only while they are traced or
+captured. It is kept when its lanes are gone, so that one trace serves whichever lanes
 have gradients, or state, in a call.
 """
 
@@ -17,11 +17,11 @@ import torch
 from .. import compat
 from ..shadow.lanes import GRAD, PARAM, Kind, Lanes, Role, Unlike, lane_key
 
-#: What integers in the state of models begin with: each has one of its own.
+#: The first value of integers in the state of models; each has a value of its own.
 COUNTED = 101
-#: The role of what stands beside a parameter and is not the optimizer's.
+#: The role of a tensor beside a parameter that does not belong to the optimizer.
 BESIDE = "beside"
-#: So many models an optimizer may have, or so many for each of its kinds of lanes:
+#: The most models of an optimizer, or of each of its kinds of lanes if that is more:
 #: without state and with it, with a gradient and without.
 MOST, MOST_OF_A_KIND = 48, 4
 
@@ -29,10 +29,10 @@ MOST, MOST_OF_A_KIND = 48, 4
 class Models:
     """The models of an optimizer's kinds of lanes, by number.
 
-    `of`: by what lanes of a kind have in common. `params`, `groups`: of each model its
-    parameter and the number of its group; `state`: as the optimizer's is. `beside`: by
-    number, a tensor for each of the `columns`, which say its dtype by the parameter's;
-    None: it is a number.
+    `of`: the model by the key of a kind. `params`, `groups`: of each model its
+    parameter and the number of its group; `state`: by parameter, as the optimizer's.
+    `beside`: by model, a tensor for each of `columns`; a column maps the parameter's
+    dtype to that of the tensor, None: the tensor is a number.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Models:
         self.counted: dict[int, tuple[int, str]] = {}
         self._next = COUNTED
         self._most = MOST
-        #: have their tensors memory?
+        #: have the models' tensors memory now?
         self.filled = False
 
     def take(self, lanes: Lanes) -> None:
@@ -70,8 +70,8 @@ class Models:
             kind.model = self.of[kind.key]
 
     def twin(self, number: int) -> int:
-        """Another model like one, which stands for no lanes: with two of them what
-        belongs to all is seen to be of both.
+        """A copy of a model that stands for no lanes: with two models in a trace, a
+        tensor shared by all lanes is told apart from one of a single lane.
         """
         if number not in self._twins:
             self._twins[number] = self._copy(number)
@@ -79,16 +79,16 @@ class Models:
 
     def without_gradients(self, numbers: Iterable[int]) -> set[int]:
         """Models like these, but for the gradient, which they lack."""
-        found = set()
+        models = set()
         for number in [*numbers]:
             p = self.params[number]
             if p.grad is not None and len(self.params) < self._most:
-                given = self.groups[number], p, self.state.get(p)
-                key = lane_key(*given, self.loose, self.counters, False)
+                parts = self.groups[number], p, self.state.get(p)
+                key = lane_key(*parts, self.loose, self.counters, False)
                 if key not in self.of:
                     self.of[key] = self._copy(number, grad=False)
-                found.add(self.of[key])
-        return found
+                models.add(self.of[key])
+        return models
 
     def _add(self, lanes: Lanes, kind: Kind) -> int:
         i = kind.lanes[0]
@@ -105,7 +105,7 @@ class Models:
         group: int,
         grad: bool = True,
     ) -> int:
-        """Another model, like a parameter and its state; its number."""
+        """Add a model like a parameter and its state; returns its number."""
         number, p = len(self.params), without_contents(of)
         if grad and of.grad is not None:
             p.grad = without_contents(of.grad)
@@ -126,40 +126,40 @@ class Models:
         return number
 
     def _count(self, number: int) -> None:
-        """Give the integers in a model's state values of their own."""
-        own = self.state.get(self.params[number], {})
-        for key, value in own.items() if self.counters else ():
+        """Give each integer in a model's state a value that no other has."""
+        state = self.state.get(self.params[number], {})
+        for key, value in state.items() if self.counters else ():
             if type(value) is int and (number, key) not in self.counted.values():
-                own[key] = self._next
+                state[key] = self._next
                 self.counted[self._next] = number, key
                 self._next += 2
 
     def adopt(self, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> bool:
-        """Take over the state that tracing made for models that had none."""
+        """Take over state that tracing created for models without; was there any?"""
         keys = {number: key for key, number in self.of.items()}
-        made = False
+        adopted = False
         for number, p in enumerate(self.params):
             if p in self.state or not (p in state and p.grad is not None):
                 continue
-            made = True
+            adopted = True
             self.state[p] = dict(state[p])
             self._count(number)
             if number in keys:
                 del self.of[keys[number]]
                 self.of.setdefault(self._key(number), number)
-        return made
+        return adopted
 
     def _key(self, number: int) -> Any:
         p = self.params[number]
-        given = self.groups[number], p, self.state.get(p)
-        return lane_key(*given, self.loose, self.counters)
+        parts = self.groups[number], p, self.state.get(p)
+        return lane_key(*parts, self.loose, self.counters)
 
     def follow(self, kind: Kind, numbers: Mapping[str, Any]) -> None:
-        """Lanes of a kind have other numbers in their state, all the same."""
-        own = self.state[self.params[kind.model]]
-        if all(own[k] is v for k, v in numbers.items()):
+        """Take over new numbers in the state of a kind's lanes, equal in all lanes."""
+        state = self.state[self.params[kind.model]]
+        if all(state[k] is v for k, v in numbers.items()):
             return
-        own.update(numbers)
+        state.update(numbers)
         if kind.model in self._twins:
             self.state[self.params[self._twins[kind.model]]].update(numbers)
         self.of = {k: n for k, n in self.of.items() if n != kind.model}
@@ -167,71 +167,71 @@ class Models:
 
     def members(self, lanes: Lanes) -> list[list[int]]:
         """The lanes that each model stands for."""
-        found: list[list[int]] = [[] for _ in self.params]
+        members: list[list[int]] = [[] for _ in self.params]
         for kind in lanes.kinds:
-            found[kind.model] = kind.lanes
-        return found
+            members[kind.model] = kind.lanes
+        return members
 
     def active(self, present: Sequence[int]) -> tuple[int, ...]:
-        """The models that show what a step does to those of some kinds."""
+        """The models to trace for those of some kinds: these, or one and its twin."""
         if len(present) == 1:
             return present[0], self.twin(present[0])
         return tuple(present)
 
     def lists(self, active: Iterable[int]) -> list[list[torch.Tensor]]:
         """The parameters of some models, group by group."""
-        found: list[list[torch.Tensor]] = [[] for _ in range(self.n_groups)]
+        lists: list[list[torch.Tensor]] = [[] for _ in range(self.n_groups)]
         for number in active:
-            found[self.groups[number]].append(self.params[number])
-        return found
+            lists[self.groups[number]].append(self.params[number])
+        return lists
 
     def states(self, active: Iterable[int]) -> dict[torch.Tensor, dict[str, Any]]:
         """The state of some models."""
-        own = [self.params[number] for number in active]
-        return {p: self.state[p] for p in own if p in self.state}
+        params = [self.params[number] for number in active]
+        return {p: self.state[p] for p in params if p in self.state}
 
     def lanes(
         self, optimizer: Any, active: Sequence[int]
     ) -> tuple[Lanes, dict[int, int]]:
-        """Some models as the lanes of an optimizer; which of these each model is."""
+        """Some models as the lanes of an optimizer, and the lane of each model."""
         groups = [
-            {**group, "params": own}
-            for group, own in zip(
+            {**group, "params": params}
+            for group, params in zip(
                 optimizer.param_groups, self.lists(active), strict=True
             )
         ]
         view = types.SimpleNamespace(param_groups=groups, state=self.states(active))
-        found = Lanes(view, self.loose, self.counters)
-        at = {id(p): i for i, p in enumerate(found.params)}
-        return found, {number: at[id(self.params[number])] for number in active}
+        lanes = Lanes(view, self.loose, self.counters)
+        index = {id(p): i for i, p in enumerate(lanes.params)}
+        return lanes, {number: index[id(self.params[number])] for number in active}
 
     def renew(self, lanes: Lanes) -> None:
-        """Give the numbers in the state of models the values that lanes have."""
+        """Copy zero-dimensional state from the first lane of each kind to its model."""
         for kind in lanes.kinds:
-            own = self.state.get(self.params[kind.model], {})
-            theirs = lanes.states[kind.lanes[0]] or {}
+            state = self.state.get(self.params[kind.model], {})
+            lane_state = lanes.states[kind.lanes[0]] or {}
             for key in kind.tensors:
-                if not own[key].dim():
+                if not state[key].dim():
                     with torch.no_grad():
-                        own[key].copy_(theirs[key])
+                        state[key].copy_(lane_state[key])
 
     def roles(self) -> dict[int, tuple[int, Role]]:
-        """By identity of their tensors: the number of the model, and what it is."""
-        found: dict[int, tuple[int, Role]] = {}
+        """By id of each tensor: the number of its model, and its role."""
+        roles: dict[int, tuple[int, Role]] = {}
         for number, p in enumerate(self.params):
-            found[id(p)] = number, (PARAM, "")
+            roles[id(p)] = number, (PARAM, "")
             if p.grad is not None:
-                found[id(p.grad)] = number, (GRAD, "")
+                roles[id(p.grad)] = number, (GRAD, "")
             for key, value in self.state.get(p, {}).items():
                 if isinstance(value, torch.Tensor):
-                    found[id(value)] = number, ("state", key)
+                    roles[id(value)] = number, ("state", key)
             for c, value in enumerate(self.beside[number]):
-                found[id(value)] = number, (BESIDE, str(c))
-        return found
+                roles[id(value)] = number, (BESIDE, str(c))
+        return roles
 
     def fill(self) -> bool:
-        """Be ready to be traced, or captured, until `empty`; were they not? Their
-        tensors have memory then, of which nothing is known.
+        """Give the models' tensors memory, filled with zeros, to be traced or captured
+        until `empty` is called. False if they have it already.
         """
         if self.filled:
             return False
@@ -245,7 +245,7 @@ class Models:
         return True
 
     def empty(self) -> None:
-        """Have no memory."""
+        """Free the memory of the models' tensors, except zero-dimensional ones."""
         self.filled = False
         compat.take_for_symbols(frozenset())
         for t in self._every():
@@ -256,8 +256,8 @@ class Models:
             yield p
             if p.grad is not None:
                 yield p.grad
-        for own in self.state.values():
-            yield from (v for v in own.values() if isinstance(v, torch.Tensor))
+        for state in self.state.values():
+            yield from (v for v in state.values() if isinstance(v, torch.Tensor))
         for beside in self.beside.values():
             yield from beside
 
@@ -270,20 +270,22 @@ def _bytes(t: torch.Tensor) -> int:
 
 
 def _empty(t: torch.Tensor) -> None:
-    """Take its memory away; numbers are kept."""
+    """Free a tensor's memory, unless it is zero-dimensional."""
     if t.dim():
         t.untyped_storage().resize_(0)
 
 
 def without_contents(t: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same kind, with nothing in it."""
+    """A tensor of the same layout, dtype and device, without memory; a copy of one
+    without dimensions. Raises Unlike for a tensor that is no leaf.
+    """
     with torch.inference_mode(False), torch.no_grad():
-        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+        empty = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
         if not t.dim():
-            made.copy_(t)
-    _empty(made)
+            empty.copy_(t)
+    _empty(empty)
     if not t.is_leaf:
         raise Unlike("a tensor of a lane is computed from others")
     if isinstance(t, torch.nn.Parameter):
-        return torch.nn.Parameter(made, t.requires_grad)
-    return made.requires_grad_(t.requires_grad)
+        return torch.nn.Parameter(empty, t.requires_grad)
+    return empty.requires_grad_(t.requires_grad)

@@ -1,4 +1,4 @@
-"""Where what a graph is given lies in an optimizer, besides its lanes."""
+"""Find the places of a graph's numbers, and the tensors, that belong to no lane."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _SOURCE = re.compile(
 
 
 def place_of(source: str) -> Place | None:
-    """Where a number lies that Dynamo names so; None: elsewhere."""
-    found = _SOURCE.fullmatch(source)
-    if not found:
+    """The Place that Dynamo's source of a number names; None if it is no Place."""
+    match = _SOURCE.fullmatch(source)
+    if not match:
         return None
-    group, key, name, item = found.groups()
+    group, key, name, item = match.groups()
     place: Place = name if group is None else (int(group), key)
     return place if item is None else (place, int(item))
 
 
 def held_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """The tensors that an optimizer holds besides its lanes."""
-    waiting: list[Any] = list(own_attributes(optimizer).values())
+    pending: list[Any] = list(own_attributes(optimizer).values())
     for group in optimizer.param_groups:
-        waiting += [v for k, v in group.items() if k != "params"]
-    while waiting:
-        x = waiting.pop()
+        pending += [v for k, v in group.items() if k != "params"]
+    while pending:
+        x = pending.pop()
         if isinstance(x, torch.Tensor):
             yield x
         elif isinstance(x, dict):
-            waiting += x.values()
+            pending += x.values()
         elif isinstance(x, (list, tuple)):
-            waiting += x
+            pending += x

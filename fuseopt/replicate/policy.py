@@ -1,4 +1,4 @@
-"""What becomes of a call that a led step was not made for."""
+"""The ChangePolicy of led steps: trace the whole step, or survey the lanes again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..shadow.lanes import Unlike
 
 
 class Stale(FuseoptError):
-    """Lanes are other than they were surveyed to be; nothing was written yet."""
+    """Lanes differ from the last survey; nothing was written yet."""
 
 
 class WholeInstead:
-    """Whatever a led step was not made for, the whole step is; see ChangePolicy.
+    """Leaves calls that a led step does not fit to the whole step; see ChangePolicy.
 
     `tell(error, args)` raises Unlike for an error of fuseopt's own.
     """
@@ -25,24 +25,24 @@ class WholeInstead:
         self.tell = tell
 
     def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
-        """The lanes are surveyed anew."""
-        # without a guard nothing is known of the last call, which was cut off
+        """The lanes are surveyed again: raises Stale."""
+        # without a guard, the last call was interrupted: that is no change
         if (found & CHANGED and bound.guard is not None) or metadata != bound.metadata:
             raise Stale
 
     def overlapping(self) -> None:
-        """A lane that shares memory with another is not alike."""
+        """Lanes that share memory are not alike: raises Unlike."""
         raise Unlike("lanes share memory")
 
     def refused(self, error: CaptureError) -> None:
-        """Eager would run the leading lanes alone."""
+        """Eager would run the models alone: raises Unlike."""
         raise Unlike(str(error)) from error
 
     def failed(self, error: Exception, args: Sequence[Any]) -> bool:
-        """The same."""
+        """Raises Unlike for an error of fuseopt's own; False for others."""
         self.tell(error, args)
         return False
 
     def eager(self) -> Callable[..., Any]:
-        """Never asked for."""
+        """Never called."""
         raise AssertionError("eager would run the leading lanes alone")

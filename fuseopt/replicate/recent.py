@@ -1,4 +1,4 @@
-"""The lanes of an optimizer's last calls: are those of this one among them?"""
+"""Find the lanes of a call among those of an optimizer's last calls."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ..shadow.lanes import Found, Lanes
 
 
 class Recent:
-    """The lanes of the last calls, those of the last one last."""
+    """The lanes of the last calls, the latest last."""
 
     def __init__(self) -> None:
         self.every: list[Lanes] = []
 
     def clear(self) -> None:
-        """Know no lanes."""
+        """Forget all lanes."""
         self.every.clear()
 
     def forget(self) -> None:
-        """Let the next look ask all anew."""
+        """Let the next look compare everything in Python."""
         for lanes in self.every:
             lanes.forget()
 
     def take(self, lanes: Lanes, most: int, some: bool) -> None:
-        """Put lanes to so many others at most, of which each holds what these hold, or
-        of what both have the same, if that is to be `some`.
+        """Add lanes, and keep `most` in all (at least 2): only those with the same
+        parameters and states, or, with `some`, the same states of common parameters.
         """
-        known = [x for x in self.every if x.holds_as(lanes, some)]
-        self.every = [*known[1 - most :], lanes]
+        compatible = [x for x in self.every if x.holds_as(lanes, some)]
+        self.every = [*compatible[1 - most :], lanes]
 
     def look(
         self,
@@ -39,18 +39,18 @@ class Recent:
         helper: ctypes.PyDLL | None,
         given: Given | None,
     ) -> tuple[Lanes, Found] | None:
-        """Lanes as they were in one of the last calls, and their tensors; None: in
-        none. What is asked for is as in Lanes.look.
+        """The lanes among these that the optimizer still has, and their tensors; None
+        if there are none. The arguments are those of Lanes.look.
         """
         for lanes in reversed(self.every):
-            found = lanes.look(optimizer, rest, helper, given)
-            if found is not None:
+            tensors = lanes.look(optimizer, rest, helper, given)
+            if tensors is not None:
                 if lanes.replaced:
-                    # what the others know keeps alive what lanes had
+                    # the other lanes keep objects alive that were replaced
                     lanes.replaced = False
                     self.every = [lanes]
                 elif lanes is not self.every[-1]:
                     self.every.remove(lanes)
                     self.every.append(lanes)
-                return lanes, found
+                return lanes, tensors
         return None

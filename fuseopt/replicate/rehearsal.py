@@ -1,10 +1,9 @@
-"""Proof before a step of many lanes runs: all lanes do as their models.
+"""Check by rehearsals that a step treats all lanes as it treats their models.
 
-That the step's code treats lanes alike is proven of the code (see `uniformity`). Which
-tensors meet in a call is a property of the way through it, and is shown by running the
-step dry: on `SAMPLE` lanes of each kind and on the models alone, and once more with
-other numbers where it is given some, so that nothing is alike by the chance of a
-number. `compare` says of what must agree.
+`uniformity` proves of the step's code that it treats lanes alike. Which tensors meet in
+a call depends on the path through the code, and is checked by rehearsals: on `SAMPLE`
+lanes of each kind and on the models alone, and again with other values of the step's
+numbers, so that no agreement is due to a special value. `compare` says what must agree.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from ..shadow.lanes import Lanes, Unlike
 from ..uniformity import Proof
 from .dry_run import Record, rehearse
 
-#: Lanes of each kind that are run dry: the first, the last, and those between at equal
-#: distances. Lanes that meet their neighbours do so among three too.
+#: Lanes of each kind that are rehearsed: the first, the last, and those between at
+#: equal distances. A step that mixes neighbouring lanes does so among three too.
 SAMPLE = 3
 
 
@@ -34,11 +33,11 @@ def rehearse_all(
     numbers: Iterable[Any],
     parts: bool = False,
 ) -> None:
-    """Raise Unlike unless all lanes of a step do as the models of their kinds.
+    """Raise Unlike unless a step treats all lanes as the models of their kinds.
 
-    `optimizer()`: a shadow of the optimizer, which a run may change. `models`: these,
-    as lanes, and `at` which of them each is; there may be more kinds of them.
-    `numbers`: those that the call was given. `parts`: lanes are parts of tensors.
+    `optimizer()`: a shadow of the optimizer, which a run may change. `models`: the
+    models as lanes; `at`: the lane of each model, by its number. `numbers`: those that
+    the call was given. `parts`: lanes are parts of tensors.
     """
     moving = {x.item() if isinstance(x, torch.Tensor) else x for x in numbers}
 
@@ -54,34 +53,34 @@ def rehearse_all(
     alone = run(models, every, None)
 
     def beside(others: Collection[Any]) -> Record | None:
-        """What the leading lanes do with other numbers in the place of these; None
-        where they go other ways.
+        """The record of the models with other values of these numbers; None where the
+        step takes other branches.
 
-        Where a step branches on a number, it is traced anew before it goes another way.
+        Before a compiled step takes another branch on a number, it is traced again.
         """
         try:
-            made = run(models, every, others)
+            record = run(models, every, others)
         except Exception:
             return None
-        return made if made.paths == alone.paths else None
+        return record if record.paths == alone.paths else None
 
-    kept: Collection[Any] | None = None
+    perturbed: Collection[Any] | None = None
     cut = alone
     while True:
-        full = run(lanes, some, kept)
+        full = run(lanes, some, perturbed)
         compare(lanes, at, full, cut)
         if parts and full.beyond:
             raise Unlike(beyond(full.beyond))
         strange = {code for code, _, _ in full.paths} - proof.codes
         if strange:
             raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
-        # torch's own code chooses by what it reads within the graph alone
-        if kept is not None or (not moving and not (full.reads and full.paths)):
+        # torch's code branches on numbers that it reads only within the graph
+        if perturbed is not None or (not moving and not (full.reads and full.paths)):
             return
-        kept, moved = moving, beside(moving)
+        perturbed, moved = moving, beside(moving)
         if moved is None:
-            kept = {x for x in moving if beside({x}) is not None}
-            moved = run(models, every, kept)
+            perturbed = {x for x in moving if beside({x}) is not None}
+            moved = run(models, every, perturbed)
         cut = moved
 
 
@@ -95,12 +94,12 @@ def sample(lanes: Lanes) -> list[int]:
 
 
 def beyond(op: str) -> str:
-    """Why a step cannot be done part by part."""
+    """The reason why a step cannot run on parts of tensors."""
     return f"{op} needs whole tensors, of which a process has shards"
 
 
 def _moved(moving: Collection[Any], x: Any) -> Any:
-    """A number a little beside that of this call, if it may be another."""
+    """A number close to `x`, if `x` is one of the moving numbers, or a tensor."""
     if isinstance(x, torch.Tensor) or x in moving:
         if isinstance(x, int):
             return x + 1
@@ -115,8 +114,8 @@ def rehearse_fewer(
     models: Lanes,
     present: Sequence[int],
 ) -> None:
-    """Raise Unlike unless the step does to some of the models what it does to them
-    where all are there, and the same besides.
+    """Raise Unlike unless the step treats the `present` models, and all that belongs to
+    no lane, as it does when all models are there.
     """
     every = range(len(models.params))
     full, cut = (
@@ -137,7 +136,7 @@ def _same_besides(some: Record, more: Record) -> None:
 
 
 def compare(lanes: Lanes, at: Mapping[int, int], full: Record, models: Record) -> None:
-    """Raise Unlike unless the lanes that were run do as the models of their kinds."""
+    """Raise Unlike unless the rehearsed lanes have the records of their models."""
     _same_besides(full, models)
     for kind in lanes.kinds:
         calls = models.lanes.get(at[kind.model], [])

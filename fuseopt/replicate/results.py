@@ -1,8 +1,8 @@
-"""What the step of models returns -> what stands for it, and what each lane is given.
+"""The results of an extended step: stand-ins for the models, tensors for each lane.
 
-Dynamo's code puts what a graph returns into the state of the models. There a token
-stands for a tensor that the step makes for each lane, and a number that says which one
-it is for a number of each lane's own.
+Dynamo's code stores what a graph returns in the state of the models. A token stands
+there for a tensor that the step creates for each lane, and an OwnInt or OwnFloat, which
+has an index, for a number of each lane.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .extend import COMMON, Extended
 
 
 class OwnInt(int):
-    """An integer of each lane's own; `index`: which of the numbers of the models."""
+    """Stands for an integer of each lane. `index`: into the numbers of the models."""
 
     index: int
 
@@ -34,10 +34,10 @@ class OwnFloat(float):
 
 
 class Results:
-    """What an extended step gives lanes. `models` returned `captured.result`.
+    """The results of an extended step. The models' step returned `captured.result`.
 
-    `result`: what it returns now. `tensors`: those of the models, by source;
-    `members`: the lanes of each model.
+    `result`: what the extended step returns, with stand-ins. `tensors`: those of the
+    models, by source; `members`: the lanes of each model.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Results:
         self._tensors = tensors
         #: by identity of tokens: the buffer of the model
         self._tokens: dict[int, int] = {}
-        #: what the last call made, by token and by lane
+        #: the tensors that the last call created, by token and by lane
         self.made: dict[int, dict[int, torch.Tensor]] = {}
         self.result = rebuild(captured.result, self._instead)
 
@@ -73,26 +73,28 @@ class Results:
         if isinstance(x, NumberRef) and self.extended.owners[x.buffer] != COMMON:
             raise Unlike("it keeps a number that was computed of a tensor of a lane")
         if isinstance(x, Sym) and self.extended.number_owners[x.index] != COMMON:
-            own: Any = OwnFloat(torch.nan) if x.is_float else OwnInt(0)
-            own.index = x.index
-            return Known(own)
+            stand_in: Any = OwnFloat(torch.nan) if x.is_float else OwnInt(0)
+            stand_in.index = x.index
+            return Known(stand_in)
         return x
 
     def take(self, memory: Memory | None) -> None:
-        """Take what a call has made for lanes."""
+        """Take the tensors that a call created for lanes from its memory."""
         self.made = {}
         for token, b in self._tokens.items():
             model = self.extended.owners[b]
-            own = self.made[token] = {}
+            by_lane = self.made[token] = {}
             for m, lane in enumerate(self.members[model]):
                 assert memory is not None
-                own[lane] = memory.tensor(self.extended.copies[b, m])
+                by_lane[lane] = memory.tensor(self.extended.copies[b, m])
 
-    def number(self, own: OwnInt | OwnFloat, m: int, numbers: Sequence[Any]) -> Any:
+    def number(
+        self, stand_in: OwnInt | OwnFloat, m: int, numbers: Sequence[Any]
+    ) -> Any:
         """The number of lane m of a model; `numbers`: those of the call."""
-        return numbers[self.extended.numbers[own.index, m]]
+        return numbers[self.extended.numbers[stand_in.index, m]]
 
     def clear(self) -> Mapping[int, dict[int, torch.Tensor]]:
-        """What the last call has made, which is nobody's then."""
+        """Hand over the tensors that the last call created."""
         made, self.made = self.made, {}
         return made

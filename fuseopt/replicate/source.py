@@ -1,4 +1,4 @@
-"""Where the tensors of all lanes come from, in a call for their models."""
+"""Find the tensors of all lanes, in a call of the graph of their models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from .aside import NO_ASIDE, Aside, Compared, Tensors
 
 
 class Call:
-    """One call of an optimizer's step: what its graphs are told of it, and what they
-    tell of themselves.
+    """The state of one call of an optimizer's step, shared with its graphs.
 
-    `found`: the tensors of lanes. `given`: has gradients that lanes are to have.
-    `aside`: what stands around the step.
-    `entered`: has a graph begun to run?
-    `quiet`: was nothing compiled or rehearsed so far? `surveyed`: have all lanes been
-    looked at closely?
+    `found`: the tensors of lanes. `given`: gradients that lanes are to have. `aside`:
+    arguments for what runs around the step. `entered`: has a graph begun to run?
+    `quiet`: was nothing compiled or rehearsed so far? `surveyed`: were the metadata of
+    all lanes read in this call?
     """
 
     def __init__(
@@ -44,13 +42,13 @@ class Call:
         self.surveyed = False
 
     def put_gradients(self) -> None:
-        """Let lanes have their gradients, before anything in Python looks at those."""
+        """Assign `given` gradients to parameters, before Python code reads them."""
         if self.given is not None:
             self.given.put()
 
 
 class Finds(Protocol):
-    """Who finds the tensors of lanes, call by call."""
+    """Has the call with the tensors of lanes."""
 
     @property
     def call(self) -> Call:
@@ -60,11 +58,11 @@ class Finds(Protocol):
 class LaneTensors:
     """The tensors of all lanes, for a graph of their models.
 
-    `owner.call.found` has the lanes', in the call that is under way. `order`: the
-    places of the step's tensors, counted through those of the graph, of which only
-    what belongs to no lane is taken, then what stands beside lanes, then the lanes'.
-    `graph`: how many the graph has; `beside`: how many stand beside lanes. `gradients`:
-    where in the step those of lanes are, in the order of the lanes; None: not there.
+    `order`: the step's tensors as indices into one sequence: the graph's (of these only
+    tensors of no lane), those beside lanes (`call.aside`), those of lanes
+    (`call.found`). `graph`: the number of the graph's; `beside`: of those beside lanes.
+    `gradients`: the index in the step of each lane's gradient, in the order of the
+    lanes; None: the step does not take it.
     """
 
     def __init__(
@@ -82,16 +80,15 @@ class LaneTensors:
         self.graph = graph
         self.n = graph + beside
         self.owner = owner
-        known = [place for place in gradients if place is not None]
-        self.gradients = array("q", known if len(known) == len(gradients) else ())
+        places = [place for place in gradients if place is not None]
+        self.gradients = array("q", places if len(places) == len(gradients) else ())
         self._met: tuple[LaneGuard, Meeting] | None = None
-        # what stands beside lanes, as it is compared with what they hold; kept, for
-        # the guard knows it by address
+        # the columns that the guard has compared; kept alive: it has their addresses
         self._columns: Sequence[Tensors] = ()
         self._others = 0, 0
         common = [place for place in order if place < graph]
         self._n_common = len(common)
-        #: what belongs to no lane, in order
+        #: picks the tensors of no lane from the graph's, in order
         self._pick: Callable[[list[Any]], list[Any]] | None = None
         if common:
             # of one place it gives no tuple
@@ -99,8 +96,8 @@ class LaneTensors:
             self._pick = lambda every: list(pick(every)[:-1])
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
-        """See TensorSource. Those of lanes have been compared when they were found,
-        where this is the step whose tensors were compared then.
+        """See TensorSource. The pass that found the lanes' tensors has compared them
+        already, if it did so for this step's guard.
         """
         found, columns = self.owner.call.found, self.owner.call.aside.columns
         same = len(columns) == len(self._columns) and all(
@@ -109,36 +106,36 @@ class LaneTensors:
         if found.compared is guard and self._met is not None and same:
             found.compared = None
             common = self._pick(self.models(args)) if self._pick else []
-            seen = guard.look_at_others(common, *self._others)
-            return seen, (common, found.grads)
-        given = self._all(args)
-        seen = guard.look({}, {}, given)
+            verdict = guard.look_at_others(common, *self._others)
+            return verdict, (common, found.grads)
+        tensors = self._all(args)
+        verdict = guard.look({}, {}, tensors)
         self._columns = columns
         if found.guard is not None:
             if self._met is None or self._met[0] is not found.guard:
                 self._met = found.guard, self._meeting(found)
                 self._others = address(self._met[1].others), self._n_common
             found.guard.compare_with(guard, self._met[1])
-        return seen, given
+        return verdict, tensors
 
     def _meeting(self, found: Found) -> Meeting:
-        """Where the tensors of lanes are in the step."""
+        """The indices of lanes' tensors in the step."""
         gradients = {self.n + place: lane for place, lane in found.late}
         of_lane = array("q", [-1] * len(found.grads))
-        others, held = array("q"), array("q")
+        others, ranges = array("q"), array("q")
         for i, place in enumerate(self.order):
             if place < self.graph:
                 others.append(i)
             elif place in gradients:
                 of_lane[gradients[place]] = i
-            elif held and held[-1] == i:
-                held[-1] = i + 1
+            elif ranges and ranges[-1] == i:
+                ranges[-1] = i + 1
             else:
-                held.extend((i, i + 1))
-        return Meeting(of_lane, held, others)
+                ranges.extend((i, i + 1))
+        return Meeting(of_lane, ranges, others)
 
     def _others_of(self, args: Sequence[Any]) -> list[Any]:
-        """All but the lanes' own."""
+        """The graph's tensors, then those beside lanes."""
         if self.n == self.graph:
             return self.models(args)
         return self.models(args) + self.owner.call.aside.beside
@@ -160,8 +157,8 @@ class LaneTensors:
 
 
 def compared_by(step: CompiledStep) -> Compared | None:
-    """The gradients of lanes that a step which is ready has compared; None where none
-    of its guards has.
+    """The gradients of lanes that the guard of a prepared step has compared; None if it
+    has no guard.
     """
     bound, source = step.program.bound, step.source
     if bound is None or bound.guard is None or not isinstance(source, LaneTensors):

@@ -1,8 +1,8 @@
-"""One of Dynamo's graphs of models -> the step of all lanes.
+"""Run the step of all lanes in place of one of Dynamo's graphs of their models.
 
-Before it first runs, and whenever something changed that no guard of Dynamo's covers,
-the step is rehearsed (see rehearsal). Then what was captured is extended, planned and
-bound to the tensors of all lanes.
+Before its first run, and whenever something changed that no guard of Dynamo's covers,
+the step is rehearsed (see rehearsal). The captured graph is extended to all lanes,
+planned, and bound to their tensors.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ from .source import Finds, LaneTensors
 
 #: After so many rehearsals of one graph an optimizer is traced whole.
 PATIENCE = 6
-#: For so many sets of lanes what runs their step is kept, unless more are in turn.
+#: The number of sets of lanes for which programs are kept, unless an owner needs more.
 KEPT = 8
 
 
 class Fewer(FuseoptError):
-    """What was traced of some models does not do for fewer; nothing was written yet."""
+    """A trace of some models is not valid for fewer; nothing was written yet."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is the same in all calls of an optimizer's step.
+    """The settings that all calls of an optimizer's step share.
 
-    `noticed`: what the optimizer holds besides its lanes. `pending`: where launches are
-    put off. `told`: gets the optimizer's Reports. `parts`: lanes are parts of
-    tensors. `around`: what stands around the step, in the same launch.
+    `noticed`: watches what the optimizer holds besides its lanes. `pending`: takes
+    launches that are put off. `told`: the list to which the optimizer's Reports are
+    added. `parts`: lanes are parts of tensors. `around`: calls before and after the
+    step, in the same launch.
     """
 
     function: Callable[..., Any]
@@ -68,15 +69,15 @@ class Task:
 
 
 class Owner(Finds, Prover, Protocol):
-    """What a graph asks of those who have the lanes in hand."""
+    """What a LedStep needs of the object that leads it."""
 
     @property
     def lanes(self) -> Lanes | None:
-        """The optimizer's, as they are known; another object where they changed."""
+        """The optimizer's lanes; another object after they changed."""
 
     @property
     def models(self) -> Models:
-        """What stands for the kinds of lanes that Dynamo traced."""
+        """The models of the kinds of lanes."""
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -85,21 +86,21 @@ class Owner(Finds, Prover, Protocol):
     #: the graph that ran last
     stepped: LedStep | None
     apart: Callable[[], None] | None  #: Unlike where some may not be stepped alone
-    kept: int  #: for so many sets of lanes what runs their step is kept
+    kept: int  #: the number of sets of lanes for which programs are kept
 
     def shadow_of_all(self) -> Any:
-        """What a rehearsal is to take for the optimizer."""
+        """A shadow of the optimizer, with all lanes, for a rehearsal."""
 
     def settle(self) -> None:
-        """Have state ready for lanes where tracing made some for models."""
+        """Create the state of lanes if tracing created that of their models."""
 
     def survey_holds(self) -> None:
         """Raise Stale unless lanes that were alike still are."""
 
 
 class _Program(NamedTuple):
-    """A step for some lanes of each model: what runs it, what it gives, and what
-    integers it asks of lanes.
+    """A step for some lanes of each model. `asked`: (lane, key of its state) of the
+    integers that follow the graph's arguments.
     """
 
     step: CompiledStep
@@ -115,56 +116,58 @@ class LedStep:
         self.task = task
         self.gm = gm
         self.active = owner.active
-        #: those that the program is for
+        #: the lanes that `program` is for
         self.lanes: Lanes | None = None
-        #: for which of what the optimizer held it was rehearsed: by count, by contents
+        #: `noticed.count` at the last check; contents for which it was rehearsed
         self.known = -1
         self.rehearsed: list[Any] = []
-        #: for these parameters of each group, by identity
+        #: the ids of each group's parameters, for which `rehearsed` and `present` hold
         self.lists: list[list[int]] = []
-        self.proofs = Proofs()  # of these and others
-        #: and with which models among the rest, for the last of these
+        #: proofs of its code, for these lanes and others
+        self.proofs = Proofs()
+        #: the sets of models for which it was rehearsed with the last contents
         self.present: set[Any] = set()
-        self._elsewhere: dict[str, tuple[list[Any], set[Any]]] = {}  # by other lists
+        #: (rehearsed, present) of other lists of parameters
+        self._elsewhere: dict[str, tuple[list[Any], set[Any]]] = {}
         self.program: _Program | None = None
-        #: by the lanes of each model, the last ones
+        #: the programs of other sets of lanes, the latest last
         self.programs: dict[Any, _Program] = {}
-        #: the step of the models, once it is
+        #: the captured step of the models
         self.captured: Captured | None = None
         self.told = False
         self.untold: list[Report] = []  # of plans that have not run
-        #: tensors of models that are arguments for what stands around the step
+        #: tensors of models that were added to the graph's arguments for `around`
         self.given: list[torch.Tensor] | None = None
         self.numbers = compat.number_sources(gm)
-        # of what moves besides, Dynamo guards what the step asks of it
+        # Dynamo guards what the step asks of these numbers; their values may change
         names = [*self.numbers.values(), *compat.symbol_sources()]
         self.moving = frozenset(place for place in map(place_of, names) if place)
 
     @property
     def helper(self) -> ctypes.PyDLL | None:
-        """The compiled helper, once a plan has it."""
+        """The library of the guards, once a plan has it."""
         return None if self.program is None else self.program.step.helper
 
     def take(self) -> dict[int, dict[int, torch.Tensor]]:
-        """What the last call made, by its token and by lane."""
+        """The tensors that the last call created, by token and by lane."""
         return {} if self.program is None else dict(self.program.results.clear())
 
-    def number(self, own: OwnInt | OwnFloat, m: int) -> Any:
+    def number(self, stand_in: OwnInt | OwnFloat, m: int) -> Any:
         """A number that the last call has for lane m of a model."""
         assert self.program is not None
         bound = self.program.step.program.bound
         assert bound is not None
         assert bound.numbers is not None
-        return self.program.results.number(own, m, bound.numbers)
+        return self.program.results.number(stand_in, m, bound.numbers)
 
     def forget(self) -> None:
-        """Take nothing for known that a call leaves to the next: one was cut off."""
+        """Compare nothing with the last call, which was interrupted."""
         for program in self.programs.values():
             program.results.clear()
             program.step.forget()
 
     def drop(self) -> None:
-        """Lanes are other than they seemed: no program is for them."""
+        """Drop all programs, after lanes turned out to differ from what was assumed."""
         self.programs.clear()
         self.program = self.lanes = self.captured = None
         self.told = False
@@ -191,21 +194,21 @@ class LedStep:
         return program.step(*args)
 
     def _with_others(self, args: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
-        """The arguments, and those for what stands around the step."""
+        """The arguments, and those for `around`."""
         owner = self.owner
         shared = owner.call.aside.shared
         if self.given is None:
-            given = self.gm, args, owner.models, self.active, around, shared
-            self.given = splice(*given)
+            inputs = self.gm, args, owner.models, self.active, around, shared
+            self.given = splice(*inputs)
         return *args, *self.given, *shared
 
     def _prepare(self, args: Sequence[Any]) -> None:
-        """Have a program for the lanes as they are, and proof that it does as they."""
+        """Make a program for the current lanes, and rehearse it where need be."""
         owner, noticed = self.owner, self.task.noticed
         call = owner.call
         call.put_gradients()
         if owner.lanes is not self.lanes and not call.surveyed:
-            # what lies in the memory of lanes has been compared with no plan's yet
+            # no guard of a plan has compared the metadata of these lanes yet
             owner.survey_holds()
         owner.settle()
         lanes = owner.lanes
@@ -226,14 +229,14 @@ class LedStep:
             except Exception as error:
                 failed = error
                 self._tell(error, args)
-        held = noticed.held(self.moving)
-        present = tuple(k for k, own in enumerate(members) if own)
+        contents = noticed.held(self.moving)
+        present = tuple(k for k, members_of in enumerate(members) if members_of)
         try:
-            if held not in self.rehearsed:
+            if contents not in self.rehearsed:
                 self._rehearse(lanes, args, clock)
                 if self.rehearsed:
-                    # Dynamo's guards held: the step, which is proven to treat lanes
-                    # alike, asks of these numbers nothing that has changed
+                    # Dynamo's guards held: their answers about these numbers are the
+                    # same, and the step is proven to treat lanes alike
                     self.moving |= noticed.moved
                 self.rehearsed.append(noticed.held(self.moving))
                 self.present = {present}
@@ -248,21 +251,21 @@ class LedStep:
             raise failed
         self.known = noticed.count
         if self.untold:
-            # what is planned for other lanes says the same
+            # a plan for other lanes would report the same
             self.told = True
             session.reports += self.untold
             self.task.told.extend(self.untold)
             self.untold.clear()
 
     def _turn_to(self, lists: list[list[int]]) -> None:
-        """Other parameters have their turn: take what is known of the step of these."""
-        kept = self._elsewhere
+        """Switch to the rehearsals for other lists of parameters."""
+        records = self._elsewhere
         if self.owner.apart is not None:
-            kept[repr(self.lists)] = self.rehearsed, self.present
-            if len(kept) > self.owner.kept:
-                del kept[next(iter(kept))]
+            records[repr(self.lists)] = self.rehearsed, self.present
+            if len(records) > self.owner.kept:
+                del records[next(iter(records))]
         self.lists = lists
-        self.rehearsed, self.present = kept.pop(repr(lists), ([], set()))
+        self.rehearsed, self.present = records.pop(repr(lists), ([], set()))
 
     def _rehearse(self, lanes: Lanes, args: Sequence[Any], clock: Clock) -> None:
         owner = self.owner
@@ -271,12 +274,12 @@ class LedStep:
         owner.call.quiet = False
         clock.resume()
         proof = self._proof()
-        given = [x for i, x in enumerate(args) if i in self.numbers]
+        numbers = [x for i, x in enumerate(args) if i in self.numbers]
         owner.models.renew(lanes)
         models, at = owner.models.lanes(owner.call.optimizer, self.active)
         function, parts = self.task.function, self.task.parts
-        all_ = owner.shadow_of_all
-        rehearse_all(all_, function, lanes, models, at, proof, given, parts)
+        shadow_of_all = owner.shadow_of_all
+        rehearse_all(shadow_of_all, function, lanes, models, at, proof, numbers, parts)
         if owner.apart is not None:
             owner.apart()
         clock.lap("rehearsal")
@@ -297,26 +300,26 @@ class LedStep:
         rehearse_fewer(owner.shadow_of_all, self.task.function, models, some)
 
     def _tell(self, error: Exception, args: Sequence[Any]) -> None:
-        """Tell of an error of fuseopt's own; raises Unlike then."""
+        """Report an error of fuseopt's own, and raise Unlike for it."""
         if internal_errors.is_mishap(error):
-            given = error, self.gm, args, self.task.config
-            said = internal_errors.tell(*given, "The step is traced whole.")
-            raise Unlike(said) from error
+            context = error, self.gm, args, self.task.config
+            message = internal_errors.tell(*context, "The step is traced whole.")
+            raise Unlike(message) from error
 
     def _program(
         self, args: Sequence[Any], members: list[list[int]], clock: Clock
     ) -> _Program:
-        """What runs the step for some lanes of each model, made if need be."""
+        """The program for these lanes, `members` of each model; made if need be."""
         lanes = self.lanes
         assert lanes is not None
         key = repr((lanes.lists_of(), members, [kind.model for kind in lanes.kinds]))
-        found = self.programs.pop(key, None)
-        if found is None:
-            found = self._extended(args, members, lanes, clock)
+        program = self.programs.pop(key, None)
+        if program is None:
+            program = self._extended(args, members, lanes, clock)
         while len(self.programs) >= self.owner.kept:
             del self.programs[next(iter(self.programs))]
-        self.programs[key] = found
-        return found
+        self.programs[key] = program
+        return program
 
     def _extended(
         self,
@@ -328,31 +331,31 @@ class LedStep:
         models = self.owner.models
         positions = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
         graph_tensors = GraphTensors(self.gm, positions)
-        own_tensors = graph_tensors.tensors(args)
-        roles = self._roles(own_tensors, args)
+        graph_inputs = graph_tensors.tensors(args)
+        roles = self._roles(graph_inputs, args)
         owners = [model for model, _ in roles]
         # arguments: gradients, and the tensors in which Dynamo hands over numbers
-        known = {*map(id, self.given or ())}
+        spliced = {*map(id, self.given or ())}
         late = frozenset(
             s
             for s, (_, (role, _)) in enumerate(roles)
             if role == GRAD
-            or (s >= len(roles) - len(positions) and id(own_tensors[s]) not in known)
+            or (s >= len(roles) - len(positions) and id(graph_inputs[s]) not in spliced)
         )
-        led = {model: len(own) for model, own in enumerate(members)}
+        led = {model: len(members_of) for model, members_of in enumerate(members)}
         layouts = _layouts(models, members, lanes)
         counted = {
             k: models.counted[x]
             for k, x in enumerate(args)
             if type(x) is int and x in models.counted and _is_state(self.numbers.get(k))
         }
-        given = {k: model for k, (model, _) in counted.items()}
-        found: list[tuple[Extended, Results]] = []
+        model_of_arg = {k: model for k, (model, _) in counted.items()}
+        extensions: list[tuple[Extended, Results]] = []
         aside, around = self.owner.call.aside, self.task.around
         beside = order_of(lanes, aside.columns, around)
         flag = None
         if aside.flag is not None:
-            flag = [*map(id, own_tensors)].index(id(aside.flag))
+            flag = [*map(id, graph_inputs)].index(id(aside.flag))
 
         def extended(gm: GraphModule, args: Sequence[Any]) -> Captured:
             captured = self.captured
@@ -369,12 +372,14 @@ class LedStep:
                 raise Unlike("it keeps another view of a tensor of a lane")
             if captured.beyond and self.task.parts:
                 raise Unlike(beyond(captured.beyond))
-            made = extend(captured, owners, led, late, layouts, given, len(args))
-            results = Results(captured, made, own_tensors, members)
-            found.append((made, results))
-            complete = made.captured
+            extension = extend(
+                captured, owners, led, late, layouts, model_of_arg, len(args)
+            )
+            results = Results(captured, extension, graph_inputs, members)
+            extensions.append((extension, results))
+            complete = extension.captured
             if around is not None:
-                complete = finished(around, made, roles, flag)
+                complete = finished(around, extension, roles, flag)
             return replace(complete, result=results.result)
 
         def tell(report: Report) -> None:
@@ -389,37 +394,41 @@ class LedStep:
         first = not self.told
         plan = pipeline.replanner(self.gm, config, tell, clock, extended, first)
         program = plan(args)
-        made, results = found[-1]
-        place = {**beside}
-        place.update((x, len(beside) + k) for k, x in enumerate(lanes.places()))
+        extension, results = extensions[-1]
+        column = {**beside}
+        column.update((x, len(beside) + k) for k, x in enumerate(lanes.places()))
         order = [
-            s if m == COMMON else len(roles) + place[members[owners[s]][m], roles[s][1]]
-            for s, m in made.order
+            s
+            if m == COMMON
+            else len(roles) + column[members[owners[s]][m], roles[s][1]]
+            for s, m in extension.order
         ]
-        asked = [(members[given[k]][m], counted[k][1]) for k, m in made.asked]
-        lane_of = [lane for lane, (role, _) in sorted(place) if role == GRAD]
-        where = {x: i for i, x in enumerate(order)}
-        at = [where.get(len(roles) + place[i, (GRAD, "")]) for i in lane_of]
+        counters_asked = [
+            (members[model_of_arg[k]][m], counted[k][1]) for k, m in extension.asked
+        ]
+        lane_of = [lane for lane, (role, _) in sorted(column) if role == GRAD]
+        index_of = {x: i for i, x in enumerate(order)}
+        gradient_places = [
+            index_of.get(len(roles) + column[i, (GRAD, "")]) for i in lane_of
+        ]
         policy = WholeInstead(self._tell)
         n = len(roles), len(beside)
-        source = LaneTensors(graph_tensors, order, *n, self.owner, at)
+        source = LaneTensors(graph_tensors, order, *n, self.owner, gradient_places)
         take = results.take
         step = CompiledStep(source, program, plan, policy, None, pending, take)
-        return _Program(step, results, asked)
+        return _Program(step, results, counters_asked)
 
     def _roles(
         self, tensors: Sequence[torch.Tensor], args: Sequence[Any]
     ) -> list[tuple[int, tuple[str, str]]]:
-        """Of the graph's tensors, which model each belongs to and what it is there.
-
-        Raises Unlike for one that belongs to none and is not known to be the same for
-        all.
+        """The model and the role of each of the graph's tensors. Raises Unlike for one
+        that belongs to no model and is not known to be shared by all lanes.
         """
         if len({*map(id, tensors)}) < len(tensors):
             raise Unlike("lanes have a tensor in common")
         roles = self.owner.models.roles()
-        # besides lanes' only what the dry run knows: what the optimizer holds, and the
-        # tensors in which Dynamo hands over numbers
+        # shared tensors are only those that the dry run sees too: the optimizer's own,
+        # and those in which Dynamo hands over numbers
         shared = {id(t) for t in held_tensors(self.owner.shadow_of_all())}
         shared.update(id(args[i]) for i in self.numbers)
         shared.update(map(id, self.owner.call.aside.shared))
@@ -430,17 +439,17 @@ class LedStep:
 
 
 def _is_state(source: str | None) -> bool:
-    """Is what Dynamo names so within the state of a parameter?"""
+    """Is Dynamo's source of a number in the state of a parameter?"""
     return source is not None and source.startswith("L['self'].state[")
 
 
 def _layouts(
     models: Models, members: Sequence[Sequence[int]], lanes: Lanes
 ) -> dict[int, list[Layout]]:
-    """Of models whose lanes have other sizes: theirs, then those of their lanes."""
-    found = {}
-    for model, own in enumerate(members):
-        every = [models.params[model], *(lanes.params[i] for i in own)]
+    """Layouts of each model whose lanes differ in size: its own, then its lanes'."""
+    layouts = {}
+    for model, members_of in enumerate(members):
+        every = [models.params[model], *(lanes.params[i] for i in members_of)]
         if len({p.shape for p in every}) > 1:
-            found[model] = [(tuple(p.shape), p.stride()) for p in every]
-    return found
+            layouts[model] = [(tuple(p.shape), p.stride()) for p in every]
+    return layouts

@@ -1,4 +1,4 @@
-"""Models -> what Dynamo traced of some of them, and which of that does for a call."""
+"""Traces of some of an optimizer's models, and the choice of one for a call."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..shadow.optimizer import Shadow
 from .models import Models
 from .step import LedStep
 
-#: So often an optimizer's step is traced, for other kinds of lanes.
+#: The most traces of an optimizer's step, each for other kinds of lanes.
 TRACES = 12
 
 
 class Trace:
-    """What Dynamo traced of some models: `active`, by number."""
+    """Dynamo's trace of some models: `active`, by number."""
 
     def __init__(self, models: Models, active: tuple[int, ...]) -> None:
         self.active = active
-        #: those that stand for lanes
+        #: the active models that stand for lanes
         self.kinds = [k for k in active if k in models.of.values()]
         self.fill = models.fill
         self.lists = models.lists(active)
@@ -31,14 +31,14 @@ class Trace:
         self.shadow: Shadow | None = None
         self.compiled: Callable[..., Any] | None = None
         self.steps: list[LedStep] = []
-        #: those of its last call
+        #: the lanes of its last call
         self.lanes: Lanes | None = None
-        #: sets of models, fewer than these, for which it does not do
+        #: sets of fewer models for which it is not valid
         self.refused: set[tuple[int, ...]] = set()
 
     @property
     def shadow_of_models(self) -> Any:
-        """What the step is given."""
+        """The argument of the step."""
         assert self.shadow is not None
         return self.shadow.itself
 
@@ -61,9 +61,9 @@ class Trace:
         return self.shadow
 
     def check_counters(self, models: Models, optimizer: Optimizer) -> None:
-        """Raise Unlike if what was traced is for the numbers alone that models count.
+        """Raise Unlike if the trace holds only for the values of the models' counters.
 
-        What the step left in the shadow has been taken.
+        The step's writes to the shadow must have been taken over before.
         """
         shadow = self.refreshed(optimizer, anew=True)
         fitting: Any = getattr(self.compiled, "fitting", lambda _: [])
@@ -77,14 +77,13 @@ class Trace:
 
 
 def present(lanes: Lanes) -> tuple[int, ...]:
-    """The models of the kinds that there are lanes of."""
+    """The models of the kinds of these lanes."""
     return tuple(sorted({kind.model for kind in lanes.kinds}))
 
 
 def choose(traces: list[Trace], models: Models, present: tuple[int, ...]) -> Trace:
-    """What was traced of the kinds of lanes that there are, and of more at most.
-
-    One that is yet to be traced is put to the others.
+    """The smallest trace that includes the models of the kinds present; a new one,
+    added to `traces`, if there is none. Raises Unlike.
     """
     fit = [
         trace
@@ -100,12 +99,12 @@ def choose(traces: list[Trace], models: Models, present: tuple[int, ...]) -> Tra
         # any of them may come to lack its gradient
         wanted |= models.without_gradients(present)
     for trace in traces:
-        own = {k for k in trace.active if models.params[k].grad is not None}
-        if own & wanted:
+        with_gradients = {k for k in trace.active if models.params[k].grad is not None}
+        if with_gradients & wanted:
             wanted |= set(trace.kinds)
     for active in (models.active(sorted(wanted)), models.active(present)):
         if not any(trace.active == active for trace in traces):
-            made = Trace(models, active)
-            traces.append(made)
-            return made
+            new_trace = Trace(models, active)
+            traces.append(new_trace)
+            return new_trace
     raise Unlike("what the step does to a lane depends on the others")

@@ -1,6 +1,6 @@
-"""What a step left in the shadow of the models -> what all lanes are given.
+"""Write the state that a step left in the shadow of the models to all lanes.
 
-All of it is calls of C, which run when the step is launched.
+The writes are C calls, which run when the step is launched.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ State = dict[str, Any]
 
 
 class Each(functools.partial):  # type: ignore[type-arg]
-    """A call of C that gives each of some states what is new in it."""
+    """A C call that updates each of some states with its new entries."""
 
     def __new__(cls, states: Sequence[Any], news: Sequence[State]) -> Each:
         """As partials are made."""
         each = map(dict.update, states, news)
-        made = super().__new__(cls, collections.deque, each, 0)
-        made.states, made.news = states, news
-        return made
+        call = super().__new__(cls, collections.deque, each, 0)
+        call.states, call.news = states, news
+        return call
 
     states: Sequence[Any]
     news: Sequence[State]
 
 
 class Gives(Protocol):
-    """What a step has for each lane of its own."""
+    """Has the numbers of single lanes: a LedStep."""
 
     def number(self, own: OwnInt | OwnFloat, m: int) -> Any:
         """A number for lane m of a model."""
@@ -44,9 +44,9 @@ class Gives(Protocol):
 class Writes:
     """`lanes`, and the `shadow` of their `models` after a step that was not launched.
 
-    `fresh`: what lanes that had no state have been given, which gets more. `made`: what
-    the step made, by what stands for it in the state of models, and by lane. `gives`:
-    the step.
+    `fresh`: new states of lanes that had none, by parameter; it is added to. `made`:
+    the tensors that the step created, by the id of their token in the state of models,
+    and by lane. `gives`: the step.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Writes:
         self.fresh = fresh
         self.made = made
         self.gives = gives
-        #: tensors of lanes, and what they are to hold when the step is launched
+        #: tensors of lanes, and those to copy to them after the launch
         self._copied: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
 
     def to(self, state: dict[torch.Tensor, State]) -> list[Write]:
-        """What gives all lanes of an optimizer with this state what the step gave the
-        models. Raises Unlike where that is more than state.
+        """The writes to an optimizer with this `state`. Raises Unlike where the step
+        changed more of the models than their state.
         """
         lanes, shadow, fresh = self.lanes, self.shadow, self.fresh
         if not shadow.is_intact():
@@ -108,11 +108,11 @@ class Writes:
             if state is None:
                 self.fresh[lanes.params[i]] = content
                 continue
-            made = self.fresh.get(lanes.params[i])
-            if made is not None:
-                # nobody's until the launch, which adds it to the state as it is then
-                made.clear()
-                made.update(content)
+            fresh = self.fresh.get(lanes.params[i])
+            if fresh is not None:
+                # not yet in the optimizer: the last write adds it
+                fresh.clear()
+                fresh.update(content)
                 continue
             if tuple(content)[: len(state)] != tuple(state):
                 writes.append(functools.partial(state.clear))
@@ -120,9 +120,9 @@ class Writes:
         return writes
 
     def _numbers(self, news: State, n: int) -> list[State]:
-        """Numbers in the state, for each of n lanes."""
-        own = [k for k, v in news.items() if isinstance(v, (OwnInt, OwnFloat))]
-        if not own:
+        """New numbers in the state, for each of n lanes."""
+        per_lane = [k for k, v in news.items() if isinstance(v, (OwnInt, OwnFloat))]
+        if not per_lane:
             for value in news.values():
                 self._plain(value)
             return [news] * n
@@ -136,7 +136,7 @@ class Writes:
 
     @staticmethod
     def _plain(value: Any) -> Any:
-        """A number that is the same for all lanes."""
+        """A number that is the same for all lanes; raises Unlike for NaN."""
         if isinstance(value, float) and value != value:
             raise Unlike("it keeps a number that was computed of a tensor of a lane")
         return value
@@ -144,8 +144,8 @@ class Writes:
     def _given_to(
         self, kind: Kind, now: Mapping[str, Any], old: Mapping[str, Any]
     ) -> dict[int, State]:
-        """By lane, the state that lanes have after the step; `now`: their model's,
-        `old`: what it was.
+        """The state of each lane after the step; `now`: their model's, `old`: their
+        model's before.
         """
         lanes = self.lanes
         p = self.models.params[kind.model]
@@ -155,27 +155,29 @@ class Writes:
         places.update(
             (id(v), ("state", k)) for k, v in old.items() if isinstance(v, torch.Tensor)
         )
-        found = {}
+        contents = {}
         for m, i in enumerate(kind.lanes):
             q = lanes.params[i]
             before = lanes.states[i] or {}
-            given: State = {}
+            content: State = {}
             for key, value in now.items():
                 place = places.get(id(value))
                 if not isinstance(value, torch.Tensor):
-                    kept = key in old and value is old[key]
-                    given[key] = before[key] if kept else self._number(value, m)
+                    is_unchanged = key in old and value is old[key]
+                    content[key] = (
+                        before[key] if is_unchanged else self._number(value, m)
+                    )
                 elif id(value) in self.made:
-                    given[key] = self.made[id(value)][i]
+                    content[key] = self.made[id(value)][i]
                 elif place is None:
-                    # made of nothing that lanes have: for all the same, and filled
-                    # by the launch, which is still to come
-                    given[key] = torch.empty_like(value)
-                    self._copied[0].append(given[key])
+                    # a tensor that depends on no lane: a copy for each, whose contents
+                    # are copied after the launch
+                    content[key] = torch.empty_like(value)
+                    self._copied[0].append(content[key])
                     self._copied[1].append(value)
                 elif place[0] == "state":
-                    given[key] = before[place[1]]
+                    content[key] = before[place[1]]
                 else:
-                    given[key] = q if place[0] == PARAM else q.grad
-            found[i] = given
-        return found
+                    content[key] = q if place[0] == PARAM else q.grad
+            contents[i] = content
+        return contents

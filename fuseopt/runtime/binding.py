@@ -1,7 +1,7 @@
-"""A plan, tensors -> a binding: its tables for the layouts that these tensors have.
+"""Bind a plan to tensors: make its kernels' tables for the layouts of these tensors.
 
-A `Binding` follows tensors from call to call: their addresses (`move`), the numbers of
-a call (`fill`). For tensors of other strides a plan is bound anew.
+A `Binding` takes over what changes from call to call: addresses (`move`) and numbers
+(`fill`). For tensors of other strides a plan is bound again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Layouts = Mapping[int, TensorLayout]
 class Tables:
     """The tables of a plan's kernels: `every` by name, and by where they are.
 
-    `devices`: those that kernels run on, other than the CPU. `fed`: kernels of a device
-    read what those of the CPU have made.
+    `devices`: those that kernels run on, other than the CPU. `fed`: do kernels of a
+    device read numbers that kernels of the CPU compute?
     """
 
     def __init__(self, every: dict[str, KernelTable], before: Sequence[Arena]) -> None:
@@ -54,7 +54,7 @@ class Tables:
             table.fill_rows(numbers)
 
     def follow(self) -> None:
-        """The streams that are current use the tables' memory on their devices."""
+        """Record that the current streams use the tables' memory on their devices."""
         for arena in self.arenas:
             if arena.remote:
                 arena.follow([t for t in self.on_devices if t.arena is arena])
@@ -67,12 +67,12 @@ class Tables:
 class Binding:
     """A plan with tables for tensors of certain dtypes, shapes, strides and devices.
 
-    `metadata`: of each tensor its dtype, shape and device. `addresses`: those that the
-    tables read. `memory`: the plan's, with what has a home in these tables;
-    `allocated`: the temps that each call allocates. `temps`: the arena of others.
-    `guard`: what knows the tensors of the last call, None for one that was cut off.
-    `settled`: have the tables the addresses that the guard knows? `numbers`: those of
-    the last call, None where they are not known. `infers`: does the step write
+    `metadata`: of each tensor its dtype, shape and device. `addresses`: the pool that
+    the tables read. `memory`: the plan's Layout, with homes in these tables;
+    `allocated`: the temps that each call allocates. `temps`: the arena of other temps.
+    `guard`: compares tensors with those of the last call, None after a call that was
+    interrupted. `settled`: has the pool addresses of tensors yet? `numbers`: those of
+    the last call, None where the tables may have others. `infers`: does the step write
     inference tensors, which eager only writes in inference mode?
     """
 
@@ -89,12 +89,12 @@ class Binding:
         layouts = _layouts(buffers, tensors)
         self.addresses = AddressPool(plan.positions)
         try:
-            made = {
+            tables = {
                 step.name: self._table(step, built, layouts)
                 for step in schedule.steps
                 if isinstance(step, (Kernel, Run))
             }
-            self.tables = Tables(made, before)
+            self.tables = Tables(tables, before)
             for table in self.tables.on_devices:
                 table.ask(built.helper)
         except torch.OutOfMemoryError as error:
@@ -107,9 +107,9 @@ class Binding:
         self.allocated = self.memory.without_memory(schedule.temps)
         self.temps = TempArena(buffers, schedule.memory, plan.positions.of)
         kernels = all(isinstance(step, (Kernel, Run)) for step in schedule.steps)
-        #: are kernels of the CPU all that it runs?
+        #: does the plan consist of kernels of the CPU alone?
         self.on_cpu = kernels and not self.tables.on_devices
-        #: may it be launched when what calls it has run to its end?
+        #: may its launches be put off to the end of the optimizer's step?
         self.waits = not plan.at_once and (self.on_cpu or captured.result == ())
         self._launches: tuple[int, list[Callable[[], object]]] | None = None
         self.numbers: list[Any] | None = None
@@ -139,12 +139,13 @@ class Binding:
         return RunTable(step, built.factories, words, position, layouts, built.helper)
 
     def _homes(self) -> dict[int, torch.Tensor]:
-        """What kernels of the CPU make for a device alone, they write into its arena.
+        """Memory in the arena for numbers that kernels of the CPU compute and only
+        kernels of a device read, by storage.
 
-        It is the caller's, or another extern's, memory that must not be there.
+        Results of the step and of externs need memory elsewhere.
         """
         plan = self.plan
-        graph, known = plan.captured.graph, plan.memory
+        graph, layout = plan.captured.graph, plan.memory
         buffers, outputs = graph.buffers, set(graph.outputs)
         alone = [
             b
@@ -152,8 +153,8 @@ class Binding:
             if buffers[b].device == CPU
             and buffers[b].shape == ()
             and b not in outputs
-            and len(known.members[buffers[b].storage]) == 1
-            and buffers[b].storage not in known.plan.returned
+            and len(layout.members[buffers[b].storage]) == 1
+            and buffers[b].storage not in layout.plan.returned
         ]
         homes: dict[int, torch.Tensor] = {}
         for table in self.tables.on_devices:
@@ -164,7 +165,7 @@ class Binding:
         return homes
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
-        """Calls of C that run its kernels, all of them the CPU's, one after another."""
+        """C calls that run its kernels, all of them on the CPU, one after another."""
         if profiled():
             return [
                 call
@@ -181,21 +182,21 @@ class Binding:
         return cast(HostTable, self.tables.every[name]).launches(threads)
 
     def fill(self, numbers: list[Any]) -> None:
-        """Take the numbers of a call."""
+        """Write the numbers of a call to the tables."""
         if self.numbers is None or not same_numbers(numbers, self.numbers):
-            self.numbers = None  # not known, should this be cut off
+            self.numbers = None  # should `fill` be interrupted
             self.tables.fill(numbers)
             self.numbers = numbers
 
     def move(self, addresses: Sequence[int]) -> None:
-        """Take other addresses of the tensors.
+        """Write other addresses of the tensors to the pool.
 
         Raises AliasError if tensors now share memory, and UnsupportedInput for a tensor
         that has elements and lies nowhere.
         """
         now = array("Q", addresses)
-        known = self.addresses.tensors() if self.settled else None
-        elsewhere = self.sharing.check(now, known)
+        before = self.addresses.tensors() if self.settled else None
+        elsewhere = self.sharing.check(now, before)
         self.settled = True
         self.addresses.move(now)
         if elsewhere and self.guard is not None:

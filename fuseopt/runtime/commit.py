@@ -1,17 +1,17 @@
-"""What a step has prepared and not yet done: launches, then what is to be written.
+"""Commit a step: all its launches, then its writes to dicts, in one C call.
 
-A step that stands for an optimizer's (`shadow`) first runs to its end with all launches
-put off: what they are given is checked, what they make has memory, what Python is to
-hold afterwards is in fresh dicts. Then `finish` does it all in one call of C: `list`
-over a `map` calls the kernels through ctypes and `dict.update` for what is written.
-Python runs the handlers of signals, raises what another thread asked for and switches
-threads between two instructions of bytecode, of which there is none in between; so an
-exception finds a step not begun or done. A kernel lets other threads run while it
-computes, as eager's do; what is written after it is written without a switch.
+A step that runs in place of an optimizer's (`shadow`) first runs to its end with all
+launches put off: their arguments are checked, their results have memory, and the new
+entries of Python's dicts are in fresh dicts. Then `finish` does everything in one C
+call: `list` over a `map` calls the kernels through ctypes, then `dict.update` for each
+write. Python runs signal handlers, raises asynchronous exceptions and switches threads
+between two instructions of bytecode, of which there is none in between; so an exception
+finds a step either not begun or done. A kernel lets other threads run while it
+computes, as eager's do; the writes after it are done without a switch of threads.
 
-Steps that make calls of ATen or launches of a device are put off as well, and run from
-Python: an exception in the middle of those leaves parameters half done, as in eager,
-and what Python holds is written all the same, since it belongs to the first launch.
+Steps with ATen calls or launches on a device are put off as well, and run from Python:
+an exception in the middle of them leaves parameters half done, as in eager; Python's
+dicts are written all the same, since they belong to the first launch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Launches = Sequence[Callable[[], object]] | Callable[[], object]
 
 
 def write(writes: Iterable[Callable[[], object]]) -> None:
-    """Do what partials of C functions say, all in one call."""
+    """Call partials of C functions, all in one C call."""
     every = [*writes]
     list(map(_CALL, every))  # type: ignore[arg-type]
 
@@ -41,7 +41,7 @@ def write(writes: Iterable[Callable[[], object]]) -> None:
 def unless(
     flag: torch.Tensor, writes: Iterable[Callable[[], object]]
 ) -> Callable[[], object]:
-    """Writes that are done unless a flag is true when their turn comes; calls of C."""
+    """A C call that does the writes unless the flag is true by then."""
     asked = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
     done: Any = map(_CALL, compress(writes, asked))  # type: ignore[arg-type]
     return functools.partial(collections.deque, done, 0)
@@ -50,7 +50,7 @@ def unless(
 class Pending:
     """Launches that are put off while this is `open`; `begun`: has one been done?
 
-    `kept`: what is to live until they are done, None as long as none was put off.
+    `kept`: objects to keep alive until they are done, None until one is put off.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,9 @@ class Pending:
         self._call = object()
 
     def start(self, ahead: Callable[[Any], Launches] | None = None) -> object:
-        """Put off what comes now; what `finish` is to be given. `ahead`: see `lead`."""
+        """Put launches off from now on; returns the argument for `finish`. `ahead`: see
+        `lead`.
+        """
         self.ahead = ahead
         self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self.kept = None
@@ -90,10 +92,10 @@ class Pending:
         otherwise: Callable[[], object] | None,
         kept: Any,
     ) -> None:
-        """Keep what is to be done.
+        """Take launches to be done by `finish`.
 
-        `count` says whether it failed, then `otherwise` is called. `kept` lives until
-        then.
+        `count` is called after them; if its result is true it failed, and `otherwise`
+        is called. `kept` is kept alive until then.
         """
         if callable(launches):
             self._by_python = launches
@@ -107,8 +109,8 @@ class Pending:
         return self._launches if self._by_python is None else self._by_python
 
     def lead(self, step: Any, waits: bool) -> None:
-        """A step is ready, and is put off if it `waits`: prepare what comes before it,
-        if there is an `ahead`. That is what it gives, and writes nothing of the user's.
+        """A step is ready, and is put off if it `waits`: prepare the launches that come
+        before it, which `ahead(step)` returns. These write no tensors of the user's.
         """
         ahead, self.ahead = self.ahead, None
         assert ahead is not None
@@ -122,7 +124,8 @@ class Pending:
             call()
 
     def finish(self, call: object, writes: Iterable[Callable[[], object]] = ()) -> None:
-        """Do it, before `drop`. `writes`: partials of C functions, to run afterwards.
+        """Do all launches, before `drop`. `writes`: partials of C functions, called
+        after the launches.
 
         Raises LaunchError if another step was begun after the one that `start` began.
         """

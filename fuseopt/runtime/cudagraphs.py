@@ -1,14 +1,15 @@
-"""The launches of a step, captured once and replayed: CUDA graphs and their like.
+"""Capture the launches of a step in a CUDA graph (or its like), and replay them.
 
-A graph holds the launches of a plan's kernels and the ATen calls between them. What
-changes from call to call stands in the arena that the kernels read: addresses and
-hyperparameters are refreshed before each replay, so that nothing is captured again when
-gradients move or a learning rate changes. ATen calls have their addresses in the graph:
-where a plan has some, a graph belongs to the places of the tensors that they touch.
+A graph holds the launches of a plan's kernels and the ATen calls between them.
+Addresses and hyperparameters lie in the arena that the kernels read and are refreshed
+before each replay: nothing is captured again when gradients move or a learning rate
+changes. The addresses that ATen calls take are a part of the graph: a plan with such
+calls has a graph for each set of addresses of the tensors that they touch.
 
-The first call with tensors in certain places runs as it is; the second is captured,
-which runs nothing, and replayed. `Graphs` is what a process shares: for each device a
-pool of memory and a stream to capture on, and all graphs, to release them.
+The first call with tensors at certain addresses runs without a graph; the second is
+captured, which runs nothing, and then replayed. `Graphs` is shared by the process: it
+has a memory pool and a stream to capture on for each device, and knows all graphs, to
+release them.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ from .triton.registry import type_of
 
 log = logging.getLogger("fuseopt.runtime.cudagraphs")
 
-#: Graphs that a plan keeps, for as many places of the tensors that ATen calls touch.
+#: The most graphs that a plan keeps, each for other addresses that ATen calls take.
 KEPT = 4
-#: Captures after which graphs must have been replayed REPLAYED times as often.
+#: After TRIED captures, a plan goes on to capture only if it has replayed graphs at
+#: least REPLAYED times as often.
 TRIED, REPLAYED = 8, 4
 #: Namespaces of calls that talk to other processes.
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
@@ -54,10 +56,10 @@ WAITING = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_s
 
 
 class Site:
-    """A device's memory for graphs, and a stream to capture on.
+    """The memory pool for a device's graphs, and the stream on which they are captured.
 
-    Graphs share the memory of what they make in between; so replays on two streams take
-    turns. `alive`: the graphs whose memory is of the pool.
+    Graphs share the pool for their temporaries, so replays on two streams take turns.
+    `alive`: the graphs captured with the pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +75,8 @@ class Site:
     def pool_for(self, graph: Any) -> Any:
         """The pool that a graph is about to be captured with.
 
-        torch's allocators refuse a pool whose graphs are all gone: then it is new.
+        torch's allocators refuse a pool all of whose graphs were freed: a new one is
+        made then.
         """
         if not self.alive:
             self.pool = self.module.graph_pool_handle()
@@ -96,7 +99,7 @@ class Site:
 
 
 class Graphs:
-    """What all graphs of a process share."""
+    """The sites of all devices, and the graphs of all plans, of a process."""
 
     def __init__(self) -> None:
         self.sites: dict[torch.device, Site] = {}
@@ -111,7 +114,7 @@ class Graphs:
         return self.sites[device]
 
     def drop(self, device: torch.device, graph: Any) -> None:
-        """A capture broke: its pool and its stream are not used again."""
+        """Give up a device's pool and stream, after a capture of `graph` failed."""
         site = self.sites.pop(device, None)
         self.failed.append(graph)
         if site is not None:
@@ -122,7 +125,7 @@ class Graphs:
                 compat.end_generator_capture(device, graph_class, kind.capture)
 
     def release(self) -> None:
-        """Let go of all graphs and their memory; steps capture anew."""
+        """Free all graphs and their memory; steps capture again later."""
         for replays in list(self.replays):
             replays.release()
         self.sites.clear()
@@ -151,8 +154,8 @@ def why_not(captured: Captured, schedule: Schedule) -> str:
         return f"{externs[0].name} stands between several devices"
     for extern in externs:
         call = captured.calls[extern.payload]
-        own = {buffers[values[v]].device for v in (*extern.reads, *extern.writes)}
-        why = _why_not_call(call, own | {buffers[b].device for b in call.outputs})
+        touched = {buffers[values[v]].device for v in (*extern.reads, *extern.writes)}
+        why = _why_not_call(call, touched | {buffers[b].device for b in call.outputs})
         if why:
             return f"{extern.name} {why}"
     return ""
@@ -163,12 +166,12 @@ def _why_not_call(call: Call, places: set[str]) -> str:
         return "" if is_remote(call.func.tensor.device) else "copies from the CPU"
     if any(not is_remote(torch.device(p)) for p in places):
         return "works on a tensor of the CPU"
-    found = list(_leaves([call.args, call.kwargs]))
-    if any(isinstance(x, NumberRef) for x in found):
+    leaves = list(_leaves([call.args, call.kwargs]))
+    if any(isinstance(x, NumberRef) for x in leaves):
         return "waits for a number that the step computed"
-    if any(isinstance(x, Sym) for x in found):
+    if any(isinstance(x, Sym) for x in leaves):
         return "takes a number that may change between calls"
-    if any(isinstance(x, torch.Generator) for x in found):
+    if any(isinstance(x, torch.Generator) for x in leaves):
         return "draws from a generator of the user's"
     if getattr(call.func, "namespace", "") in COLLECTIVES:
         return "talks to other processes"
@@ -177,22 +180,22 @@ def _why_not_call(call: Call, places: set[str]) -> str:
     return ""
 
 
-def _leaves(x: Any) -> Any:
-    if isinstance(x, dict):
-        x = list(x.values())
-    if isinstance(x, (list, tuple)) and not isinstance(x, (TensorRef, NumberRef)):
-        for y in x:
-            yield from _leaves(y)
+def _leaves(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, (TensorRef, NumberRef)):
+        for leaf in tree:
+            yield from _leaves(leaf)
     else:
-        yield x
+        yield tree
 
 
 class Held:
-    """Captured graphs of a plan, one for each device, and what replays need beside.
+    """The captured graphs of a plan, one for each device, and the memory they use.
 
-    `temps`: pool positions and addresses of what the steps make in between, in the
-    graph's memory. `results`: the tensors among it that the caller is given. `host`:
-    memory of the CPU that its kernels use.
+    `temps`: (position in the address pool, address) of each temp in the graphs' memory.
+    `results`: by buffer, the temps that are returned to the caller. `host`: temps in
+    the CPU's memory.
     """
 
     def __init__(self) -> None:
@@ -211,9 +214,10 @@ class Held:
 
 
 class Replays:
-    """The graphs of one plan. `tell(state)` is told what became of them.
+    """The executor of a plan that captures and replays graphs.
 
-    `require`: raise CudaGraphError instead of running without a graph.
+    `tell(state)` is called with a text for the Report at each change. `require`: raise
+    CudaGraphError instead of running without a graph.
     """
 
     def __init__(
@@ -233,7 +237,7 @@ class Replays:
         self.captures = self.replayed = 0
         #: the binding whose tables the graphs read
         self.bound: Binding | None = None
-        #: the graph whose memory the pool's addresses of temps are of
+        #: the graphs in whose memory the addresses of temps in the pool lie
         self.current: Held | None = None
         buffers, values = captured.graph.buffers, captured.graph.values
         touched = {
@@ -274,9 +278,9 @@ class Replays:
         log.info("a step runs without a graph: %s", why)
 
     def release(self) -> None:
-        """Let go of all graphs; the step captures anew."""
-        for held in self.held.values():
-            held.release()
+        """Free all graphs; the step captures again later."""
+        for graphs in self.held.values():
+            graphs.release()
         self.held.clear()
         self.seen = self.current = None
 
@@ -285,35 +289,35 @@ class Replays:
     def run(
         self, bound: Binding, tensors: Sequence[torch.Tensor], threads: int
     ) -> Memory | None:
-        """Do the step; what it made that the caller is given. See Executor."""
+        """Run the step; returns the memory of its results. See Executor."""
         if bound is not self.bound:
-            # graphs hold the tables of the binding before
+            # the graphs read the tables of the previous binding
             self.release()
             self.bound = bound
-        held = None if self.off else self._graph(bound, tensors)
-        if held is None:
+        graphs = None if self.off else self._graph(bound, tensors)
+        if graphs is None:
             self.current = None
             return in_order(bound, tensors, starting(bound, threads))
-        if held is not self.current:
-            bound.addresses.place_all(held.temps)
-            self.current = held
+        if graphs is not self.current:
+            bound.addresses.place_all(graphs.temps)
+            self.current = graphs
         self._make_ready(bound, threads)
         for arena in bound.tables.arenas:
             arena.push()
         if profiled():
             with profiler_range(replay_name(bound.plan.schedule)):
-                self._replay(bound, held)
+                self._replay(bound, graphs)
         else:
-            self._replay(bound, held)
+            self._replay(bound, graphs)
         if not bound.tables.fed:
             for host in bound.tables.on_host:
                 host.launch(threads)
         self.replayed += 1
-        return self._copies(bound, tensors, held) if self.results else None
+        return self._copies(bound, tensors, graphs) if self.results else None
 
     def _make_ready(self, bound: Binding, threads: int) -> None:
-        """Refresh the tables on devices; before, what kernels of the CPU make for them,
-        in the order of the step.
+        """Refresh the tables on devices and run the kernels of the CPU whose results
+        they read, in the order of the step.
         """
         for table in bound.tables.every.values():
             if table.place is not None:
@@ -322,10 +326,10 @@ class Replays:
             elif bound.tables.fed:
                 table.launch(threads)
 
-    def _replay(self, bound: Binding, held: Held) -> None:
+    def _replay(self, bound: Binding, graphs: Held) -> None:
         try:
-            for site, graph in held.graphs:
-                if held.temps:
+            for site, graph in graphs.graphs:
+                if graphs.temps:
                     site.take_turns(graph.replay)
                 else:
                     graph.replay()
@@ -334,34 +338,34 @@ class Replays:
             raise LaunchError(f"{named} failed in a graph: {error}") from error
 
     def _graph(self, bound: Binding, tensors: Sequence[torch.Tensor]) -> Held | None:
-        """The graph for these tensors; None if this call runs without one."""
+        """The graphs for these tensors, captured if need be; None to run without."""
         words = bound.addresses.words
         key = tuple([words[i] for i in self.fixed])
-        held = self.held.get(key)
-        if held is not None:
+        graphs = self.held.get(key)
+        if graphs is not None:
             if self.fixed:
                 self.held.move_to_end(key)
-            return held
+            return graphs
         if self.seen != key:
             self.seen = key
             return None
         if self.captures >= TRIED and self.replayed < REPLAYED * self.captures:
             self._give_up("the tensors that its ATen calls take move too often")
             return None
-        held = self._capture(bound, tensors)
-        if held is not None:
+        graphs = self._capture(bound, tensors)
+        if graphs is not None:
             self.captures += 1
-            self.held[key] = held
+            self.held[key] = graphs
             if len(self.held) > KEPT:
                 self.held.popitem(last=False)[1].release()
             self.tell("captured")
-        return held
+        return graphs
 
     # ---------------------------------------------------------------- capture
 
     def _capture(self, bound: Binding, tensors: Sequence[torch.Tensor]) -> Held | None:
-        """Record the launches on each device, running nothing; None if that fails."""
-        held = Held()
+        """Capture the launches on each device, running nothing; None if that fails."""
+        graphs = Held()
         compat.before_process_groups_end(self.shared.release)
         buffers = bound.plan.captured.graph.buffers
         for device in bound.tables.devices:
@@ -374,59 +378,61 @@ class Replays:
                     try:
                         memory = _record(bound, tensors, device)
                     except BaseException:
-                        # what broke tells more than that it is broken
+                        # the first error says more than that of an invalid capture
                         with contextlib.suppress(Exception):
                             graph.capture_end()
                         raise
                     graph.capture_end()
             except Exception as error:
                 self.shared.drop(device, graph)
-                held.release()
+                graphs.release()
                 self._give_up(f"capture failed: {error}".split("\n", 1)[0], error)
                 return None
-            held.graphs.append((site, graph))
+            graphs.graphs.append((site, graph))
             for b in self.results:
                 if memory is not None and torch.device(buffers[b].device) == device:
-                    held.results[b] = memory.tensor(b)
-        held.host = self._host_memory(bound, tensors, held)
-        held.temps = [
+                    graphs.results[b] = memory.tensor(b)
+        graphs.host = self._host_memory(bound, tensors, graphs)
+        graphs.temps = [
             (p, bound.addresses.words[p])
             for b, p in bound.addresses.places.of.items()
             if buffers[b].kind == "temp"
         ]
-        self.current = held
-        return held
+        self.current = graphs
+        return graphs
 
     def _host_memory(
-        self, bound: Binding, tensors: Sequence[torch.Tensor], held: Held
+        self, bound: Binding, tensors: Sequence[torch.Tensor], graphs: Held
     ) -> list[torch.Tensor]:
-        """Memory for what the kernels of the CPU make for one another."""
+        """Memory for the temps of the CPU's kernels."""
         buffers = bound.plan.captured.graph.buffers
         temps = bound.plan.schedule.temps
-        own = [b for b in temps if not is_remote(torch.device(buffers[b].device))]
-        if not own:
+        on_host = [b for b in temps if not is_remote(torch.device(buffers[b].device))]
+        if not on_host:
             return []
         memory = Memory(bound.memory, tensors, bound.addresses, ())
-        memory.allocate(own)
-        held.results.update({b: memory.tensor(b) for b in self.results if b in own})
-        return [memory.tensor(b) for b in own]
+        memory.allocate(on_host)
+        graphs.results.update(
+            {b: memory.tensor(b) for b in self.results if b in on_host}
+        )
+        return [memory.tensor(b) for b in on_host]
 
     def _copies(
-        self, bound: Binding, tensors: Sequence[torch.Tensor], held: Held
+        self, bound: Binding, tensors: Sequence[torch.Tensor], graphs: Held
     ) -> Memory:
-        """Memory of the caller's own for what a graph made, since the next replay
-        writes there again.
+        """Copies of a graph's results for the caller, since the next replay writes to
+        the same memory.
         """
         addresses = bound.addresses.copy()
         memory = Memory(bound.memory, tensors, addresses, bound.numbers or ())
-        memory.take_copies(held.results)
+        memory.take_copies(graphs.results)
         return memory
 
 
 def _record(
     bound: Binding, tensors: Sequence[torch.Tensor], device: torch.device
 ) -> Memory | None:
-    """Start what a plan has on one device, in a capture."""
+    """Launch a plan's kernels and calls on one device, which is capturing."""
     buffers = bound.plan.captured.graph.buffers
 
     def start(table: KernelTable) -> None:

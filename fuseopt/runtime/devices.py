@@ -1,4 +1,4 @@
-"""What is asked of a device: its torch module, its memory, its streams."""
+"""A device's torch module, and whether it is remote or capturing a graph."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def is_capturing(device: torch.device) -> bool:
     if not is_remote(device):
         return False
     with on(device):
-        asked = getattr(module_of(device), "is_current_stream_capturing", None)
-        return bool(asked is not None and asked())
+        query = getattr(module_of(device), "is_current_stream_capturing", None)
+        return bool(query is not None and query())

@@ -1,8 +1,8 @@
-"""The steps of a plan, one after another: kernels, runs of them, ATen calls.
+"""Run the steps of a plan, one after another: kernels, runs of kernels, ATen calls.
 
-`in_order` runs them on the tensors of a call; how a kernel is started is the caller's.
+`in_order` runs them on the tensors of a call; its caller says how a kernel is started.
 An `Executor` runs whole plans: `Direct` launches each kernel, `cudagraphs.Replays`
-replays what was captured of them.
+replays captured graphs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Executor(Protocol):
 
 
 class Program:
-    """A plan, what runs it, and its binding to the tensors that it last ran on, None
-    before it has run.
+    """A plan, its executor, and its binding to the tensors that it last ran on, None
+    before the first run.
     """
 
     def __init__(self, plan: Plan, executor: Executor) -> None:
@@ -45,13 +45,13 @@ class Program:
         self.bound: Binding | None = None
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
-        """Bind the plan to the layouts of tensors; it stays as it was if that fails."""
+        """Bind the plan to the layouts of tensors; if that fails, `bound` stays."""
         self.bound = bind(self.plan, tensors, self.bound)
         return self.bound
 
 
 class Direct:
-    """Starts kernel after kernel."""
+    """The executor that launches each kernel."""
 
     def run(
         self, bound: Binding, tensors: Sequence[torch.Tensor], threads: int
@@ -61,14 +61,14 @@ class Direct:
 
 
 def starting(bound: Binding, threads: int) -> Callable[[KernelTable], None]:
-    """What starts a kernel, so that a profiler, if there is one, shows its name."""
+    """A function that starts a kernel, in a range with its name under a profiler."""
     if profiled():
         return functools.partial(_shown, bound, threads)
     return lambda table: table.launch(threads)
 
 
 def _shown(bound: Binding, threads: int, table: KernelTable) -> None:
-    """Start a kernel so that a profiler shows its name."""
+    """Start a kernel in a profiler's range with its name."""
     (step,) = (
         step
         for step in bound.plan.schedule.steps
@@ -79,13 +79,13 @@ def _shown(bound: Binding, threads: int, table: KernelTable) -> None:
 
 
 def prepared(bound: Binding, tensors: Sequence[torch.Tensor]) -> tuple[Memory, object]:
-    """The memory of a plan of kernels alone, all of which is there before the first
-    starts; and what is to be held until the last has ended.
+    """Allocate the memory of a plan of kernels alone. Returns it, and the arena, to be
+    kept until the last kernel has ended.
     """
     memory = Memory(bound.memory, tensors, bound.addresses, bound.numbers or ())
-    held = bound.temps.take(bound.addresses)
+    arena = bound.temps.take(bound.addresses)
     memory.allocate(bound.allocated)
-    return memory, held
+    return memory, arena
 
 
 def in_order(
@@ -94,10 +94,10 @@ def in_order(
     launch: Callable[[KernelTable], None],
     temps: Sequence[int] | None = None,
 ) -> Memory | None:
-    """Run the steps of a plan; the memory of what they made, None if they made none.
+    """Run the steps of a plan; returns the memory of the call, None if it needs none.
 
-    All memory that no ATen call returns is there before the first kernel starts:
-    `temps`, or what the plan has of it.
+    All temps that no ATen call returns are allocated before the first kernel starts:
+    those among `temps`, or all of the plan.
     """
     plan, tables = bound.plan, bound.tables.every
     if plan.simple:
@@ -105,16 +105,16 @@ def in_order(
             launch(table)
         return None
     memory = Memory(bound.memory, tensors, bound.addresses, bound.numbers or ())
-    held = bound.temps.take(bound.addresses)
+    arena = bound.temps.take(bound.addresses)
     memory.allocate(bound.allocated if temps is None else temps)
-    # what is known now goes to the device at once, before the first kernel
-    for own in bound.tables.on_devices:
-        own.refresh()
+    # addresses that are known now are sent to the device before the first kernel
+    for device_table in bound.tables.on_devices:
+        device_table.refresh()
     with torch.no_grad():
         for step in plan.schedule.steps:
             if isinstance(step, (Kernel, Run)):
                 launch(tables[step.name])
             else:
                 memory.run(plan.externs[step.payload])
-    del held
+    del arena
     return memory

@@ -87,13 +87,13 @@ def prepare(
     args: list[Any] = []
     tensors: list[tuple[int, int]] = []
     others: list[tuple[int, Any]] = []
-    for place, x in enumerate(call.args):
-        plain = isinstance(x, TensorRef) and x == TensorRef(x.buffer)
+    for place, arg in enumerate(call.args):
+        plain = isinstance(arg, TensorRef) and arg == TensorRef(arg.buffer)
         if plain:
-            tensors.append((place, x.buffer))
-        elif _changes(x):
-            others.append((place, x))
-        args.append(None if plain or _changes(x) else x)
+            tensors.append((place, arg.buffer))
+        elif _changes(arg):
+            others.append((place, arg))
+        args.append(None if plain or _changes(arg) else arg)
     kwargs = dict(call.kwargs)
     if str(kwargs.get("device")) == "meta":
         # as the call was recorded
@@ -132,22 +132,22 @@ def _result(
     if len(call.outputs) != 1 or call.outputs[0] not in call.fresh:
         return None
     (b,) = call.outputs
-    own = buffers[b]
-    others = [m for m in members[own.storage] if m != b]
-    if any(buffers[m].dtype != own.dtype for m in others):
+    buffer = buffers[b]
+    others = [m for m in members[buffer.storage] if m != b]
+    if any(buffers[m].dtype != buffer.dtype for m in others):
         return None
     views = [
-        View(m, x.shape, x.stride, x.offset - own.offset, position[m])
+        View(m, x.shape, x.stride, x.offset - buffer.offset, position[m])
         for m, x in ((m, buffers[m]) for m in others)
     ]
     return Result(
         b,
-        own.shape,
-        NAMED_DTYPES[own.dtype],
-        own.stride,
-        own.storage in plan.loose,
-        own.storage,
-        own.first_byte,
+        buffer.shape,
+        NAMED_DTYPES[buffer.dtype],
+        buffer.stride,
+        buffer.storage in plan.loose,
+        buffer.storage,
+        buffer.first_byte,
         position[b],
         tuple(views),
     )

@@ -1,10 +1,10 @@
-"""Folders whose files are executed: what in them counts, and how they are written.
+"""Folders of trusted files: only the user or root may write what the process executes.
 
-What lies in a cache of kernels is code that the next process runs. So a folder, the
-folders within it and their files count only if they belong to the user (or to root) and
-nobody else may write them; a symbolic link counts for nothing. All of it is looked at
-through open descriptors, so that what was looked at is what is read: nobody can put
-another folder in its place meanwhile.
+The files in a cache of kernels are code that the next process runs. So a folder, the
+folders within it and their files are used only if they belong to the user (or to root)
+and nobody else may write them; symbolic links are not followed. Everything is checked
+and read through the same open descriptors, so nobody can put another folder in its
+place between the check and the read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 
-#: Opened so, a name that is a link is an error, and a FIFO does not block.
+#: Flags with which opening a symbolic link fails, and opening a FIFO does not block.
 _PLAIN = _FOLDER = 0
 if os.name == "posix":
     _PLAIN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -28,7 +28,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ALIVE = ".fuseopt-alive"
 _NEW = ".new"
 _PREFIX = "fuseopt-"
-#: A private folder is without that file for less than this many seconds.
+#: Seconds after its creation in which a private folder may lack that file.
 _YOUNG = 3600.0
 
 
@@ -84,7 +84,7 @@ class Folder:
     def open(cls, path: str, make: bool = False) -> Folder:
         """A folder by its absolute path; `make` it, and what it lies in, if need be.
 
-        What it lies in may be anybody's: the folder itself is looked at.
+        Its parents may belong to anybody: only the folder itself is checked.
         """
         if os.name != "posix":
             raise Untrusted("who may write a folder is only known on POSIX systems")
@@ -100,7 +100,7 @@ class Folder:
         return Folder(_open_folder(name, path, self.handle), path)
 
     def read(self, name: str) -> bytes:
-        """What a file holds, of which nobody else may write a byte."""
+        """The bytes of a file. Raises Untrusted if others may write it."""
         with open(self._open(name, os.O_RDONLY), "rb") as file:
             path = os.path.join(self.path, name)
             info = os.fstat(file.fileno())
@@ -110,7 +110,7 @@ class Folder:
             return file.read()
 
     def write(self, name: str, content: bytes) -> None:
-        """Make a file that only the user may read or write; there must be none."""
+        """Write a new file that only the user may read or write."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with open(self._open(name, flags), "wb") as file:
             os.fchmod(file.fileno(), 0o600)
@@ -129,7 +129,7 @@ class Folder:
         os.replace(name, new, src_dir_fd=self.handle, dst_dir_fd=to.handle)
 
     def names(self) -> list[str]:
-        """What lies in it."""
+        """The names of the files and folders in it."""
         return os.listdir(self.handle)
 
     def age(self, name: str, now: float) -> float:
@@ -208,8 +208,8 @@ def _remove(name: str, within: int) -> None:
 class Private:
     """A temporary folder of this process alone, made on first use.
 
-    It ends with its process. What a killed process leaves is removed by the next one
-    that makes one: the file in it is then no longer locked.
+    It is removed at the end of the process. The folder of a killed process is removed
+    by the next process that makes one: the file in it is then no longer locked.
     """
 
     def __init__(self) -> None:
@@ -241,7 +241,7 @@ def _end(path: str, process: int, handle: int | None) -> None:
 
 
 def _mark(path: str) -> int | None:
-    """Let a folder show, by a locked file, that its process lives."""
+    """Mark a folder as in use by a file that is locked while its process lives."""
     new = os.path.join(path, _NEW)
     handle = _locked(new, os.O_CREAT | os.O_EXCL)
     if handle is not None:
@@ -251,7 +251,7 @@ def _mark(path: str) -> int | None:
 
 
 def _locked(path: str, flags: int = 0) -> int | None:
-    """A file's descriptor, locked until it is closed; None if it is another's."""
+    """A file's descriptor, locked until it is closed; None if it cannot be locked."""
     import fcntl
 
     try:

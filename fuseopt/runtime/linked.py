@@ -1,8 +1,8 @@
-"""A step whose first tensors another one has compared -> its launches, without a look.
+"""The launches of a step whose first tensors another step has compared already.
 
-Two steps of one call may read the same tensors: what finds the norm of all gradients,
-and what steps with it. The guard of one has asked what became of each; then the other
-takes over the addresses, and looks only at what it has besides.
+Two steps of one call may read the same tensors: one computes the norm of all gradients,
+the other one uses it. The guard of the first compares them; the second takes over their
+addresses and compares only its other tensors.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .step import CompiledStep
 
 
 class Linked:
-    """A bound step, and another's guard that compares its first tensors as well.
+    """A bound step, and the guard of another step that compares its first tensors.
 
-    Made by `linked`, in a call in which both have looked at the same tensors. `look`:
-    see TensorGuard.following. `rest`: the last tensors of the step.
+    Made by `linked`, in a call in which both compared the same tensors. `look`: see
+    TensorGuard.following. `rest`: the last tensors of the step.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Linked:
     def launches(
         self, step: CompiledStep, after: CompiledStep, fresh: list[torch.Tensor]
     ) -> tuple[Launches, Any] | None:
-        """What runs `step`, whose first tensors `after` has just compared, and what is
-        to live until it has run. None, if it is to look for itself.
+        """The launches of `step`, whose first tensors `after` has just compared, and
+        memory to keep until they have run. None if the step must compare by itself.
 
-        `fresh`: some of the step's own, which are others in each call. The numbers that
-        it is given are as they were.
+        `fresh`: those tensors of `step` that are new in each call. The numbers among
+        its arguments must not have changed.
         """
         bound, theirs = self.bound, after.program.bound
         if step.program.bound is not bound or bound.guard is not self.guard:
@@ -56,21 +56,22 @@ class Linked:
             return None
         if not self.other.comparable or self.look([*fresh, *self.rest]):
             return None
-        held = bound.temps.take(bound.addresses)
-        return bound.launches(torch.get_num_threads()), held
+        arena = bound.temps.take(bound.addresses)
+        return bound.launches(torch.get_num_threads()), arena
 
 
 def linked(
     step: CompiledStep,
     other: TensorGuard,
     places: array[int],
-    own: tuple[int, int],
+    unshared: tuple[int, int],
     rest: list[torch.Tensor],
 ) -> Linked | None:
-    """A link between both, where there can be one: the step runs on the CPU, makes no
-    memory in a call, and reads no numbers of tensors. It has first the tensors that are
-    at `places` of the guard, then some of its own, of which the last ones are fresh in
-    each call, `own[1]` from `own[0]` on, then the rest.
+    """A link of a step to another one's guard, or None. The step must run on the CPU,
+    allocate nothing in a call, and read no numbers of tensors.
+
+    Its tensors are, in order: those at the indices `places` of the guard; others, of
+    which `unshared[1]` from index `unshared[0]` on are new in each call; then `rest`.
     """
     bound = step.program.bound
     if bound is None or bound.guard is None or not bound.settled:
@@ -78,7 +79,7 @@ def linked(
     reads = any(isinstance(x, Item) for x in bound.plan.captured.graph.numbers)
     if reads or not bound.on_cpu or bound.allocated or bound.infers:
         return None
-    if bound.guard.n != sum(own) + len(rest) or len(places) > own[0]:
+    if bound.guard.n != sum(unshared) + len(rest) or len(places) > unshared[0]:
         return None
-    look = bound.guard.following(other, places, own, sum(own))
+    look = bound.guard.following(other, places, unshared, sum(unshared))
     return None if look is None else Linked(bound, other, look, rest)

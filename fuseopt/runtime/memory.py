@@ -1,8 +1,8 @@
-"""The memory of one call: a tensor for every buffer, whoever made it.
+"""The memory of one call: a tensor for every buffer of the graph.
 
-Inputs are the tensors of the call; views are other ways to see those; temps are
-allocated, or are what an extern returned. `Layout` is what a plan knows beforehand,
-`Memory` the tensors of a call.
+Inputs are the tensors of the call; views lie in the memory of inputs; temps are
+allocated here, or returned by an extern. A `Layout` belongs to a plan: which buffers
+share a storage. A `Memory` has the tensors of one call.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def extent(b: Buffer) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which buffers share a storage, and who makes it.
+    """Which buffers share a storage, and where its memory comes from.
 
-    `base`: the input that a storage came in by. `members`: all buffers of a temp
-    storage. `plan`: what the scheduler said of temps. `homes`: memory that a storage of
-    temps has as long as the tables are, as uint8.
+    `base`: of a storage of inputs, its first input buffer. `members`: of a storage of
+    temps, all its buffers. `plan`: the scheduler's plan of the temps' memory. `homes`:
+    of a storage of temps, memory (uint8) that it has for the lifetime of the tables.
     """
 
     buffers: Sequence[Buffer]
@@ -47,21 +47,21 @@ class Layout:
     _bytes: dict[int, int] = field(default_factory=dict)
 
     def bytes_of(self, storage: int) -> int:
-        """The size of a storage of temps."""
-        known = self._bytes.get(storage)
-        if known is None:
-            own = [self.buffers[m] for m in self.members[storage]]
-            known = self._bytes[storage] = storage_bytes(own)
-        return known
+        """The size of a storage of temps in bytes."""
+        size = self._bytes.get(storage)
+        if size is None:
+            members = [self.buffers[m] for m in self.members[storage]]
+            size = self._bytes[storage] = storage_bytes(members)
+        return size
 
     def without_memory(self, temps: Sequence[int]) -> list[int]:
-        """Those temps whose memory is neither known nor what an extern returns."""
-        known = self.plan.returned.union(self.homes, self.plan.offsets)
-        return [b for b in temps if self.buffers[b].storage not in known]
+        """The temps that have no memory yet and are not returned by an extern."""
+        with_memory = self.plan.returned.union(self.homes, self.plan.offsets)
+        return [b for b in temps if self.buffers[b].storage not in with_memory]
 
 
 def layout(buffers: Sequence[Buffer], plan: MemoryPlan) -> Layout:
-    """What can be known of a plan's memory before any call."""
+    """The Layout of a graph's buffers."""
     base: dict[int, int] = {}
     members: dict[int, list[int]] = {}
     for b, buffer in enumerate(buffers):
@@ -73,7 +73,7 @@ def layout(buffers: Sequence[Buffer], plan: MemoryPlan) -> Layout:
 
 
 def seen_real(t: torch.Tensor) -> torch.Tensor:
-    """A tensor as the graph knows it: a complex one is seen through its parts."""
+    """A tensor as the graph has it: a complex one as pairs of real numbers."""
     return torch.view_as_real(t) if t.dtype in PARTS else t
 
 
@@ -84,17 +84,17 @@ def _seen_as(t: torch.Tensor, first: int, buffer: Buffer) -> torch.Tensor:
     start = t.storage_offset() * t.element_size() + buffer.first_byte - first
     if t.dtype == NAMED_DTYPES[buffer.dtype]:
         return t.as_strided(buffer.shape, buffer.stride, start // t.element_size())
-    made = torch.empty(0, dtype=NAMED_DTYPES[buffer.dtype], device=t.device)
+    view = torch.empty(0, dtype=NAMED_DTYPES[buffer.dtype], device=t.device)
     size = DTYPE_BYTES[buffer.dtype]
     storage = t.untyped_storage()
-    return made.set_(storage, start // size, buffer.shape, buffer.stride)
+    return view.set_(storage, start // size, buffer.shape, buffer.stride)
 
 
 def _same_strides(t: torch.Tensor, buffer: Buffer) -> bool:
     """Strides count only where there is more than one element to step over."""
     return t.stride() == buffer.stride or not any(
-        n > 1 and s != own
-        for n, s, own in zip(buffer.shape, buffer.stride, t.stride(), strict=True)
+        n > 1 and s != actual
+        for n, s, actual in zip(buffer.shape, buffer.stride, t.stride(), strict=True)
     )
 
 
@@ -117,54 +117,57 @@ class Memory:
         self._storages: dict[int, tuple[torch.Tensor, int]] = {}  # tensor, first byte
 
     def tensor(self, b: int) -> torch.Tensor:
-        """The tensor of buffer b, made when it is first asked for."""
-        made = self._made.get(b)
-        if made is not None:
-            return made
+        """The tensor of buffer b, created at its first use."""
+        t = self._made.get(b)
+        if t is not None:
+            return t
         buffer = self.layout.buffers[b]
         if buffer.kind in ("static", "arg"):
-            made = self.tensors[buffer.source].detach()
+            t = self.tensors[buffer.source].detach()
         elif buffer.kind == "view":
-            own = self.layout.buffers[self.layout.base[buffer.storage]]
-            made = _seen_as(self.tensors[own.source], own.first_byte, buffer)
+            base = self.layout.buffers[self.layout.base[buffer.storage]]
+            t = _seen_as(self.tensors[base.source], base.first_byte, buffer)
         else:
             if buffer.storage not in self._storages:
                 self._allocate(buffer)
-            made = _seen_as(*self._storages[buffer.storage], buffer)
-            self.place(self.position[b], made.data_ptr())
-        self._made[b] = made
-        return made
+            t = _seen_as(*self._storages[buffer.storage], buffer)
+            self.place(self.position[b], t.data_ptr())
+        self._made[b] = t
+        return t
 
     def _allocate(self, buffer: Buffer) -> None:
         """One allocation for all the temps of a storage."""
-        made = self.layout.homes.get(buffer.storage)
-        if made is None:
+        memory = self.layout.homes.get(buffer.storage)
+        if memory is None:
             size = self.layout.bytes_of(buffer.storage)
-            made = torch.empty(size, dtype=torch.uint8, device=buffer.device)
-        self._storages[buffer.storage] = made, 0
+            memory = torch.empty(size, dtype=torch.uint8, device=buffer.device)
+        self._storages[buffer.storage] = memory, 0
 
     def allocate(self, temps: Sequence[int]) -> None:
-        """Give memory to those temps that have none and that no extern returns."""
+        """Allocate the temps among these that need it: see Layout.without_memory."""
         for b in self.layout.without_memory(temps):
             self.tensor(b)
 
-    def take_copies(self, made: Mapping[int, torch.Tensor]) -> None:
-        """Take copies of buffers that are somebody else's; what shares memory there
-        shares it here.
+    def take_copies(self, originals: Mapping[int, torch.Tensor]) -> None:
+        """Take copies of other tensors for some buffers; copies share memory where the
+        originals do.
         """
         storages: dict[int, torch.Tensor] = {}
-        for b, t in made.items():
-            own = t.untyped_storage()
-            if own.data_ptr() not in storages:
-                whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(own)
-                storages[own.data_ptr()] = whole.clone()
-            copy = storages[own.data_ptr()].untyped_storage()
-            seen = torch.empty(0, dtype=t.dtype, device=t.device)
-            place = (t.storage_offset(), t.shape, t.stride())
-            self._made[b] = seen.set_(copy, *place)
+        for b, t in originals.items():
+            storage = t.untyped_storage()
+            if storage.data_ptr() not in storages:
+                whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(storage)
+                storages[storage.data_ptr()] = whole.clone()
+            copy = storages[storage.data_ptr()].untyped_storage()
+            view = torch.empty(0, dtype=t.dtype, device=t.device)
+            geometry = (t.storage_offset(), t.shape, t.stride())
+            self._made[b] = view.set_(copy, *geometry)
 
     def _adopt(self, b: int, t: torch.Tensor, name: str) -> None:
-        """An extern returned the memory of temp b."""
+        """Take a tensor that an extern returned as temp b.
+
+        Raises LaunchError if its shape or dtype is not that of the shape rule.
+        """
         buffer = self.layout.buffers[b]
         if t.is_conj() or t.is_neg():
             t = t.resolve_conj().resolve_neg()
@@ -176,7 +179,7 @@ class Memory:
                 "it have written their results. Run this step uncompiled"
             )
         if buffer.storage in self.layout.plan.loose:
-            # with eager's own strides the next call has eager's bits
+            # the next ATen call sees the strides that it has in eager, for eager's bits
             self._made[b] = t
             return
         if not _same_strides(t, buffer):
@@ -185,12 +188,12 @@ class Memory:
                 buffer.shape, buffer.stride, dtype=t.dtype, device=t.device
             )
             t = copy.copy_(t)
-        known = self._storages.setdefault(buffer.storage, (t, buffer.first_byte))
-        if known[0] is not t:
-            # the second result of a call whose results share memory
-            place = _seen_as(*known, buffer)
-            if place.data_ptr() != t.data_ptr():
-                t = place.copy_(t)
+        first = self._storages.setdefault(buffer.storage, (t, buffer.first_byte))
+        if first[0] is not t:
+            # another result of the same storage came first
+            view = _seen_as(*first, buffer)
+            if view.data_ptr() != t.data_ptr():
+                t = view.copy_(t)
         self._made[b] = t
         self.place(self.position[b], t.data_ptr())
         for member in self.layout.members[buffer.storage]:
@@ -199,7 +202,7 @@ class Memory:
                 self.tensor(member)
 
     def number(self, x: NumberRef) -> float | int:
-        """A number that the step computed, as Python has it; waits for the device."""
+        """A number that the step computed, as a Python number; waits for the device."""
         read = self.tensor(x.buffer).item()
         return read if x.is_float else int(read)
 
@@ -220,12 +223,12 @@ class Memory:
         return x
 
     def run(self, extern: Prepared) -> None:
-        """Run an extern's ATen call on the memory as it is now, without recording."""
-        made = self._made
+        """Run an extern's ATen call on the tensors of this call."""
+        tensors = self._made
         args = extern.args.copy()
         for place, b in extern.tensors:
-            known = made.get(b)
-            args[place] = self.tensor(b) if known is None else known
+            t = tensors.get(b)
+            args[place] = self.tensor(b) if t is None else t
         for place, x in extern.others:
             args[place] = self._argument(x)
         kwargs = extern.kwargs
@@ -243,24 +246,24 @@ class Memory:
         ):
             self._take(extern.name, extern.call, tensors_in(got))
         else:
-            # with eager's own strides the next call has eager's bits
-            made[result.buffer] = got
+            # the next ATen call sees the strides that it has in eager, for eager's bits
+            tensors[result.buffer] = got
             if not result.loose:
                 self._storages[result.storage] = got, result.first_byte
                 self.place(result.position, got.data_ptr())
                 for view in result.views:
                     first = got.storage_offset() + view.offset
-                    seen = got.as_strided(view.shape, view.stride, first)
-                    made[view.buffer] = seen
-                    self.place(view.position, seen.data_ptr())
+                    alias = got.as_strided(view.shape, view.stride, first)
+                    tensors[view.buffer] = alias
+                    self.place(view.position, alias.data_ptr())
         storages, buffers = extern.freed
         for b in buffers:
-            made.pop(b, None)
+            tensors.pop(b, None)
         for s in storages:
             self._storages.pop(s, None)
 
     def _take(self, name: str, call: Call, got: Sequence[torch.Tensor]) -> None:
-        """Make what a call returned the memory of its results."""
+        """Take the tensors that a call returned as the buffers of its results."""
         if len(got) != len(call.outputs):
             raise LaunchError(
                 f"{name} returned {len(got)} tensors; its shape rule said "

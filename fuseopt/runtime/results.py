@@ -1,4 +1,4 @@
-"""What a step gives back, and what it gives to tensors: from the memory of a call."""
+"""Build a step's return value, and assign `tensor.data`, from the memory of a call."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def returned(
     memory: Memory | None,
     itself: Callable[[int], torch.Tensor],
 ) -> Any:
-    """The result of a call; `itself(i)`: its tensor i, complex as it may be.
-
-    `memory`: of what the step has made. `tensors` may be empty where nothing is given.
+    """The return value of a call. `itself(i)`: tensor i of the call, as the caller has
+    it. `memory`: of the call. `tensors` may be empty where nothing is returned.
     """
     captured, numbers = bound.plan.captured, bound.numbers
     if captured.result == ():
@@ -59,10 +58,10 @@ def give(
     memory: Memory | None,
     itself: Callable[[int], torch.Tensor],
 ) -> None:
-    """Give tensors the memory that the step gives them, all at once."""
+    """Do the step's assignments to `tensor.data`, after all are computed."""
     captured = bound.plan.captured
     buffers = captured.graph.buffers
-    made = []
+    sources = []
     for x in captured.given:
         buffer = buffers[x.buffer]
         if buffer.kind in ("static", "arg"):
@@ -70,6 +69,6 @@ def give(
         else:
             assert memory is not None
             t = memory.tensor(x.buffer)
-        made.append(torch.view_as_complex(t) if x.complex else t)
-    for x, t in zip(captured.given, made, strict=True):
+        sources.append(torch.view_as_complex(t) if x.complex else t)
+    for x, t in zip(captured.given, sources, strict=True):
         itself(x.place).data = t

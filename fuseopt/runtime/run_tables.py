@@ -1,7 +1,7 @@
-"""Runs of kernels at a call: the memory of their temps, and their launch.
+"""Launch runs of kernels, block by block, and provide the memory of their temps.
 
-Which lanes make a block, and where temps lie in the arena, is the scheduler's to say;
-how large a block may be, the cache of this machine.
+The scheduler says which lanes make a block and where temps lie in the arena; the size
+of this machine's cache bounds a block.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..ir.graph import Buffer, MemoryPlan, Run
 from .cpp.table import CppTable, TableFactory, TensorLayout
 from .tables.addresses import AddressPool
 
-#: Where Linux says how large a cache is, and what is taken where it does not.
+#: Where Linux shows the sizes of caches; bytes to assume where it does not.
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 UNKNOWN = 1 << 20
-#: The last cache is others' as well: the share of it that a block may take.
+#: A block may take one part in so many of the largest cache, which others use too.
 SHARE = 4
-#: An arena that is larger is given back after each call.
+#: An arena of more bytes is freed after each call.
 KEPT = 64 << 20
 
 
@@ -46,9 +46,9 @@ BLOCK = cache_bytes() // SHARE
 
 
 class TempArena:
-    """The memory of those temps that have a place in a plan's arena.
+    """The memory of those temps that have an offset in a plan's arena.
 
-    `position`: where in the pool of addresses each buffer has its own.
+    `position`: the position of each buffer in the pool of addresses.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class TempArena:
         self.arena: torch.Tensor | None = None
 
     def take(self, addresses: AddressPool) -> torch.Tensor | None:
-        """The memory of a call, whose addresses are in the pool then; to be held until
-        the call has ended.
+        """The arena of a call, after its addresses were written to the pool; to be kept
+        until the call has ended. None if no temp is in it.
         """
         if not self.places or self.arena is not None:
             return self.arena
-        made = torch.empty(self.size, dtype=torch.uint8)
-        base = made.data_ptr()
+        arena = torch.empty(self.size, dtype=torch.uint8)
+        base = arena.data_ptr()
         addresses.place_all((position, base + at) for position, at in self.places)
         if self.size <= KEPT:
-            self.arena = made
-        return made
+            self.arena = arena
+        return arena
 
 
 class RunTable:
-    """The tables of a run: of each block, those of each kernel."""
+    """The tables of a run: one for each kernel of each block."""
 
     place: torch.device | None = None
 
@@ -96,9 +96,9 @@ class RunTable:
         self.tables: list[CppTable] = []
         for block in run.blocks:
             for k, kernel in enumerate(run.kernels):
-                own = run.part(block, k)
-                if own.lanes:
-                    table = factories[kernel.name](own, pool, position, layouts)
+                part = run.part(block, k)
+                if part.lanes:
+                    table = factories[kernel.name](part, pool, position, layouts)
                     self.tables.append(cast(CppTable, table))
         self.changing = [t for t in self.tables if t.symbolic]
         self.symbolic = bool(self.changing)
@@ -115,7 +115,7 @@ class RunTable:
         )
         self.start: Any = None
         if helper is not None:
-            # others may use Python meanwhile
+            # CDLL: other threads may run Python meanwhile
             self.start = ctypes.CDLL(helper._name, handle=helper._handle).fuseopt_blocks
             self.start.argtypes = [
                 *(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -128,7 +128,7 @@ class RunTable:
             t.fill_rows(numbers)
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
-        """The same as calls of C alone, until the number of threads is another."""
+        """C calls that do the same, for this number of threads."""
         calls = [call for t in self.tables for call in t.launches(threads)]
         if self.start is None:
             return calls

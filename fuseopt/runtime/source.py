@@ -1,4 +1,4 @@
-"""Where the tensors of a call come from, in the order in which a step has them."""
+"""Find the tensors of a call, in the order in which a step takes them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from .guards.tensors import TensorGuard
 
 
 class TensorSource(Protocol):
-    """What finds the tensors of a call, without a look at each of them."""
+    """Finds the tensors of a call."""
 
     gm: GraphModule
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
-        """What a guard says of them; and what keeps them alive."""
+        """Compare them with a guard: its result, and a reference that keeps them
+        alive.
+        """
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """All of them."""
@@ -26,17 +28,17 @@ class TensorSource(Protocol):
 
 
 class GraphTensors:
-    """The tensors of Dynamo's graph: its buffers, its parameters, then those among the
-    arguments, which stand there at `positions`.
+    """The tensors of Dynamo's graph: its buffers, its parameters, then the arguments at
+    `positions`.
 
-    Dynamo registers a graph's own on the GraphModule and drops them from there when the
-    optimizer dies, so that nobody else may keep them alive.
+    Dynamo registers buffers and parameters on the GraphModule and drops them when the
+    optimizer dies; nothing else may keep them alive, so they are read at each call.
     """
 
     def __init__(self, gm: GraphModule, positions: Sequence[int]) -> None:
         self.gm = gm
         self.positions = positions
-        #: those of the tensors where they stand in a row
+        #: the positions as a slice, where they are consecutive
         self._row: slice | None = None
         if positions and [*positions] == [*range(positions[0], positions[-1] + 1)]:
             self._row = slice(positions[0], positions[-1] + 1)
@@ -49,8 +51,8 @@ class GraphTensors:
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """See TensorSource."""
-        kept = tuple(self._given(args))
-        return guard.look(self.gm._buffers, self.gm._parameters, kept), kept
+        tensors = tuple(self._given(args))
+        return guard.look(self.gm._buffers, self.gm._parameters, tensors), tensors
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """See TensorSource."""

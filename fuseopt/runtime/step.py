@@ -1,9 +1,9 @@
-"""A compiled step: what runs each time the user's function is called.
+"""A compiled step: it runs at each call of the user's function.
 
-`CompiledStep` finds the tensors of a call in its *source* and asks the guard of its
-program's binding what of them changed: a moved tensor is one changed number, a changed
-stride a new table, a changed dtype or shape a new plan. A *policy* says which changes
-are followed, and what becomes of a call that cannot be. Everything is checked before
+`CompiledStep` gets the tensors of a call from its *source* and asks the guard of its
+program's binding which of them changed. A moved tensor changes one address, other
+strides need new tables, another dtype or shape a new plan. A *policy* decides which
+changes are followed, and what runs a call otherwise. Everything is checked before
 anything is written.
 """
 
@@ -41,11 +41,11 @@ KEPT = 32
 
 
 class ChangePolicy(Protocol):
-    """What becomes of calls that a program was not made for. Nothing was written."""
+    """Decides on calls with tensors that a program does not fit, before any write."""
 
     def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
-        """Tensors are not what a binding is for, by their `metadata` or by what its
-        guard `found`: raises if the step is not to be bound or planned anew.
+        """Tensors differ from those of a binding, by their `metadata` or by the result
+        of its guard, `found`: raises if the step is not to be bound or planned anew.
         """
 
     def overlapping(self) -> None:
@@ -67,10 +67,11 @@ class ChangePolicy(Protocol):
 class CompiledStep:
     """Callable in place of Dynamo's graph.
 
-    `program`: for tensors like those of the first call; `replan(args)`: one for those
-    of another. `verify(args, run)` runs a call and checks it. `pending`: where launches
-    are put off while it is open, whose owner lets one thread in at a time. `made` is
-    told of each call that gives something back: its memory, None if it has made none.
+    `program`: for tensors like those of the first call; `replan(args)` makes one for
+    those of another call. `verify(args, run)` runs a call and checks it. `pending`
+    takes the launches while it is open; its owner lets one thread in at a time.
+    `made(memory)` is called after each call that returns something, with the memory of
+    the call, None if it has allocated none.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class CompiledStep:
         self.pending = pending
         self.made = made
         self.lock = threading.Lock()
-        #: runs all calls, once the step could not be made ready
+        #: runs all calls in eager, after an error that the policy took
         self.instead: Callable[..., Any] | None = None
 
     @property
@@ -102,15 +103,15 @@ class CompiledStep:
         return None if bound is None else bound.helper
 
     def put_off_to(self, pending: Pending) -> bool:
-        """Put launches off from now on; False for a step that is verified, which does
-        not.
+        """Put launches off to `pending` from now on. Returns False for a step that is
+        verified: it launches at once.
         """
         if self.verify is None:
             self.pending = pending
         return self.verify is None
 
     def forget(self) -> None:
-        """Take nothing for known that a call leaves to the next: one was cut off."""
+        """Compare nothing with the last call, which was interrupted."""
         if self.program.bound is not None:
             self.program.bound.guard = None
 
@@ -130,11 +131,11 @@ class CompiledStep:
             return self._in_eager(args, pending)
         bound: Binding | None = None
         try:
-            # kept until it is done: the guard knows tensors by address
-            found, given = self._look(args)
-            needed = found or not self.program.plan.lean
+            # `alive` until the step is done: the guard holds tensors by address
+            change, alive = self._look(args)
+            needed = change or not self.program.plan.lean
             tensors = self._tensors(args) if needed else []
-            bound = self._adapt(found, tensors, args) if found else self.program.bound
+            bound = self._adapt(change, tensors, args) if change else self.program.bound
             if bound is not None and bound.plan.captured.graph.numbers:
                 one = self.source.tensor
                 find = tensors.__getitem__ if tensors else lambda i: one(args, i)
@@ -152,7 +153,7 @@ class CompiledStep:
             if pending.ahead is not None:
                 pending.lead(self, waits)
             if waits:
-                return self._put_off(pending, bound, args, tensors, given)
+                return self._put_off(pending, bound, args, tensors, alive)
             pending.begun = True
         memory = self._launch(bound, args, tensors)
         lean = bound.plan.lean
@@ -161,7 +162,7 @@ class CompiledStep:
             give(bound, tensors, memory, self.source.tensors(args).__getitem__)
         if bound.guard is not None and not bound.guard.bump():
             self._bump(bound, args, tensors)
-        del given
+        del alive
         return result
 
     def _in_eager(self, args: Sequence[Any], pending: Pending | None) -> Any:
@@ -171,14 +172,14 @@ class CompiledStep:
         return run(*args)
 
     def _look(self, args: Sequence[Any]) -> tuple[int, Any]:
-        """What the guard says of the tensors of a call; and what keeps these."""
+        """The guard's result for the tensors of a call, and a reference to these."""
         bound = self.program.bound
         if bound is None or bound.guard is None or not bound.settled:
-            # what was bound and could not be moved has no addresses
+            # a binding whose first `move` failed has no addresses
             return CHANGED, None
         if bound.plan.captured.complexes:
-            given = tuple(self._tensors(args))
-            return bound.guard.look({}, {}, given), given
+            tensors = tuple(self._tensors(args))
+            return bound.guard.look({}, {}, tensors), tensors
         return self.source.look(bound.guard, args)
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
@@ -201,14 +202,16 @@ class CompiledStep:
         bound: Binding,
         args: Sequence[Any],
         tensors: list[Any],
-        given: Any,
+        alive: Any,
     ) -> Any:
-        """Prepare the launches of a call; the result, which they will fill."""
-        memory = held = None
+        """Hand the launches of a call to `pending`; returns the result, whose memory
+        they write later.
+        """
+        memory = arena = None
         launches: Any
         if bound.on_cpu:
             if not bound.plan.simple:
-                memory, held = prepared(bound, tensors)
+                memory, arena = prepared(bound, tensors)
             launches = bound.launches(torch.get_num_threads())
         else:
             launches = functools.partial(self._launch, bound, args, tensors)
@@ -217,17 +220,17 @@ class CompiledStep:
         count = None if bound.guard is None else bound.guard.count
         bump = functools.partial(self._bump, bound, args, tensors)
         otherwise = bump if bound.plan.inputs.mutated else None
-        pending.put_off(launches, count, otherwise, (given, tensors, memory, held))
+        pending.put_off(launches, count, otherwise, (alive, tensors, memory, arena))
         return result
 
     # ---------------------------------------------------------------- changes
 
     def _adapt(
-        self, found: int, tensors: list[Any], args: Sequence[Any]
+        self, change: int, tensors: list[Any], args: Sequence[Any]
     ) -> Binding | None:
         """Follow tensors that moved or changed; None if only eager can run the call."""
         bound = self.program.bound
-        if found == MOVED and bound is not None and bound.guard is not None:
+        if change == MOVED and bound is not None and bound.guard is not None:
             # the guard compared all but the device
             guard = bound.guard
             if all(tensors[i].device == bound.metadata[i][2] for i in guard.moved()):
@@ -236,21 +239,21 @@ class CompiledStep:
                     guard.accept()
                     return bound
         metadata = metadata_of(tensors)
-        if bound is None or found & CHANGED or metadata != bound.metadata:
+        if bound is None or change & CHANGED or metadata != bound.metadata:
             if bound is not None:
-                self.policy.changed(bound, metadata, found)
+                self.policy.changed(bound, metadata, change)
             _refuse_in_capture(tensors)
             try:
                 bound = self._refit(tensors, args)
             except CaptureError as error:
-                # tensors of other kinds than those it was compiled for
+                # tensors of a kind that cannot be captured
                 self.policy.refused(error)
                 return None
         addresses = list(map(torch.Tensor.data_ptr, tensors))
         try:
             bound.move(addresses)
         except AliasError:
-            # capture again, with what is known now
+            # capture again: the tensors share memory in another way now
             self.policy.overlapping()
             program = self._plan_for(args)
             bound = program.bind(tensors)
@@ -272,7 +275,9 @@ class CompiledStep:
         return self.program
 
     def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Binding:
-        """Strides, dtypes or shapes changed: bind a known plan again or make one."""
+        """Bind a plan to tensors of other strides, dtypes or shapes: one of the kept
+        programs if it fits, else a new one.
+        """
         for i, t in enumerate(tensors):
             check_tensor("a tensor of the step", t)
             check_memory("a tensor of the step", t)
@@ -300,7 +305,7 @@ class CompiledStep:
     def _launch(
         self, bound: Binding, args: Sequence[Any], tensors: list[Any]
     ) -> Memory | None:
-        """Do what a plan says; what of it the caller may be given.
+        """Run the plan; returns the memory of the results.
 
         `tensors` may be empty where a plan is lean.
         """

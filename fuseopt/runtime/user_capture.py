@@ -1,8 +1,8 @@
-"""A step inside a capture of the user's own: it joins that graph.
+"""Run a step while the user captures a graph: its launches become part of that graph.
 
-As torch's own steps do, the graph then holds this call's addresses and numbers, and
-each replay does this call's step again. They are copied at each replay from memory that
-nobody else writes, so that calls outside of the graph may go on as they like.
+As with torch's steps, the graph then has this call's addresses and numbers, and each
+replay does this call's step again. The replay copies them from memory that nothing else
+writes, so calls outside of the graph do not affect it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .memory import Memory
 
 
 def join(bound: Binding, tensors: Sequence[torch.Tensor]) -> Memory | None:
-    """Do a plan's step inside the capture that is under way on the current stream.
+    """Run a plan inside the capture that is under way on the current stream.
 
     Raises LaunchError if part of the step runs where nothing is captured.
     """
@@ -53,16 +53,16 @@ def join(bound: Binding, tensors: Sequence[torch.Tensor]) -> Memory | None:
         for table in tables.on_devices:
             if table.arena is arena:
                 table.relocate(stage, words)
-    held = frozen, starts, [t.constants for t in tables.on_devices]
-    _keep(bound, tensors, held)
+    resources = frozen, starts, [t.constants for t in tables.on_devices]
+    _keep(bound, tensors, resources)
     return memory
 
 
-def _keep(bound: Binding, tensors: Sequence[torch.Tensor], what: Any) -> None:
-    """Nobody says when the user's graph ends. It is of no use without the tensors that
-    it writes: so what it reads lives as long as the first of them.
+def _keep(bound: Binding, tensors: Sequence[torch.Tensor], resources: Any) -> None:
+    """Keep what the user's graph reads alive for as long as the first tensor that it
+    writes: the end of the graph cannot be seen, but it is of no use after that.
     """
     mutated = bound.plan.inputs.mutated
     t = tensors[mutated[0] if mutated else 0]
     owner = t if t._base is None else t._base
-    weakref.finalize(owner, lambda what: None, what).atexit = False
+    weakref.finalize(owner, lambda resources: None, resources).atexit = False

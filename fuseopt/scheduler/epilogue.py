@@ -87,8 +87,10 @@ def finish_early(graph: Graph, schedule: Schedule, _: Machine) -> Schedule:
 def numbered(graph: Graph, schedule: Schedule, steps: Steps) -> Schedule:
     """The schedule of these steps, whose kernels get names anew."""
     names = (f"kernel{k}" for k in range(len(steps)))
-    made = [replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in steps]
-    return replace(schedule, steps=tuple(made), temps=needed_temps(graph, made))
+    named = [
+        replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in steps
+    ]
+    return replace(schedule, steps=tuple(named), temps=needed_temps(graph, named))
 
 
 def _makes_numbers(step: Kernel | Extern) -> bool:

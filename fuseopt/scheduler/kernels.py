@@ -74,9 +74,11 @@ def _seen_in_parts(graph: Graph) -> set[int]:
     looked_at: set[int] = set()
     for k, (b, v) in enumerate(zip(graph.buffers, graph.final, strict=True)):
         if b.storage in shared:
-            given = b.kind != "temp" or v >= 0
-            several[b.storage] = several.get(b.storage, 0) + (k in touched or given)
-            if given or k in read:
+            exists_outside = b.kind != "temp" or v >= 0
+            several[b.storage] = several.get(b.storage, 0) + (
+                k in touched or exists_outside
+            )
+            if exists_outside or k in read:
                 looked_at.add(b.storage)
     return {s for s in looked_at if several[s] > 1}
 

@@ -80,8 +80,8 @@ def _may(
     """May all of the kernel at a place wait until the one at `into` begins?"""
     kernel = steps[at]
     assert isinstance(kernel, Kernel)
-    own = Touched.by(kernel.variants)
-    if own.meets(between(graph, steps[at + 1 : into]), near):
+    touched = Touched.by(kernel.variants)
+    if touched.meets(between(graph, steps[at + 1 : into]), near):
         return False
     others = [s for k, s in enumerate(steps) if k != at and isinstance(s, Kernel)]
     seen = Touched.by(v for s in others for v in s.every)

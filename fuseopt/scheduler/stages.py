@@ -94,14 +94,14 @@ class _Stager:
         for e in all_edges:
             behind.setdefault(e.producer, []).append(e)
         for i in reversed(range(len(self.nodes))):
-            own = behind.get(i)
-            if own and self._may_sink(i, own):
+            edges = behind.get(i)
+            if edges and self._may_sink(i, edges):
                 # an edge that is not legal keeps its ends in different stages
                 self.stage[i] = max(
                     self.stage[i],
                     min(
                         self.stage[e.consumer] - ((i, e.consumer) not in legal)
-                        for e in own
+                        for e in edges
                     ),
                 )
 
@@ -112,17 +112,17 @@ class _Stager:
         node = self.nodes[i]
         if isinstance(node, Extern) or self.reduces[i] or i in self.late:
             return False
-        graph, own = self.graph, self.spaces[i]
+        graph, space = self.graph, self.spaces[i]
         read = {graph.values[v] for v in node.reads}
         shapes = [graph.buffers[b].shape for b in read]
-        if own == () or [s for s in shapes if s != ()] != [own]:
+        if space == () or [s for s in shapes if s != ()] != [space]:
             return False
         return all(
             e.exact
             and not isinstance(self.nodes[e.consumer], Extern)
             and e.consumer not in self.late
             and not self.reduces[e.consumer]
-            and self.spaces[e.consumer] == own
+            and self.spaces[e.consumer] == space
             for e in behind
         )
 

@@ -1,4 +1,4 @@
-"""What dicts and lists held: noted, compared, and followed where numbers have moved."""
+"""Record the contents of dicts and lists, compare them, and follow changed numbers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 from ..runtime.guards.holdings import CONTAINERS, Holdings
 
-#: Numbers that a schedule moves: what is one of these stays one in the shadow.
+#: Types of numbers that a schedule changes; they are updated in the shadow in place.
 MOVES = frozenset({int, float})
 _flat = chain.from_iterable
 
 
 class Contents:
-    """What dicts and lists held when this was made, by identity.
+    """A record of the contents of dicts and lists, by identity.
 
-    `tables` and `rows` are asked, `held` and `listed` is what they held.
+    `tables`, `rows`: the dicts and lists to compare; `held`, `listed`: copies with the
+    contents to compare with.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Contents:
         self._tables = tables
         self._rows = rows
         self._asked = False
-        #: the same, for the library, once it is asked
+        #: the same record for the library of the guards, once it is used
         self.holdings: Holdings | None = None
         # no key is looked up: a tensor's hash is a call of Python
         self._cells = [*_flat(held), *_flat(map(dict.values, held)), *_flat(listed)]
@@ -39,23 +40,23 @@ class Contents:
         self._keys = sum(map(len, held))  # cells before the first value
 
     def same(self, helper: ctypes.PyDLL | None = None) -> bool:
-        """Do they hold the same objects still? `helper`: the library of the guards."""
-        # what is asked at each call is a call of Python less
-        told = self.holdings or self._told(helper)
-        if told is not None:
-            return told.same()
+        """Are the contents unchanged? `helper`: the library of the guards."""
+        # `self.holdings` first: it spares a call of Python
+        record = self.holdings or self._told(helper)
+        if record is not None:
+            return record.same()
         cells = self._now()
         return cells is not None and all(map(is_, cells, self._cells))
 
     def _told(self, helper: ctypes.PyDLL | None) -> Holdings | None:
-        """What the helper knows. It gets to know at the second time of asking: what
-        moves at each call is asked about once.
+        """The record for the helper, made at the second comparison: a record that
+        changes at each call is compared only once.
         """
         if helper is None:
             return None
-        asked, self._asked = self._asked, True
+        was_asked, self._asked = self._asked, True
         containers = [*self._tables, *self._rows]
-        if not (asked and containers and {*map(type, containers)} <= CONTAINERS):
+        if not (was_asked and containers and {*map(type, containers)} <= CONTAINERS):
             return None
         keys, values = iter(self._cells), iter(self._cells[self._keys :])
         items: list[Any] = []
@@ -65,26 +66,25 @@ class Contents:
         return self.holdings
 
     def moved(self, helper: ctypes.PyDLL | None = None) -> list[tuple[int, Any]] | None:
-        """Numbers that have taken the place of numbers in the tables, with the place of
-        each among the values of all; [] where all is the same, None if anything else
-        is another.
+        """(index among the values of all tables, new number) of each number that
+        replaced a number; [] if nothing changed, None if anything else did.
         """
-        told = self.holdings or self._told(helper)
-        if told is not None and told.same():
+        record = self.holdings or self._told(helper)
+        if record is not None and record.same():
             return []
         cells = self._now()
         if cells is None:
             return None
         first, after = self._keys, 2 * self._keys
-        found = []
+        numbers = []
         for i in compress(count(), map(is_not, cells, self._cells)):
             if not first <= i < after or {type(cells[i]), type(self._cells[i])} - MOVES:
                 return None
-            found.append((i - first, cells[i]))
-        return found
+            numbers.append((i - first, cells[i]))
+        return numbers
 
     def _now(self) -> list[Any] | None:
-        """What they hold; None if one holds more or less than before."""
+        """The current contents; None if a container has another size than before."""
         tables, rows = self._tables, self._rows
         if [*map(len, tables), *map(len, rows)] != self._sizes:
             return None
@@ -92,7 +92,7 @@ class Contents:
 
 
 class Pair:
-    """A container of the optimizer's and the shadow's copy, and what they last held."""
+    """An optimizer's container and the shadow's copy, with their last contents."""
 
     __slots__ = ("before", "ours", "seen", "theirs")
 
@@ -108,19 +108,19 @@ _OURS, _BEFORE = attrgetter("ours"), attrgetter("before")
 
 
 class Part:
-    """Some of an optimizer's containers, by id, and what they held."""
+    """Some of an optimizer's containers, by id, and records of their contents."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, Pair] = {}
-        self.roots: list[int] = []  # whose pairs keep them
+        self.roots: list[int] = []  # ids of the outermost, alive in `pairs`
         self.tables: list[Pair] = []
         self.rows: list[Pair] = []
         self.theirs = self.ours = Contents()
-        #: each value of the tables, in order; made when it is asked for
+        #: (pair, key) of each value of the tables, in order; made by `follow`
         self.values: list[tuple[Pair, Any]] = []
 
     def note(self) -> None:
-        """Both sides are alike now, as their pairs say."""
+        """Record the contents of all pairs, whose sides are equal now."""
         every = self.pairs.values()
         self.values = []
         self.rows = [x for x in every if type(x.ours) is list]
@@ -137,7 +137,7 @@ class Part:
         self.note_again()
 
     def note_again(self) -> None:
-        """The same, where the containers are those of the last time."""
+        """Record the contents of the same pairs again."""
         tables, rows = self.tables, self.rows
         self.ours = Contents(
             [*map(_OURS, tables)],

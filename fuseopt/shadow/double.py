@@ -1,8 +1,8 @@
-"""An optimizer, some of its lanes -> its double, whose tensors have no contents.
+"""Make a double of an optimizer with some of its lanes, for rehearsals.
 
 A double has the optimizer's class and copies of all that the optimizer holds. Its
-tensors have the layout and the device of the real ones, in memory that nobody reads;
-numbers without dimensions are real copies.
+tensors have the layout and the device of the real ones, in memory that is never read;
+zero-dimensional tensors of state are real copies.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .lanes import GRAD, Lanes, Unlike, free_shape
 #: Attributes that the step's own function does not see.
 OUTSIDE = frozenset({"state", "param_groups", "step"})
 Perturb = Callable[[Any], Any]
-#: What stands for integers in which lanes may differ.
+#: The value of integers of state in which lanes may differ.
 COUNT = 99
 
 
 class Known(NamedTuple):
-    """What is known of a tensor: the lane whose it is, -1 for none; its name there;
-    whether its contents are known.
+    """The record of a tensor: its lane, or -1; its name in the lane; `real`: has it
+    contents?
     """
 
     lane: int
@@ -38,16 +38,17 @@ class Known(NamedTuple):
 
 
 def is_hooks(name: str) -> bool:
-    """Is this attribute what torch keeps hooks in?"""
+    """Is this the name of an attribute in which torch keeps hooks?"""
     return name.endswith("_hooks")
 
 
 def holdings(
     x: Any, tensor: Callable[[torch.Tensor], Any], seen: frozenset[int] = frozenset()
 ) -> Any:
-    """All that some Python state holds, as data that can be compared.
+    """The contents of a Python value as data that can be compared.
 
-    `tensor` says what stands for a tensor. Raises Unlike for what is not plain data.
+    `tensor(t)` returns the data of a tensor. Raises Unlike for values that are not
+    plain data.
     """
     if isinstance(x, torch.Tensor):
         return tensor(x)
@@ -70,14 +71,14 @@ def holdings(
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """What a step may see of an optimizer beside its lanes."""
+    """The attributes of an optimizer that a step may see, besides its lanes."""
     return {
         k: v for k, v in vars(optimizer).items() if k not in OUTSIDE and not is_hooks(k)
     }
 
 
 class Scratch:
-    """Memory that nobody reads, in which every tensor has a place of its own."""
+    """Memory that is never read; every tensor in it has another address."""
 
     STRIDE = 64
 
@@ -98,13 +99,15 @@ class Scratch:
             self._memory[device] = memory
             start = 0
         self._next[device] = start
-        made = torch.empty(0, dtype=dtype, device=device)
+        tensor = torch.empty(0, dtype=dtype, device=device)
         storage = memory.untyped_storage()
-        return made.set_(storage, start // dtype.itemsize, tuple(shape), tuple(stride))
+        return tensor.set_(
+            storage, start // dtype.itemsize, tuple(shape), tuple(stride)
+        )
 
 
 class Double:
-    """A double of an optimizer, some of whose lanes its groups hold."""
+    """A double of an optimizer, whose groups have only the lanes `members`."""
 
     def __init__(
         self, optimizer: Optimizer, lanes: Lanes, members: Sequence[int], perturb: Any
@@ -115,8 +118,8 @@ class Double:
         self.alive: list[torch.Tensor] = []
         self.twins: dict[int, torch.Tensor] = {}  # by id of the real tensor
         self._lanes = lanes
-        #: by lane: its parameter, where that lies and its gradient, and the parameter
-        #: that tensors of its sizes are described by
+        #: by lane: its parameter; (address, gradient) of that; and the parameter with
+        #: which shapes are compared
         self.params: dict[int, torch.Tensor] = {}
         self.places: dict[int, tuple[int, torch.Tensor | None]] = {}
         self.near: dict[int, torch.Tensor | None] = {}
@@ -140,9 +143,9 @@ class Double:
         double.state = states
         groups = []
         place = 0
-        for own, group in zip(lanes.lists, optimizer.param_groups, strict=True):
-            numbers = range(place, place + len(own))
-            place += len(own)
+        for params, group in zip(lanes.lists, optimizer.param_groups, strict=True):
+            numbers = range(place, place + len(params))
+            place += len(params)
             copy = {
                 k: [self.params[i] for i in numbers if i in inside]
                 if k == "params"
@@ -154,7 +157,7 @@ class Double:
         self.optimizer = double
 
     def _take(self, members: Sequence[int]) -> None:
-        """Have a twin for each tensor of some lanes."""
+        """Make a twin for each tensor of some lanes."""
         lanes = self._lanes
         for (i, role), t in lanes.tensors(members).items():
             number = role[0] == "state" and t.dim() == 0
@@ -170,35 +173,35 @@ class Double:
 
     @functools.cached_property
     def _lane_of(self) -> dict[int, int]:
-        """By id of a lane's tensor, which of all lanes it is."""
+        """The lane of each tensor of all lanes, by id."""
         every = self._lanes.tensors(range(len(self._lanes.params)))
         return {id(t): i for (i, _), t in every.items()}
 
     def _of_lane(self, t: torch.Tensor) -> torch.Tensor | None:
-        """What stands for a tensor of a lane that is not run; None for any other."""
+        """The twin of a tensor of any lane, None for other tensors."""
         if id(t) in self._lane_of:
             self._take([self._lane_of[id(t)]])
         return self.twins.get(id(t))
 
-    def know(self, t: torch.Tensor, known: Known) -> None:
-        self.known[id(t)] = known
+    def know(self, t: torch.Tensor, identity: Known) -> None:
+        self.known[id(t)] = identity
         self.alive.append(t)
 
     def _number(self, t: torch.Tensor) -> torch.Tensor:
-        made = t.detach().clone()
+        copy = t.detach().clone()
         if self.perturb is not None and t.is_floating_point():
-            made.fill_(self.perturb(made))
-        return self._like(t, made)
+            copy.fill_(self.perturb(copy))
+        return self._like(t, copy)
 
     def _hollow(self, t: torch.Tensor) -> torch.Tensor:
-        made = self.scratch.make(t.shape, t.stride(), t.dtype, t.device)
-        return self._like(t, made)
+        memory = self.scratch.make(t.shape, t.stride(), t.dtype, t.device)
+        return self._like(t, memory)
 
     @staticmethod
-    def _like(t: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    def _like(t: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
         if isinstance(t, torch.nn.Parameter):
-            return torch.nn.Parameter(made, t.requires_grad)
-        return made.requires_grad_(t.requires_grad)
+            return torch.nn.Parameter(content, t.requires_grad)
+        return content.requires_grad_(t.requires_grad)
 
     def copy(self, x: Any, name: str) -> Any:
         """A copy of Python state over the double's tensors."""
@@ -215,9 +218,9 @@ class Double:
         if type(x) in (dict, collections.OrderedDict):
             return type(x)((k, self.copy(v, f"{name}.{k}")) for k, v in x.items())
         if type(x) is collections.defaultdict:
-            made: Any = collections.defaultdict(x.default_factory)
-            made.update((k, self.copy(v, f"{name}.{k}")) for k, v in x.items())
-            return made
+            twins: Any = collections.defaultdict(x.default_factory)
+            twins.update((k, self.copy(v, f"{name}.{k}")) for k, v in x.items())
+            return twins
         if type(x) in (list, tuple):
             return type(x)(self.copy(y, f"{name}.{i}") for i, y in enumerate(x))
         if type(x) in (float, int) and self.perturb is not None:

@@ -1,7 +1,7 @@
 """The lanes of an optimizer: its parameters, each with its gradient and its state.
 
-`Lanes(optimizer)` says which of them are alike in all that a step can see of them but
-the contents of tensors. `Lanes.look()` asks, before a call, whether that still holds.
+`Lanes(optimizer)` groups them into kinds: lanes that a step can tell apart only by the
+contents of tensors. `Lanes.look()` checks before a call that all objects are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..runtime.guards.lanes import LaneGuard
 from ..runtime.guards.library import Held
 from ..runtime.guards.tensors import TensorGuard
 
-#: What a number of a lane's state may be; equal numbers of other types are others.
+#: The types of entries in a lane's state besides tensors; 1 and 1.0 are not equal.
 NUMBERS = (int, float, bool, str, type(None))
 PARAM, GRAD = "param", "grad"
 #: (what it is, key of the state)
@@ -32,11 +32,11 @@ _GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
 
 
 class Unlike(FuseoptError):
-    """Why an optimizer's lanes cannot be led by a few of them."""
+    """The step of an optimizer cannot be led by models of its lanes; says why."""
 
 
 def _exactly(x: Any) -> tuple[type, str]:
-    """A key that tells numbers apart that Python takes for equal."""
+    """A key of a number that differs for numbers that Python takes for equal."""
     return type(x), repr(x)
 
 
@@ -48,7 +48,7 @@ def shape_beside(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
 
 
 def free_shape(p: torch.Tensor) -> torch.Tensor | None:
-    """A parameter that elementwise steps treat as those of other sizes, else None."""
+    """A parameter, if elementwise steps treat it like those of other sizes; or None."""
     return p if p.dim() and p.numel() > 1 and p.is_contiguous() else None
 
 
@@ -71,25 +71,26 @@ def lane_key(
     counters: bool = False,
     has_grad: bool = True,
 ) -> Any:
-    """Equal for lanes that a step cannot tell apart. Raises Unlike.
+    """A key that is equal for lanes that a step cannot tell apart. Raises Unlike.
 
-    `loose`: but for the sizes of parameters and of what has the same sizes; `counters`:
-    but for integers in their state. Without `has_grad`: as if there were no gradient.
+    `loose`: lanes may differ in the size of the parameter, and of tensors of the same
+    size; `counters`: in the integers of their state. `has_grad=False`: as if the
+    parameter had no gradient.
     """
     grad = p.grad if has_grad else None
     if odd_gradient(p):
         raise Unlike("a gradient has another dtype than its parameter")
     near = free_shape(p) if loose else None
-    known = []
+    entries = []
     for name, value in (state or {}).items():
         if not isinstance(name, str):
             raise Unlike(f"the state has the key {name!r}")
         if isinstance(value, torch.Tensor):
-            known.append((name, *_layout(value, near)))
+            entries.append((name, *_layout(value, near)))
         elif counters and type(value) is int:
-            known.append((name, int))
+            entries.append((name, int))
         elif type(value) in NUMBERS:
-            known.append((name, *_exactly(value)))
+            entries.append((name, *_exactly(value)))
         else:
             raise Unlike(f"the state {name!r} is a {type(value).__name__}")
     return (
@@ -97,17 +98,17 @@ def lane_key(
         _layout(p, near),
         grad is not None and _layout(grad, near),
         state is None,
-        tuple(known),
+        tuple(entries),
     )
 
 
 @dataclass(eq=False)
 class Kind:
-    """Lanes that are alike, by lane number; `key` is what they have in common.
+    """Lanes that are alike, by lane number; `key`: their common `lane_key`.
 
-    `keys`: of their state; `tensors`: those of tensors, `counters`: of integers in
-    which lanes may differ, `numbers`: of other numbers. `model`: the number of what
-    stands for them while their step is traced.
+    `keys`: those of their state; of these `tensors`: the keys of tensors, `counters`:
+    of integers in which lanes may differ, `numbers`: other entries, with their values.
+    `model`: the number of the model that stands for them while the step is traced.
     """
 
     key: Any
@@ -122,14 +123,14 @@ class Kind:
 
 
 class Found:
-    """The tensors of all lanes, as `look` found them; ordered as `places`.
+    """The tensors of all lanes in a call, in the order of `Lanes.places`.
 
-    `guard`: that by which all but the gradients are known to be the objects that they
-    were, None if they were looked at from Python. `grads`: the gradients; `late`: of
-    each, where it is among the tensors and in `grads`. `compared`: the guard of the
-    step whose tensors were compared as well, until it is asked. `rest_same`: is all
-    else that the optimizer holds known to be what it was? `counters`: by lane and key
-    of its state, what it counts. `numbers`: by kind, the other numbers in its state.
+    `guard`: the guard that compared all but the gradients, None if Python did. `grads`:
+    the gradients; `late`: (index among the tensors, index in `grads`) of each.
+    `compared`: the guard of the step whose tensors were compared in the same pass; set
+    to None when the step takes the result. `rest_same`: is all else that the optimizer
+    holds known to be unchanged? `counters`: values by (lane, key of its state).
+    `numbers`: by kind, the other numbers in the state.
     """
 
     def __init__(
@@ -161,14 +162,14 @@ class Found:
         """All of them."""
         if not self.late:
             return self._tensors
-        found = self._tensors.copy()
+        tensors = self._tensors.copy()
         for place, k in self.late:
-            found[place] = self.grads[k]
-        return found
+            tensors[place] = self.grads[k]
+        return tensors
 
 
 class Lanes:
-    """All lanes of an optimizer, and what is known of them. See the module.
+    """All lanes of an optimizer, and their kinds. See the module.
 
     `params[i]` is the parameter of lane i, `groups[i]` the number of its group,
     `states[i]` its state, None while it has none. `loose`: lanes of other sizes are
@@ -181,20 +182,22 @@ class Lanes:
         self.loose = loose
         self.counters = counters
         self.lists = [list(group["params"]) for group in optimizer.param_groups]
-        self.params: list[torch.Tensor] = [p for own in self.lists for p in own]
-        self.groups = [g for g, own in enumerate(self.lists) for _ in own]
+        self.params: list[torch.Tensor] = [p for members in self.lists for p in members]
+        self.groups = [g for g, members in enumerate(self.lists) for _ in members]
         get = optimizer.state.get
         self.states: list[dict[str, Any] | None] = [get(p) for p in self.params]
         if len(optimizer.state) > sum(s is not None for s in self.states):
             raise Unlike("the optimizer has state of something besides its parameters")
         if any(s is not None and type(s) is not dict for s in self.states):
             raise Unlike("the state of a parameter is no dict")
-        found: dict[Any, list[int]] = {}
+        members_by_key: dict[Any, list[int]] = {}
         for i, (g, p, s) in enumerate(
             zip(self.groups, self.params, self.states, strict=True)
         ):
-            found.setdefault(lane_key(g, p, s, loose, counters), []).append(i)
-        self.kinds = [self._kind(key, own) for key, own in found.items()]
+            members_by_key.setdefault(lane_key(g, p, s, loose, counters), []).append(i)
+        self.kinds = [
+            self._kind(key, members) for key, members in members_by_key.items()
+        ]
         order = [i for kind in self.kinds for i in kind.lanes]
         #: the kind of each lane, by number
         self.kind_of = [0] * len(self.params)
@@ -209,8 +212,8 @@ class Lanes:
         self._holders = list(optimizer.state)
         self._held = list(optimizer.state.values())
         self._guard: LaneGuard | None = None
-        self._steady = True  # but for gradients, as far as is known
-        self._found: list[Any] = []  # what the guard knows, but for gradients
+        self._steady = True  # have only gradients been replaced so far?
+        self._found: list[Any] = []  # the tensors of the guard, None for gradients
         self._late: list[tuple[int, int]] = []
         #: have lanes been given other objects since the guard was made?
         self.replaced = False
@@ -220,38 +223,38 @@ class Lanes:
                 raise Unlike("lanes have a tensor in common")
             seen.add(id(t))
 
-    def _kind(self, key: Any, own: list[int]) -> Kind:
-        state = self.states[own[0]]
-        known = state or {}
-        tensors = tuple(k for k, v in known.items() if isinstance(v, torch.Tensor))
-        counters = tuple(k for k, v in known.items() if type(v) is int)
+    def _kind(self, key: Any, members: list[int]) -> Kind:
+        state = self.states[members[0]]
+        entries = state or {}
+        tensors = tuple(k for k, v in entries.items() if isinstance(v, torch.Tensor))
+        counters = tuple(k for k, v in entries.items() if type(v) is int)
         counters = counters if self.counters else ()
         return Kind(
             key,
-            own,
-            tuple(known),
+            members,
+            tuple(entries),
             tensors,
             counters,
-            {k: v for k, v in known.items() if k not in tensors + counters},
-            self.params[own[0]].grad is not None,
+            {k: v for k, v in entries.items() if k not in tensors + counters},
+            self.params[members[0]].grad is not None,
             state is not None,
         )
 
     def tensors(self, lanes: Sequence[int]) -> dict[tuple[int, Role], torch.Tensor]:
         """The tensors of some lanes, by lane and role."""
-        found: dict[tuple[int, Role], torch.Tensor] = {}
+        tensors: dict[tuple[int, Role], torch.Tensor] = {}
         for i in lanes:
             p = self.params[i]
-            found[i, (PARAM, "")] = p
+            tensors[i, (PARAM, "")] = p
             if p.grad is not None:
-                found[i, (GRAD, "")] = p.grad
+                tensors[i, (GRAD, "")] = p.grad
             for key, value in (self.states[i] or {}).items():
                 if isinstance(value, torch.Tensor):
-                    found[i, ("state", key)] = value
-        return found
+                    tensors[i, ("state", key)] = value
+        return tensors
 
     def forget(self) -> None:
-        """Let the next look ask all anew."""
+        """Let the next look compare everything in Python."""
         self._guard = None
 
     def look(
@@ -261,38 +264,39 @@ class Lanes:
         helper: ctypes.PyDLL | None = None,
         given: Given | None = None,
     ) -> Found | None:
-        """The tensors of all lanes, if all is as it was, else None.
+        """The tensors of all lanes, if all but gradients are the same objects, else
+        None.
 
-        Says nothing of their metadata. `helper`, `rest`: as in LaneGuard. `given`: has
-        gradients that lanes do not have yet; they get them if Python is to look.
+        Compares no metadata. `helper`, `rest`: as in LaneGuard. `given`: gradients that
+        lanes do not have yet; they are assigned before Python looks.
         """
         lists = [group["params"] for group in optimizer.param_groups]
         if self._guard is not None:
-            asked = vars(optimizer), lists, optimizer.state
+            arguments = vars(optimizer), lists, optimizer.state
             grads = None
             if given is not None and given.grads is not None:
-                grads = self._guard.look(*asked, given)
+                grads = self._guard.look(*arguments, given)
             if grads is None:
                 if given is not None:
                     given.put()
-                grads = self._guard.look(*asked)
+                grads = self._guard.look(*arguments)
             if grads is not None:
                 return Found(self._found, self._guard, grads, self._late)
         if given is not None:
             given.put()
         if len(lists) != len(self.lists):
             return None
-        for known, now in zip(self.lists, lists, strict=True):
-            if len(now) != len(known) or not all(map(is_, now, known)):
+        for params, now in zip(self.lists, lists, strict=True):
+            if len(now) != len(params) or not all(map(is_, now, params)):
                 return None
         grads = list(map(_GRAD, self._params))
         if [g is None for g in grads] != self._known_grads:
             return None
         # no key is looked up: a tensor's hash is a call of Python
-        held = optimizer.state
-        if len(held) != len(self._held) or not (
-            all(map(is_, held, self._holders))
-            and all(map(is_, held.values(), self._held))
+        states = optimizer.state
+        if len(states) != len(self._held) or not (
+            all(map(is_, states, self._holders))
+            and all(map(is_, states.values(), self._held))
         ):
             return None
         if self._guard is not None:
@@ -301,26 +305,26 @@ class Lanes:
             self._guard, self._steady = None, False
             self._found = []
             self.replaced = True
-        found = self._look_closely(grads)
-        if found is None:
+        tensors = self._look_closely(grads)
+        if tensors is None:
             return None
         if helper is not None and self._steady:
-            self._guard_from_now(helper, found.tensors(), optimizer.state, rest)
-        return found
+            self._guard_from_now(helper, tensors.tensors(), optimizer.state, rest)
+        return tensors
 
     def _guard_from_now(
         self,
         helper: ctypes.PyDLL,
-        found: list[Any],
+        tensors: list[Any],
         state: dict[Any, Any],
         rest: Held,
     ) -> None:
-        """Let the helper look from now on, where no numbers are to be compared."""
+        """Use the helper from now on, if there are no numbers to be compared."""
         if any(kind.numbers or kind.counters for kind in self.kinds):
             return
-        given = self._params, self._states, KINDS, self.lists, state, rest
-        self._guard = LaneGuard(helper, *given)
-        self._found = found.copy()
+        record = self._params, self._states, KINDS, self.lists, state, rest
+        self._guard = LaneGuard(helper, *record)
+        self._found = tensors.copy()
         self._late = []
         place = lane = 0
         for kind in self.kinds:
@@ -330,62 +334,62 @@ class Lanes:
                 self._late += zip(
                     range(first, first + n), range(lane, lane + n), strict=True
                 )
-                # of gradients none is kept alive
+                # no gradient is kept alive
                 self._found[first : first + n] = [None] * n
             place += n * (1 + kind.has_grad + len(kind.tensors))
             lane += n
 
     def _look_closely(self, grads: list[Any]) -> Found | None:
-        """What `look` does, but for the lists of parameters and of states."""
+        """The part of `look` after the lists of parameters and states were compared."""
         if list(map(_FLAG, self._params)) != self._flags:
             return None
-        found: list[Any] = []
+        tensors: list[Any] = []
         counters: dict[tuple[int, str], int] = {}
-        now: dict[int, dict[str, Any]] = {}
+        new_numbers: dict[int, dict[str, Any]] = {}
         lane = 0
         for k, kind in enumerate(self.kinds):
-            own = slice(lane, lane + len(kind.lanes))
-            lane = own.stop
-            found.extend(self._params[own])
+            span = slice(lane, lane + len(kind.lanes))
+            lane = span.stop
+            tensors.extend(self._params[span])
             if kind.has_grad:
-                found.extend(grads[own])
-            mine: list[Any] = self._states[own]
+                tensors.extend(grads[span])
+            states: list[Any] = self._states[span]
             if not kind.has_state:
                 continue
-            if set(map(len, mine)) != {len(kind.keys)}:
+            if set(map(len, states)) != {len(kind.keys)}:
                 return None
             try:
                 for key in kind.tensors:
-                    found.extend(map(itemgetter(key), mine))
-                numbers = [list(map(itemgetter(x), mine)) for x in kind.numbers]
-                counts = [list(map(itemgetter(x), mine)) for x in kind.counters]
+                    tensors.extend(map(itemgetter(key), states))
+                numbers = [list(map(itemgetter(x), states)) for x in kind.numbers]
+                counts = [list(map(itemgetter(x), states)) for x in kind.counters]
             except KeyError:
                 return None
             for values in numbers:
-                # they may have changed, all in the same way
+                # they may have changed, to equal numbers in all lanes
                 if all(map(is_, values, repeat(values[0]))):
                     continue
                 if len(set(map(_exactly, values))) > 1:
                     return None
             if numbers:
-                now[k] = {
+                new_numbers[k] = {
                     key: x[0] for key, x in zip(kind.numbers, numbers, strict=True)
                 }
-                if not set(map(type, now[k].values())) <= set(NUMBERS):
+                if not set(map(type, new_numbers[k].values())) <= set(NUMBERS):
                     return None
             for key, values in zip(kind.counters, counts, strict=True):
                 if set(map(type, values)) != {int}:
                     return None
                 places = zip(kind.lanes, repeat(key))
                 counters.update(zip(places, values, strict=False))
-        if not set(map(type, found)) <= set(KINDS):
+        if not set(map(type, tensors)) <= set(KINDS):
             return None
-        return Found(found, counters=counters, numbers=now)
+        return Found(tensors, counters=counters, numbers=new_numbers)
 
     def holds_as(self, other: Lanes, some: bool = False) -> bool:
-        """Have lanes the same parameters and dicts of state as these?
+        """Do two Lanes have the same parameters and the same state dicts?
 
-        `some`: the parameters that are of both at least have the same.
+        `some`: compare only the states of parameters that both have.
         """
         if some:
             mine = dict(zip(map(id, self.params), self.states, strict=True))
@@ -398,26 +402,26 @@ class Lanes:
         )
 
     def reshaped(self) -> bool:
-        """Are lanes alike that are of other sizes?"""
+        """Is there a kind whose lanes differ in size?"""
         return any(
             len({self.params[i].shape for i in kind.lanes}) > 1 for kind in self.kinds
         )
 
     def grouping(self) -> list[Any]:
-        """Which lanes are in which group, and which are alike."""
+        """The parameters of each group, by identity, and the lanes of each kind."""
         return [self.lists_of(), [kind.lanes for kind in self.kinds]]
 
     def lists_of(self) -> list[list[int]]:
         """The parameters of each group, by identity."""
-        return [list(map(id, own)) for own in self.lists]
+        return [list(map(id, params)) for params in self.lists]
 
     def places(self) -> list[tuple[int, Role]]:
         """Lane and role of each tensor that `look` returns."""
-        found: list[tuple[int, Role]] = []
+        places: list[tuple[int, Role]] = []
         for kind in self.kinds:
-            found.extend((i, (PARAM, "")) for i in kind.lanes)
+            places.extend((i, (PARAM, "")) for i in kind.lanes)
             if kind.has_grad:
-                found.extend((i, (GRAD, "")) for i in kind.lanes)
+                places.extend((i, (GRAD, "")) for i in kind.lanes)
             for key in kind.tensors:
-                found.extend((i, ("state", key)) for i in kind.lanes)
-        return found
+                places.extend((i, ("state", key)) for i in kind.lanes)
+        return places

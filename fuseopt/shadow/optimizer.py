@@ -1,10 +1,10 @@
-"""An optimizer -> an object like it, which the traced step gets in its stead.
+"""The shadow of an optimizer: an object like it, to which the traced step is applied.
 
 The shadow has the optimizer's class and copies of all its dicts and lists, over the
-same tensors and numbers. It is kept from call to call, since Dynamo's guards know it by
-identity. Before a step, `refresh` makes it hold what the optimizer holds; what Dynamo
-and the step write goes into the shadow alone; then `writes` says by which calls of C
-the optimizer is made to hold the same. Until these run the optimizer is untouched.
+same tensors and numbers. It is kept from call to call, since Dynamo guards its
+identity. Before a step, `refresh` updates it from the optimizer; Dynamo and the step
+write to the shadow alone; then `writes` returns C calls that write the same to the
+optimizer. Until these run, the optimizer is unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .lanes import Unlike
 
 #: Containers of which a shadow has copies.
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-#: What may be shared: nothing of it changes, or all see it change.
+#: Types of values that are shared: they do not change, or are the tensors themselves.
 SHARED = (
     *PLAIN,
     torch.Tensor,
@@ -41,7 +41,7 @@ SHARED = (
     types.BuiltinFunctionType,
     type,
 )
-#: The types of most values, which no other value is within.
+#: The types of most values, which contain no other values.
 LEAVES = frozenset(
     {int, float, bool, str, type(None), torch.Tensor, torch.nn.Parameter}
 )
@@ -49,10 +49,10 @@ Write = Callable[[], object]
 
 
 def unfused(group: dict[str, Any]) -> dict[str, bool]:
-    """Which options of a group ask for what torch's fused kernels do, in other words.
+    """The options that replace `fused=True` in a group: those of the foreach step.
 
-    Nothing for a group that does not ask for those. On a device that is not the CPU the
-    capturable form, which has counters where the fused kernels have them.
+    Empty for a group without `fused`. On other devices than the CPU `capturable` is set
+    too, so that step counters are on the device, as for the fused kernels.
     """
     if not group.get("fused"):
         return {}
@@ -63,7 +63,7 @@ def unfused(group: dict[str, Any]) -> dict[str, bool]:
 
 
 def stand_in(optimizer: Optimizer) -> Any:
-    """An object of an optimizer's class that has nothing yet.
+    """An object of an optimizer's class without attributes.
 
     Raises Unlike for an optimizer that no other object can stand for.
     """
@@ -73,9 +73,9 @@ def stand_in(optimizer: Optimizer) -> Any:
             raise Unlike(f"{c.__name__} keeps attributes in slots")
     if hasattr(kind, "__del__"):
         raise Unlike(f"{kind.__name__} has a __del__")
-    made = object.__new__(kind)
-    session.apart.add(made)
-    return made
+    shadow = object.__new__(kind)
+    session.apart.add(shadow)
+    return shadow
 
 
 class Shadow:
@@ -91,13 +91,13 @@ class Shadow:
         self._owner = weakref.ref(optimizer)
         #: the library of the guards, once it is there
         self.helper: ctypes.PyDLL | None = None
-        #: was what the last step left taken over, or thrown away?
+        #: were the last step's writes to the shadow taken over, or discarded?
         self.clean = False
         self._lanes, self._plain = Part(), Part()
         self._known: dict[int, Pair] = {}  # while copies are made: the former ones
-        self._within: set[int] = set()  # what is being copied
+        self._within: set[int] = set()  # ids of containers that are being copied
         self._written: list[tuple[Part, Pair]] = []  # by the last step
-        #: by id of what is the shadow's, the optimizer's
+        #: the optimizer's container, by id of the shadow's copy
         self._back: dict[int, Any] = {}
 
     def copies(self, x: Any) -> bool:
@@ -112,35 +112,39 @@ class Shadow:
         state: Mapping[Any, Any] | None = None,
         lists: Sequence[Any] = (),
     ) -> None:
-        """Hold what the optimizer holds.
+        """Copy what the optimizer holds.
 
-        `state`, `lists`: what stands for its state and for the parameters of each
-        group, if only some lanes are to be seen. Raises Unlike for what is no plain
-        data.
+        `state`, `lists`: replace its state and the parameters of each group, if the
+        shadow has other lanes. Raises Unlike for values that are not plain data.
         """
         groups = optimizer.param_groups
         if type(groups) is not list:
             raise Unlike("its groups are no list")
-        own = [group["params"] for group in groups]
-        lanes = [optimizer.state if state is None else state, *(lists or own)]
+        lists_of_params = [group["params"] for group in groups]
+        lanes = [
+            optimizer.state if state is None else state,
+            *(lists or lists_of_params),
+        ]
         plain = [vars(optimizer), groups, *groups]
-        mine, rest = self._lanes, self._plain
+        lanes_part, plain_part = self._lanes, self._plain
         helper = self.helper
-        known = (
-            self.clean and [*map(id, lanes)] == mine.roots and mine.theirs.same(helper)
+        lanes_are_same = (
+            self.clean
+            and [*map(id, lanes)] == lanes_part.roots
+            and lanes_part.theirs.same(helper)
         )
-        same = known and [*map(id, plain)] == rest.roots
-        moved = rest.theirs.moved(helper) if same else None
+        same = lanes_are_same and [*map(id, plain)] == plain_part.roots
+        moved = plain_part.theirs.moved(helper) if same else None
         if moved == []:
             return
         self.clean = False
         if moved is not None:
-            rest.follow(moved)
+            plain_part.follow(moved)
             self.clean = True
             return
         self._within.clear()
         self._known = {**self._lanes.pairs, **self._plain.pairs}
-        if not known:
+        if not lanes_are_same:
             self._lanes.pairs = {}
             for x in lanes:
                 self._mirror(x, optimizer, "state", self._lanes.pairs)
@@ -151,8 +155,10 @@ class Shadow:
         self._plain.note()
         pairs = [*self._lanes.pairs.values(), *self._plain.pairs.values()]
         self._back = {id(pair.ours): pair.theirs for pair in pairs}
-        for given, meant in zip(lanes, (optimizer.state, *own), strict=True):
-            self._back[id(self._lanes.pairs[id(given)].ours)] = meant
+        for mirrored, original in zip(
+            lanes, (optimizer.state, *lists_of_params), strict=True
+        ):
+            self._back[id(self._lanes.pairs[id(mirrored)].ours)] = original
         self._known = {}
         self.clean = True
 
@@ -160,13 +166,13 @@ class Shadow:
         pairs: dict[int, Pair] = {}
         self._plain.pairs = pairs
         attributes = vars(optimizer).copy()
-        made: dict[str, Any] = {}
+        mirrored: dict[str, Any] = {}
         for name, x in attributes.items():
             if is_hooks(name):
-                made[name] = collections.OrderedDict()
+                mirrored[name] = collections.OrderedDict()
             elif name not in OUTSIDE:
-                made[name] = self._mirror(x, optimizer, name, pairs)
-        made["state"], *lists = (self._lanes.pairs[id(x)].ours for x in lanes)
+                mirrored[name] = self._mirror(x, optimizer, name, pairs)
+        mirrored["state"], *lists = (self._lanes.pairs[id(x)].ours for x in lanes)
         groups = []
         every = optimizer.param_groups.copy()
         for group, params in zip(every, lists, strict=True):
@@ -181,21 +187,21 @@ class Shadow:
             }
             content.update(unfused(group))
             groups.append(self._filled(group, seen, content, pairs))
-        made["param_groups"] = self._filled(
+        mirrored["param_groups"] = self._filled(
             optimizer.param_groups, every, groups, pairs
         )
         inside = vars(self.itself)
         inside.clear()
-        inside.update(made)
+        inside.update(mirrored)
         pairs[id(vars(optimizer))] = Pair(vars(optimizer), attributes, inside)
 
     def _filled(
         self, theirs: Any, seen: Any, content: Any, pairs: dict[int, Pair]
     ) -> Any:
-        """The shadow's copy of a container, the one it had if it had one."""
-        known = self._known.get(id(theirs))
-        if known is not None and known.theirs is theirs:
-            ours = known.ours
+        """Fill the shadow's copy of a container: the former copy, if there is one."""
+        former = self._known.get(id(theirs))
+        if former is not None and former.theirs is theirs:
+            ours = former.ours
         elif type(theirs) is collections.defaultdict:
             ours = collections.defaultdict(theirs.default_factory)
         else:
@@ -212,12 +218,12 @@ class Shadow:
     def _mirror(
         self, x: Any, optimizer: Optimizer, name: str, pairs: dict[int, Pair]
     ) -> Any:
-        """What stands for a value in the shadow."""
+        """The shadow's copy of a value; the value itself if it can be shared."""
         kind = type(x)
         if kind in DICTS or kind is list:
-            done = self._lanes.pairs.get(id(x)) or pairs.get(id(x))
-            if done is not None:
-                return done.ours
+            pair = self._lanes.pairs.get(id(x)) or pairs.get(id(x))
+            if pair is not None:
+                return pair.ours
             if id(x) in self._within:
                 raise Unlike(f"{name} holds itself")
             self._within.add(id(x))
@@ -243,12 +249,14 @@ class Shadow:
     # ---------------------------------------------------------------- after a step
 
     def changed(self) -> bool:
-        """Does the shadow hold anything else than it did after `refresh`?"""
+        """Has the shadow changed since `refresh`?"""
         helper = self.helper
         return not (self._lanes.ours.same(helper) and self._plain.ours.same(helper))
 
     def translated(self, x: Any) -> Any:
-        """What of the optimizer's stands for a value of the shadow's."""
+        """The optimizer's value for a value of the shadow's, in place for containers
+        that the step made.
+        """
         if x is self.itself:
             return self._owner()
         if id(x) in self._back:
@@ -258,9 +266,9 @@ class Shadow:
             x[:] = [self.translated(y) for y in x]
         elif kind in DICTS:
             for k, y in [*x.items()]:
-                mine = self.translated(y)
-                if mine is not y:
-                    x[k] = mine
+                translated = self.translated(y)
+                if translated is not y:
+                    x[k] = translated
         elif kind is tuple:
             items = tuple(self.translated(y) for y in x)
             return x if all(map(is_, items, x)) else items
@@ -269,13 +277,13 @@ class Shadow:
         return x
 
     def writes(self, lanes: bool = True) -> list[Write]:
-        """Calls after which the optimizer holds what the step left in the shadow.
+        """C calls that write to the optimizer what the step wrote to the shadow.
 
-        They run no bytecode. `lanes`: also what it left in the state, by parameter, and
-        in the lists of parameters.
+        `lanes`: also the writes to the state, by parameter, and to the lists of
+        parameters.
         """
         self._written = written = []
-        done: list[Write] = []
+        writes: list[Write] = []
         for part in (self._lanes, self._plain) if lanes else (self._plain,):
             if part.ours.same():
                 continue
@@ -286,20 +294,20 @@ class Shadow:
                 written.append((part, pair))
                 pair.seen = [self.translated(x) for x in ours]
                 change = functools.partial(list.__setitem__, theirs, slice(None))
-                done.append(functools.partial(change, pair.seen))
+                writes.append(functools.partial(change, pair.seen))
             for pair in part.tables:
                 ours, before, theirs = pair.ours, pair.before, pair.theirs
                 alike = len(ours) == len(before) and all(map(is_, ours, before))
                 if alike and all(map(is_, ours.values(), before.values())):
                     continue
                 written.append((part, pair))
-                gone: list[Any] = []
+                displaced: list[Any] = []
                 if alike:
                     both = zip(ours.items(), before.values(), strict=True)
                     news = {k: x for (k, x), y in both if x is not y}
                 else:
-                    gone = _displaced(before, ours)
-                    again = dict.fromkeys(gone)
+                    displaced = _displaced(before, ours)
+                    again = dict.fromkeys(displaced)
                     news = {
                         k: x
                         for k, x in ours.items()
@@ -307,20 +315,20 @@ class Shadow:
                     }
                 if not LEAVES.issuperset(map(type, news.values())):
                     news = {k: self.translated(x) for k, x in news.items()}
-                for k in gone:
+                for k in displaced:
                     pair.seen.pop(k, None)
-                    done.append(functools.partial(theirs.pop, k, None))
+                    writes.append(functools.partial(theirs.pop, k, None))
                 if news:
                     pair.seen.update(news)
-                    done.append(functools.partial(type(theirs).update, theirs, news))
-        return done
+                    writes.append(functools.partial(type(theirs).update, theirs, news))
+        return writes
 
     def settle(self) -> None:
-        """What `writes` gave has been done: optimizer and shadow hold the same."""
+        """Note that the last `writes` were done: optimizer and shadow are equal."""
         parts = set()
         for part, pair in self._written:
             if self._strange(pair.ours):
-                # what the step has put there is no copy yet
+                # the shadow has a container of the optimizer's, not a copy
                 return
             pair.before = pair.ours.copy()
             parts.add(part)
@@ -329,7 +337,7 @@ class Shadow:
         self.clean = True
 
     def _strange(self, x: Any) -> bool:
-        """Is something in a container that is neither a copy nor no container?"""
+        """Does a container have an item that is a container, but no copy?"""
         values = x.values() if isinstance(x, dict) else x
         if LEAVES.issuperset(map(type, values)):
             return False
@@ -342,28 +350,28 @@ class Shadow:
         return False
 
     def is_intact(self) -> bool:
-        """Are its state and the lists of parameters those that it was given?"""
+        """Has the step kept the state dict and the lists of parameters?"""
         state, *lists = [self._lanes.pairs[x] for x in self._lanes.roots]
         groups = self.itself.param_groups
         if self.itself.state is not state.ours or len(groups) != len(lists):
             return False
         for group, pair in zip(groups, lists, strict=True):
-            own, before = group["params"], pair.before
-            if own is not pair.ours or len(own) != len(before):
+            params, before = group["params"], pair.before
+            if params is not pair.ours or len(params) != len(before):
                 return False
-            if not all(map(is_, own, before)):
+            if not all(map(is_, params, before)):
                 return False
         return True
 
 
 def _displaced(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:
-    """The keys to be taken out of a dict that holds `before`, so that it has the order
-    of `now` when it is given the rest.
+    """The keys to remove from a dict with the keys `before`, so that adding the missing
+    ones gives it the keys of `now`, in order.
     """
-    kept = [k for k in before if k in now]
+    common = [k for k in before if k in now]
     stay = 0
-    for k, other in zip(kept, now, strict=False):
+    for k, other in zip(common, now, strict=False):
         if k is not other:
             break
         stay += 1
-    return [*(k for k in before if k not in now), *kept[stay:]]
+    return [*(k for k in before if k not in now), *common[stay:]]

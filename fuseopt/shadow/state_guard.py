@@ -1,8 +1,8 @@
-"""What an optimizer holds besides its lanes: has it changed since the last call?
+"""Watch what an optimizer holds besides its lanes for changes since the last call.
 
-Names, numbers, tables: a step may depend on any of it, and Dynamo guards only what the
-leading lanes' step reads. Most calls find the objects of the last one. Those of a
-schedule find other numbers in the same places, which a graph may take as they are.
+A step may depend on any attribute or option, and Dynamo guards only what the models'
+step reads. In most calls all objects are those of the last one. A schedule puts other
+numbers in the same places, and a graph may take these as inputs.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def _parts(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
 
 
 class StateGuard:
-    """What an optimizer holds; `look(optimizer)` takes note of what it holds now.
+    """A record of what an optimizer holds; `look(optimizer)` updates it.
 
-    `count` is another number whenever something changed but numbers, `moved` has the
-    places of those that changed since then. `struct`: the same for the compiled helper,
-    which says in the pass over an optimizer's lanes whether a look is needed.
+    `count` increases whenever something else than numbers changed; `moved`: the places
+    of numbers that changed since then. `struct`: the record for the compiled helper,
+    which says in its pass over the lanes whether a look is needed.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.moved: set[Place] = set()
         self.struct = Held()
-        self._arrays: list[array[int]] = []  # that it points to
+        self._arrays: list[array[int]] = []  # to which it points
         self._groups: list[Any] = []
-        # names and values, then what those hold that are containers; are there
-        # containers in those?
+        # names and values, then the contents of values that are containers; `_deep`:
+        # are there containers in these?
         self._cells: list[Any] = []
         self._places: list[Place] = []  # of the values among the cells, else None
         self._containers: list[Any] = []
@@ -57,23 +57,23 @@ class StateGuard:
         self._held: dict[Place, Any] = {}
 
     def forget(self) -> None:
-        """Let the next look take all for changed."""
+        """Let the next look treat everything as changed."""
         self._cells = []
         self.struct.n = 0
 
     def look(self, optimizer: Optimizer) -> None:
-        """Raises Unlike for what is not plain data."""
+        """Compare with the last look. Raises Unlike for what is not plain data."""
         groups = optimizer.param_groups
-        own = vars(optimizer)
-        now: list[Any] = [*own, *own.values()]
+        attributes = vars(optimizer)
+        now: list[Any] = [*attributes, *attributes.values()]
         for group in groups:
             now += group
             now += group.values()
         first = len(now)
-        for held in self._containers:
-            now += held
-            if isinstance(held, dict):
-                now += held.values()
+        for container in self._containers:
+            now += container
+            if isinstance(container, dict):
+                now += container.values()
         same = (
             len(now) == len(self._cells)
             and list(map(len, self._containers)) == self._sizes
@@ -88,16 +88,14 @@ class StateGuard:
             self._tell_helper(optimizer)  # other dicts that hold the same
 
     def _tell_helper(self, optimizer: Optimizer) -> None:
-        """Let the compiled helper know what `_cells` are, where it may go through all
-        containers.
-        """
-        groups, own = optimizer.param_groups, vars(optimizer)
-        containers = [own, *groups, *self._containers, groups]
+        """Give the compiled helper the record, if it can compare all containers."""
+        groups, attributes = optimizer.param_groups, vars(optimizer)
+        containers = [attributes, *groups, *self._containers, groups]
         self._groups = groups.copy()  # kept, so that no other dict comes to lie there
         self.struct.n = 0
         if (
             self._deep
-            or own.get("param_groups") is not groups
+            or attributes.get("param_groups") is not groups
             or not {*map(type, containers)} <= CONTAINERS
         ):
             return
@@ -105,7 +103,7 @@ class StateGuard:
         self._arrays = told(self.struct, containers, map(len, containers), items)
 
     def _follow(self, now: list[Any], other: list[bool]) -> bool:
-        """Take over numbers that are in the places of numbers; False: it is more."""
+        """Take over numbers that replaced numbers; False if anything else changed."""
         moved: dict[Place, Any] = {}
         changes = [i for i, changed in enumerate(other) if changed]
         for i in changes:
@@ -128,23 +126,25 @@ class StateGuard:
         return True
 
     def _look_closely(self, optimizer: Optimizer, cells: list[Any]) -> None:
-        own = vars(optimizer)
+        entries = vars(optimizer)
         attributes = own_attributes(optimizer)
-        self._places = [None] * len(own) + [k if k in attributes else None for k in own]
+        self._places = [None] * len(entries) + [
+            k if k in attributes else None for k in entries
+        ]
         places: dict[Place, Any] = dict(attributes)
         for g, group in enumerate(optimizer.param_groups):
-            mine = [(g, key) if key != "params" else None for key in group]
-            self._places += [None] * len(group) + mine
-            for place, value in zip(mine, group.values(), strict=True):
+            places_of_group = [(g, key) if key != "params" else None for key in group]
+            self._places += [None] * len(group) + places_of_group
+            for place, value in zip(places_of_group, group.values(), strict=True):
                 if place is not None:
                     places[place] = value
         # what containers hold, one level deep; below that they are compared whole
         self._containers = [v for v in places.values() if isinstance(v, (dict, list))]
         self._sizes = list(map(len, self._containers))
         inner: list[Any] = []
-        for held in self._containers:
-            inner += held
-            inner += held.values() if isinstance(held, dict) else ()
+        for container in self._containers:
+            inner += container
+            inner += container.values() if isinstance(container, dict) else ()
         self._deep = any(isinstance(x, (dict, list)) for x in inner)
         self._cells = cells + inner
         self._held = {
@@ -156,5 +156,5 @@ class StateGuard:
         self.count += 1
 
     def held(self, moving: frozenset[Place]) -> list[Any]:
-        """What the optimizer holds, less the numbers that a graph takes as they are."""
+        """What the optimizer holds, without the numbers that are a graph's inputs."""
         return [item for item in self._held.items() if item[0] not in moving]

@@ -1,9 +1,9 @@
-"""An optimizer's step, traced whole -> the same, on the optimizer's shadow.
+"""Run an optimizer's step, traced whole, on the optimizer's shadow.
 
-The shadow has all lanes. It is given to a step that is traced in one graph, so that no
-code of the user's runs in between, and that sees nothing of itself but its attributes:
-`keeps_to_itself` asks the code that it may run. Of any other step Dynamo is given the
-optimizer, as torch.compile does it.
+The shadow has all lanes. A step is traced on it if it is one graph, so that none of the
+user's code runs in between, and if it uses `self` for attributes alone, which
+`keeps_to_itself` checks in its code. Any other step is traced on the optimizer itself,
+as torch.compile does it.
 """
 
 from __future__ import annotations
@@ -25,79 +25,79 @@ from ..runtime.step import CompiledStep
 from .lanes import Unlike
 from .optimizer import Shadow
 
-#: Instructions that take an attribute of what was loaded before them.
+#: Instructions on an attribute of the object that was loaded before them.
 TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
-#: Functions that do no more with an object.
+#: Functions that use no more of an object than its attributes and its class.
 ASKS = frozenset({"getattr", "hasattr", "setattr", "isinstance", "type", "super"})
 LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF"})
 
 
 class NotTraced(FuseoptError):
-    """Dynamo let a step run as it is, of which nothing was done."""
+    """Dynamo would run a step without compiling it; nothing of it was done."""
 
 
 def keeps_to_itself(function: Any, kind: type) -> bool:
     """Do a step's function and the methods that it names use `self` for attributes
-    alone? Another object with the same attributes then does for it.
+    alone? Then they can run on another object with the same attributes.
     """
     done: set[types.CodeType] = set()
     names: set[str] = set()
-    found: list[Any] = [function]
-    while found:
-        f = found.pop()
+    pending: list[Any] = [function]
+    while pending:
+        f = pending.pop()
         if isinstance(f, property):
-            found += [x for x in (f.fget, f.fset, f.fdel) if x is not None]
+            pending += [x for x in (f.fget, f.fset, f.fdel) if x is not None]
             continue
         f = f.__func__ if isinstance(f, (staticmethod, classmethod)) else f
         if not isinstance(f, types.FunctionType):
             continue
-        found.append(getattr(f, "__wrapped__", None))
+        pending.append(getattr(f, "__wrapped__", None))
         code = f.__code__
         if code in done or is_known(code):
             continue
         done.add(code)
-        own = code.co_varnames[:1] if code.co_argcount else ()
-        if not all(_attributes_alone(c, *own) for c in every_code(code)):
+        self_name = code.co_varnames[:1] if code.co_argcount else ()
+        if not all(_attributes_alone(c, *self_name) for c in every_code(code)):
             return False
         more = {name for c in every_code(code) for name in c.co_names} - names
         names |= more
-        found += [vars(c)[x] for c in kind.__mro__ for x in more if x in vars(c)]
+        pending += [vars(c)[x] for c in kind.__mro__ for x in more if x in vars(c)]
     return True
 
 
-def _attributes_alone(code: types.CodeType, own: str = "") -> bool:
+def _attributes_alone(code: types.CodeType, self_name: str = "") -> bool:
     steps = [x for x in dis.get_instructions(code) if x.opname not in ("CACHE", "NOP")]
     before = ["", ""]
     for now, after in zip(steps, [*steps[1:], steps[-1]], strict=True):
         loads = now.opname in LOADS or now.opname.startswith("LOAD_FAST")
-        if loads and own and own in (now.argval, *_names(now.argval)):
-            asked = before[-1] in ASKS or before[-2] == "super"
-            if after.opname not in TAKES and not asked:
+        if loads and self_name and self_name in (now.argval, *_names(now.argval)):
+            is_asked = before[-1] in ASKS or before[-2] == "super"
+            if after.opname not in TAKES and not is_asked:
                 return False
         before.append(now.argval if now.opname == "LOAD_GLOBAL" else "")
     return True
 
 
 def _names(x: Any) -> tuple[Any, ...]:
-    """What an instruction loads that loads two things."""
+    """The variables of an instruction that loads two."""
     return x if isinstance(x, tuple) else ()
 
 
 class Whole:
-    """The step of one optimizer, traced whole. `why`: why it is on no shadow."""
+    """The step of one optimizer, traced whole. `why`: why no shadow is used, or ""."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
         self.why = ""
-        #: why Dynamo must not trace it at all
+        #: the reason why Dynamo must not trace it at all, or ""
         self.refused = ""
         self.shadow: Shadow | None = None
         self.compiled: Callable[..., Any] | None = None
         self.pending = Pending()
         self.steps: list[CompiledStep] = []
-        #: was all that the last call ran compiled before it?
+        #: did the last call compile nothing?
         self.quiet = False
-        # did the last call end as calls do? Had the one before it compiled nothing?
+        # did the last call end normally? Did the one before it compile nothing?
         self._sound = True
         self._steady = False
 
@@ -109,17 +109,17 @@ class Whole:
     def compile(
         self, backend: Callable[..., Any], make: Callable[..., Callable[..., Any]]
     ) -> Callable[..., Any]:
-        """`make(backend)` compiles the step's function; launches wait for its end."""
+        """Compile the step's function by `make(backend)`; launches are put off."""
         owner = weakref.ref(self)
 
         def waiting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
-            made = backend(gm, example_inputs, **keywords)
+            step = backend(gm, example_inputs, **keywords)
             self = owner()
             if self is not None:
                 self.quiet = False
-                if isinstance(made, CompiledStep) and made.put_off_to(self.pending):
-                    self.steps.append(made)
-            return made
+                if isinstance(step, CompiledStep) and step.put_off_to(self.pending):
+                    self.steps.append(step)
+            return step
 
         waiting._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
         return make(waiting)
@@ -182,7 +182,7 @@ class Whole:
             pending.drop()
 
     def _cut_off(self) -> None:
-        """An exception ended the last call somewhere: take nothing for known."""
+        """Compare nothing with the last call, which an exception ended."""
         if not (self._steady and self.quiet):
             self.compiled = None
             self.quiet = False
@@ -191,5 +191,5 @@ class Whole:
 
 
 def _forbidden() -> bool:
-    """Was Dynamo told to fail rather than to trace anew?"""
+    """Is Dynamo set to fail rather than to recompile?"""
     return compat.stance() == "fail_on_recompile"

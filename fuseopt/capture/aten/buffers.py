@@ -1,7 +1,7 @@
-"""Memory while a step is recorded: a Buffer for each view, a value for each write.
+"""The memory of a step while it is recorded: Buffers for views, values for writes.
 
-Tensors are told apart by their storage, layout and dtype. Buffers whose elements may
-share memory know of each other: a write to one gives the others a new value too.
+A Buffer is identified by the storage, layout and dtype of a tensor. Buffers whose
+elements may share memory are linked: a write to one gives the others a new value too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .dtypes import BUFFER_NAMES, DTYPE_NAMES, NAMED_DTYPES, real_dtype, real_la
 
 
 class Buffers:
-    """The buffers and values that were met so far; see the module."""
+    """The buffers and values recorded so far; see the module."""
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
@@ -27,7 +27,7 @@ class Buffers:
         self.initial: list[int] = []
         self.line = ""  # the source line being recorded
         self._wanted = ""  # the device that the call being recorded asks for
-        #: by buffer the one through which its memory was last written, and what with
+        #: by buffer: (buffer through which its memory was last written, the value)
         self._seen: dict[int, tuple[int, int]] = {}
         self._keys: dict[Any, int] = {}
         self._by_storage: dict[int, list[int]] = {}
@@ -59,9 +59,9 @@ class Buffers:
         shape, stride, offset = real_layout(t)
         dtype = real_dtype(t.dtype)
         key = (storage, offset, shape, stride, dtype)
-        found = self._keys.get(key)
-        if found is not None:
-            return found
+        buffer = self._keys.get(key)
+        if buffer is not None:
+            return buffer
         if dtype not in BUFFER_NAMES:
             raise CaptureError(f"dtype {t.dtype} of {name or 'a result'} has no name")
         siblings = self._by_storage.setdefault(storage, [])
@@ -107,15 +107,12 @@ class Buffers:
         return self._keys.get((storage, offset, shape, stride, real_dtype(t.dtype)))
 
     def alone(self, buffer: int) -> bool:
-        """Is a buffer the one way in which its memory is seen?"""
+        """Is a buffer the only one in its storage, with each element once?"""
         storage = self.buffers[buffer].storage
         return len(self._by_storage[storage]) == 1 and self.untangled(buffer)
 
     def untangled(self, buffer: int) -> bool:
-        """Is memory of a buffer changed through itself only, and once for each element?
-
-        Not so if it shares some with another, or has an element twice.
-        """
+        """Does a buffer share no memory with another, and have each element once?"""
         return not (
             buffer in self._near or buffer in self._folded or buffer in self._seen
         )
@@ -125,18 +122,20 @@ class Buffers:
         return self._by_storage[storage][0]
 
     def embody(self, buffer: int) -> torch.Tensor:
-        """A tensor for a buffer that was added without one."""
-        own = self.buffers[buffer]
-        dtype = NAMED_DTYPES[own.dtype]
-        made = torch.empty_strided(own.shape, own.stride, dtype=dtype, device="meta")
-        storage = made.untyped_storage()._cdata
-        self.buffers[buffer] = own = own._replace(storage=storage)
-        self._keys[storage, 0, own.shape, own.stride, dtype] = buffer
+        """Make a meta tensor for a buffer that was added without one."""
+        layout = self.buffers[buffer]
+        dtype = NAMED_DTYPES[layout.dtype]
+        twin = torch.empty_strided(
+            layout.shape, layout.stride, dtype=dtype, device="meta"
+        )
+        storage = twin.untyped_storage()._cdata
+        self.buffers[buffer] = layout = layout._replace(storage=storage)
+        self._keys[storage, 0, layout.shape, layout.stride, dtype] = buffer
         self._by_storage[storage] = [buffer]
-        self._spans[storage] = [(*span(own), buffer)]
-        self._devices[storage] = own.device
-        self._alive.append(made)
-        return made
+        self._spans[storage] = [(*span(layout), buffer)]
+        self._devices[storage] = layout.device
+        self._alive.append(twin)
+        return twin
 
     def device_of(self, t: torch.Tensor) -> str:
         """The device that a meta tensor stands for."""
@@ -149,12 +148,14 @@ class Buffers:
 
     def temp_like(self, out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Memory inside the step, of the shape and device of `out`."""
-        made = torch.empty_like(out, dtype=dtype)
-        self._inherit(made, {"self": out})
-        return made
+        temp = torch.empty_like(out, dtype=dtype)
+        self._inherit(temp, {"self": out})
+        return temp
 
     def _inherit(self, out: torch.Tensor, bound: Any) -> None:
-        """A result lies on the device of its first operand with dimensions."""
+        """Set the device of a result: the one asked for, or that of the operands; the
+        CPU only if all are there.
+        """
         storage = out.untyped_storage()._cdata
         if storage in self._devices:
             return
@@ -162,23 +163,23 @@ class Buffers:
         for v in bound.values():
             for t in v if isinstance(v, (list, tuple)) else (v,):
                 if isinstance(t, torch.Tensor):
-                    own = self._devices.get(t.untyped_storage()._cdata, "")
-                    if own and (not device or (device == "cpu" and own != "cpu")):
-                        device = own
+                    place = self._devices.get(t.untyped_storage()._cdata, "")
+                    if place and (not device or (device == "cpu" and place != "cpu")):
+                        device = place
         self._devices[storage] = self._wanted or device or "cpu"
         self._alive.append(out)
 
     def _meet(self, index: int) -> None:
         """Find the buffers that a new one shares memory with."""
-        own = self.buffers[index]
-        first, last = span(own)
-        others = self._spans.setdefault(own.storage, [])
+        new = self.buffers[index]
+        first, last = span(new)
+        others = self._spans.setdefault(new.storage, [])
         for low, high, other in others:
-            if low < last and first < high and may_share(self.buffers[other], own):
+            if low < last and first < high and may_share(self.buffers[other], new):
                 self._near.setdefault(other, []).append(index)
                 self._near.setdefault(index, []).append(other)
         others.append((first, last, index))
-        if self_overlaps(own):
+        if self_overlaps(new):
             self._folded.add(index)
 
     def _overwritten(self, index: int) -> bool:
@@ -207,13 +208,13 @@ class Buffers:
         return value
 
     def wrote(self, buffer: int, value: int) -> None:
-        """Memory that no other buffer shares holds a new value."""
+        """Set a buffer's value; the caller updates buffers that share its memory."""
         self.current[buffer] = value
         self._written.add(buffer)
         self._seen.pop(buffer, None)
 
     def _look_through(self, index: int) -> None:
-        """A new view of another dtype holds the bits of what is there already."""
+        """A new view as another dtype has the bits of the value in its memory."""
         for other in self._near.get(index, ()):
             if same_place(self.buffers[other], self.buffers[index]):
                 seen = self._seen.get(other, (other, self.current[other]))
@@ -221,9 +222,10 @@ class Buffers:
                     self._seen[index] = seen
 
     def _collides(self, target: int, values: Sequence[int]) -> bool:
-        """Does a call write memory that it reads elsewhere, or one place twice?
+        """Does a call write memory that it also reads through another buffer, or write
+        an element twice?
 
-        What that gives depends on the order of eager's loop, or is an error.
+        The result then depends on the order of eager's loop, or is an error.
         """
         near = self._near.get(target)
         if near and any(self.values[v] in near for v in values):
@@ -232,7 +234,7 @@ class Buffers:
 
 
 def same_place(a: Buffer, b: Buffer) -> bool:
-    """Are two buffers the same elements of the same memory, as two dtypes?"""
+    """Do two buffers view the same elements of a storage, as two dtypes of one size?"""
     return (
         a.dtype != b.dtype
         and {a.dtype, b.dtype} < set(DTYPE_NAMES.values()) - {"b8"}
@@ -242,14 +244,14 @@ def same_place(a: Buffer, b: Buffer) -> bool:
     )
 
 
-#: Integers that a double, as which a lane keeps its numbers, does not hold.
+#: Integers that float64, the type of a lane's numbers, does not represent exactly.
 WIDE_INTEGERS = frozenset({torch.int64, torch.uint64})
 
 
 def as_lane_number(t: torch.Tensor) -> torch.Tensor:
-    """A tensor of one element as the number that it is: without dimensions.
+    """A tensor of one element as a view without dimensions, other tensors unchanged.
 
-    So it belongs to a lane as a counter does, whatever shape the lane has.
+    It is then a number of its lane, as a step counter is, whatever the lane's shape.
     """
     if t.dim() == 0 or t.numel() != 1 or t.dtype in WIDE_INTEGERS or t.is_complex():
         return t

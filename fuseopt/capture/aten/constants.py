@@ -1,8 +1,9 @@
-"""Tensors that a step brings along: their contents are known when it is captured.
+"""Constant tensors of a step, whose contents are known when it is captured.
 
-A step runs on meta tensors, but `torch.tensor([...])`, a NumPy number or a tensor that
-the graph holds are real. Arithmetic on real tensors alone is done once, at capture;
-where one meets the step it becomes memory that a fill writes or a `Constant` brings.
+A step runs on meta tensors, but `torch.tensor([...])`, a NumPy number or a tensor in
+the graph are real. Arithmetic on real tensors alone is done once, at capture; a real
+tensor that is used with the step's tensors becomes memory that a fill or a `Constant`
+writes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .dtypes import DTYPE_NAMES
 
 @dataclass(frozen=True)
 class Constant:
-    """An extern's call without arguments: gives a copy of `tensor` at each step."""
+    """The function of an extern without arguments: returns a copy of `tensor`."""
 
     tensor: torch.Tensor
 

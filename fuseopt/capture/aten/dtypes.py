@@ -11,7 +11,7 @@ from ...ir.opcodes import ARITHMETIC, TORCH_NAMES
 
 #: The dtype of each name that a buffer's elements may have in the IR.
 NAMED_DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, own) for name, own in TORCH_NAMES.items()
+    name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()
 }
 #: The name of every dtype that a buffer may have; of those that bodies compute with.
 BUFFER_NAMES = {dtype: name for name, dtype in NAMED_DTYPES.items()}

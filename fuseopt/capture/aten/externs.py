@@ -1,4 +1,4 @@
-"""Calls that run as they are, and the tensors that a step brings along."""
+"""Record calls without a rule as Externs, which keep the call, and constant tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TensorRef(NamedTuple):
 
 
 class Externs(Pointwise):
-    """Nodes that compute, and those that keep a call: `calls[payload]`."""
+    """Arithmetic nodes, and Externs with their calls: `calls[payload]`."""
 
     def __init__(self, scalars: Scalars, vector_library: bool | None) -> None:
         super().__init__(scalars, vector_library)
@@ -47,7 +47,7 @@ class Externs(Pointwise):
         self._constants: dict[int, torch.Tensor] = {}  # by id of the real tensor
 
     def constant(self, t: torch.Tensor) -> torch.Tensor:
-        """The meta twin of a real tensor; a node gives it its contents."""
+        """The meta twin of a real tensor; a node that writes its contents is added."""
         if id(t) in self._constants:
             return self._constants[id(t)]
         twin = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
@@ -68,7 +68,7 @@ class Externs(Pointwise):
         return twin
 
     def _extern(self, func: Any, args: Any, kwargs: Any, out: Any, reason: str) -> Any:
-        """Keep a call as it is, with the values it reads and the buffers it writes."""
+        """Add an Extern for a call, with the values that it reads and writes."""
         reads: list[int] = []
         mutated: list[int] = []
         schema = op_info(func).schema
@@ -95,7 +95,7 @@ class Externs(Pointwise):
             for name, a in zip(schema.arguments, args, strict=False)
         )
         new_kwargs = {k: refer(v, k in changed) for k, v in kwargs.items()}
-        known = {self.buffers[self.values[v]].storage for v in reads}
+        read_storages = {self.buffers[self.values[v]].storage for v in reads}
         results = tensors_in(out)
         outputs = []
         for t in results:
@@ -106,7 +106,9 @@ class Externs(Pointwise):
             if is_complex(t) and outputs[-1] not in mutated:
                 self._complex_given.add(t.untyped_storage()._cdata)
         fresh = [
-            b for b in dict.fromkeys(outputs) if self.buffers[b].storage not in known
+            b
+            for b in dict.fromkeys(outputs)
+            if self.buffers[b].storage not in read_storages
         ]
         written = tuple(self._write(b) for b in dict.fromkeys([*mutated, *fresh]))
         payload = len(self.calls)

@@ -1,9 +1,8 @@
-"""A call of lists -> what it becomes, position by position, without asking torch or the
-rules again for a position that is like an earlier one.
+"""Record a foreach call position by position, reusing the rule of an earlier position.
 
-Two positions of a call are alike if their operands agree in all that a rule looks at:
-dtype, having dimensions, being a number that the step computed. A shape rule sees the
-layout as well.
+Two positions are alike if their operands agree in all that a rule depends on: dtype,
+whether they have dimensions, whether they are numbers that the step computed. Shape
+rules depend on the layout as well.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from ...ir.graph import Body, ScalarRef, SchedulerNode
 from ..scalars.device import Computed
 from .pointwise import Pointwise
 
-#: By name, an operand for each position; or one that all share, which is no tensor.
+#: (name, an operand for each position).
 Columns = Sequence[tuple[str, Sequence[Any]]]
 
 
 class _Rule(NamedTuple):
-    """What a position became: the arithmetic and its numbers."""
+    """The arithmetic of a position, and its numbers."""
 
     body: Body
     scalars: tuple[ScalarRef, ...]
 
 
 class Positions:
-    """The positions of one call, of which some may have been recorded already."""
+    """The positions of one foreach call, and the rules of those recorded so far."""
 
     def __init__(self, recorder: Pointwise, columns: Columns) -> None:
         self.recorder = recorder
@@ -39,14 +38,14 @@ class Positions:
         self._asked: tuple[tuple[Any, ...] | None, list[int]] = (None, [])
 
     def again(self, i: int, out: torch.Tensor) -> bool:
-        """Record position i as one like it was; False if there is none yet."""
+        """Record position i like an earlier one; False if none is alike."""
         r = self.recorder
         key, reads = self._describe(i, out)
         self._asked = key, reads
         rule = self._rules.get(key) if key is not None else None
         if rule is None:
             return False
-        got = tuple([r.current[b] for b in reads])
+        values = tuple([r.current[b] for b in reads])
         buffer = r.buffer_of(out)
         if not r.untangled(buffer):
             return False
@@ -54,13 +53,13 @@ class Positions:
         value = len(r.values) - 1
         r.wrote(buffer, value)
         r.nodes.append(
-            SchedulerNode(rule.body, got, rule.scalars, (value,), r.call, r.line)
+            SchedulerNode(rule.body, values, rule.scalars, (value,), r.call, r.line)
         )
         return True
 
     def learn(self, nodes: int) -> None:
-        """Position i, about which `again` was asked, was recorded by the rules; there
-        were so many nodes before.
+        """Remember the rule of the last position given to `again`, which was recorded
+        otherwise. `nodes`: the number of nodes before that.
         """
         key, reads = self._asked
         if key is None or len(self.recorder.nodes) != nodes + 1:
@@ -72,7 +71,9 @@ class Positions:
     def _describe(
         self, i: int, out: torch.Tensor
     ) -> tuple[tuple[Any, ...] | None, list[int]]:
-        """What a rule looks at, or None where there is more to it; buffers read."""
+        """The key of all that a rule depends on, None if no rule is to be reused; and
+        the buffers that are read.
+        """
         r = self.recorder
         if out.dim() and out.numel() == 1:
             return None, []  # seen as a number, see `as_lane_number`
@@ -115,38 +116,40 @@ def results(
     bound: Mapping[str, Any],
     positional: int,
 ) -> list[torch.Tensor]:
-    """What an op of lists gives that makes new tensors: asked of torch once for each
-    layout of its operands. `bound`: the arguments, of which so many, by the order of
-    `names`, are positional.
+    """The results of a foreach op that returns new tensors; torch is called with one
+    position of each layout. `bound`: the arguments by name, of which the first
+    `positional` of `names` are positional.
     """
 
-    def call(given: Mapping[str, Any]) -> list[torch.Tensor]:
+    def call(arguments: Mapping[str, Any]) -> list[torch.Tensor]:
         first = names[:positional]
-        rest = {k: x for k, x in given.items() if k not in first}
-        return list(func(*(given[k] for k in first), **rest))
+        keywords = {k: x for k, x in arguments.items() if k not in first}
+        return list(func(*(arguments[k] for k in first), **keywords))
 
     lists = [k for k, x in bound.items() if isinstance(x, (list, tuple))]
     if any(isinstance(x, torch.Tensor) and x.dim() for x in bound.values()):
         return call(bound)  # an entry for each position, too
     kinds: dict[Any, int] = {}
     firsts: list[int] = []
-    of: list[int] = []
+    group_of: list[int] = []
     for i, row in enumerate(zip(*(bound[k] for k in lists), strict=True)):
         kind = tuple([_layout(x) for x in row])
-        at = kinds.get(kind)
-        if at is None:
-            at = kinds[kind] = len(firsts)
+        group = kinds.get(kind)
+        if group is None:
+            group = kinds[kind] = len(firsts)
             firsts.append(i)
-        of.append(at)
-    few = {k: [x[i] for i in firsts] if k in lists else x for k, x in bound.items()}
-    made = call(few)
-    found: list[torch.Tensor] = []
-    for i, at in enumerate(of):
-        t = made[at]
-        if i != firsts[at]:
+        group_of.append(group)
+    representatives = {
+        k: [x[i] for i in firsts] if k in lists else x for k, x in bound.items()
+    }
+    new = call(representatives)
+    every: list[torch.Tensor] = []
+    for i, group in enumerate(group_of):
+        t = new[group]
+        if i != firsts[group]:
             t = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-        found.append(t)
-    return found
+        every.append(t)
+    return every
 
 
 def _layout(x: Any) -> Any:

@@ -1,8 +1,7 @@
-"""What an ATen op is: its schema, and what becomes of a call of it.
+"""Classify ATen ops by their schemas, and find the rule of arithmetic of a call.
 
-`op_info(func)` says all that is known of an op by itself, from its schema and from the
-tables of names here; `lowering` which rule of arithmetic a call is, with its operands.
-How operands are promoted is a matter of rules, see `dtypes`.
+`op_info(func)` describes an op, from its schema and the tables of names here;
+`lowering` returns the rule and the operands of a call. For type promotion see `dtypes`.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ MODES = {
     ("div", "rounding_mode", "trunc"): "div_trunc",
 }
 EMPTY = frozenset("empty empty_like new_empty empty_strided new_empty_strided".split())
-#: Calls whose result has a shape that they are told.
+#: Calls that take the shape of their result as an argument.
 SHAPED = frozenset("full new_full scalar_tensor zeros new_zeros ones new_ones".split())
-#: Arguments that say how a result is laid out; the meta result already shows it.
+#: Arguments that choose the layout of a result; the meta result has it already.
 LAYOUT = frozenset(
     "memory_format dtype layout device pin_memory non_blocking generator size".split()
 )
@@ -54,11 +53,11 @@ LAYOUT = frozenset(
 META_FREE = frozenset(
     "add sub mul div neg abs sqrt addcmul addcdiv lerp copy fill zero".split()
 )
-#: Calls of lists that fold each of their tensors.
+#: Foreach calls that reduce each of their tensors.
 FOREACH_REDUCTIONS = frozenset({"norm", "max"})
 
-#: Calls that give or change a tensor as large as the one they are given, and treat all
-#: of its elements alike.
+#: Calls that return or change a tensor of the size of their argument, and treat all of
+#: its elements alike.
 LIKE = frozenset(
     "zeros_like ones_like full_like empty_like clone copy _to_copy fill zero detach "
     "alias lift_fresh_copy".split()
@@ -68,16 +67,16 @@ Operands = tuple[tuple[str, Any], ...]
 
 
 class OpInfo(NamedTuple):
-    """What is known of an op before it is called.
+    """The properties of an op.
 
     `name`: without namespace, `_foreach_` and trailing underscore. `inplace`: it
-    changes its first argument and returns it. `foreach`: it is a call of lists.
-    `operands`: the arguments that a rule may take, with their defaults; `others` are
-    those that no rule understands unless they have their defaults. `empty`: it gives
-    memory and no contents. `shaped`: it is told the shape of its result. `pointwise`:
-    a rule may be found for it. `elementwise`: it does the same to each element, and so
-    does to a part of a tensor what it does to the whole. `meta_free`: its shape rule
-    need not be asked.
+    changes its first argument and returns it. `foreach`: it takes lists of tensors.
+    `operands`: the arguments that a rule may take, with their defaults; `others`: those
+    that must have their defaults for any rule. `empty`: its result has no contents.
+    `shaped`: the shape of its result is an argument. `pointwise`: there may be a rule
+    for it. `elementwise`: it treats each element alike, so that it does to a part of a
+    tensor what it does to the whole. `meta_free`: its result on meta is its first
+    argument.
     """
 
     schema: Schema
@@ -96,14 +95,14 @@ class OpInfo(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def op_info(func: Any) -> OpInfo:
-    """What an OpOverload is."""
+    """The properties of an OpOverload."""
     schema = schema_of(func)
     assert schema is not None
     namespace, _, full = schema.name.partition("::")
     inplace = full.endswith("_") and not full.endswith("__")
     base = full[:-1] if inplace else full
-    own = namespace in ("aten", "prims")
-    name = base.removeprefix("_foreach_") if own else schema.name
+    is_torchs = namespace in ("aten", "prims")
+    name = base.removeprefix("_foreach_") if is_torchs else schema.name
     operands, others = [], []
     for argument, kind, default in zip(
         schema.arguments, schema.types, schema.defaults, strict=True
@@ -124,7 +123,7 @@ def op_info(func: Any) -> OpInfo:
         name in EMPTY,
         name in EMPTY or name in SHAPED,
         name in RULES or name in RENAMED or name in CONSTANTS,
-        not schema.seeded and own and _elementwise(func, name),
+        not schema.seeded and is_torchs and _elementwise(func, name),
         inplace and name in META_FREE,
     )
 
@@ -141,26 +140,26 @@ def arithmetic(kind: str) -> bool:
 def lowering(
     op: OpInfo, bound: Mapping[str, Any], absent: Callable[[str, Any], Any]
 ) -> tuple[str, Operands] | None:
-    """The rule for a call, and its operands; None if no rule understands all of its
-    arguments. `absent(argument, default)` is the operand that a call left out.
+    """The rule of a call, and its operands; None if no rule takes all of its arguments.
+    `absent(argument, default)` returns the operand for an argument that was left out.
     """
     name = op.name
     if name in CONSTANTS:
         return "fill", (("value", CONSTANTS[name]),)
     if name in RENAMED:
-        rule, taken = RENAMED[name]
-        return rule, tuple((n, bound[n]) for n in taken)
+        rule, argument_names = RENAMED[name]
+        return rule, tuple((n, bound[n]) for n in argument_names)
     filled = _filled(name, bound)
     if filled is not None:
         return "masked_fill", filled
-    own = next(
+    variant = next(
         (r for (n, a, v), r in MODES.items() if n == name and bound.get(a) == v), ""
     )
-    if not own:
+    if not variant:
         changed = any(bound.get(n, default) != default for n, default in op.others)
         if name not in RULES or changed:
             return None
-    return own or name, tuple(
+    return variant or name, tuple(
         (n, bound[n] if n in bound else absent(n, default))
         for n, default in op.operands
     )

@@ -1,4 +1,4 @@
-"""Calls that are arithmetic, as SchedulerNodes with interned Bodies."""
+"""Record arithmetic calls as SchedulerNodes with interned Bodies."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ EXACT = 2**53
 
 
 class Pointwise(Buffers):
-    """Buffers, and the nodes that compute what they hold.
+    """Buffers, and the nodes that compute their values.
 
-    `nodes` also holds what other rooms add: it is the step in eager's order.
+    `nodes` has all nodes of the step in eager's order, those of subclasses too.
     """
 
     def __init__(self, scalars: Scalars, vector_library: bool | None) -> None:
@@ -57,8 +57,8 @@ class Pointwise(Buffers):
         reads: list[torch.Tensor] = []
         scalars: list[ScalarRef] = []
         promoting: list[Any] = []
-        made = real_dtype(out.dtype)
-        if made is not out.dtype or any(is_complex(x) for _, x in operands):
+        out_dtype = real_dtype(out.dtype)
+        if out_dtype is not out.dtype or any(is_complex(x) for _, x in operands):
             rule = self._by_parts(name, operands, out.dtype)
             if rule is None:
                 return False
@@ -67,7 +67,7 @@ class Pointwise(Buffers):
         on_gpu = self._on_gpu(out)
         if on_gpu and name == "div" and is_number(operands[0][1]):
             name = "div_exact"  # of Python's numbers, wherever they lie
-        key: list[Any] = [name, made, out.dim() == 0, vectors, on_gpu]
+        key: list[Any] = [name, out_dtype, out.dim() == 0, vectors, on_gpu]
         for argument, x in operands:
             if x is None:
                 described.append(None)
@@ -77,13 +77,17 @@ class Pointwise(Buffers):
                 dtype = real_dtype(x.dtype)
                 if dtype not in DTYPE_NAMES or x.is_neg() or x.is_conj():
                     return False
-                source, there = self.device_of(x), self.device_of(out)
-                if source != there and name == "copy" and (x.dim() or source != "cpu"):
+                source, destination = self.device_of(x), self.device_of(out)
+                if (
+                    source != destination
+                    and name == "copy"
+                    and (x.dim() or source != "cpu")
+                ):
                     return False  # a call that waits for its device
-                if source != there and x.dim():
+                if source != destination and x.dim():
                     raise UnsupportedInput(
                         f"{name} takes a tensor on the device {source} and gives one "
-                        f"on {there}"
+                        f"on {destination}"
                     )
                 reads.append(as_lane_number(x))
                 alone = x.dim() == 0 and dtype is x.dtype
@@ -111,50 +115,55 @@ class Pointwise(Buffers):
                 name == "where" and x is operands[0][1]
             ):
                 promoting.append((argument, x))
-        if made not in DTYPE_NAMES or out.is_neg() or out.is_conj():
+        if out_dtype not in DTYPE_NAMES or out.is_neg() or out.is_conj():
             return False
         cached = tuple(key)
         if cached not in self._bodies:
-            common = made
+            common = out_dtype
             if name not in ("copy", "fill"):
                 common = real_dtype(result_type([x for _, x in promoting]))
-                if not common.is_floating_point and made.is_floating_point:
-                    common = made  # true division and the like
-            found = (
+                if not common.is_floating_point and out_dtype.is_floating_point:
+                    common = out_dtype  # true division and the like
+            lowered = (
                 lower(
                     name,
                     tuple(described),
                     DTYPE_NAMES[common],
-                    DTYPE_NAMES[made],
+                    DTYPE_NAMES[out_dtype],
                     vectors,
                     on_gpu,
                 )
                 if common in DTYPE_NAMES
                 else None
             )
-            if found is not None:
+            if lowered is not None:
                 # equal arithmetic is one object, whatever operands led to it
-                content = (found.name, found.reads, found.instrs, found.writes)
-                found = self._interned.setdefault(content, found)
-            self._bodies[cached] = found
+                content = (lowered.name, lowered.reads, lowered.instrs, lowered.writes)
+                lowered = self._interned.setdefault(content, lowered)
+            self._bodies[cached] = lowered
         body = self._bodies[cached]
         if body is None:
             return False
-        got = tuple([self._operand(t) for t in reads])
-        # one wide integer is no number, nor what it gives
-        place = out if any(x.dim() for x in reads) else as_lane_number(out)
-        buffer = self.buffer_of(place)
-        if self._collides(buffer, got):
+        values = tuple([self._operand(t) for t in reads])
+        # an int64 of one element is no lane number, and neither is its result
+        target = out if any(x.dim() for x in reads) else as_lane_number(out)
+        buffer = self.buffer_of(target)
+        if self._collides(buffer, values):
             return False
         self.nodes.append(
             SchedulerNode(
-                body, got, tuple(scalars), (self._write(buffer),), self.call, self.line
+                body,
+                values,
+                tuple(scalars),
+                (self._write(buffer),),
+                self.call,
+                self.line,
             )
         )
         return True
 
     def _has_vectors(self, out: torch.Tensor) -> bool:
-        """Does eager take functions for this result from the CPU's vector library?"""
+        """Does eager compute this result with the CPU's vector library of functions?"""
         if self.vector_library is not None:
             return self.vector_library
         return self.device_of(out) == "cpu"
@@ -175,7 +184,7 @@ class Pointwise(Buffers):
         dims: tuple[int, ...],
         out: torch.Tensor,
     ) -> None:
-        """Add the node that folds `operands` over `dims` into `out`."""
+        """Add the node that reduces `operands` over `dims` into `out`."""
         content = (body.name, body.reads, body.instrs, body.writes, body.reduction)
         body = self._interned.setdefault(content, body)
         reads = tuple([self._read(t) for t in operands])
@@ -194,23 +203,26 @@ class Pointwise(Buffers):
         if index not in self._seen:
             return value
         source, written = self._seen[index]
-        own, other = self.buffers[index], self.buffers[source]
-        if not same_place(own, other):
+        buffer, source_buffer = self.buffers[index], self.buffers[source]
+        if not same_place(buffer, source_buffer):
             return value
-        key = (written, own.dtype)
+        key = (written, buffer.dtype)
         if key not in self._bits:
-            known = (TensorOperand(other.dtype, other.shape == ()),)
-            body = lower("bitcast", known, own.dtype, own.dtype)
+            operands = (TensorOperand(source_buffer.dtype, source_buffer.shape == ()),)
+            body = lower("bitcast", operands, buffer.dtype, buffer.dtype)
             if body is None:
                 return value
             body = self._interned.setdefault(
                 (body.name, body.reads, body.instrs, body.writes), body
             )
-            made = torch.empty_strided(
-                own.shape, own.stride, dtype=NAMED_DTYPES[own.dtype], device="meta"
+            twin = torch.empty_strided(
+                buffer.shape,
+                buffer.stride,
+                dtype=NAMED_DTYPES[buffer.dtype],
+                device="meta",
             )
-            self._devices[made.untyped_storage()._cdata] = own.device
-            target = self._write(self.buffer_of(made))
+            self._devices[twin.untyped_storage()._cdata] = buffer.device
+            target = self._write(self.buffer_of(twin))
             node = SchedulerNode(body, (written,), (), (target,), self.call, self.line)
             self.nodes.append(node)
             self._bits[key] = target
@@ -219,58 +231,60 @@ class Pointwise(Buffers):
     def _by_parts(self, name: str, operands: Any, out: torch.dtype) -> str | None:
         """The rule for the parts of complex numbers, if their strides are known.
 
-        The shape rules of FFTs give other strides than the calls do, and the bits of
-        the next FFT depend on them: what an extern gave stays with the externs.
+        The shape rules of FFTs return other strides than the calls do, and the bits of
+        the next FFT depend on them: calls on results of externs stay externs.
         """
         tensors = [x for _, x in operands if is_complex(x)]
-        given = {t.untyped_storage()._cdata for t in tensors} & self._complex_given
-        return None if given else by_parts(name, operands, out)
+        from_externs = {
+            t.untyped_storage()._cdata for t in tensors
+        } & self._complex_given
+        return None if from_externs else by_parts(name, operands, out)
 
     # ---------------------------------------------------------------- numbers
 
     def item(self, t: torch.Tensor) -> Computed:
-        """`t.item()` for a tensor that the step computed, without a wait for it."""
-        made = self._cell(self.device_of(t))
+        """`t.item()` of a tensor that the step computed, without a synchronization."""
+        cell = self._cell(self.device_of(t))
         source = t.reshape(()) if t.dim() else t
-        if not self.emit("copy", (("src", source),), made):
+        if not self.emit("copy", (("src", source),), cell):
             raise CaptureError(f"the step reads a {t.dtype} as a number\n{self.line}")
-        return Computed(made, t.is_floating_point())
+        return Computed(cell, t.is_floating_point())
 
     def compute(self, op: str, operands: Sequence[Any], is_float: bool) -> Computed:
-        """One operation on numbers, of which one at least is a Computed."""
+        """One operation on numbers, at least one of which is a Computed."""
         stored = tuple(isinstance(x, Computed) for x in operands)
-        found = self._bodies.get((op, stored))
-        if found is None:
-            found = self._bodies[op, stored] = body_of_numbers(op, stored)
+        body = self._bodies.get((op, stored))
+        if body is None:
+            body = self._bodies[op, stored] = body_of_numbers(op, stored)
         tensors = [x.tensor for x in operands if isinstance(x, Computed)]
         others = [x for x in operands if not isinstance(x, Computed)]
         scalars = tuple(
             Symbol(x.index) if isinstance(x, Sym) else self._literal(float(x))
             for x in others
         )
-        made = self._cell(self.device_of(tensors[0]))
-        got = tuple([self._read(t) for t in tensors])
-        written = (self._write(self.buffer_of(made)),)
+        cell = self._cell(self.device_of(tensors[0]))
+        values = tuple([self._read(t) for t in tensors])
+        written = (self._write(self.buffer_of(cell)),)
         self.nodes.append(
-            SchedulerNode(found, got, scalars, written, self.call, self.line)
+            SchedulerNode(body, values, scalars, written, self.call, self.line)
         )
-        return Computed(made, is_float)
+        return Computed(cell, is_float)
 
     def _cell(self, device: str) -> torch.Tensor:
-        """Memory for a number, on the device of what it comes from."""
-        made = torch.empty((), dtype=torch.float64, device="meta")
-        self._devices[made.untyped_storage()._cdata] = device
-        known = self.known(made)
-        if known is not None:  # recorded as it was made, on no device
-            self.buffers[known] = self.buffers[known]._replace(device=device)
-        return made
+        """Memory for a number: a 0-d float64 meta tensor that stands for `device`."""
+        cell = torch.empty((), dtype=torch.float64, device="meta")
+        self._devices[cell.untyped_storage()._cdata] = device
+        buffer = self.known(cell)
+        if buffer is not None:  # recorded when `empty` was called, on no device
+            self.buffers[buffer] = self.buffers[buffer]._replace(device=device)
+        return cell
 
     def meant(self, x: Any) -> Any:
-        """The number that an argument of a call stands for, or the argument itself."""
-        found = self.standins.find(x)
-        if found is None:
+        """The number for which an argument of a call stands, or the argument itself."""
+        stand_in = self.standins.find(x)
+        if stand_in is None:
             return x
-        number, negated = found
+        number, negated = stand_in
         if not negated:
             return number
         if isinstance(number, Computed):
@@ -292,10 +306,10 @@ class Pointwise(Buffers):
 
     def _literal(self, value: float) -> Literal:
         key = (value, math.copysign(1.0, value))
-        found = self._literals.get(key)
-        if found is None:
-            found = self._literals[key] = Literal(value)
-        return found
+        literal = self._literals.get(key)
+        if literal is None:
+            literal = self._literals[key] = Literal(value)
+        return literal
 
 
 def is_number(x: Any) -> bool:

@@ -29,21 +29,21 @@ from .ops import FOREACH_REDUCTIONS, OpInfo, column, lowering, op_info, position
 from .pointwise import is_number
 from .stacks import CHAINS, Stack, Stacks, pieces_of
 
-#: Arguments of whose absence rules know that it is a factor of 1.
+#: Scale arguments: a rule takes a missing one for a factor of 1.
 SCALES = frozenset({"alpha", "value"})
 
 
 class Recorder(Externs, TorchDispatchMode):
-    """Decides of each call what it becomes; see the module."""
+    """Decides what each ATen call becomes; see the module."""
 
     def __init__(self, scalars: Scalars, vector_library: bool | None = True) -> None:
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         Externs.__init__(self, scalars, vector_library)
         self.stacks = Stacks(self._read)
-        #: calls that were more than arithmetic, element by element
+        #: the number of calls that were more than elementwise arithmetic
         self.others = 0
-        self.items = 0  # numbers that were read from tensors
-        #: the first call of what has dimensions that is not elementwise, see OpInfo
+        self.items = 0  # the number of reads of numbers from tensors
+        #: the first call on tensors with dimensions that is not elementwise, see OpInfo
         self.beyond = ""
 
     def __torch_dispatch__(
@@ -58,9 +58,9 @@ class Recorder(Externs, TorchDispatchMode):
         tensors = [t for x in bound.values() for t in tensors_in(x)]
         if not all(t.is_meta for t in tensors):
             self._check_constants(func, op, bound)
-            known = self.literals is None and not op.schema.seeded
+            keeps_constant = self.literals is None and not op.schema.seeded
             self.others += 1
-            if known and not any(t.is_meta for t in tensors):
+            if keeps_constant and not any(t.is_meta for t in tensors):
                 self._note(func, op, tensors)
                 return func(*args, **kwargs)
             args = swap(args, self.constant)
@@ -79,7 +79,7 @@ class Recorder(Externs, TorchDispatchMode):
             self.beyond = str(func)
 
     def sizes(self) -> tuple[int, ...]:
-        """How much there is of what no calls but arithmetic add to."""
+        """The sizes of all collections to which arithmetic calls do not add."""
         return (
             len(self.calls),
             self.items,
@@ -93,12 +93,12 @@ class Recorder(Externs, TorchDispatchMode):
         )
 
     def alone(self, buffer: int) -> bool:
-        """Is a buffer the one way in which its memory is seen, and no stack?"""
-        own = self.buffers[buffer].storage
-        return super().alone(buffer) and not self.stacks.holds(own)
+        """Is a buffer the only one in its storage, and no stack?"""
+        storage = self.buffers[buffer].storage
+        return super().alone(buffer) and not self.stacks.holds(storage)
 
     def _check_constants(self, func: Any, op: OpInfo, bound: dict[str, Any]) -> None:
-        """What is known at capture must not be changed by the step."""
+        """Raise CaptureError if a call writes a tensor that is known at capture."""
         for _, name in op.schema.writes:
             if not all(t.is_meta for t in tensors_in(bound.get(name))):
                 raise CaptureError(
@@ -106,9 +106,10 @@ class Recorder(Externs, TorchDispatchMode):
                 )
 
     def _on_meta(self, bound: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Keywords that let a call make its result on meta; keeps the device asked for.
+        """Keywords with which a call creates its result on meta; the device that it
+        asks for is kept in `_wanted`.
 
-        A call without tensors would else make real memory, on the default device.
+        A call without tensors would otherwise allocate on the default device.
         """
         device = bound.get("device")
         if device is None and any(tensors_in(x) for x in bound.values()):
@@ -124,12 +125,12 @@ class Recorder(Externs, TorchDispatchMode):
         out = bound["self"] if op.meta_free else func(*args, **kwargs)
         if not isinstance(out, torch.Tensor):
             self.others += 1
-            made = tensors_in(out)
+            tensors = tensors_in(out)
             if not op.schema.writes and out is not None:
-                if not made:
+                if not tensors:
                     return out  # metadata: a size, a dtype, a test of layout
-                if all(self._is_view(t, bound) for t in made):
-                    for t in made:
+                if all(self._is_view(t, bound) for t in tensors):
+                    for t in tensors:
                         self._inherit(t, bound)
                         self._read(t)
                     return out
@@ -171,7 +172,7 @@ class Recorder(Externs, TorchDispatchMode):
         )
 
     def _stack(self, stack: Stack, out: torch.Tensor) -> bool:
-        """Copies into the parts of the result."""
+        """Record a stack as copies into the parts of the result."""
         if out.dtype not in DTYPE_NAMES or any(t.is_neg() for t in stack.pieces):
             return False
         for i, t in enumerate(stack.pieces):
@@ -181,17 +182,17 @@ class Recorder(Externs, TorchDispatchMode):
 
     def _chain(self, name: str, tensors: list[torch.Tensor], out: torch.Tensor) -> bool:
         """`name(name(t0, t1), t2) ...`"""
-        made = tensors[0]
+        result = tensors[0]
         for i, t in enumerate(tensors[1:], 2):
-            into = out if i == len(tensors) else torch.empty_like(out)
-            self._inherit(into, {"self": made})
-            if not self.emit(name, (("self", made), ("other", t)), into):
+            target = out if i == len(tensors) else torch.empty_like(out)
+            self._inherit(target, {"self": result})
+            if not self.emit(name, (("self", result), ("other", t)), target):
                 return False
-            made = into
+            result = target
         return len(tensors) > 1
 
     def _reason(self, operands: Iterable[tuple[str, Any]], out: torch.Tensor) -> str:
-        """Why a call that a rule covers runs as it is."""
+        """The reason why a call that a rule covers becomes an Extern."""
         reads = [self._read(x) for _, x in operands if isinstance(x, torch.Tensor)]
         if self._collides(self.buffer_of(out), reads):
             return "it writes memory that it reads elsewhere, or one place twice"
@@ -225,8 +226,8 @@ class Recorder(Externs, TorchDispatchMode):
     def lerp_listed(
         self, start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor
     ) -> bool:
-        """Record `start.lerp_(end, weight)` of a call of lists, which takes a number:
-        eager reads it, as wide as the tensor has it. False if this is none.
+        """Record one position of a foreach lerp whose weight is a tensor. Eager reads
+        the weight as a number, in the tensor's dtype. False if it is not 0-d.
         """
         if weight.dim():
             return False
@@ -237,7 +238,9 @@ class Recorder(Externs, TorchDispatchMode):
     # ---------------------------------------------------------------- a call of lists
 
     def _default(self, name: str, value: Any) -> Any:
-        """What an argument is that a call left out; rules know what no scale means."""
+        """The value of an argument that a call left out: its default if a number, None
+        for a scale.
+        """
         if name in SCALES or not isinstance(value, (int, float)):
             return None
         if self.literals is not None:
@@ -249,8 +252,8 @@ class Recorder(Externs, TorchDispatchMode):
     ) -> Any:
         name = op.name
         lists = [v for v in bound.values() if isinstance(v, (list, tuple))]
-        own = bound.get("self")
-        n = len(own) if isinstance(own, (list, tuple)) else len(lists[0])
+        first = bound.get("self")
+        n = len(first) if isinstance(first, (list, tuple)) else len(lists[0])
         if name not in RULES:
             self.others += 1
         if name in FOREACH_REDUCTIONS:
@@ -274,9 +277,9 @@ class Recorder(Externs, TorchDispatchMode):
             columns = [(k, column(k, v, n)) for k, v in bound.items()]
         if name == "mul" and op.inplace and is_number(columns[1][1][0]):
             name = "mul_rounded"  # the one foreach op that rounds its number
-        if name == "div" and not is_number(own := columns[0][1][0]):
+        if name == "div" and not is_number(first := columns[0][1][0]):
             by, one = columns[1][1][0], func._overloadname in ("Scalar", "Tensor")
-            if self._on_gpu(own) and (is_number(by) or (one and self.on_host(by))):
+            if self._on_gpu(first) and (is_number(by) or (one and self.on_host(by))):
                 # for one number eager's kernels for GPUs take the inverse
                 name = "div_listed" if one else "div_exact"
         positions = Positions(self, columns)
@@ -288,11 +291,13 @@ class Recorder(Externs, TorchDispatchMode):
                 continue
             nodes = len(self.nodes)
             if not self.emit(name, operands, result):
-                alone = {k: position(k, v, i) for k, v in bound.items()}
-                given = tuple(alone[k] for k in op.arguments[: len(args)])
-                rest = {k: alone[k] for k in kwargs}
-                made = [] if op.inplace else [result]
-                self._extern(func, given, rest, made, self._reason(operands, result))
+                arguments = {k: position(k, v, i) for k, v in bound.items()}
+                positional = tuple(arguments[k] for k in op.arguments[: len(args)])
+                keywords = {k: arguments[k] for k in kwargs}
+                new = [] if op.inplace else [result]
+                self._extern(
+                    func, positional, keywords, new, self._reason(operands, result)
+                )
             else:
                 positions.learn(nodes)
         return out
@@ -300,13 +305,13 @@ class Recorder(Externs, TorchDispatchMode):
     def _foreach_reductions(
         self, func: Any, name: str, bound: Any, args: Any, kwargs: Any
     ) -> list[torch.Tensor] | None:
-        found = [
+        reductions_of = [
             reductions.recognise(name, {**bound, "self": t}) for t in bound["self"]
         ]
-        if any(f is None or f.is_undefined for f in found):
+        if any(f is None or f.is_undefined for f in reductions_of):
             return None
         results = list(func(*args, **kwargs))
-        for out, f in zip(results, found, strict=True):
+        for out, f in zip(results, reductions_of, strict=True):
             assert f is not None
             self._inherit(out, {"self": f.operands[0]})
             reductions.record(self, f, out)

@@ -1,4 +1,4 @@
-"""Record ATen's reductions: a node that folds, and what is done to its result.
+"""Record ATen's reductions: a node that folds, and pointwise nodes on its result.
 
 `recognise` says which reduction a call is, `record` adds its nodes. A reduction keeps
 its full precision in a temp; a root, a mean's quotient and the rounding to the result's
@@ -43,7 +43,9 @@ NORMS = {
 
 
 class Reduction(NamedTuple):
-    """A reduction of `operands` over `dims`; `cast`: the dtype they are brought to."""
+    """A reduction of `operands` over `dims`. `cast`: the name of the dtype to which the
+    operands are converted first, or "".
+    """
 
     kind: str
     operands: tuple[torch.Tensor, ...]
@@ -52,12 +54,12 @@ class Reduction(NamedTuple):
 
     @property
     def is_undefined(self) -> bool:
-        """Is it of no elements, of which eager knows no result?"""
+        """Has it no elements, and no result for that (as amax)?"""
         return self.operands[0].numel() == 0 and FOLDS[self.kind].empty is None
 
 
 def recognise(name: str, bound: Mapping[str, Any]) -> Reduction | None:
-    """The reduction that a call of ATen's `name` is; None if it is none we know."""
+    """The Reduction of a call of ATen's `name`; None if there is no rule for it."""
     x = bound.get("self")
     if not isinstance(x, torch.Tensor) or x.dtype not in DTYPE_NAMES:
         return None
@@ -103,30 +105,32 @@ def recognise(name: str, bound: Mapping[str, Any]) -> Reduction | None:
     return Reduction(kind, operands, tuple(taken), cast)
 
 
-def record(recorder: Pointwise, found: Reduction, out: torch.Tensor) -> bool:
+def record(recorder: Pointwise, reduction: Reduction, out: torch.Tensor) -> bool:
     """Add the nodes of a reduction whose result is `out`; False if none can be."""
-    x = found.operands[0]
-    if found.kind in ("norm1", "norm2") and all(x.shape[d] == 1 for d in found.dims):
-        # of one number: eager takes its absolute value, which cannot overflow
-        found = found._replace(kind="norm_inf")
-    fold = FOLDS[found.kind]
-    if found.is_undefined:
+    x = reduction.operands[0]
+    if reduction.kind in ("norm1", "norm2") and all(
+        x.shape[d] == 1 for d in reduction.dims
+    ):
+        # of single elements: eager takes their absolute values, which cannot overflow
+        reduction = reduction._replace(kind="norm_inf")
+    fold = FOLDS[reduction.kind]
+    if reduction.is_undefined:
         return False
     if x.numel() == 0:
         return recorder.emit("fill", (("value", fold.empty),), out)
     dtype = DTYPE_NAMES[x.dtype]
-    acc = accumulator(found.kind, found.cast or dtype)
+    acc = accumulator(reduction.kind, reduction.cast or dtype)
     if acc not in FLOATS and fold.after:
         return False
     if as_lane_number(x).dim() == 0:
-        return _one_number(recorder, found, out, acc)
-    # dimensions of size 1 are as good as gone
-    full = all(d in found.dims or n == 1 for d, n in enumerate(x.shape))
-    dims = tuple(range(x.dim())) if full else found.dims
-    body = lower_reduction(found.kind, dtype, full, found.cast)
+        return _one_number(recorder, reduction, out, acc)
+    # dimensions of size 1 make no difference
+    full = all(d in reduction.dims or n == 1 for d, n in enumerate(x.shape))
+    dims = tuple(range(x.dim())) if full else reduction.dims
+    body = lower_reduction(reduction.kind, dtype, full, reduction.cast)
     direct = not fold.after and NAMED_DTYPES[acc] == out.dtype
     result = out if direct else recorder.temp_like(out, NAMED_DTYPES[acc])
-    recorder.reduce(body, found.operands, dims, result)
+    recorder.reduce(body, reduction.operands, dims, result)
     if direct:
         return True
     if fold.after == "root":
@@ -138,20 +142,20 @@ def record(recorder: Pointwise, found: Reduction, out: torch.Tensor) -> bool:
 
 
 def _one_number(
-    recorder: Pointwise, found: Reduction, out: torch.Tensor, acc: str
+    recorder: Pointwise, reduction: Reduction, out: torch.Tensor, acc: str
 ) -> bool:
-    """A reduction of one element is arithmetic."""
-    x = as_lane_number(found.operands[0])
-    before = FOLDS[found.kind].before
+    """Record a reduction of one element as arithmetic."""
+    x = as_lane_number(reduction.operands[0])
+    before = FOLDS[reduction.kind].before
     if before in ("true", "count"):
         return recorder.emit("ne", (("self", x), ("other", 0)), out)
     if before == "abs":
         return recorder.emit("abs", (("self", x),), out)
-    if FOLDS[found.kind].fold in ("largest", "least"):
+    if FOLDS[reduction.kind].fold in ("largest", "least"):
         return recorder.emit("copy", (("src", x),), out)
     wide = recorder.temp_like(out, NAMED_DTYPES[acc])
     if before == "product":
-        recorder.emit("mul", (("self", x), ("other", found.operands[1])), wide)
+        recorder.emit("mul", (("self", x), ("other", reduction.operands[1])), wide)
     else:
         recorder.emit("copy", (("src", x),), wide)
     # a sum begins at 0, so that the sum of -0.0 is 0.0

@@ -1,9 +1,9 @@
-"""Tensors laid side by side along a dimension of their own, and what is asked of them.
+"""Keep stacks of tensors pointwise, and their maximum and minimum over the pieces.
 
-`pieces_of(name, arguments)` names the tensors of a `stack`, or of a `cat` along a
-dimension that is 1 in all of them; recorded as one copy each, they stay pointwise.
-`Stacks` remembers what was laid where, so that the largest or least of the pieces at
-each place is pointwise too, and no reduction.
+`pieces_of(name, arguments)` returns the tensors of a `stack`, or of a `cat` along a
+dimension that is 1 in all of them; each is recorded as one copy. `Stacks` remembers the
+pieces of each stack, so that an amax or amin over them becomes a chain of pointwise
+calls in place of a reduction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-#: Reductions that a chain of these gives to the bit, in any order.
+#: Reductions, and the pointwise op a chain of which has the same bits in any order.
 CHAINS = {"amax": "maximum", "amin": "minimum"}
 
 
@@ -25,7 +25,7 @@ class Stack(NamedTuple):
 
 
 def pieces_of(name: str, arguments: Mapping[str, Any]) -> Stack | None:
-    """What a stack or cat of tensors of one dtype and shape lays side by side."""
+    """The Stack of a stack or cat of tensors of one dtype and shape; None if none."""
     tensors = arguments.get("tensors")
     if name not in ("stack", "cat") or not tensors:
         return None
@@ -58,19 +58,19 @@ class Stacks:
         return storage in self._made
 
     def add(self, stack: Stack, out: Tensor) -> None:
-        """Remember what `out` holds, now that it was written."""
+        """Remember the pieces of `out`, after they were written to it."""
         versions = [self.version(t) for t in (out, *stack.pieces)]
         self._made[out.untyped_storage()._cdata] = (stack, out, versions)
 
     def reduced(self, name: str, arguments: Mapping[str, Any]) -> list[Tensor] | None:
-        """The tensors whose chain of CHAINS[name] is this reduction, if any."""
+        """The pieces whose chain of CHAINS[name] equals this reduction, if any."""
         if name not in CHAINS or arguments.get("keepdim"):
             return None
         t = arguments["self"]
-        known = self._made.get(t.untyped_storage()._cdata)
-        if known is None:
+        entry = self._made.get(t.untyped_storage()._cdata)
+        if entry is None:
             return None
-        stack, out, versions = known
+        stack, out, versions = entry
         dims = arguments.get("dim", ())
         dims = [dims] if isinstance(dims, int) else list(dims)
         whole = (t.shape, t.stride()) == (out.shape, out.stride())

@@ -1,4 +1,4 @@
-"""Run Dynamo's graph in eager: what a step should have given.
+"""Run Dynamo's graph in eager, in place of a step or to compare with it.
 
 `as_eager(gm)` runs on the tensors themselves, where no kernel can be made.
 `replay(gm, args)` returns the graph's own tensors and tensor arguments as eager leaves
@@ -62,7 +62,7 @@ class _OnClones(Interpreter):
 
 
 def as_eager(gm: GraphModule) -> Callable[..., Any]:
-    """What runs a graph with eager's bits."""
+    """A function that runs a graph with eager's bits."""
     restore(gm)
     refresh(gm)
     return gm.forward
@@ -76,9 +76,9 @@ def replay(
     statics = static_tensors(gm)
     tensors = [*statics.values(), *(a for a in args if isinstance(a, torch.Tensor))]
     clones = _Clones(tensors)
-    own = {name: clones.of(t) for name, t in statics.items()}
-    given = [clones.of(a) if isinstance(a, torch.Tensor) else a for a in args]
+    static_clones = {name: clones.of(t) for name, t in statics.items()}
+    arg_clones = [clones.of(a) if isinstance(a, torch.Tensor) else a for a in args]
     # the step that is to be compared draws the same random numbers afterwards
     with torch.no_grad(), torch.random.fork_rng():
-        result = _OnClones(gm, own).run(*given)
-    return own, given, result
+        result = _OnClones(gm, static_clones).run(*arg_clones)
+    return static_clones, arg_clones, result

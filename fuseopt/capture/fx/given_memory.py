@@ -1,9 +1,9 @@
-"""Which tensors a step gives other memory: `p.data = x`, `p.set_(x)`.
+"""Find the tensors to which a step assigns other memory: `p.data = x`, `p.set_(x)`.
 
-Dynamo writes both as calls of its graph. While the graph is recorded they happen to the
-twins of its tensors, so that whatever reads `p` later reads what `x` is. Of what comes
-out of that, `Places` tells which of the graph's own tensors end elsewhere than they
-began: those are given their memory when the step has run.
+Both are calls in Dynamo's graph. While the graph is recorded they are done to the meta
+twins of its tensors, so that later reads of `p` read the memory of `x`. `Places` finds
+the twins that end in other memory than they began with: their tensors are assigned that
+memory after the step has run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...errors import EagerOnly
 from ..aten.buffers import Buffers
 from ..aten.dtypes import PARTS
 
-#: Calls that let a tensor be seen in other memory than before.
+#: Calls that assign other memory to a tensor.
 GIVING = frozenset({"set_", "__setattr__"})
-#: Calls that make memory larger or smaller, or take it away.
+#: Calls that change the size of memory.
 RESIZING = frozenset(
     "resize_ resize_as_ resize_as_sparse_ resize_storage_bytes_ "
     "sparse_resize_ sparse_resize_and_clear_".split()
@@ -28,7 +28,7 @@ RESIZING = frozenset(
 
 
 def called(node: Node) -> str:
-    """The name of what a node calls, without namespace and overload."""
+    """The name of the op that a node calls, without namespace and overload."""
     name = str(getattr(node.target, "__name__", node.target))
     return (
         name.partition("::")[2].partition(".")[0]
@@ -38,7 +38,7 @@ def called(node: Node) -> str:
 
 
 def gives_memory(node: Node) -> bool:
-    """Does a call let a tensor be seen in other memory than before?"""
+    """Does a node assign other memory to a tensor?"""
     return node.op.startswith("call") and called(node) in GIVING
 
 
@@ -52,9 +52,9 @@ def refuse_resizing(nodes: Iterable[Node]) -> None:
 
 
 class Given(NamedTuple):
-    """The tensor at this place among those of a call gets the memory of a buffer.
+    """An assignment: the tensor at index `place` of a call gets the memory of a buffer.
 
-    `complex`: the buffer is the real view of what it gets.
+    `complex`: the buffer is the real view of that memory.
     """
 
     place: int
@@ -63,18 +63,18 @@ class Given(NamedTuple):
 
 
 class Places:
-    """Where the tensors of a graph lie as it begins, by their twins."""
+    """The memory and layout of a graph's tensors at its beginning, by their twins."""
 
     def __init__(self) -> None:
         self._known: list[tuple[torch.Tensor, object, tuple[object, ...]]] = []
 
     def add(self, twin: torch.Tensor) -> None:
-        """Take note of the twin of the next tensor."""
+        """Record the twin of the next tensor."""
         # its storage is kept: another at the same address would be taken for it
         self._known.append((twin, twin.untyped_storage(), _place(twin)))
 
     def moved(self) -> list[tuple[int, torch.Tensor]]:
-        """The twins that lie elsewhere now, or are seen otherwise."""
+        """The twins that have other memory or another layout now, with their index."""
         return [
             (i, twin)
             for i, (twin, _, place) in enumerate(self._known)
@@ -82,16 +82,18 @@ class Places:
         ]
 
     def given(self, recorder: Buffers) -> tuple[Given, ...]:
-        """What the step gives to which tensors. Raises EagerOnly if nobody knows."""
-        found = []
+        """The step's assignments of memory. Raises EagerOnly for memory whose origin is
+        unknown, and for a conjugated or negated view.
+        """
+        assignments = []
         for i, twin in self.moved():
             if twin.is_conj() or twin.is_neg():
                 raise EagerOnly("a tensor is given a conjugated or negated view")
             if recorder.known(twin) is None:
                 raise EagerOnly("a tensor is given memory of unknown origin")
             buffer = recorder.buffer_of(twin)
-            found.append(Given(i, buffer, twin.dtype in PARTS))
-        return tuple(found)
+            assignments.append(Given(i, buffer, twin.dtype in PARTS))
+        return tuple(assignments)
 
 
 def _place(t: torch.Tensor) -> tuple[object, ...]:

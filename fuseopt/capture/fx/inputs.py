@@ -1,4 +1,4 @@
-"""What a step is given: its tensors, as twins without memory, and what is refused."""
+"""The inputs of a step: meta twins of its tensors, their names, and refusals."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def static_tensors(gm: GraphModule) -> dict[str, torch.Tensor]:
 
 
 def short_names(sources: Mapping[int, str]) -> dict[int, str]:
-    """What to call numbers that come from "L['self'].param_groups[0]['lr']": `lr`, or
-    `param_groups[0]['lr']` where several numbers have that name.
+    """Short names of numbers by Dynamo's sources: for "L['self'].param_groups[0]['lr']"
+    `lr`, or `param_groups[0]['lr']` where several numbers have that name.
     """
     whole = {
         i: re.sub(r"^L\['(\w+)'\]", r"\1", x).removeprefix("self.")
         for i, x in sources.items()
     }
     last = {i: re.findall(r"\w+", x)[-1:] for i, x in whole.items()}
-    found = {}
+    names = {}
     for i, words in last.items():
         (word,) = words or ("",)
         plain = word.isidentifier() and not keyword.iskeyword(word)
         alone = list(last.values()).count(words) == 1
-        found[i] = word if plain and alone else whole[i]
-    return found
+        names[i] = word if plain and alone else whole[i]
+    return names
 
 
 def check_tensor(name: str, t: torch.Tensor) -> None:
@@ -63,7 +63,7 @@ def check_tensor(name: str, t: torch.Tensor) -> None:
 
 
 def check_memory(name: str, t: torch.Tensor) -> None:
-    """Refuse a tensor whose elements lie nowhere, before anything is written.
+    """Refuse a tensor whose elements have no memory, before anything is written.
 
     Raises EagerOnly for one that eager can use all the same: a subclass that stands for
     other tensors. Raises UnsupportedInput as `check_freed` does.
@@ -77,8 +77,8 @@ def check_memory(name: str, t: torch.Tensor) -> None:
 
 
 def check_freed(name: str, t: torch.Tensor) -> None:
-    """Raise UnsupportedInput where the memory of a tensor was taken away, or some of
-    it: eager's kernels would end the process.
+    """Raise UnsupportedInput where all or some of a tensor's memory was freed: eager's
+    kernels would end the process.
     """
     if wraps_others(t) or t.device.type == "meta":
         return
@@ -95,7 +95,7 @@ def check_freed(name: str, t: torch.Tensor) -> None:
 
 
 def check_contents(tensors: Iterable[Any]) -> None:
-    """Refuse tensors without contents: they can be planned for, and not stepped.
+    """Refuse tensors without contents: a step can be planned for them, but not run.
 
     Raises EagerOnly for a fake one and for one on the device meta.
     """

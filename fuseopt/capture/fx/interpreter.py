@@ -1,6 +1,6 @@
-"""Dynamo's FX graph, node by node: what each becomes under the Recorder.
+"""Run Dynamo's FX graph node by node under the Recorder.
 
-Tensors are on meta, known numbers are as they are, others are Syms.
+Tensors are meta tensors, known numbers are Python numbers, others are Syms.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .segments import Unlike, describe, segments, tokens
 
 #: Packages whose functions act on their arguments only.
 PURE = frozenset({"torch", "_operator", "operator", "math", "builtins", "numpy"})
-#: An attribute of functions of fuseopt's own that do no more than calls of ATen and
-#: hand on the numbers that they are given: a graph may have one as a node.
+#: The attribute that marks fuseopt's own functions that may be nodes of a graph: they
+#: only call ATen, with the numbers among their arguments.
 OWN = "_fuseopt_acts_on_tensors"
 
 
@@ -74,7 +74,7 @@ class Interpreter:
         self.recorder.standins.avoid(_literals(self.nodes))
         self.metas = MetaInputs()
         self.places = Places()
-        self.computes = False  # reads numbers from tensors that it computed
+        self.computes = False  # does the step read numbers from tensors it computed?
         self.statics: list[str] = []
         self.tensor_args: list[int] = []
         self.complexes: list[int] = []
@@ -119,7 +119,7 @@ class Interpreter:
         twin = self.metas.make(t)
         self.places.add(twin)
         buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
-        # another's source where the same memory came in twice, as two tensor objects
+        # the first tensor's source, where two tensor objects are the same memory
         first = self.origin[id(twin)] = self.recorder.buffers[buffer].source
         if first != index:
             self.twins.append((index, first))
@@ -131,14 +131,14 @@ class Interpreter:
     # ---------------------------------------------------------------- nodes
 
     def run(self) -> Any:
-        """Run every node; the value that the graph returns."""
+        """Run every node; returns the graph's result."""
         nodes = [n for n in self.nodes if n.op.startswith("call")]
         names = tokens(nodes)
         grad_mode = torch.is_grad_enabled()
         try:
             with shapes_of(self.recorder.device_of), torch.no_grad():
                 done = 0
-                # a stretch that is added again runs nothing that moves a twin
+                # replaying a stretch would not assign memory to a twin
                 moves = any(map(gives_memory, nodes))
                 for begin, end in () if moves else segments(nodes, names):
                     self._run(nodes[done:begin])
@@ -172,19 +172,19 @@ class Interpreter:
                     ) from error
 
     def _run_segment(self, nodes: Sequence[Node], names: Sequence[int]) -> None:
-        """Record nodes, or add what equal ones added before."""
-        form = came = None
+        """Record a stretch of nodes, or repeat the recording of an equal one."""
+        form = incoming = None
         with contextlib.suppress(Unlike):
             form = describe(nodes, names)
         if form is not None:
-            came = self.templates.incoming([self.env[n] for n in form.outside])
-        if form is None or came is None:
+            incoming = self.templates.incoming([self.env[n] for n in form.outside])
+        if form is None or incoming is None:
             self._run(nodes)
             return
-        if not self.templates.replay(form, nodes, self.env, came):
+        if not self.templates.replay(form, nodes, self.env, incoming):
             mark = self.templates.mark()
             self._run(nodes)
-            self.templates.learn(form, nodes, self.env, came, mark)
+            self.templates.learn(form, nodes, self.env, incoming, mark)
 
     def _map(self, x: Any) -> Any:
         if isinstance(x, Node):
@@ -232,8 +232,8 @@ class Interpreter:
                     if not self.recorder.lerp_listed(s, e, weight):
                         s.lerp_(e, weight)
                 return None
-        known = self.scalars.exprs or self.computes
-        flat = _flatten((args, tuple(kwargs.values()))) if known else []
+        has_numbers = self.scalars.exprs or self.computes
+        flat = _flatten((args, tuple(kwargs.values()))) if has_numbers else []
         has_sym = any(isinstance(x, (Sym, Computed)) for x in flat)
         if has_sym and not any(isinstance(x, torch.Tensor) for x in flat):
             if node.target not in (*MAKE_TENSOR, torch.full, torch.scalar_tensor):
@@ -266,15 +266,19 @@ class Interpreter:
         return result
 
     def _placed(self, method: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Arguments for `to` in place of those of `to` or `cpu`: no copy is made where
-        eager makes none, since the device that a tensor is on already is meta here.
+        """Arguments for `to`, in place of those of `to` or `cpu`, on meta tensors: the
+        tensor's own device is replaced by meta, so that no copy is recorded where eager
+        makes none.
         """
-        own = torch.device(self.recorder.device_of(args[0]))
+        device = torch.device(self.recorder.device_of(args[0]))
 
         def place(x: Any) -> Any:
             if isinstance(x, (str, torch.device)):
-                asked = torch.device(x)
-                if asked.type == own.type and asked.index in (None, own.index):
+                requested = torch.device(x)
+                if requested.type == device.type and requested.index in (
+                    None,
+                    device.index,
+                ):
                     return torch.device("meta")
             return x
 
@@ -285,8 +289,8 @@ class Interpreter:
     def _check_lerp(
         self, start: Sequence[torch.Tensor], end: Sequence[torch.Tensor]
     ) -> None:
-        """Refuse a foreach lerp as eager does: what tracing wrote in its place does not
-        mind what dtypes it is of.
+        """Refuse a foreach lerp of two dtypes as eager does; Dynamo's decomposition of
+        it accepts them.
         """
         for s, e in zip(start, end, strict=True):
             if s.dtype != e.dtype:
@@ -307,16 +311,18 @@ class Interpreter:
         return target
 
     def _item(self, t: torch.Tensor) -> Sym | Computed | int | float | bool:
-        """A number on the host where it lies there already, else one that stays where
-        it is.
+        """`t.item()`: a Sym if the tensor is an unwritten argument on the CPU, else a
+        Computed, which stays on the tensor's device.
         """
         if not t.is_meta:
             self.recorder.items += 1
             return t.item()
         position = self.origin.get(id(t), -1)
-        given = position >= len(self.statics) and self.devices.get(id(t)) == "cpu"
-        given &= self.recorder.buffers[self.recorder.buffer_of(t)].source == position
-        if given and self.recorder.unwritten(t):
+        is_argument = position >= len(self.statics) and self.devices.get(id(t)) == "cpu"
+        is_argument &= (
+            self.recorder.buffers[self.recorder.buffer_of(t)].source == position
+        )
+        if is_argument and self.recorder.unwritten(t):
             self.recorder.items += 1
             item = Item(position, self.names[position])
             return self.scalars.make(item, t.is_floating_point())
@@ -325,7 +331,7 @@ class Interpreter:
         return self.recorder.item(t)
 
     def _compute(self, node: Node, operands: Sequence[Any]) -> Computed:
-        """Python's arithmetic on numbers that the step computed."""
+        """Record Python's arithmetic on numbers that the step computed."""
         function = _function(node)
         op = operation(function) if function is not None else None
         if op is None or not all(
@@ -343,23 +349,25 @@ class Interpreter:
         return self.recorder.compute(op, operands, is_float)
 
     def _constant(self, node: Node, args: Any, kwargs: Any) -> torch.Tensor:
-        """`torch.tensor(number)` becomes memory that a fill writes.
+        """Record `torch.tensor(number)` as a fill of new memory.
 
         A list of numbers becomes one fill for each, where one of them is symbolic or
         where the step changes the tensor.
         """
         data = args[0]
         if isinstance(data, (list, tuple)):
-            given = {k: v for k, v in kwargs.items() if k != "requires_grad"}
+            keywords = {k: v for k, v in kwargs.items() if k != "requires_grad"}
             numbers = _flatten(data)
-            known = not any(map(self.recorder.standins.find, numbers))
-            if known and not any(changes_first(user.target) for user in node.users):
-                return torch.tensor(data, **given)
-            shape = torch.tensor(data, **given)
-            made = torch.empty(shape.shape, dtype=shape.dtype, device="meta")
-            for place, x in zip(made.view(-1).unbind(), numbers, strict=True):
-                place.fill_(x)
-            return made
+            is_constant = not any(map(self.recorder.standins.find, numbers))
+            if is_constant and not any(
+                changes_first(user.target) for user in node.users
+            ):
+                return torch.tensor(data, **keywords)
+            sample = torch.tensor(data, **keywords)
+            memory = torch.empty(sample.shape, dtype=sample.dtype, device="meta")
+            for element, x in zip(memory.view(-1).unbind(), numbers, strict=True):
+                element.fill_(x)
+            return memory
         if not isinstance(data, (int, float)):
             raise CaptureError(
                 f"torch.tensor of a {type(data).__name__} inside the step"
@@ -368,8 +376,8 @@ class Interpreter:
         if dtype is None:
             is_float = isinstance(data, float)
             dtype = torch.get_default_dtype() if is_float else torch.int64
-        made = torch.empty((), dtype=dtype, device="meta")
-        return made.fill_(data)
+        memory = torch.empty((), dtype=dtype, device="meta")
+        return memory.fill_(data)
 
     def _stand_in(self, x: Any) -> Any:
         if isinstance(x, (Sym, Computed)):
@@ -382,9 +390,7 @@ class Interpreter:
 
 
 def _is_known(target: Any) -> bool:
-    """Is a function torch's or Python's or fuseopt's own, so that it changes nothing
-    but tensors?
-    """
+    """Is a function one of torch, Python or fuseopt, which changes only tensors?"""
     if hasattr(target, OWN):
         return True
     home = getattr(target, "__module__", None) or type(target).__module__
@@ -400,7 +406,7 @@ def _flatten(x: Any) -> list[Any]:
 
 
 def _literals(nodes: Sequence[Node]) -> list[float]:
-    """All numbers that stand literally in a graph."""
+    """All literal numbers in the arguments of nodes."""
     return [
         x
         for node in nodes
@@ -410,7 +416,9 @@ def _literals(nodes: Sequence[Node]) -> list[float]:
 
 
 def _function(node: Node) -> Callable[..., Any] | None:
-    """What a node calls; of a method such as `__abs__`, the operator. None: no such."""
+    """The function that a node calls; the operator for a method such as `__abs__`; None
+    for other methods.
+    """
     if callable(node.target):
         return node.target
     name = node.target

@@ -1,12 +1,11 @@
-"""Dynamo's graph -> the same graph with the calls that eager makes.
+"""Restore the calls that eager makes in Dynamo's graph.
 
-Tracing takes some calls apart, and what it writes in their place rounds otherwise.
-Dynamo's polyfill makes a foreach lerp a difference, N filled tensors and an addcmul: in
-float32 that is lerp's own arithmetic; in bfloat16 and float16 it rounds the difference
-and the weight, which eager does not. A method with a scale (`addcmul_`, `addcdiv_`,
-`add_`) becomes `target.copy_(fma(product, scale, target))`: eager scales the first
-factor and then fuses. `restore` puts these calls back, so that whoever reads the graph
-afterwards, to record it or to run it, reads what the user wrote.
+Dynamo decomposes some calls into others that round differently. Its polyfill turns a
+foreach lerp into a difference, N filled tensors and an addcmul: in float32 that is
+lerp's own arithmetic; in bfloat16 and float16 it rounds the difference and the weight,
+which eager does not. A method with a scale (`addcmul_`, `addcdiv_`, `add_`) becomes
+`target.copy_(fma(product, scale, target))`, while eager scales the first factor and
+then fuses. `restore` puts the user's calls back, before the graph is recorded or run.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ STALE = "fuseopt_code_is_stale"
 
 
 def restore(gm: GraphModule) -> None:
-    """Put back what tracing took apart, in `gm` itself; once, however often called.
+    """Restore decomposed calls in the graph of `gm`, in place. Idempotent.
 
-    The code of `gm` is left as it is, see `refresh`.
+    The code of `gm` is not recompiled, see `refresh`.
     """
     if STALE in gm.meta:
         return
@@ -43,7 +42,7 @@ def restore(gm: GraphModule) -> None:
 
 
 def refresh(gm: GraphModule) -> None:
-    """Let the code of a graph module do what its restored graph does."""
+    """Recompile the code of a graph module whose graph was restored."""
     if gm.meta.get(STALE):
         gm.recompile()
         gm.meta[STALE] = False
@@ -52,12 +51,12 @@ def refresh(gm: GraphModule) -> None:
 def _rewrite(
     node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Let a node of the same kind call something else."""
+    """Change the target and the arguments of a node."""
     node.target, node.args, node.kwargs = target, args, kwargs
 
 
 def _erase(nodes: Iterable[Node]) -> None:
-    """Take nodes out of their graph, users first."""
+    """Erase nodes from their graph; users must come first."""
     for node in nodes:
         node.graph.erase_node(node)
 
@@ -105,18 +104,19 @@ def _one_minus(node: Any) -> Any:
 
 def _copies(pairs: list[tuple[Node, Node]]) -> list[Node] | None:
     """The nodes `target.copy_(source)` for every pair, where all exist."""
-    found = []
+    nodes = []
     for target, source in pairs:
         copies = [u for u in target.users if _calls(u, "copy_") and u.args[1] is source]
         if len(copies) != 1 or copies[0].users:
             return None
-        found.append(copies[0])
-    return found
+        nodes.append(copies[0])
+    return nodes
 
 
 def _match(node: Node) -> tuple[tuple[Any, ...], list[Node]] | None:
-    """The arguments of the lerp that an addcmul ends, and the nodes that are left over,
-    users first. The weight is below one half, above it, or a tensor.
+    """The arguments of the lerp whose decomposition an addcmul ends, and the other
+    nodes of it, users first. There is a form for weights below one half, one for
+    others, and one for tensors.
     """
     if len(node.args) != 3 or node.kwargs:
         return None
@@ -138,11 +138,17 @@ def _match(node: Node) -> tuple[tuple[Any, ...], list[Node]] | None:
         return None
     if target == start:
         # above: start.copy_(end); addcmul_(start, [-(1.0 - tensor(weight))], diff)
-        made = _one_minus(factor)
+        weight_tensor = _one_minus(factor)
         copies = _copies(list(zip(start, end, strict=True)))
-        if copies and _calls(made, *MAKE_TENSOR):
+        if copies and _calls(weight_tensor, *MAKE_TENSOR):
             minus: Any = factor.args[0]
-            return (start, end, made.args[0]), [*copies, factor, minus, made, *inner]
+            return (start, end, weight_tensor.args[0]), [
+                *copies,
+                factor,
+                minus,
+                weight_tensor,
+                *inner,
+            ]
     if _calls(factor, torch.where) and all(_calls(t, torch.where) for t in target):
         # a tensor: bases = where(mask, end, start); addcmul_(bases, [w], diff);
         # copy back
@@ -154,20 +160,20 @@ def _match(node: Node) -> tuple[tuple[Any, ...], list[Node]] | None:
             and _one_minus(high) is weight
             and [t.args for t in target] == expected
         ):
-            # the copies back are what writes start; the rest falls away
+            # the copies back are what writes start; all other nodes are erased
             return (start, end, weight), [*copies, *target, factor, *inner]
     return None
 
 
 def _restore_lerp(node: Node) -> bool:
-    """Make an addcmul that ends a lerp `torch._foreach_lerp_(start, end, weight)`.
+    """Turn the addcmul at the end of a lerp into `_foreach_lerp_(start, end, weight)`.
 
-    It is left as it is where an inner node has another reader.
+    Nothing is changed if another node of the decomposition has a further user.
     """
-    found = _match(node)
-    if found is None:
+    match = _match(node)
+    if match is None:
         return False
-    args, inner = found
+    args, inner = match
     inside = {*inner, node}
     if not all(user in inside for n in inner for user in n.users):
         return False
@@ -180,7 +186,7 @@ def _restore_lerp(node: Node) -> bool:
 
 
 def _restore_scaled(node: Node) -> bool:
-    """Make `target.copy_(fma(product, scale, target))` the method that it was."""
+    """Turn `target.copy_(fma(product, scale, target))` back into the scaled method."""
     operands: Any = node.args
     if len(operands) != 2:
         return False
@@ -209,8 +215,8 @@ def _restore_scaled(node: Node) -> bool:
 
 
 def _written(node: Node, name: str, scale: Any) -> bool:
-    """Was a product meant as `name`? Only a tensor as scale leaves a doubt, and only
-    where Dynamo's own form stands.
+    """Did the user call `name`? `rewrites` of compat notes that in the node's meta;
+    without the note, and with a tensor as scale, the source line decides.
     """
     if WRITTEN_AS in node.meta:
         return bool(node.meta[WRITTEN_AS] == name)

@@ -1,14 +1,15 @@
-"""What recording one lane of a loop has added -> the same for a lane that is alike.
+"""Record the body of a loop over lanes once, and repeat the recording for like lanes.
 
-The body of a for-loop over parameters is recorded once, with torch's shape rules and
-all; `Templates.replay` writes what that added again, for other tensors, without a call
-to torch. Two lanes are alike if their form is (see `segments`) and if nothing that
-recording depends on tells their tensors apart: dtype, layout, device, what is known of
-their memory. Where every call is pointwise over one shape, that shape does not count.
+The body of a for-loop over parameters is recorded through torch once; for lanes that
+are alike, `Templates.replay` adds the same buffers, values and nodes for their tensors,
+without a call to torch. Two lanes are alike if their forms are equal (see `segments`)
+and their tensors are equal in all that recording depends on: dtype, layout, device, and
+which memory they share. Where every call is pointwise over one shape, the shape may
+differ.
 
-A template is only made of what a lane does to its own tensors: of a body that keeps a
-call as it is, reads a number on the host with `.item()`, or makes views of what comes
-in, each lane is recorded as ever.
+There is a template only of a body that treats a lane's own tensors. If it has a call
+without a rule, reads a number on the host with `.item()`, or makes views of incoming
+tensors, each lane is recorded anew.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from .segments import Form, Unlike
 
 
 class Incoming(NamedTuple):
-    """What comes into a stretch: `buffers` of its tensors, in order of first use.
+    """The values that come into a stretch: `buffers` of its tensors, by first use.
 
-    `exact` is equal for what recording cannot tell apart; `alike` too where calls are
-    pointwise, or None. `shape` is that of all tensors with dimensions, if they agree.
+    `exact`: a key that is equal if recording cannot tell the values apart; `alike`: one
+    that is equal if pointwise calls cannot, or None. `shape`: that of all tensors with
+    dimensions, if they agree.
     """
 
     buffers: tuple[int, ...]
@@ -43,9 +45,8 @@ class Incoming(NamedTuple):
 
 
 class NewBuffer(NamedTuple):
-    """Memory that a stretch makes; `storage`: the first buffer in the same storage.
-
-    `whole`: it has the shape of what comes in.
+    """A buffer that a stretch creates. `storage`: the index of the first new buffer in
+    the same storage. `whole`: it has the shape of the incoming tensors.
     """
 
     buffer: Buffer
@@ -55,14 +56,14 @@ class NewBuffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """What a stretch adds. Buffers and values count from its first own one; those of
-    what comes in have negative numbers, from -1 down; then follow `given`, the values
-    (buffer, value) of other memory that it reads.
+    """What a stretch adds to the recording. New buffers and values are numbered from 0;
+    incoming ones from -1 down, followed by `given`: (buffer, value) of other memory
+    that the stretch reads.
 
-    `leaving`: what each value used elsewhere is: the position of what came in, from -1
-    down, the number of a new buffer (as a NumberRef where it is a number), or a Sym.
-    `held`: what each new buffer holds at the end (None if nothing); `left`: what a
-    buffer that came in does, and is.
+    `leaving`: each value that is used outside: an incoming one by its number, from -1
+    down; a new buffer by its number (in a NumberRef if it is a number); or a Sym.
+    `held`: the value of each new buffer at the end, None if it has none; `left`:
+    (number among the incoming, new value) of each incoming buffer that is written.
     """
 
     buffers: tuple[NewBuffer, ...]
@@ -76,7 +77,7 @@ class Template:
 
 
 class _Mark(NamedTuple):
-    """How far a recorder was before a stretch."""
+    """The state of a recorder before a stretch."""
 
     buffers: int
     values: int
@@ -96,7 +97,7 @@ class Templates:
         self.replayed = 0
 
     def incoming(self, values: Sequence[Any]) -> Incoming | None:
-        """What is known of the values that come in; None if they cannot be alike."""
+        """Describe the incoming values; None if a template cannot be used for them."""
         r = self.recorder
         buffers: dict[int, int] = {}
         objects: dict[int, int] = {}
@@ -112,23 +113,23 @@ class Templates:
             b = r.known(x)
             if b is None or x.dtype in PARTS or not r.alone(b):
                 return None
-            own = r.buffers[b]
+            buffer = r.buffers[b]
             value = r.current[b]
             facts = (
-                own.dtype,
-                own.device,
-                own.kind,
+                buffer.dtype,
+                buffer.device,
+                buffer.kind,
                 value < 0,
                 value == r.initial[b],
                 buffers.setdefault(b, len(buffers)),
                 objects.setdefault(id(x), len(objects)),
             )
-            exact.append((own.shape, own.stride, own.offset, *facts))
+            exact.append((buffer.shape, buffer.stride, buffer.offset, *facts))
             alike.append(facts)
-            if own.shape != ():
-                shape = shape or own.shape
-                pointwise &= own.shape == shape and _is_plain(own)
-            alike.append(own.shape == ())
+            if buffer.shape != ():
+                shape = shape or buffer.shape
+                pointwise &= buffer.shape == shape and _is_plain(buffer)
+            alike.append(buffer.shape == ())
         if shape is None or not pointwise or numel(shape) < 2:
             return Incoming(tuple(buffers), tuple(exact), None, shape)
         ones = tuple([n == 1 for n in shape])
@@ -139,21 +140,21 @@ class Templates:
     def replay(
         self, form: Form, nodes: Sequence[Node], env: dict[Node, Any], came: Incoming
     ) -> bool:
-        """Add what an equal stretch added, and what of it is used elsewhere to `env`;
-        False if none was recorded.
+        """Repeat the recording of an equal stretch, and set in `env` what is used
+        outside; False if there is no template.
         """
-        found = self._known.get((form.key, came.exact))
-        if found is None and came.alike is not None:
-            found = self._known.get((form.key, came.alike))
+        template = self._known.get((form.key, came.exact))
+        if template is None and came.alike is not None:
+            template = self._known.get((form.key, came.alike))
         r = self.recorder
-        if found is None or any(r.current[b] != v for b, v in found.given):
+        if template is None or any(r.current[b] != v for b, v in template.given):
             return False
         self.replayed += 1
         first, value = len(r.buffers), len(r.values)
         outer = [r.current[b] for b in came.buffers]
-        outer += [v for _, v in found.given]
-        own = came.buffers
-        for k, new in enumerate(found.buffers):
+        outer += [v for _, v in template.given]
+        incoming = came.buffers
+        for k, new in enumerate(template.buffers):
             shape, stride = new.buffer.shape, new.buffer.stride
             if new.whole and came.shape is not None and shape != came.shape:
                 shape, stride = came.shape, contiguous_strides(came.shape)
@@ -162,14 +163,14 @@ class Templates:
                     name=f"t{first + k}",
                     shape=shape,
                     stride=stride,
-                    storage=-1 - first - new.storage,  # no tensor's, so nobody's
+                    storage=-1 - first - new.storage,  # no tensor's storage is negative
                 )
             )
-            held = found.held[k]
-            r.current.append(-1 if held is None else value + held)
+            content = template.held[k]
+            r.current.append(-1 if content is None else value + content)
             r.initial.append(-1)
-        r.values += [first + b if b >= 0 else own[-1 - b] for b in found.values]
-        for n in found.nodes:
+        r.values += [first + b if b >= 0 else incoming[-1 - b] for b in template.values]
+        for n in template.nodes:
             r.nodes.append(
                 SchedulerNode(
                     n.body,
@@ -181,10 +182,10 @@ class Templates:
                     n.dims,
                 )
             )
-        for k, v in found.left:
-            r.wrote(own[k], value + v)
-        r.call += found.calls
-        self._leave(form, nodes, env, found, first)
+        for k, v in template.left:
+            r.wrote(incoming[k], value + v)
+        r.call += template.calls
+        self._leave(form, nodes, env, template, first)
         return True
 
     def _leave(
@@ -192,29 +193,29 @@ class Templates:
         form: Form,
         nodes: Sequence[Node],
         env: dict[Node, Any],
-        found: Template,
+        template: Template,
         first: int,
     ) -> None:
-        made: dict[int, torch.Tensor] = {}
-        for k, what in zip(form.leaving, found.leaving, strict=True):
-            if isinstance(what, Sym):
-                env[nodes[k]] = what
-            elif isinstance(what, int) and what < 0:
-                env[nodes[k]] = env[form.outside[-1 - what]]
+        tensors: dict[int, torch.Tensor] = {}
+        for k, place in zip(form.leaving, template.leaving, strict=True):
+            if isinstance(place, Sym):
+                env[nodes[k]] = place
+            elif isinstance(place, int) and place < 0:
+                env[nodes[k]] = env[form.outside[-1 - place]]
             else:
-                b = what.buffer if isinstance(what, NumberRef) else what
-                if b not in made:
-                    made[b] = self.recorder.embody(first + b)
+                b = place.buffer if isinstance(place, NumberRef) else place
+                if b not in tensors:
+                    tensors[b] = self.recorder.embody(first + b)
                 env[nodes[k]] = (
-                    Computed(made[b], what.is_float)
-                    if isinstance(what, NumberRef)
-                    else made[b]
+                    Computed(tensors[b], place.is_float)
+                    if isinstance(place, NumberRef)
+                    else tensors[b]
                 )
 
     # ---------------------------------------------------------------- the first time
 
     def mark(self) -> _Mark:
-        """Where the recorder is, before a stretch is recorded."""
+        """The state of the recorder, before a stretch is recorded."""
         r = self.recorder
         return _Mark(
             len(r.buffers),
@@ -234,7 +235,7 @@ class Templates:
         came: Incoming,
         mark: _Mark,
     ) -> None:
-        """Keep what was added since the mark, if it can be added again."""
+        """Make a template of what was added since the mark, if that can be repeated."""
         try:
             template = self._template(form, nodes, env, came, mark)
         except Unlike:
@@ -275,7 +276,7 @@ class Templates:
         written = r.values[mark.values :]
         if any(b not in place for b in written):
             raise Unlike
-        given: dict[tuple[int, int], int] = {}
+        others: dict[tuple[int, int], int] = {}
 
         def value(v: int) -> int:
             """The number of a value that is read."""
@@ -286,8 +287,8 @@ class Templates:
                 if mark.current[b] != v:
                     raise Unlike
                 return place[b]
-            count = len(came.buffers) + len(given)
-            return -1 - given.setdefault((b, v), count)
+            index = len(came.buffers) + len(others)
+            return -1 - others.setdefault((b, v), index)
 
         added: list[SchedulerNode] = []
         for n in r.nodes[mark.nodes :]:
@@ -298,27 +299,27 @@ class Templates:
             added.append(
                 n._replace(reads=reads, writes=writes, call=n.call - mark.call)
             )
-        held = [r.current[mark.buffers + k] for k in range(len(fresh))]
+        contents = [r.current[mark.buffers + k] for k in range(len(fresh))]
         left = [
             (k, r.current[b] - mark.values)
             for k, b in enumerate(came.buffers)
             if r.current[b] != mark.current[b]
         ]
-        given_values = [env[n] for n in form.outside]
-        leaving = [self._what(env[nodes[k]], given_values, mark) for k in form.leaving]
+        incoming = [env[n] for n in form.outside]
+        leaving = [self._what(env[nodes[k]], incoming, mark) for k in form.leaving]
         return Template(
             tuple(new),
             tuple([place[b] for b in written]),
             tuple(added),
             r.call - mark.call,
-            tuple(given),
-            tuple([None if v < 0 else v - mark.values for v in held]),
+            tuple(others),
+            tuple([None if v < 0 else v - mark.values for v in contents]),
             tuple(left),
             tuple(leaving),
         )
 
     def _what(self, x: Any, came: Sequence[Any], mark: _Mark) -> int | Sym | NumberRef:
-        """How a value that is used elsewhere can be had again; see Template."""
+        """Describe a value that is used outside; see Template.leaving."""
         if isinstance(x, Sym):
             return x
         if isinstance(x, Computed):
@@ -332,8 +333,8 @@ class Templates:
         b = self.recorder.known(x) if isinstance(x, torch.Tensor) else None
         if b is None or b < mark.buffers or not self.recorder.alone(b):
             raise Unlike
-        own = self.recorder.buffers[b]
-        if x.dtype != NAMED_DTYPES[own.dtype] or own.offset:
+        buffer = self.recorder.buffers[b]
+        if x.dtype != NAMED_DTYPES[buffer.dtype] or buffer.offset:
             raise Unlike
         return b - mark.buffers
 
@@ -346,5 +347,5 @@ def _plain(x: Any) -> bool:
 
 
 def _is_plain(b: Buffer) -> bool:
-    """Has a buffer the strides of a tensor that was just made?"""
+    """Is a buffer contiguous?"""
     return b.stride == contiguous_strides(b.shape)

@@ -1,8 +1,8 @@
-"""Dynamo's graph -> stretches of nodes that come again: the bodies of loops over lanes.
+"""Find repeated stretches of nodes in Dynamo's graph: the bodies of loops over lanes.
 
-A for-loop over parameters reaches a backend unrolled. `segments` finds where it begins
-anew by what the nodes call and at which source line; `describe` writes down what one
-stretch does, up to what it is done to, so that equal forms are equal work.
+A for-loop over parameters reaches a backend unrolled. `segments` finds its iterations
+by the targets and source lines of nodes; `describe` makes a key of what one stretch
+does, whatever its incoming tensors, so that equal forms record equal nodes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ PLAIN = (
     *(int, str, type(None), type(...)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-#: A body that comes less often is not looked for.
+#: The least number of iterations of a loop.
 LEAST = 3
 
 
 class Unlike(Exception):
-    """A stretch holds something that no form can stand for."""
+    """A stretch has an argument that no form can describe."""
 
 
 class Form(NamedTuple):
-    """`key` is equal for stretches that do the same to what comes in.
+    """`key` is equal for stretches that do the same to their incoming values.
 
-    `outside`: the nodes whose values come in, in order of their first use. `leaving`:
-    positions of the nodes whose values are used elsewhere.
+    `outside`: the nodes of the incoming values, in order of their first use. `leaving`:
+    the indices of nodes whose values are used outside of the stretch.
     """
 
     key: tuple[Any, ...]
@@ -43,45 +43,45 @@ class Form(NamedTuple):
 
 def tokens(nodes: Sequence[Node]) -> list[int]:
     """A number for each node, equal for calls of one target at one place."""
-    known: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
     return [
-        known.setdefault((n.op, n.target, n.meta.get("stack_trace")), len(known))
+        numbers.setdefault((n.op, n.target, n.meta.get("stack_trace")), len(numbers))
         for n in nodes
     ]
 
 
 def segments(nodes: Sequence[Node], tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranges of nodes, in order, that come again token by token.
+    """Ranges of nodes, in order, whose tokens are repeated by other ranges.
 
-    A range begins at a token and ends where it comes next. What is between the ranges
-    comes once.
+    A range begins at a token and ends at its next occurrence. Nodes between the ranges
+    are not repeated.
     """
     places: dict[int, list[int]] = {}
     for i, token in enumerate(tokens):
         places.setdefault(token, []).append(i)
-    begun: dict[int, dict[int, int]] = {}
-    found: list[tuple[int, int]] = []
+    ends_of: dict[int, dict[int, int]] = {}
+    ranges: list[tuple[int, int]] = []
     i = 0
     while i < len(nodes):
         token = tokens[i]
-        if token not in begun:
-            begun[token] = _ranges(nodes, tokens, places[token])
-        end = begun[token].get(i)
+        if token not in ends_of:
+            ends_of[token] = _ranges(nodes, tokens, places[token])
+        end = ends_of[token].get(i)
         if end is not None:
-            found.append((i, end))
+            ranges.append((i, end))
         i = i + 1 if end is None else end
-    return found
+    return ranges
 
 
 def _ranges(
     nodes: Sequence[Node], tokens: Sequence[int], places: Sequence[int]
 ) -> dict[int, int]:
-    """By its begin the end of each range from a place to the next that has a twin."""
+    """The end, by the begin, of each range between two places that is repeated."""
     if len(places) < LEAST or nodes[places[0]].target is operator.getitem:
         return {}
     texts = [tuple(tokens[a:b]) for a, b in pairwise(places)]
     often = Counter(texts)
-    found = {
+    ends = {
         a: a + len(text)
         for a, text in zip(places, texts, strict=False)
         if often[text] >= LEAST - 1
@@ -89,9 +89,9 @@ def _ranges(
     last = places[-1]  # the last one is not followed by another
     for text, count in often.most_common():
         if count >= LEAST - 1 and tuple(tokens[last : last + len(text)]) == text:
-            found[last] = last + len(text)
+            ends[last] = last + len(text)
             break
-    return found
+    return ends
 
 
 def describe(nodes: Sequence[Node], tokens: Sequence[int]) -> Form:
@@ -120,8 +120,8 @@ def describe(nodes: Sequence[Node], tokens: Sequence[int]) -> Form:
 
 
 class _Writer:
-    """Writes arguments down: a node by its place in the stretch or among what comes in,
-    a constant by its type and value.
+    """Appends arguments to a key: a node as its index in the stretch or among the
+    incoming nodes, a constant as its type and value.
     """
 
     def __init__(self, place: Mapping[Node, int], outside: dict[Node, int]) -> None:

@@ -41,21 +41,21 @@ def _numbers(x: Any) -> list[Any]:
 
 
 class Scalars:
-    """The numbers of a step as they are met: `exprs[i]` is what Sym i stands for."""
+    """The numbers of a step, in order: `exprs[i]` is the expression of Sym i."""
 
     def __init__(self) -> None:
         self.exprs: list[Expr] = []
         self._known: dict[Any, Sym] = {}
 
     def make(self, expr: Expr, is_float: bool, key: Any = None) -> Sym:
-        """The Sym of an expression; `key` is equal for those that are the same."""
+        """The Sym of an expression; expressions with equal `key` have one Sym."""
         key = expr if key is None else key
-        known = self._known.get(key)
-        if known is None:
-            known = Sym(len(self.exprs), is_float)
+        sym = self._known.get(key)
+        if sym is None:
+            sym = Sym(len(self.exprs), is_float)
             self.exprs.append(expr)
-            self._known[key] = known
-        return known
+            self._known[key] = sym
+        return sym
 
     def apply(
         self,

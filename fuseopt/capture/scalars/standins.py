@@ -1,8 +1,8 @@
-"""Numbers that stand in calls to torch for numbers that nobody knows yet.
+"""Stand-ins: Python numbers in recorded calls for numbers that are not known yet.
 
-ATen's dispatcher takes floats and integers. Where a number of the step enters a call
-that is recorded, whether of the host or computed by the step, torch is handed a plain
-one, by which the recorded call finds the origin again.
+ATen's dispatcher takes floats and integers. A number of the host or one that the step
+computes enters a recorded call as a unique Python number, by which the recorder finds
+its origin again.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
     reloaded: list[dict[int, int]] = [{} for _ in range(count)]
     direct: dict[tuple[int, int], int] = {}
     # slots that are given a value as it is
-    given = {
+    slot_of = {
         x: s
         for x, s in stores
         if s < len(variant.slots)
@@ -94,7 +94,7 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
             slot = int(instrs[x].attr or 0)
             if store_phase.get(slot, count) >= k:
                 return slot
-        slot = given.get(x, -1)
+        slot = slot_of.get(x, -1)
         return slot if slot >= 0 and store_phase[slot] < k else None
 
     calls: dict[int, list[int]] = {}

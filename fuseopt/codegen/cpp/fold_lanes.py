@@ -154,10 +154,10 @@ def _finish(p: Folded, declared: list[str], whole: list[bool]) -> list[str]:
         "  const int64_t parts = eager_parts(all, t.threads);",
         f"  const uint64_t* from = t.partials + lane * t.threads * {count};",
     ]
-    given = ""
+    arguments = ""
     for k, (kind, one) in enumerate(zip(p.kinds, whole, strict=True)):
         lines.append(f"  {kind} x{k} = unpack<{kind}>(from[{k}]);")
-        given += f", &x{k}"
+        arguments += f", &x{k}"
         if one:
             continue
         # eager adds the parts of a sum as it adds elements, with 0 for each idle
@@ -181,7 +181,7 @@ def _finish(p: Folded, declared: list[str], whole: list[bool]) -> list[str]:
             "  }",
         ]
     call = f"t, lane, {max(1, p.w.tails.every)}, 1"
-    call += "".join(f", p{x.slot}" for x in p.results) + given
+    call += "".join(f", p{x.slot}" for x in p.results) + arguments
     return [
         *lines,
         "  (void)parts;",

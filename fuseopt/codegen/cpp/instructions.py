@@ -96,9 +96,9 @@ class Instructions:
         instr = self.v.instrs[i]
         kind = REGISTER[instr.dtype]
         names = [f"a{i}", f"b{i}"][: len(instr.args)]
-        given = [
+        operands = [
             f"{a} = {self.name(x)}, " for a, x in zip(names, instr.args, strict=True)
         ]
         args = [(f"&{a}", 1) for a in names]
         call = optable.library_call(instr.op, instr.dtype, "1", args, f"&x{i}")
-        return [f"{kind} {''.join(given)}x{i};", call]
+        return [f"{kind} {''.join(operands)}x{i};", call]

@@ -85,12 +85,12 @@ class _Loop:
         takes = [f"float x{x}" for x in reads] + [f"float& to{s}" for s in writes]
 
         def element(j: str, read: str, end: str) -> str:
-            given = [
+            arguments = [
                 read.format(s=s, dtype=self.dtype(s), place=place(s))
                 for s in reads.values()
             ]
-            given = [j, *given, *(f"{end}{s}" for s in writes)]
-            return f"each{self.k}({', '.join(given)});"
+            arguments = [j, *arguments, *(f"{end}{s}" for s in writes)]
+            return f"each{self.k}({', '.join(arguments)});"
 
         results = ", ".join(f"a{s}, b{s}" for s in writes)
         return [

@@ -11,12 +11,12 @@ def output(p: Folded) -> list[str]:
     """Output code: what becomes of results that are neighbours."""
     v, w, n = p.v, p.w, p.n
     asks = bool(w.tails.asked)
-    given = "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in p.results)
-    given += "".join(f", const {kind}* y{k}" for k, kind in enumerate(p.kinds))
+    parameters = "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in p.results)
+    parameters += "".join(f", const {kind}* y{k}" for k, kind in enumerate(p.kinds))
     body = w.prologue([]) + w.lane_numbers(v.output_code, "output")
     return [
         f"static void output{n}(const Table& t, int64_t lane, int TAIL, "
-        f"int64_t count{given}) {{",
+        f"int64_t count{parameters}) {{",
         "  (void)TAIL;",
         *(f"  {x}" for x in [*body, *_output_loops(p)]),
         "}",
@@ -34,13 +34,13 @@ def _output_loops(p: Folded) -> list[str]:
     calls: list[list[str]] = []
     loop_of: dict[int, int] = {}  # in which loop, or by the call before it
     waits: dict[int, None] = {}
-    given: set[tuple[int, int]] = set()
+    declared: set[tuple[int, int]] = set()
 
     def use(x: int) -> None:
         at = len(loops) - 1
         crosses = loop_of.get(x, at) < at or x in called
-        if crosses and (at, x) not in given:
-            given.add((at, x))
+        if crosses and (at, x) not in declared:
+            declared.add((at, x))
             waits[x] = None
             loops[at].append(f"const {p.kind(x)} x{x} = s{x}[j];")
 

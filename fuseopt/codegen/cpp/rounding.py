@@ -61,9 +61,9 @@ def _fits(instr: Instr, args: list[tuple[Instr, frozenset[str]]]) -> frozenset[s
     if instr.op not in _CHOICES:
         return frozenset()
     fitting = frozenset(NARROW)
-    for arg, held in args:
+    for arg, fits in args:
         # 0 and 1
-        fitting &= NARROW if arg.dtype == "b8" else held
+        fitting &= NARROW if arg.dtype == "b8" else fits
     if instr.op == "cast" and instr.dtype in NARROW and instr.dtype not in fitting:
         return frozenset({instr.dtype})
     return fitting

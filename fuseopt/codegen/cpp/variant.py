@@ -127,12 +127,14 @@ class Function(Instructions):
         `arrays`: parameters that get what is folded.
         """
         v, n = self.v, self.number
-        given = "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in slots) + arrays
+        parameters = (
+            "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in slots) + arrays
+        )
         body = self.prologue([]) + self.lane_numbers(v.code, "element")
         lines = [
             f"template <{self.tails.kind} TAIL>",
             f"static void row{n}(const Table& t, int64_t lane, "
-            f"int64_t count{given}) {{",
+            f"int64_t count{parameters}) {{",
             *(f"  {x}" for x in [*body, *self.blocks()]),
             "}",
         ]
@@ -140,7 +142,7 @@ class Function(Instructions):
         names += [f"y{k}" for k in range(len(v.folds))]
         head = (
             f"static void piece{n}(const Table& t, int64_t lane, int64_t e, "
-            f"int64_t count{given}) {{"
+            f"int64_t count{parameters}) {{"
         )
         if not self.tails.asked:
             all_of = "".join(f", {x}" for x in names)

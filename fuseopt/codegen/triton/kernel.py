@@ -82,11 +82,11 @@ def packs(kernel: Kernel, v: Variant) -> bool:
 
 
 def _dispatch(
-    kernel: Kernel, numbers: Sequence[int], told: str, packed: Sequence[int] = ()
+    kernel: Kernel, numbers: Sequence[int], flag: str, packed: Sequence[int] = ()
 ) -> list[str]:
     """Find the chunk at `chunk` and run its variant, one of `numbers`.
 
-    `told`: what to call the word that a lane is done, "" if nobody asks. `packed`:
+    `flag`: the variable that is set when a lane is done, "" for none. `packed`:
     variants of which a program may take several lanes.
     """
     lines = [
@@ -102,11 +102,11 @@ def _dispatch(
     several = len(numbers) > 1 or bool(rows)
     if several:
         lines.append("variant = tl.load(chunk)")
-    if told and not (tells[numbers[0]] and not several):
-        lines.append(f"{told} = 0")
+    if flag and not (tells[numbers[0]] and not several):
+        lines.append(f"{flag} = 0")
     for n in numbers:
         run = call.format(n)
-        run = f"{told} = {run}" if told and tells[n] else run
+        run = f"{flag} = {run}" if flag and tells[n] else run
         lines += [f"if variant == {n}:", f"    {run}"] if several else [run]
     for n in rows:
         call = f"packed{n}(lane, ordinal, tl.load(chunk + 3), rows)"

@@ -288,7 +288,7 @@ class ReduceWriter:
                 ]
             ),
         ]
-        given = ["shape", "o", *pointers, *numbers]
+        arguments = ["shape", "o", *pointers, *numbers]
         steps_of_results = [
             f"o{s} += index * tl.load(to + {k} * outer + outer - 1 - d)"
             for k, s in enumerate(self.results)
@@ -302,7 +302,7 @@ class ReduceWriter:
             *indent(
                 over_lines(
                     f"{self.names()} = fold{self.n}(",
-                    [*given, f"BLOCK // {OUTS}", "True"],
+                    [*arguments, f"BLOCK // {OUTS}", "True"],
                     ")",
                 )
             ),
@@ -310,7 +310,7 @@ class ReduceWriter:
             *indent(
                 over_lines(
                     f"{self.names()} = fold{self.n}(",
-                    [*given, f"BLOCK // {OUTS}", "False"],
+                    [*arguments, f"BLOCK // {OUTS}", "False"],
                     ")",
                 )
             ),

@@ -269,20 +269,20 @@ class Function:
             rounds[i] = before + self.is_power(i)
         lines = []
         for n in range(max(rounds.values(), default=0) + 1):
-            own = [i for i in lane if rounds[i] == n]
+            of_round = [i for i in lane if rounds[i] == n]
             calls = [
                 (
                     self.name(i),
                     self.name(instrs[i].args[0]),
                     self.name(instrs[i].args[1]),
                 )
-                for i in own
+                for i in of_round
                 if self.is_power(i)
             ]
             if len(calls) > 1:
                 lines += side_by_side(calls)
-                own = [i for i in own if not self.is_power(i)]
-            lines += [self.assign(i) for i in own]
+                of_round = [i for i in of_round if not self.is_power(i)]
+            lines += [self.assign(i) for i in of_round]
         return lines
 
     def is_power(self, i: int) -> bool:

@@ -1,11 +1,11 @@
-"""Source -> a loaded shared library, through a content-addressed cache on disk.
+"""Build C++ source to a loaded shared library, with a content-addressed cache on disk.
 
 A kernel's key is the hash of its text, the compiler, its flags and the processor's
-features, so that a folder shared by several machines never gives a library that the
-processor at hand cannot run. What is read from a folder is executed: `folders` says
-which count, and the bytes whose checksum was right are those that are loaded. Writes
-are atomic and under a lock per key; a damaged entry is built again; a folder that
-cannot be used is replaced by a private temporary one.
+features, so that a folder shared by several machines never gives a library that this
+processor cannot run. Libraries are code: `folders` decides which files are trusted, and
+the very bytes whose checksum was verified are loaded. Writes are atomic and under a
+lock per key; a damaged entry is built again; a folder that cannot be used is replaced
+by a private temporary one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .toolchain import LINES, TRIAL, Compiler, find_compiler
 
 log = logging.getLogger("fuseopt")
 
-#: So long a process waits for another one that builds, once.
+#: Seconds for which a process waits, once, for another one that builds.
 LOCK_SECONDS = 120.0
 #: Folders of builds begin so; then comes the key.
 WORK = ".build-"
-#: What earlier versions left has no key in its name: nobody builds for a day.
+#: Seconds after which a folder of an earlier version, without a key, is removed.
 LEFT_BEHIND = 86400.0
-#: What compilers say when it is the place, not the source, that will not do.
+#: Messages of compilers where the disk, not the source, is the cause.
 NO_PLACE = (
     "No space left on device",
     "Disk quota exceeded",
@@ -51,18 +51,18 @@ NO_PLACE = (
 
 @dataclass(frozen=True)
 class Job:
-    """A source to be built, and what builds it."""
+    """A source to be built, with its compiler."""
 
     source: Source
     compiler: Compiler
     fast: bool
     key: str
 
-    def command(self, text: str, made: str) -> list[str]:
+    def command(self, source_file: str, library_file: str) -> list[str]:
         compiler, source = self.compiler, self.source
         flags = compiler.flags(source, self.fast)
         libraries = compiler.libraries(source)
-        return [*compiler.command, *flags, "-o", made, text, *libraries]
+        return [*compiler.command, *flags, "-o", library_file, source_file, *libraries]
 
 
 class Builder:
@@ -99,28 +99,30 @@ class Builder:
         if key in self._loaded:
             self.memory_hits += 1
             return self._loaded[key]
-        library, made = self._obtain(
+        library, compiled = self._obtain(
             chosen(cache_dir), Job(source, compiler, fast, key)
         )
-        if built is not None and made:
+        if built is not None and compiled:
             built.append(key)
         self._loaded[key] = library
         return library
 
     def _obtain(self, folder: str, job: Job) -> tuple[ctypes.CDLL, bool]:
-        """The library; was it compiled now?"""
+        """The library, and whether it was compiled now."""
         try:
-            found = self._find(folder, job.key)
-            if found is not None:
-                return found, False
+            library = self._find(folder, job.key)
+            if library is not None:
+                return library, False
             if folder not in self._shunned:
                 return self._build(folder, job)
         except OSError as error:  # filelock's Timeout is one
             self._shun(folder, error)
         try:
-            own = self._private.path
-            found = self._find(own, job.key)
-            return (found, False) if found is not None else self._build(own, job)
+            private = self._private.path
+            library = self._find(private, job.key)
+            return (
+                (library, False) if library is not None else self._build(private, job)
+            )
         except OSError as error:
             raise CannotBuild(
                 f"no kernel can be built: neither {folder} nor a temporary folder can "
@@ -129,19 +131,19 @@ class Builder:
 
     def _shun(self, folder: str, error: OSError) -> None:
         with self._lock:
-            known = folder in self._shunned
+            was_shunned = folder in self._shunned
             self._shunned.add(folder)
-        if not known:
+        if not was_shunned:
             log.warning(
                 "kernel cache %s cannot be used (%s); building in a temporary folder",
                 folder,
                 error,
             )
 
-    # ---------------------------------------------------------------- what is there
+    # ---------------------------------------------------------------- the cache
 
     def _find(self, folder: str, key: str) -> ctypes.CDLL | None:
-        """A library that was built before; None if there is none that is whole."""
+        """A cached library; None if it is missing or damaged."""
         try:
             with Folder.open(folder) as root, root.enter(key[:2]) as place:
                 return self._hit(place, key)
@@ -149,24 +151,24 @@ class Builder:
             return None
 
     def _hit(self, place: Folder, key: str) -> ctypes.CDLL | None:
-        found = _open(place, key)
-        if found is not None:
+        library = _open(place, key)
+        if library is not None:
             self.disk_hits += 1
-        return found
+        return library
 
-    # ---------------------------------------------------------------- what is made
+    # ---------------------------------------------------------------- builds
 
     def _build(self, folder: str, job: Job) -> tuple[ctypes.CDLL, bool]:
-        """The library; was it compiled now, or by another process meanwhile?"""
+        """The library, and whether it was compiled now, not by another process."""
         with contextlib.ExitStack() as stack:
             root = stack.enter_context(Folder.open(folder, make=True))
             place = stack.enter_context(root.enter(job.key[:2], make=True))
             with self._alone(folder, place, job.key):
-                found = self._hit(place, job.key)
-                if found is not None:
-                    return found, False
+                library = self._hit(place, job.key)
+                if library is not None:
+                    return library, False
                 for name in place.names():
-                    # nobody else builds this: what began so was killed
+                    # the lock is held here: a folder of this key is of a killed build
                     if name.startswith(f"{WORK}{job.key}"):
                         place.remove(name)
                 content = self._compile(place, job)
@@ -203,7 +205,7 @@ class Builder:
             lock.release()
 
     def _compile(self, place: Folder, job: Job) -> bytes:
-        """Compile a source, keep what came of it, and return that."""
+        """Compile a source and cache the library; returns its bytes."""
         name = f"{WORK}{job.key}-{secrets.token_hex(4)}"
         try:
             with place.enter(name, make=True) as work:
@@ -222,13 +224,15 @@ class Builder:
             place.remove(name)
 
     def _run(self, work: Folder, job: Job) -> None:
-        """Let the compiler make `kernel.so`, or raise what is the matter."""
-        done = _call(job.command("kernel.cpp", "kernel.so"), work)
-        if not done.returncode and work.holds("kernel.so"):
+        """Compile `kernel.so`. Raises OSError, CompilerMissing or BuildError, by what
+        the cause is: the disk, the compiler or the source.
+        """
+        result = _call(job.command("kernel.cpp", "kernel.so"), work)
+        if not result.returncode and work.holds("kernel.so"):
             return
-        said = done.stderr.strip()
-        if any(words in said for words in NO_PLACE):
-            raise OSError(f"the compiler says: {_first_lines(said)}")
+        message = result.stderr.strip()
+        if any(words in message for words in NO_PLACE):
+            raise OSError(f"the compiler says: {_first_lines(message)}")
         # is it the source, or the compiler?
         with contextlib.suppress(OSError):  # which would hide what it says
             work.write("trial.cpp", TRIAL.encode())
@@ -240,13 +244,13 @@ class Builder:
                 )
         raise BuildError(
             f"{job.compiler.name} refused generated source, {_kept(job.source.text)}\n"
-            f"{_first_lines(said)}"
+            f"{_first_lines(message)}"
         )
 
 
 def _call(command: Sequence[str], work: Folder) -> subprocess.CompletedProcess[str]:
     """Run a compiler in a folder, where it keeps its temporary files as well."""
-    # by its descriptor: whoever may rename what it lies in cannot put another there
+    # by its descriptor: renaming a parent folder cannot put another one in its place
     by_descriptor = f"/proc/self/fd/{work.handle}"
     place = by_descriptor if os.path.isdir(by_descriptor) else work.path
     try:
@@ -288,9 +292,9 @@ def parts(root: Folder) -> list[str]:
 
 
 def sweep(root: Folder) -> None:
-    """Remove what killed builds left in a cache; never what somebody builds in.
+    """Remove the folders of killed builds from a cache, never those of running ones.
 
-    Whoever builds a key holds its lock, which ends with the process.
+    A running build holds the lock of its key, which ends with the process.
     """
     import filelock
 
@@ -343,8 +347,8 @@ def _loaded(content: bytes) -> ctypes.CDLL:
         # the loader takes libraries of one path for one library, and descriptors have
         # their numbers again and again: so the path says the same in another way
         # each time
-        other = "".join("./" if x == "1" else "/" for x in f"{secrets.randbits(64):b}")
-        return ctypes.CDLL(f"/proc/self/fd/{other}{handle}")
+        detour = "".join("./" if x == "1" else "/" for x in f"{secrets.randbits(64):b}")
+        return ctypes.CDLL(f"/proc/self/fd/{detour}{handle}")
     except OSError:
         return _loaded_from_copy(content)
     finally:

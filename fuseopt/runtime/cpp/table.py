@@ -1,4 +1,4 @@
-"""The table of a C++ kernel: where every lane's tensors, numbers and elements are.
+"""The table of a C++ kernel: addresses, numbers and geometry of every lane.
 
 A `KernelTable` is made from a Kernel and the layouts of the tensors of a call. The pool
 of addresses is shared by all kernels of a step; a table only holds positions in it, so
@@ -61,28 +61,28 @@ class HostTable(KernelTable, Protocol):
     """A table in the CPU's memory."""
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
-        """Calls of C that run the kernel once."""
+        """C calls that run the kernel once."""
 
 
 class DeviceTable(KernelTable, Protocol):
-    """A table on a device; what changes of it lies in an arena."""
+    """A table on a device; the words of it that change lie in an arena."""
 
     arena: Arena | None
     cells: Cells
 
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
-        """What no launch changes, and what launches leave as they found it."""
+        """Tensors that have the same contents before and after each launch."""
 
     @property
     def words(self) -> tuple[int, int]:
-        """Words of an arena that it needs: for lanes, for rows."""
+        """The number of words of an arena that it needs: for lanes, for rows."""
 
     def settle(self, arena: Arena, lanes: int, rows: int) -> None:
         """Take its words of an arena, from `lanes` and from `rows` on."""
 
     def ask(self, helper: ctypes.PyDLL | None) -> None:
-        """Let the compiled helper do what the next two do, where there is one."""
+        """Use the compiled helper for `refresh` and `fetch`, where there is one."""
 
     def refresh(self) -> None:
         """Write the addresses that changed since the last refresh to the arena."""
@@ -91,7 +91,7 @@ class DeviceTable(KernelTable, Protocol):
         """Write the numbers of the CPU that it reads to the arena, as they are now."""
 
     def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
-        """Make a copy of the arena's words fit for the memory it will be read from."""
+        """Adapt a copy of the arena's words to the memory it will be read from."""
 
     def starter(self, words: torch.Tensor) -> Callable[[], None]:
         """What starts the kernel once, over the words of an arena or a copy of them."""
@@ -116,10 +116,10 @@ def _expanded(layout: TensorLayout, space: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a tensor seen in a larger index space: 0 where it repeats."""
     missing = len(space) - len(layout.shape)
     strides = [0] * missing
-    for own, wanted, stride in zip(
+    for size, wanted, stride in zip(
         layout.shape, space[missing:], layout.stride, strict=True
     ):
-        strides.append(stride if own == wanted and wanted != 1 else 0)
+        strides.append(stride if size == wanted and wanted != 1 else 0)
     return tuple(strides)
 
 
@@ -135,11 +135,13 @@ def geometry(
         return None
     first = layouts[0]
     if first.shape == space and is_block(first.shape, first.stride):
-        own = tuple(s for n, s in zip(space, first.stride, strict=True) if n != 1)
+        proper_strides = tuple(
+            s for n, s in zip(space, first.stride, strict=True) if n != 1
+        )
         for other in layouts[1:]:
             if other.shape != space:
                 break
-            if other.stride != first.stride and own != tuple(
+            if other.stride != first.stride and proper_strides != tuple(
                 s for n, s in zip(space, other.stride, strict=True) if n != 1
             ):
                 break
@@ -208,22 +210,22 @@ class VariantTable:
                 count *= n
             total += count if elements or variant.reduction else 0
             self.start.append(total)
-            own = [layouts[columns[s][lane]] for s in leading]
+            lane_layouts = [layouts[columns[s][lane]] for s in leading]
             if variant.reduction:
                 # eager folds in the order of memory of what it reduces
-                own.insert(0, layouts[variant.operands[lane]])
-            found = geometry(space, own) if elements else None
+                lane_layouts.insert(0, layouts[variant.operands[lane]])
+            shape_and_steps = geometry(space, lane_layouts) if elements else None
             if variant.reduction == "dims":
                 self.strided.append(len(self.geometry))
                 folded = self._rows(variant, lane, layouts, elements)
                 self.geometry.extend(folded)
                 continue
-            if found is None:
+            if shape_and_steps is None:
                 self.strided.append(-1)
                 continue
             self.strided.append(len(self.geometry))
-            dims = found[0]
-            head, strides = found[: 1 + dims], found[1 + dims :]
+            dims = shape_and_steps[0]
+            head, strides = shape_and_steps[: 1 + dims], shape_and_steps[1 + dims :]
             if variant.reduction:
                 strides = strides[dims:]
             by_slot = {
@@ -337,6 +339,6 @@ class CppTable:
         self.entry(self.structs, threads)
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
-        """The same as calls of C alone, until the number of threads is another."""
+        """C calls that do the same, for this number of threads."""
         self.prepare(threads)
         return [functools.partial(self.entry, self.structs, threads)]

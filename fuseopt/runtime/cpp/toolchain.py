@@ -1,4 +1,4 @@
-"""The C++ compiler: which one, what it is asked for, and all that tells it apart.
+"""The C++ compiler: find it, its flags, and the identity by which kernels are cached.
 
 `$CXX` is a command as in a shell: `g++ -O0`, `ccache g++`, a path in quotes. Where it
 is set, no other compiler is ever taken.
@@ -43,24 +43,24 @@ COMMON_FLAGS = (
 EXACT_FLAGS = ("-ffp-contract=off",)
 #: Before all others: it takes back what $CXX may allow.
 STRICT_FLAGS = ("-fno-fast-math",)
-#: For what neither throws nor catches, which is all but the helper of a call.
+#: For source that neither throws nor catches: all but the library of the guards.
 PLAIN_FLAGS = ("-fno-exceptions",)
-#: What GCC links then; unasked it adds the library of C++, which no kernel calls and
+#: What GCC links then; by default it adds the C++ library, which no kernel calls and
 #: which takes longer to read than all others.
 GCC_LIBRARIES = ("-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc")
 FAST_FLAGS = ("-ffp-contract=fast", "-fassociative-math", "-fno-signed-zeros")
-#: What a compiler must at least be able to compile, with the flags of a kernel.
+#: The least source that a compiler must be able to compile with the flags of a kernel.
 TRIAL = "#include <math.h>\n#include <stdint.h>\n" + 'extern "C" void trial() {}\n'
-#: Files up to this size may be scripts, which are told apart by what is in them.
+#: Files up to this size may be scripts; their contents are a part of the identity.
 SCRIPT = 1 << 16
-#: Of what a compiler says, so much is shown.
+#: The lines of a compiler's output that messages show.
 LINES = 12
 _asking = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: how to call it, and all that can change what it makes."""
+    """A C++ compiler: its command, and all that its output depends on (`identity`)."""
 
     command: tuple[str, ...]
     identity: str
@@ -73,25 +73,25 @@ class Compiler:
 
     @property
     def name(self) -> str:
-        """What the user may call it by."""
+        """The command as one string, for messages."""
         return shlex.join(self.command)
 
     def flags(self, source: Source, fast: bool) -> tuple[str, ...]:
-        """What it is asked for; the arguments before the source."""
+        """The arguments before the source."""
         exact = (*STRICT_FLAGS, *COMMON_FLAGS, *EXACT_FLAGS)
         flags = (*COMMON_FLAGS, *FAST_FLAGS) if fast else exact
         return flags if source.throws else (*flags, *PLAIN_FLAGS)
 
     def libraries(self, source: Source) -> tuple[str, ...]:
-        """What is linked to a kernel; the arguments after the source."""
+        """The libraries that are linked; the arguments after the source."""
         return GCC_LIBRARIES if self.is_gcc and not source.throws else ()
 
     def key(self, source: Source, fast: bool) -> str:
         """The name under which a library is kept: a hash of all that it depends on."""
-        asked = " ".join((*self.flags(source, fast), *self.libraries(source)))
-        parts = (source.text, self.identity, asked, _processor())
-        told = "\0".join(parts).encode(errors="surrogateescape")
-        return hashlib.sha256(told).hexdigest()[:32]
+        arguments = " ".join((*self.flags(source, fast), *self.libraries(source)))
+        parts = (source.text, self.identity, arguments, _processor())
+        content = "\0".join(parts).encode(errors="surrogateescape")
+        return hashlib.sha256(content).hexdigest()[:32]
 
 
 @functools.cache
@@ -108,9 +108,9 @@ def _processor() -> str:
 
 def find_compiler() -> Compiler:
     """The C++ compiler: $CXX, or else g++, clang++ or c++. Raises CompilerMissing."""
-    asked = os.environ.get("CXX", "").strip()
-    if asked:
-        command = _command(asked)
+    wanted = os.environ.get("CXX", "").strip()
+    if wanted:
+        command = _command(wanted)
         return _once(command, _stamps(command))
     for name in ("g++", "clang++", "c++"):
         path = shutil.which(name)
@@ -123,26 +123,26 @@ def find_compiler() -> Compiler:
     )
 
 
-def _command(asked: str) -> tuple[str, ...]:
+def _command(wanted: str) -> tuple[str, ...]:
     """The words of $CXX, programs among them as paths. Raises CompilerMissing."""
-    whole = shutil.which(asked)  # a path with spaces, of which nobody quoted any
+    whole = shutil.which(wanted)  # a path with spaces, of which nobody quoted any
     if whole:
         return (os.path.abspath(whole),)
     try:
-        words = shlex.split(asked)
+        words = shlex.split(wanted)
     except ValueError as error:
         raise CompilerMissing(
-            f"CXX={asked!r} cannot be read as a command ({error})."
+            f"CXX={wanted!r} cannot be read as a command ({error})."
         ) from error
     path = shutil.which(words[0]) if words else None
     if not path:
         raise CompilerMissing(
-            f"CXX={asked!r} names no program that can be run. Correct it, or unset it "
+            f"CXX={wanted!r} names no program that can be run. Correct it, or unset it "
             "for the first of g++, clang++, c++ that is found."
         )
     # the working directory of a compilation is another one
-    rest = (os.path.abspath(w) if _is_program(w) else w for w in words[1:])
-    return (os.path.abspath(path), *rest)
+    arguments = (os.path.abspath(w) if _is_program(w) else w for w in words[1:])
+    return (os.path.abspath(path), *arguments)
 
 
 def _is_program(word: str) -> bool:
@@ -150,12 +150,12 @@ def _is_program(word: str) -> bool:
 
 
 def _stamps(command: Sequence[str]) -> tuple[tuple[object, ...], ...]:
-    """What tells the programs of a command apart from others of their names.
+    """The identity of each program of a command: path, size, time, digest of a script.
 
-    A script may run the same compiler as another one, with other flags: so what it
-    holds counts, for whatever its time says.
+    A wrapper script may change its flags while its size and time stay the same; so its
+    contents are hashed.
     """
-    found: list[tuple[object, ...]] = []
+    stamps: list[tuple[object, ...]] = []
     for number, word in enumerate(command):
         path = word if os.sep in word else shutil.which(word)
         if path is None or word.startswith("-"):
@@ -169,8 +169,8 @@ def _stamps(command: Sequence[str]) -> tuple[tuple[object, ...], ...]:
         except OSError:
             continue
         digest = hashlib.sha256(content).hexdigest()
-        found.append((number, real, info.st_size, info.st_mtime_ns, digest))
-    return tuple(found)
+        stamps.append((number, real, info.st_size, info.st_mtime_ns, digest))
+    return tuple(stamps)
 
 
 def _once(command: tuple[str, ...], stamps: tuple[tuple[object, ...], ...]) -> Compiler:
@@ -182,32 +182,33 @@ def _once(command: tuple[str, ...], stamps: tuple[tuple[object, ...], ...]) -> C
 def _identified(
     command: tuple[str, ...], stamps: tuple[tuple[object, ...], ...]
 ) -> Compiler:
-    """A command with all that can change what it makes. Raises CompilerMissing.
+    """The Compiler of a command. Raises CompilerMissing.
 
-    What a compiler would do, it says itself, if it is GCC or Clang: with the flags that
-    a wrapper adds, be it because of the environment, and with those it has built in.
+    With `-###`, GCC and Clang print the commands that they would run, with all flags
+    that a wrapper, the environment or the compiler's configuration adds: these are part
+    of the identity.
     """
-    asked = ("-###", *COMMON_FLAGS, "-S", "-o", os.devnull, "-x", "c++", os.devnull)
-    code, told = _ask((*command, *asked))
-    if code or "version" not in told:
-        code, told = _ask((*command, "--version"))
-        if code or not told.strip():
+    arguments = ("-###", *COMMON_FLAGS, "-S", "-o", os.devnull, "-x", "c++", os.devnull)
+    code, output = _ask((*command, *arguments))
+    if code or "version" not in output:
+        code, output = _ask((*command, "--version"))
+        if code or not output.strip():
             name = shlex.join(command)
-            said = told.strip().split("\n", 1)[0]
+            reply = output.strip().split("\n", 1)[0]
             raise CompilerMissing(
                 f"{name} is no C++ compiler that can be used: asked for its version, "
-                f"it ends with status {code}. Set CXX to one that can.\n{said}".strip()
+                f"it ends with status {code}. Set CXX to one that can.\n{reply}".strip()
             )
-        told = told.split("\n", 1)[0]
-        is_gcc = told.split(" ", 1)[0].endswith("g++")
+        output = output.split("\n", 1)[0]
+        is_gcc = output.split(" ", 1)[0].endswith("g++")
     else:
-        is_gcc = "\ngcc version" in told
-    identity = "\0".join((*command, *map(repr, stamps), told))
-    return Compiler(command, identity, is_gcc and "clang" not in told)
+        is_gcc = "\ngcc version" in output
+    identity = "\0".join((*command, *map(repr, stamps), output))
+    return Compiler(command, identity, is_gcc and "clang" not in output)
 
 
 def _ask(command: Sequence[str]) -> tuple[int, str]:
-    """The status of a command, and what it says. Raises CompilerMissing."""
+    """The status of a command, and its output. Raises CompilerMissing."""
     try:
         done = subprocess.run(
             command,

@@ -39,19 +39,19 @@ def agrees(kernel: ctypes.CDLL, library: LibraryStruct) -> bool:
         return False
     bits = battery()
     n = len(bits)
-    mine, theirs = array("I", bytes(4 * n)), array("I", bytes(4 * n))
+    ours, theirs = array("I", bytes(4 * n)), array("I", bytes(4 * n))
     source = bits.buffer_info()[0]
-    own = kernel.newton_sqrt_f32
-    own.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
-    own.restype = ctypes.c_int64
-    if not own(n, source, mine.buffer_info()[0]):
+    newton = kernel.newton_sqrt_f32
+    newton.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    newton.restype = ctypes.c_int64
+    if not newton(n, source, ours.buffer_info()[0]):
         return False
     kind = ctypes.CFUNCTYPE(
         None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong
     )
     kind(library.sqrt_f32)(n, source, theirs.buffer_info()[0], MODE)
     return all(
-        a == b or (_nan(a) and _nan(b)) for a, b in zip(mine, theirs, strict=True)
+        a == b or (_nan(a) and _nan(b)) for a, b in zip(ours, theirs, strict=True)
     )
 
 

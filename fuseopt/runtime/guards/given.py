@@ -1,4 +1,4 @@
-"""Gradients that parameters are to have, and get only where Python looks at them."""
+"""Gradients for parameters, assigned to them only where Python code reads them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ class Misfit(FuseoptError):
 
 
 class Given:
-    """Gradients for some parameters: `grads[k]` is that of `params[k]`, None: it has
-    none. `grads` is None where nothing is to be given: `put` has done it.
+    """Gradients for some parameters: `grads[k]` is that of `params[k]`, or None.
 
-    A step that compiled code alone looks at reads the list. All else first calls
-    `put`, so that it finds gradients where it looks for them.
+    `grads` is None where there are none to assign, or `put` has assigned them. Compiled
+    code reads the list; before any other code reads `param.grad`, `put` is called.
     """
 
     def __init__(self, params: Sequence[Any] = ()) -> None:
@@ -25,10 +24,11 @@ class Given:
         #: by id of a parameter
         self.places = {id(p): k for k, p in enumerate(params)}
         self.grads: list[Any] | None = None
-        self._were_put = True  # as far as is known
+        #: may parameters have gradients that `put` gave them?
+        self._were_put = True
 
     def put(self) -> None:
-        """Let the parameters have their gradients. Raises Misfit."""
+        """Assign the gradients to the parameters. Raises Misfit."""
         if self.grads is None:
             return
         self._were_put = True
@@ -42,7 +42,7 @@ class Given:
         self.grads = None
 
     def drop(self) -> None:
-        """Keep no gradient alive."""
+        """Release all gradients, those that were assigned too."""
         self.grads = None
         if self._were_put:
             for p in self.params:

@@ -1,4 +1,4 @@
-"""Do dicts and lists hold the objects that they held? Asked of all in one C call."""
+"""Compare the contents of dicts and lists with a record of them, in one C call."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def told(
     lengths: Iterable[int],
     items: Sequence[Any],
 ) -> list[array[int]]:
-    """Let a struct know what containers hold; returns what it points to.
+    """Record the contents of containers in a struct; returns the arrays it points to.
 
-    `lengths`: how many entries or items each holds. `items`: those of each in turn, of
-    a dict its keys, then its values. The caller keeps alive containers and items, and
-    what is returned.
+    `lengths`: the number of entries or items of each. `items`: those of all in turn, of
+    a dict its keys, then its values. The caller keeps alive containers, items and the
+    arrays.
     """
     sizes = [
         n if isinstance(x, dict) else -1 - n
@@ -38,17 +38,17 @@ def told(
         array("Q", bytes(8 * len(containers))),
         array("Q", map(id, items)),
     ]
-    at = map(address, arrays)
-    struct.containers, struct.sizes, struct.versions, struct.items = at
+    addresses = map(address, arrays)
+    struct.containers, struct.sizes, struct.versions, struct.items = addresses
     struct.version = compat.dict_version()
     struct.n = len(containers)
     return arrays
 
 
 class Holdings:
-    """What some containers held. `helper`: the library of the guards, built.
+    """A record of the contents of containers. `helper`: the guards' library, built.
 
-    `containers` are of CONTAINERS; `lengths`, `items`: as in `told`.
+    `containers`: of the types in CONTAINERS; `lengths`, `items`: as in `told`.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Holdings:
         self._keep = struct, containers, items, arrays
         self._call = helper.fuseopt_holds
         self._call.restype, self._call.argtypes = ctypes.c_int64, [ctypes.c_void_p]
-        #: where the struct lies
+        #: the address of the struct
         self.where = ctypes.addressof(struct)
 
     def same(self) -> bool:
-        """Do they hold the same objects still?"""
+        """Do the containers still hold the same objects?"""
         return bool(self._call(self.where))

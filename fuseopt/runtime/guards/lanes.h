@@ -8,14 +8,14 @@ void Py_DecRef(void* object);
 void PyErr_Clear(void);
 }
 
-// Dicts and lists, the first of which is given at each look.
+// The contents of dicts and lists. The first of them is an argument of each look.
 struct Held {
-  int64_t n;  // 0: nothing is known
+  int64_t n;  // containers; 0: nothing is recorded
   void* const* containers;
   const int64_t* sizes;  // entries of a dict; of a list -1 - items
   void* const* items;    // of a dict its keys, then its values; of a list its items
-  // Where in a dict its version lies, which no other state of a dict ever has; 0: it
-  // has none. What it was of each when it was last found the same; 0: unknown.
+  // The offset of a dict's version (PEP 509), which no other state of any dict has; 0:
+  // there is none. Of each the version at which its contents last matched; 0: unknown.
   int64_t version;
   uint64_t* versions;
 };
@@ -50,26 +50,26 @@ struct Lanes {
   // As in Held: of the optimizer's state, then of each lane's.
   int64_t version;
   uint64_t* versions;
-  // The tensors of a step that are compared on the way, or null: of each lane where its
-  // gradient is among them, and the ranges of those that lanes hold.
+  // The tensors of a step that are compared on the way, or null: of each lane the index
+  // of its gradient among them, and the ranges of indices of those in lanes' states.
   const Functions* functions;
   Known* known;
   const int64_t* gradients;
   int64_t ranges;
   const int64_t* held_in;  // from, to, from, to ...
   const Held* rest;        // what the optimizer holds besides its lanes, or null
-  // Of each lane where its gradient is in a list that is given; -1: it has its own.
+  // Of each lane the index of its gradient in `from`, see below; -1: it is param.grad.
   const int64_t* given;
 };
 
 static const int64_t SOON = 8;  // lanes ahead that are fetched
 
-// Is a dict what it was when it had the version that was seen? Its entries need not be
-// asked then. `at`: where its version lies, 0 if it has none.
+// Has a dict still the version `seen`? Its entries need not be compared then. `at`: the
+// offset of its version, 0 if it has none.
 static inline bool unchanged(int64_t at, const void* dict, const uint64_t* seen) {
   return at && *(uint64_t*)((char*)dict + at) == *seen;
 }
-static inline void found_unchanged(int64_t at, const void* dict, uint64_t* seen) {
+static inline void remember_version(int64_t at, const void* dict, uint64_t* seen) {
   if (at) *seen = *(uint64_t*)((char*)dict + at);
 }
 
@@ -84,7 +84,7 @@ static bool holds_the_same(const Held* h, void* first) {
         if (PyList_GetItem(container, i) != *item++) return false;
       continue;
     }
-    // of the first, attributes of an object, all are asked: they are few
+    // the entries of the first, attributes of an object, are few: compare them all
     if (c && unchanged(h->version, container, h->versions + c)) {
       item += 2 * size;
       continue;
@@ -93,24 +93,24 @@ static bool holds_the_same(const Held* h, void* first) {
     for (intptr_t at = 0; PyDict_Next(container, &at, &key, &value); ++item)
       if (key != item[0] || value != item[size]) return false;
     item += size;
-    found_unchanged(h->version, container, h->versions + c);
+    remember_version(h->version, container, h->versions + c);
   }
   return h->n > 0;
 }
 
-// Do dicts and lists hold what is known of them?
+// Do dicts and lists have the contents recorded in `h`?
 extern "C" int64_t fuseopt_holds(const Held* h) {
   return h->n && holds_the_same(h, h->containers[0]);
 }
 
-// 0 if the groups have the parameters they had, all lanes hold what they held, and
-// their gradients are in `grads`; else 1. Tensors are compared as soon as they are met.
-// 2 instead of 0 if `own`, the optimizer's attributes, or the rest of what it holds is
-// not what is known of it. `from`: None, or a list of gradients that lanes are to have
-// but do not have yet; 1 then as well where any tensor is not compared, or is more than
-// elsewhere.
-extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* state,
-                                 void* grads, void* from) {
+// 0 if the parameters of all groups and the states of all lanes are the same objects as
+// recorded, and `grads` was filled with the lanes' gradients; else 1. Tensors are
+// compared as soon as they are met. 2 instead of 0 if `attributes`, the optimizer's, or
+// what else it holds differs from the record. `from`: None, or a list of gradients that
+// lanes are to have but do not have yet; then 1 as well where a tensor is not compared,
+// or has changed by more than its address.
+extern "C" int64_t fuseopt_lanes(const Lanes* k, void* attributes, void* lists,
+                                 void* state, void* grads, void* from) {
   void *key, *value, *const *member = k->members;
   for (int64_t l = 0; l < k->lists; ++l) {
     void* list = PyList_GetItem(lists, l);
@@ -123,12 +123,12 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     void* const* owned = k->owned;
     for (intptr_t at = 0; PyDict_Next(state, &at, &key, &value); owned += 2)
       if (key != owned[0] || value != owned[1]) return 1;
-    found_unchanged(k->version, state, k->versions);
+    remember_version(k->version, state, k->versions);
   }
 
   const bool direct = k->gradient && !k->mode();
   if (k->known) begin(k->known);
-  void* const* held = k->held;
+  void* const* entry = k->held;
   for (int64_t i = 0; i < k->n; ++i) {
     if (k->required && i + SOON < k->n)
       __builtin_prefetch(*(char**)((char*)k->params[i + SOON] + k->handle));
@@ -171,17 +171,17 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* own, void* lists, void* s
     }
     if (k->counts[i] < 0) continue;
     void* entries = k->states[i];
-    void* const* first = held;
-    held += 2 * k->counts[i];
+    void* const* first = entry;
+    entry += 2 * k->counts[i];
     if (unchanged(k->version, entries, k->versions + i + 1)) continue;
     if (PyDict_Size(entries) != k->counts[i]) return 1;
     for (intptr_t at = 0; PyDict_Next(entries, &at, &key, &value); first += 2)
       if (key != first[0] || value != first[1]) return 1;
-    found_unchanged(k->version, entries, k->versions + i + 1);
+    remember_version(k->version, entries, k->versions + i + 1);
   }
   if (k->known)
     for (const int64_t* r = k->held_in; r < k->held_in + 2 * k->ranges; r += 2)
       compare(k->functions, k->known, r[0], r[1]);
   if (from != k->none && (!k->known || k->known->found)) return 1;
-  return k->rest && holds_the_same(k->rest, own) ? 0 : 2;
+  return k->rest && holds_the_same(k->rest, attributes) ? 0 : 2;
 }

@@ -1,8 +1,9 @@
-"""Do the lanes of an optimizer hold what they held? Asked of all in one C call.
+"""Compare the lanes of an optimizer with those of the last call, all in one C call.
 
-A lane is a parameter and its state, a dict. Between two calls only gradients are other
-objects, as a rule; to see that in Python costs more than Dynamo's guards would. The
-compiled helper compares what lists and dicts hold by identity, and reads the gradients.
+A lane is a parameter and its state, a dict. As a rule only gradients are other objects
+in the next call; to see that in Python costs more than Dynamo's guards would. The
+compiled helper compares the items of lists and dicts by identity, and reads the
+gradients.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ _GRAD, _FLAG = "grad", "requires_grad"
 
 
 def _flat(dicts: Sequence[dict[Any, Any] | None]) -> list[Any]:
-    """What dicts hold: key, value, key, value ..."""
+    """The entries of dicts: key, value, key, value ..."""
     return [x for d in dicts for item in (d or {}).items() for x in item]
 
 
 class Meeting(NamedTuple):
-    """Where the tensors of lanes are among those of a step.
+    """The indices of lanes' tensors among the tensors of a step.
 
-    `gradients`: by lane. `held`: ranges (from, to, from, to ...) of what lanes hold.
-    `others`: all that belong to no lane of these, in the order of a call.
+    `gradients`: of each lane's gradient. `held`: ranges (from, to, from, to ...) of
+    parameters and state. `others`: of the tensors of no lane, in the order of a call.
     """
 
     gradients: array[int]
@@ -41,14 +42,14 @@ class Meeting(NamedTuple):
 
 
 class LaneGuard:
-    """What some lanes hold now, in order: parameters, states (None: no state).
+    """A record of lanes, in order: their parameters and states (None: no state).
 
     `lists`: the parameters of each group; `state`: the optimizer's. `helper`: the
     library, built. `kinds`: the two types that a parameter or a gradient may have.
-    `look(lists, state)` returns the lanes' gradients, or None if anything but those is
-    another object than it was. `tensors`: the guard of a step, whose tensors the look
-    compares as it meets them. `rest`: what else the optimizer holds; `rest_same`: did
-    the look find that?
+    `look` returns the lanes' gradients, or None if anything but those is another object
+    than recorded. `tensors`: the guard of a step, whose tensors the look compares as it
+    meets them. `rest`: a record of what else the optimizer holds; `rest_same`: did the
+    last look find that unchanged?
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class LaneGuard:
         state: dict[Any, Any],
         rest: Held,
     ) -> None:
-        # kept, so that no other object can come to lie where one of these lay
+        # kept alive: another object at one of these addresses would pass for the first
         objects = [
             list(params),
             list(states),
             _flat(states),
-            [p for own in lists for p in own],
+            [p for params_of_group in lists for p in params_of_group],
             _flat([state]),
         ]
         at = [array("Q", map(id, x)) for x in objects]
@@ -120,8 +121,9 @@ class LaneGuard:
         self._call: Callable[..., int] = call
 
     def compare_with(self, tensors: TensorGuard, meeting: Meeting) -> None:
-        """Compare the tensors of a step from now on, the last of whose looks was at all
-        of them. This guard keeps alive what lanes hold; the rest is the caller's.
+        """Compare the tensors of a step in each look from now on, if the last look of
+        its guard compared all of them. This guard keeps alive what lanes hold; the
+        caller keeps the other tensors.
         """
         struct = self._struct
         self.tensors = struct.known = None
@@ -140,13 +142,13 @@ class LaneGuard:
         given: Given | None = None,
     ) -> list[Any] | None:
         """The gradients of all lanes, or None; see the class. `attributes`: the
-        optimizer's. `given`: what it gives is taken for the gradients of its
-        parameters, if all tensors are compared as they are met; else None.
+        optimizer's. `given`: gradients that take the place of its parameters' own; then
+        None as well where not all tensors are compared.
         """
         if type(state) not in DICTS or len(lists) != self._struct.lists:
             return None
-        for own in lists:
-            if type(own) is not list:
+        for params in lists:
+            if type(params) is not list:
                 return None
         if given is not None:
             if self.tensors is None:
@@ -154,7 +156,7 @@ class LaneGuard:
             if given is not self._given:
                 self._take(given)
         grads = self._none.copy()
-        found = self._call(
+        verdict = self._call(
             self._where,
             attributes,
             lists,
@@ -162,11 +164,11 @@ class LaneGuard:
             grads,
             None if given is None else given.grads,
         )
-        self.rest_same = found == 0
-        return None if found == 1 else grads
+        self.rest_same = verdict == 0
+        return None if verdict == 1 else grads
 
     def _take(self, given: Given) -> None:
-        """Know which lane is which of the parameters to which gradients are given."""
+        """Tell the helper the index of each lane's gradient among the given ones."""
         places = array("q", [given.places.get(id(p), -1) for p in self._keep[0][0]])
         self._struct.given = address(places)
         self._given, self._places = given, places

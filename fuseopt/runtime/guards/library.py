@@ -1,8 +1,8 @@
 """The C++ of the guards: one library, built once, that all steps share.
 
-tensors.h compares the tensors of a call with what is known of them (see tensors.py),
-lanes.h what an optimizer holds (see lanes.py), parts.h one of DTensors (see parts.py);
-launches.h starts several kernels. words.h of `tables` is in it, too.
+tensors.h compares the tensors of a call with a record of them (see tensors.py), lanes.h
+the lanes of an optimizer (see lanes.py), parts.h its DTensors (see parts.py);
+launches.h starts several kernels. words.h of `tables` is a part of it, too.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ HELPER = Source("cpp", TEXT, "fuseopt_tensors", (), throws=True)
 
 
 class Functions(ctypes.Structure):
-    """How to ask a tensor."""
+    """Functions and offsets with which tensors are read."""
 
     _fields_ = fields(TEXT, "Functions")
 
 
 class Known(ctypes.Structure):
-    """What is known of the tensors of a call."""
+    """The record of the tensors of a call."""
 
     _fields_ = fields(TEXT, "Known")
 
 
 class Followed(ctypes.Structure):
-    """What a step follows."""
+    """A step whose first tensors another step compares."""
 
     _fields_ = fields(TEXT, "Followed")
 
 
 class Held(ctypes.Structure):
-    """What is known of the contents of dicts and lists."""
+    """The record of the contents of dicts and lists."""
 
     _fields_ = fields(TEXT, "Held")
 
 
 class Lanes(ctypes.Structure):
-    """What is known of the lanes of an optimizer."""
+    """The record of the lanes of an optimizer."""
 
     _fields_ = fields(TEXT, "Lanes")
 
 
 class Parts(ctypes.Structure):
-    """What is known of DTensors and of their parts."""
+    """The record of DTensors and of their local parts."""
 
     _fields_ = fields(TEXT, "Parts")

@@ -1,11 +1,11 @@
-// DTensors of an optimizer: parameters first, then those in its state. Of each what it
-// is made of, by identity, in slots of the object.
+// DTensors of an optimizer: parameters first, then those in its state. The local part
+// and the spec of each are compared by identity, read from slots of the object.
 struct Parts {
   int64_t n;             // parameters
-  int64_t all;           // and state
+  int64_t all;           // parameters and tensors of the state
   void* const* wholes;   // DTensors
-  void* const* locals;   // their parts
-  void* const* specs;    // and how they are spread
+  void* const* locals;   // their local parts
+  void* const* specs;    // and their specs
   const int64_t* flags;  // of each parameter: its requires_grad
   void* const* spreads;  // of each parameter: the spec that its gradient has
   void* const* heres;    // of each parameter: what is stepped in its stead
@@ -21,13 +21,13 @@ struct Parts {
   const void* (*gradient)(const void* tensor);
   void* (*wrapped)(const void* gradient);
   bool (*mode)(void);
-  // Of an at::Tensor: how often it was changed in place, and that it was once more.
+  // The version counter of an at::Tensor: read, and counted up by one.
   int64_t (*version)(const void* tensor);
   void (*bump)(void* tensor);
   const Functions* functions;
-  // The parts of parameters, in order. Of those in the state where the memory of each
-  // lies and where in it the part begins: what else they are is compared where they
-  // are stepped.
+  // The parts of parameters, in order. `at`: of each part in the state its data pointer
+  // and its storage offset; its dtype, sizes and strides are compared by the step of
+  // the parts.
   Known* known;
   uint64_t* at;
   const Held* held;  // lists of parameters and dicts of state
@@ -37,12 +37,12 @@ static inline void* slot(const void* object, int64_t at) {
   return *(void**)((char*)object + at);
 }
 
-// Where in a tensor the place lies at which it begins in its memory: behind strides.
+// The offset in a TensorImpl of its storage offset, which follows the strides.
 static inline int64_t offset_at(const Functions* f) {
   return f->first + 8 * (1 + 2 * f->inlined);
 }
 
-// Where a tensor's memory lies, and where in it the tensor begins.
+// The data pointer of a tensor's storage, and the storage offset.
 struct Place {
   uint64_t memory, offset;
 };
@@ -54,7 +54,7 @@ static inline Place place_of(const Parts* k, const void* part) {
           (uint64_t)slot(tensor, offset_at(f))};
 }
 
-// Note where the parts in the state are.
+// Record the places of the parts in the state.
 extern "C" void fuseopt_parts_note(const Parts* k) {
   uint64_t* at = k->at;
   for (int64_t i = k->n; i < k->all; ++i, at += 2) {
@@ -99,15 +99,15 @@ static bool parts_are_the_same(const Parts* k) {
   return true;
 }
 
-// 0 if all is what it was, and the parts of all gradients are in `grads`, of which
-// there is one; 1 if anything but gradients is not; 2 if Python is to look at gradients
-// alone; 3 if at all.
+// 0 if nothing changed, there is a gradient, and `grads` was filled with the parts of
+// all gradients; 1 if anything but gradients changed; 2 if Python is to look at
+// gradients alone; 3 if it is to look at everything.
 extern "C" int64_t fuseopt_parts(const Parts* k, void* grads) {
-  int64_t found = 3;
+  int64_t verdict = 3;
   try {
     if (k->mode()) return 3;
     if (!parts_are_the_same(k)) return 1;
-    found = 2;
+    verdict = 2;
     for (int64_t i = 0; i < k->n; ++i) {
       if (i + SOON < k->n) {
         __builtin_prefetch(*(void**)k->grads[i + SOON]);
@@ -122,21 +122,21 @@ extern "C" int64_t fuseopt_parts(const Parts* k, void* grads) {
       void* part = 0;
       if (slot(now, k->type) == k->kind && slot(now, k->spec) == k->spreads[i])
         part = slot(now, k->local);
-      const bool known = part && slot(part, k->type) == k->plain;
-      if (known) {
+      const bool is_plain = part && slot(part, k->type) == k->plain;
+      if (is_plain) {
         Py_IncRef(part);
         PyList_SetItem(grads, i, part);  // takes the reference
-        found = 0;
+        verdict = 0;
       }
       Py_DecRef(now);  // of None as well, which lives on
-      if (!known && now != k->none) return 2;
+      if (!is_plain && now != k->none) return 2;
     }
   } catch (...) { return 3; }
-  return found;
+  return verdict;
 }
 
-// Count up the versions of DTensors whose parts have others than in the last look; 1 if
-// one has none.
+// Count up the versions of DTensors whose parts' versions differ from those of the last
+// look; 1 if a tensor has no version counter.
 extern "C" int64_t fuseopt_parts_bump(const Parts* k) {
   try {
     for (int64_t i = 0; i < k->n; ++i)

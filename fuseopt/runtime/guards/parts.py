@@ -1,8 +1,8 @@
-"""Do the DTensors of an optimizer hold what they held? Asked of all in one C call.
+"""Compare the DTensors of an optimizer with those of the last call, in one C call.
 
-Between two calls only gradients are other objects, as a rule, and these are spread as
-they were. The compiled helper compares what DTensors are made of by identity and the
-memory of their parts by address, and takes the parts of the gradients.
+As a rule only gradients are other objects in the next call, with the same specs. The
+compiled helper compares the local part and the spec of each DTensor by identity and the
+memory of the parts by address, and returns the parts of the gradients.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .holdings import Holdings
 from .library import Parts
 from .tensors import TensorGuard, address
 
-#: What a look finds: anything but gradients, or gradients alone, are not what they
-#: were; it could not ask.
+#: Results of a look: something else than gradients changed; gradients alone did; the
+#: helper cannot compare.
 OTHER, GRADIENTS, UNASKED = 1, 2, 3
 
 
 class PartGuard:
-    """What some DTensors are made of now, and what dicts and lists have them.
+    """A record of DTensors, and of the dicts and lists that hold them.
 
-    `wholes`: the DTensors, parameters first; `heres`: what is stepped in the stead of
-    each parameter. `expect(specs)` says which objects the specs of gradients are to
-    be. `look()` returns the parts of gradients, None for a parameter that has none; or
-    None, and `found` says what it found. `versions`: of `heres`, before the step.
+    `wholes`: the DTensors, parameters first; `heres`: the tensor that is stepped in
+    place of each parameter. `expect(specs)` sets the specs that gradients must have, by
+    identity. `look()` returns the parts of gradients, None for a parameter without one;
+    or None, and `found` says why. `versions`: of `heres`, before the step.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PartGuard:
         flags = array("q", [p.requires_grad for p in wholes[:n]])
         self.versions = array("q", bytes(8 * n))
         grads = array("Q", bytes(8 * n))
-        # kept, so that no other object can come to lie where one of these lay
+        # kept alive: another object at one of these addresses would pass for the first
         self._keep = wholes, locals_, specs, heres, held, kinds
         at = array("Q", bytes(16 * (len(wholes) - n)))
         self._arrays = lists, flags, tensors, grads, at
@@ -98,11 +98,11 @@ class PartGuard:
 
     @property
     def works(self) -> bool:
-        """Does torch have all that the helper is to ask?"""
+        """Does torch have all functions that the helper calls?"""
         return self._call is not None
 
     def expect(self, specs: Sequence[Any]) -> None:
-        """Take the gradients for known whose specs are these, of each parameter."""
+        """Let `look` take gradients with these specs, one of each parameter."""
         self._spreads = specs
         self._specs[:] = array("Q", map(id, specs))
 

@@ -1,7 +1,8 @@
-"""Where the tensors of a call lie: may the step write what it writes?
+"""Check that the tensors of a call share memory as they did when it was captured.
 
-A step was captured for tensors that share memory in some way, mostly in none. Before it
-runs on tensors in other places, what it writes must be nobody else's still.
+Most steps are captured for tensors that share none. Before a step runs on tensors at
+other addresses, no memory that it writes may overlap that of another tensor, unless
+they overlapped in the same way before.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ Distance = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a step does to the tensors of a call, and what of their places it rests on.
+    """Which tensors of a call a step writes, and what a plan assumes of their memory.
 
-    `buffers`: all of the graph's. `statics`: the number of tensors that are the graph's
-    own, and come first. `written`: the buffers whose memory the step writes, or would
-    write if anybody looked at it afterwards; `mutated`: the tensors of those that it
-    does write, sorted. `args`: buffers of arguments by their place among the
-    tensors. `strides`: the tensors by whose strides memory was proven apart, or views
-    were made; `distances`: of tensors that share memory; `twins`: pairs of tensors
-    (second, first) that were the same.
+    `buffers`: all of the graph's. `statics`: the number of tensors that belong to the
+    graph, which come first. `written`: the buffers whose memory the step writes, or
+    would write if the result were read; `mutated`: the indices of the tensors that it
+    does write, sorted. `args`: the buffer of each argument by its index among the
+    tensors. `strides`: (index, strides) of the tensors with whose strides memory was
+    proven apart, or views were made; `distances`: of tensors that share memory;
+    `twins`: index pairs (second, first) of arguments that are one tensor.
     """
 
     buffers: tuple[Buffer, ...]
@@ -48,10 +49,10 @@ class Inputs:
         return any(self.buffers[b].kind == "arg" for b in self.written)
 
     def fit(self, strides: Sequence[tuple[int, ...]]) -> bool:
-        """Do the strides of a call's tensors allow what was planned? Of most tensors
-        any do.
+        """Are the strides of a call's tensors those that the plan assumes? For most
+        tensors any are.
         """
-        return all(strides[i] == own for i, own in self.strides) and all(
+        return all(strides[i] == planned for i, planned in self.strides) and all(
             strides[i] == strides[k] for i, k in self.twins
         )
 
@@ -62,7 +63,7 @@ def inputs(
     twins: tuple[tuple[int, int], ...],
     dropped: Sequence[int] = (),
 ) -> Inputs:
-    """The Inputs of a graph; `dropped`: buffers that it would write."""
+    """The Inputs of a graph; `dropped`: buffers whose writes were left out."""
     buffers = graph.buffers
     written = {graph.values[v] for n in graph.nodes for v in written_by(n)}
     mutated = {buffers[b].storage for b in written}
@@ -105,12 +106,12 @@ FREELY, ALONE = 1, 2
 
 
 class Moves(NamedTuple):
-    """Which tensors may move between two calls unasked, and what then changes.
+    """Which tensors a guard may follow to other addresses by itself.
 
-    `loose[i]`: may tensor i move FREELY, or ALONE? `reach[i]`: bytes from its first
-    element to behind its last. `starts`, `ends`: the memory that is written and stays,
-    sorted. `pool`: where their addresses are changed, with their views'. `stays`:
-    starts and ends of all memory that stays.
+    `loose[i]`: may tensor i move FREELY, or ALONE? 0: neither. `reach[i]`: bytes from
+    its first element to behind its last. `starts`, `ends`: the written memory that does
+    not move, sorted. `pool`: has the addresses to change. `stays`: starts and ends of
+    all memory that does not move.
     """
 
     loose: Sequence[int]
@@ -138,49 +139,49 @@ class Sharing:
         """Raise AliasError if tensors at these addresses share memory in another way,
         and UnsupportedInput for one that has elements and lies nowhere.
 
-        `known`: the addresses that were checked before. Returns whether the memory that
-        is written may be another, which `moves` then says.
+        `known`: the addresses that were checked before, if any. Returns whether written
+        memory may have moved, so that `moves` is to be asked again.
         """
-        given = self.given
+        inputs = self.given
         if 0 in now:
             self._check_nowhere(now)
-        together = all(now[i] - now[k] == d for i, k, d in given.distances)
-        if not together or any(now[i] != now[k] for i, k in given.twins):
+        together = all(now[i] - now[k] == d for i, k, d in inputs.distances)
+        if not together or any(now[i] != now[k] for i, k in inputs.twins):
             raise AliasError("tensors that shared memory do so in another way")
-        n = given.statics
-        if known is None or known[:n] != now[:n] or given.writes_args:
+        n = inputs.statics
+        if known is None or known[:n] != now[:n] or inputs.writes_args:
             self._check_all(now)
             return True
         self._check_moved(now, known)
         return False
 
     def moves(self, pool: AddressPool) -> Moves:
-        """What a guard may follow by itself: arguments on whose place nothing rests."""
-        given = self.given
-        fixed = {x for i, k, _ in given.distances for x in (i, k)}
-        fixed.update(x for pair in given.twins for x in pair)
+        """What a guard may follow by itself: arguments of no `distances` or `twins`."""
+        inputs = self.given
+        fixed = {x for i, k, _ in inputs.distances for x in (i, k)}
+        fixed.update(x for pair in inputs.twins for x in pair)
         tensors = range(pool.places.n_tensors)
-        args, written = given.args, given.written
+        args, written = inputs.args, inputs.written
         loose = [
             0
-            if i < given.statics or i in fixed
+            if i < inputs.statics or i in fixed
             else ALONE
             if args.get(i, -1) in written
             else FREELY
             for i in tensors
         ]
         reach = [self.reach.get(args.get(i, -1), 0) for i in tensors]
-        stay = [b for b in self.reach if not loose[given.buffers[b].source]]
+        stay = [b for b in self.reach if not loose[inputs.buffers[b].source]]
         now = pool.words
-        own = self._spans((b for b in stay if b in written), now)
-        # of those, where nothing is ALONE, nobody asks
-        every = self._spans(stay, now) if ALONE in loose else ((), ())
-        return Moves(loose, reach, *own, pool, every)
+        written_spans = self._spans((b for b in stay if b in written), now)
+        # the guard reads these only where a tensor may move ALONE
+        all_spans = self._spans(stay, now) if ALONE in loose else ((), ())
+        return Moves(loose, reach, *written_spans, pool, all_spans)
 
     def _spans(
         self, buffers: Iterable[int], now: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        """Where the memory of some buffers starts and ends, sorted, none in two."""
+        """Starts and ends of the memory of some buffers: sorted, disjoint spans."""
         starts: list[int] = []
         ends: list[int] = []
         sources = self.given.buffers
@@ -198,7 +199,7 @@ class Sharing:
         return address, address + self.reach[b]
 
     def _check_nowhere(self, now: Sequence[int]) -> None:
-        """A launch never sees the address 0 of a tensor with elements."""
+        """Raise UnsupportedInput for a tensor with elements at address 0."""
         for b, reach in self.reach.items():
             buffer = self.given.buffers[b]
             if reach and not now[buffer.source]:
@@ -207,7 +208,7 @@ class Sharing:
                 )
 
     def _check_all(self, now: Sequence[int]) -> None:
-        """Memory that a lane writes must be no other lane's, unless capture knew."""
+        """Raise AliasError if written memory overlaps that of another storage."""
         buffers, written = self.given.buffers, self.given.written
         spans = sorted(
             (*self._interval(b, now[buffers[b].source]), b) for b in self.reach
@@ -229,12 +230,12 @@ class Sharing:
                 reach, owner = end, b
             if is_written and end > written_reach:
                 written_reach, writer = end, b
-        own = [s for s in spans if s[2] in written and s[0] != s[1]]
-        self._starts = [s[0] for s in own]
-        self._ends = [s[1] for s in own]
+        written_spans = [s for s in spans if s[2] in written and s[0] != s[1]]
+        self._starts = [s[0] for s in written_spans]
+        self._ends = [s[1] for s in written_spans]
 
     def _check_moved(self, now: Sequence[int], known: Sequence[int]) -> None:
-        """The same for read-only arguments that moved: none in written memory."""
+        """Raise AliasError if a read-only argument moved into written memory."""
         for i in range(self.given.statics, len(now)):
             b = self.given.args.get(i)
             if now[i] == known[i] or b is None:

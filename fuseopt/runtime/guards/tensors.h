@@ -9,7 +9,7 @@ void* PyList_GetItem(void* list, intptr_t i);
 
 struct Functions {
   int64_t handle;  // where in a Python tensor its at::Tensor lies
-  // of an at::Tensor, through torch's C shim; not 0: it cannot be asked
+  // properties of an at::Tensor through torch's C shim; a result other than 0: failed
   int32_t (*data)(void*, void**);
   int32_t (*dims)(void*, int64_t*);
   int32_t (*dtype)(void*, int32_t*);
@@ -17,37 +17,38 @@ struct Functions {
   int32_t (*device_index)(void*, int32_t*);
   int32_t (*sizes)(void*, int64_t**);
   int32_t (*strides)(void*, int64_t**);
-  void (*bump)(void*);   // version counter of an at::Tensor; may throw, or be null
-  int64_t storage;       // where in a TensorImpl its storage lies
-  int64_t first, words;  // and what it is of that; no words: not known
-  int64_t kind;          // the word of those that has dtype and device, and gaps
-  int64_t inlined;       // most dims that are kept there
-  int64_t memory;        // where in a storage its memory and its owner lie
+  void (*bump)(void*);  // version counter of an at::Tensor; may throw, or be null
+  int64_t storage;      // where in a TensorImpl its storage lies
+  int64_t first,
+      words;        // the bytes before the compared fields, and their words; 0: none
+  int64_t kind;     // the word of those that has dtype and device, and gaps
+  int64_t inlined;  // sizes and strides of up to so many dims lie in the fields
+  int64_t memory;   // where in a storage its memory and its owner lie
 };
 struct Known {
   int64_t n;
   uint64_t* addresses;
   uint64_t* now;
   const int64_t* metadata;  // of each: dtype, device, index, dims, sizes, strides
-  const int64_t* begins;    // of each: where in those its own are
+  const int64_t* begins;    // of each: the index in `metadata` at which its part begins
   uint64_t* seen;           // memory of each when it was last found unchanged
-  uint64_t* fields;         // the fields of n kin, which stay as they were seen first,
-                            // then of n tensors that have others; all ones: none yet
-  int64_t* like;            // of each: which of these it had then
-  const int64_t* kin;       // of each: the first tensor with the same metadata
-  char** tensors;           // the at::Tensor of each in the last call
-  int64_t* moved;           // those whose addresses alone this call found changed
+  uint64_t* fields;    // n records of fields shared by kin, which stay as they were
+                       // seen first, then n of single tensors; all ones: none yet
+  int64_t* like;       // of each: the record that it matched then
+  const int64_t* kin;  // of each: the first tensor with the same metadata
+  char** tensors;      // the at::Tensor of each in the last call
+  int64_t* moved;      // those whose addresses alone this call found changed
   int64_t n_moved;
-  int64_t found;  // what this call found so far: OTHER, UNASKED
-  // what tensors may do unasked; no `loose`: nothing
+  int64_t found;  // changes that this call has met so far: OTHER, UNASKED
+  // which moves are followed without Python; null `loose`: none
   const uint8_t* loose;   // of each: may it move? FREELY, or ALONE
   const uint64_t* reach;  // of each: bytes from its first element to behind its last
   int64_t spans;  // memory that is written and stays: sorted, from starts to ends
   const uint64_t *starts, *ends;
   int64_t stays;  // all memory that stays, in the same way
   const uint64_t *stay_starts, *stay_ends;
-  int64_t mobile;  // where some may move ALONE: all that may move, and which these are
-  int64_t* order;  // in the order of their addresses when that was asked last
+  int64_t mobile;  // where some may move ALONE: the number of all that may move, and
+  int64_t* order;  // their indices, in the order of their addresses in the last check
   uint64_t* pool;  // of each its address, then those of the views
   int64_t n_views;
   const int64_t* views;  // place in the pool, that of what is viewed, distance
@@ -65,7 +66,8 @@ static const int64_t VERSION = 24;
 // Blocks ahead that are fetched: Python's object, the tensor, its storage.
 static const int64_t FAR = 3 * BLOCK, NEAR = 2 * BLOCK, NEXT = BLOCK;
 
-// Bits that differ from those seen: of a tensor's memory and of what owns it.
+// Bits by which a tensor's data pointer, its context and its deleter differ from
+// `seen`.
 static inline uint64_t memory_but_seen(const Functions* f, const char* impl,
                                        const uint64_t* seen) {
   const char* storage = *(char**)(impl + f->storage);
@@ -75,15 +77,15 @@ static inline uint64_t memory_but_seen(const Functions* f, const char* impl,
   for (int64_t i = 0; i < OWNER; ++i) other |= owner[i] ^ seen[i];
   return other;
 }
-// The same of its own fields.
+// The same of the fields of its TensorImpl.
 static inline Words fields_but_seen(const Functions* f, const char* impl,
                                     const uint64_t* seen) {
-  const uint64_t* own = (const uint64_t*)(impl + f->first);
+  const uint64_t* fields = (const uint64_t*)(impl + f->first);
   // words of which the last eight may overlap those before
   Words differ = {0};
   for (int64_t i = 0; i < f->words; i += WIDE) {
     const int64_t at = i + WIDE <= f->words ? i : f->words - WIDE;
-    differ |= *(const Words*)(own + at) ^ *(const Words*)(seen + at);
+    differ |= *(const Words*)(fields + at) ^ *(const Words*)(seen + at);
   }
   return differ;
 }
@@ -92,27 +94,27 @@ static inline bool none(Words differ) {
   for (int64_t i = 0; i < WIDE; ++i) other |= differ[i];
   return other == 0;
 }
-// Remember a tensor that was found to be what its metadata says. Most have the fields
-// of the first of their kin, so that what is compared with stays in the caches.
+// Remember the memory and the fields of a tensor whose metadata are unchanged. Most
+// tensors share the record of their kin, so that the records stay in the caches.
 static void see(const Functions* f, const Known* k, int64_t i) {
   if (!f->words) return;
   const char* impl = *(char**)k->tensors[i];
   const char* storage = *(char**)(impl + f->storage);
-  const uint64_t* own = (const uint64_t*)(impl + f->first);
-  // what more dims are is kept elsewhere
-  if (!storage || own[0] > (uint64_t)f->inlined) return;
+  const uint64_t* fields = (const uint64_t*)(impl + f->first);
+  // sizes and strides of more dims lie outside of the TensorImpl
+  if (!storage || fields[0] > (uint64_t)f->inlined) return;
   const uint64_t* owner = (const uint64_t*)(storage + f->memory);
   for (int64_t w = 0; w < OWNER; ++w) k->seen[i * OWNER + w] = owner[w];
-  const uint64_t* known = k->fields + k->like[i] * f->words;
-  if (none(fields_but_seen(f, impl, known))) return;
-  uint64_t* kept = k->fields + k->kin[i] * f->words;
+  const uint64_t* last = k->fields + k->like[i] * f->words;
+  if (none(fields_but_seen(f, impl, last))) return;
+  uint64_t* record = k->fields + k->kin[i] * f->words;
   k->like[i] = k->kin[i];
-  if (none(fields_but_seen(f, impl, kept))) return;
-  if (kept[f->words - 1] != ~0ull) {  // its kin have others
+  if (none(fields_but_seen(f, impl, record))) return;
+  if (record[f->words - 1] != ~0ull) {  // its kin have other fields
     k->like[i] = k->n + i;
-    kept = k->fields + (k->n + i) * f->words;
+    record = k->fields + (k->n + i) * f->words;
   }
-  for (int64_t w = 0; w < f->words; ++w) kept[w] = own[w];
+  for (int64_t w = 0; w < f->words; ++w) record[w] = fields[w];
 }
 // Is a tensor whose fields are not all those that were seen still of the same kind?
 // Another tensor's fields have other bits in their gaps.
@@ -124,24 +126,25 @@ static bool same_kind(const Functions* f, void* tensor, const int64_t* metadata,
     return false;
   if (dtype != metadata[0] || device != metadata[1] || index != metadata[2])
     return false;
-  const uint64_t* own = (const uint64_t*)(*(char**)tensor + f->first);
+  const uint64_t* fields = (const uint64_t*)(*(char**)tensor + f->first);
   const uint64_t last = f->words ? seen[f->words - 1] : ~0ull;
   if (last != ~0ull) {
-    if (own[f->words - 1] != last) return false;  // keys
+    if (fields[f->words - 1] != last) return false;  // keys
     bool same = true;
-    for (int64_t i = 0; i < f->words; ++i) same &= i == f->kind || own[i] == seen[i];
+    for (int64_t i = 0; i < f->words; ++i) same &= i == f->kind || fields[i] == seen[i];
     if (same) return true;
   }
   int64_t dims = 0, *sizes = 0, *strides = 0;
   if (f->dims(tensor, &dims) | f->sizes(tensor, &sizes) | f->strides(tensor, &strides))
     return false;
-  const int64_t* known = metadata + DIMS + 1;
+  const int64_t* expected = metadata + DIMS + 1;
   if (dims != metadata[DIMS]) return false;
   for (int64_t d = 0; d < dims; ++d)
-    if (known[d] != sizes[d] || known[dims + d] != strides[d]) return false;
+    if (expected[d] != sizes[d] || expected[dims + d] != strides[d]) return false;
   return true;
 }
-// To memory that nobody writes; to memory that nobody else has at all.
+// How a tensor may move: to memory that the step does not write; to memory that no
+// other tensor of the step has.
 static const uint8_t FREELY = 1, ALONE = 2;
 
 // Is some memory apart from all of sorted spans?
@@ -157,14 +160,14 @@ static bool beside(uint64_t low, uint64_t high, int64_t spans, const uint64_t* s
   if (after > 0 && ends[after - 1] > low) return false;
   return after == spans || starts[after] >= high;
 }
-// May a tensor move to where it now is, as far as those say that stay?
+// Is a tensor's new memory apart from that of the tensors that stay?
 static bool may_move(const Known* k, int64_t i) {
   const uint64_t low = k->now[i], high = low + k->reach[i];
   if (k->loose[i] == FREELY) return beside(low, high, k->spans, k->starts, k->ends);
   return k->loose[i] == ALONE &&
          beside(low, high, k->stays, k->stay_starts, k->stay_ends);
 }
-// And as far as those say that move?
+// And are the tensors that may move apart from one another, where they must be?
 static bool alone(const Known* k) {
   // nearly sorted, as a rule: allocators give the same blocks again
   for (int64_t gap = k->mobile; gap > 1;) {
@@ -177,15 +180,15 @@ static bool alone(const Known* k) {
       k->order[at] = i;
     }
   }
-  uint64_t seen = 0, own = 0;  // how far memory reaches: of all, of those ALONE
+  uint64_t end = 0, end_alone = 0;  // how far memory reaches: of all, of those ALONE
   for (int64_t m = 0; m < k->mobile; ++m) {
     const int64_t i = k->order[m];
     const uint64_t low = k->now[i], high = low + k->reach[i];
     const bool is_alone = k->loose[i] == ALONE;
     if (low == high) continue;
-    if (low < own || (is_alone && low < seen)) return false;
-    if (high > seen) seen = high;
-    if (is_alone && high > own) own = high;
+    if (low < end_alone || (is_alone && low < end)) return false;
+    if (high > end) end = high;
+    if (is_alone && high > end_alone) end_alone = high;
   }
   return true;
 }
@@ -218,7 +221,7 @@ static bool nowhere(const Functions* f, const char* impl, const void* address,
 
 static const int64_t MOVED = 1, OTHER = 2, UNASKED = 4;
 
-// Is one tensor what it was? 0 if it is, else one of those.
+// Compare one tensor with the record of it: 0 if unchanged, else one of the above.
 static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
   uint64_t* seen = k->seen + i * OWNER;
   const uint64_t* fields = k->fields + k->like[i] * f->words;
@@ -238,11 +241,11 @@ static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
   return 0;
 }
 static void note(const Functions* f, Known* k, int64_t i) {
-  const int64_t found = compare_one(f, k, i);
-  if (found == MOVED) k->moved[k->n_moved++] = i;
-  else k->found |= found;
+  const int64_t change = compare_one(f, k, i);
+  if (change == MOVED) k->moved[k->n_moved++] = i;
+  else k->found |= change;
 }
-// The same of tensors `from` to `to`, unless one was found that ends the search.
+// Compare tensors `from` to `to`, up to the first that is OTHER or UNASKED.
 static void compare(const Functions* f, Known* k, int64_t from, int64_t to) {
   for (int64_t b = from; b < to && !k->found; b += BLOCK) {
     const int64_t end = b + BLOCK < to ? b + BLOCK : to;
@@ -272,7 +275,7 @@ static void compare(const Functions* f, Known* k, int64_t from, int64_t to) {
   }
 }
 static void begin(Known* k) { k->n_moved = k->found = 0; }
-// What was found of all tensors: 0 as well where tensors have moved that may.
+// The result for all tensors. It is 0 as well where each that moved may do so.
 static int64_t finish(const Functions* f, const Known* k) {
   if (k->found & UNASKED) return UNASKED;
   if (k->found) return OTHER | (k->n_moved != 0);
@@ -289,16 +292,16 @@ extern "C" int64_t fuseopt_tensors(const Functions* f, Known* k, void* buffers,
   for (int d = 0; d < 2; ++d)
     for (intptr_t at = 0; PyDict_Next(dicts[d], &at, &key, &value);)
       if (count++ < k->n) k->tensors[count - 1] = (char*)value + f->handle;
-  const int64_t given = PyTuple_Size(args);
-  if (count + given != k->n) return UNASKED;
-  for (int64_t i = 0; i < given; ++i)
+  const int64_t n_args = PyTuple_Size(args);
+  if (count + n_args != k->n) return UNASKED;
+  for (int64_t i = 0; i < n_args; ++i)
     k->tensors[count + i] = (char*)PyTuple_GetItem(args, i) + f->handle;
   compare(f, k, 0, k->n);
   return finish(f, k);
 }
 
-// The same where `fuseopt_lanes` has compared all but those of a list, whose places are
-// given.
+// The same where `fuseopt_lanes` has compared all tensors but those of a list;
+// `places`: the index of each of these among all tensors.
 extern "C" int64_t fuseopt_others(const Functions* f, Known* k, void* list,
                                   const int64_t* places, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
@@ -307,19 +310,19 @@ extern "C" int64_t fuseopt_others(const Functions* f, Known* k, void* list,
   return finish(f, k);
 }
 
-// What a step follows: the first `n` of its tensors are among those of another one.
+// A step whose first `n` tensors are among those of another step, `other`.
 struct Followed {
   const Functions* functions;
   Known *known, *other;
   int64_t n;
-  const int64_t* from;   // where among the other's
-  int64_t own, fresh;    // places of tensors that nobody else knows, `fresh` of them
-  int64_t rest, others;  // places behind those, `others` of them
+  const int64_t* from;   // of each: its index among the other step's
+  int64_t own, fresh;    // the first of tensors of this step alone, and their number
+  int64_t rest, others;  // the first of those behind them, and their number
 };
 
-// What `fuseopt_tensors` says where the other step has compared its tensors in the
-// call: they are what they were, or have moved as they may. `list`: fresh ones, then
-// the rest.
+// The same as `fuseopt_tensors`, where the other step has compared its tensors in this
+// call and found them unchanged, or moved as they may. `list`: the `fresh` tensors,
+// then the `others`.
 extern "C" int64_t fuseopt_follow(const Followed* w, void* list) {
   const Functions* f = w->functions;
   Known *k = w->known, *other = w->other;
@@ -347,7 +350,7 @@ extern "C" int64_t fuseopt_follow(const Followed* w, void* list) {
   return finish(f, k);
 }
 
-// Take the tensors of the last call, all of which it compared, as known.
+// Remember the tensors of the last call, which must have compared all of them.
 extern "C" void fuseopt_accept(const Functions* f, const Known* k) {
   for (int64_t i = 0; i < k->n; ++i) {
     k->addresses[i] = k->now[i];

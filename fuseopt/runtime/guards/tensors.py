@@ -1,11 +1,12 @@
-"""Have the tensors of a call moved or changed? Asked of all of them in one C call.
+"""Compare the tensors of a call with those of the last one, all in one C call.
 
 Parameters, gradients and state may be swapped, moved or given other strides between two
-calls, and Dynamo guards none of that. Asking 1,500 tensors from Python costs more than
-a small step. The compiled helper finds them in the graph module's dicts and the call's
-arguments and compares the fields that lie in each with those it saw last, in about 5 ns
-each. A tensor whose fields differ is asked through the C functions that torch exports
-for ahead-of-time compiled code. Where those are missing, all are asked from Python.
+calls, and Dynamo guards none of that. To compare 1,500 tensors in Python takes longer
+than a small step. The compiled helper finds them in the graph module's dicts and the
+call's arguments and compares the fields of each in memory with those that it saw last,
+in about 5 ns each. Where fields differ, it reads the tensor's properties through the C
+functions that torch exports for ahead-of-time compiled code. Where torch lacks these
+functions, all tensors are compared in Python.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from .library import Followed, Functions, Known
 from .sharing import ALONE, Moves
 
 MOVED, CHANGED = 1, 2
-#: What the helper says of tensors that cannot be asked.
+#: The helper's result where a tensor's properties cannot be read.
 UNKNOWN = 4
-#: Where in the metadata of a tensor the number of its dimensions is.
+#: The index of the number of dimensions in a tensor's metadata.
 DIMS = 3
 
 
 def address(a: array[int]) -> int:
-    """Where the numbers of an array lie."""
+    """The address of an array's elements."""
     return a.buffer_info()[0]
 
 
 class TensorGuard:
-    """What is known of a call's tensors. `look(...)` compares and remembers.
+    """A record of a call's tensors, with which `look(...)` compares those of the next.
 
-    `helper`: the library, built, or None to ask from Python. After `look` returned with
-    MOVED set, `accept()` takes the new addresses as known. `mutated`: tensors whose
-    version counters `bump` counts up. `raw_fields`: compare the fields of tensors where
-    they lie in memory.
+    `helper`: the library, built, or None to compare in Python. After `look` returned
+    with MOVED set, `accept()` records the new addresses. `mutated`: the indices of the
+    tensors whose version counters `bump` counts up. `raw_fields`: compare the fields of
+    tensors in memory.
     """
 
     def __init__(
@@ -63,75 +64,75 @@ class TensorGuard:
         #: did the last look compare all tensors?
         self.comparable = False
         if helper is not None and n:
-            known = compat.tensor_functions(tensors, raw_fields)
-            if known is not None:
-                self._ask_helper(helper, known, tensors)
+            functions = compat.tensor_functions(tensors, raw_fields)
+            if functions is not None:
+                self._ask_helper(helper, functions, tensors)
         if self._call is None:
             self._guard = compat.metadata_guard(tensors)
 
     def _ask_helper(
         self,
         helper: ctypes.PyDLL,
-        known: compat.TensorFunctions,
+        functions: compat.TensorFunctions,
         tensors: Sequence[torch.Tensor],
     ) -> None:
-        """Use the helper, if it finds that the tensors are what they are."""
+        """Use the helper, if it agrees with torch on the metadata of the tensors."""
         metadata, begins, codes = array("q"), array("q"), compat.Codes()
         firsts: dict[tuple[int, ...], int] = {}
         kin = array("q")
         for i, t in enumerate(tensors):
             begins.append(len(metadata))
-            own = (*codes.of(t), t.dim(), *t.shape, *t.stride())
-            metadata.extend(own)
-            kin.append(firsts.setdefault(own, i))
+            description = (*codes.of(t), t.dim(), *t.shape, *t.stride())
+            metadata.extend(description)
+            kin.append(firsts.setdefault(description, i))
         words = 8 * self.n
-        #: arrays that the struct points to; all ones: nothing was seen yet
+        #: arrays that the struct points to; all ones: nothing is recorded yet
         arrays = {
             "addresses": self.addresses,
             "now": self._now,
             "metadata": metadata,
             "begins": begins,
             "seen": array("Q", b"\xff" * (words * 3)),
-            "fields": array("Q", b"\xff" * (2 * words * known.words)),
+            "fields": array("Q", b"\xff" * (2 * words * functions.words)),
             "like": array("q", range(self.n, 2 * self.n)),
             "kin": kin,
             "tensors": array("Q", bytes(words)),
             "moved": array("q", bytes(words)),
         }
-        self._functions = Functions(**known._asdict())
+        self._functions = Functions(**functions._asdict())
         self._known = Known(n=self.n, **{k: address(a) for k, a in arrays.items()})
         self._keep: dict[str, array[int]] = arrays
         self._begins = begins
-        #: what all functions of the helper take first: the addresses of both structs
+        #: the first arguments of the helper's functions: the addresses of both structs
         self.structs = ctypes.addressof(self._functions), ctypes.addressof(self._known)
         both = (ctypes.c_void_p, ctypes.c_void_p)
         call = helper.fuseopt_tensors
         call.restype, call.argtypes = ctypes.c_int64, [*both, *(ctypes.py_object,) * 3]
         if call(*self.structs, {}, {}, tuple(tensors)) & ~MOVED:
             return
-        self._call, self.raw = call, known.words > 0
-        rest: tuple[Any, ...] = ctypes.c_void_p, ctypes.c_int64
+        self._call, self.raw = call, functions.words > 0
+        indices: tuple[Any, ...] = ctypes.c_void_p, ctypes.c_int64
         self._others = helper.fuseopt_others
         self._others.restype = ctypes.c_int64
-        self._others.argtypes = [*both, ctypes.py_object, *rest]
+        self._others.argtypes = [*both, ctypes.py_object, *indices]
         self._follow = helper.fuseopt_follow
         self._follow.restype = ctypes.c_int64
         self._follow.argtypes = [ctypes.c_void_p, ctypes.py_object]
         self._accept = helper.fuseopt_accept
         self._accept.restype, self._accept.argtypes = None, [*both]
         self._accept(*self.structs)
-        if known.bump and self.mutated:
+        if functions.bump and self.mutated:
             which = arrays["which"] = array("q", self.mutated)
             self._bump = helper.fuseopt_bump
-            self._bump.restype, self._bump.argtypes = ctypes.c_int64, [*both, *rest]
+            self._bump.restype, self._bump.argtypes = ctypes.c_int64, [*both, *indices]
             self._which = (address(which), len(which))
             self.count = functools.partial(self._bump, *self.structs, *self._which)
 
     def let_move(self, moves: Moves) -> None:
-        """Let `look` follow tensors that may move: it then says that nothing did.
+        """Let `look` follow the tensors that may move: it returns 0 when only they did.
 
-        The addresses that are known must be those in the pool. Holds until the next
-        call of this; without the helper it says what moved, as ever.
+        The recorded addresses must be those in the pool. Holds until this is called
+        again. Without the helper `look` still returns MOVED.
         """
         if self._call is None:
             return
@@ -150,11 +151,11 @@ class TensorGuard:
             "views": array("q", [x for view in views for x in view]),
             "pool": moves.pool.words,
         }
-        known = self._known
+        struct = self._known
         for name, a in arrays.items():
-            setattr(known, name, address(a))
-        known.spans, known.n_views = len(moves.starts), len(views)
-        known.stays, known.mobile = len(moves.stays[0]), len(mobile)
+            setattr(struct, name, address(a))
+        struct.spans, struct.n_views = len(moves.starts), len(views)
+        struct.stays, struct.mobile = len(moves.stays[0]), len(mobile)
         self._keep.update(arrays)
 
     def look(
@@ -163,11 +164,11 @@ class TensorGuard:
         parameters: Mapping[str, Any],
         given: tuple[Any, ...],
     ) -> int:
-        """0, or MOVED and CHANGED: of the values of two dicts and of arguments."""
+        """Compare two dicts' values, then the arguments: 0, or MOVED | CHANGED."""
         if self._call is not None:
-            found = self._call(*self.structs, buffers, parameters, given)
-            self.comparable = found in (0, MOVED)
-            return int(found) if found < UNKNOWN else CHANGED | MOVED
+            verdict = self._call(*self.structs, buffers, parameters, given)
+            self.comparable = verdict in (0, MOVED)
+            return int(verdict) if verdict < UNKNOWN else CHANGED | MOVED
         tensors = [*buffers.values(), *parameters.values(), *given]
         if not self._guard(*tensors):
             return CHANGED | MOVED
@@ -175,19 +176,19 @@ class TensorGuard:
         return MOVED * (self._now != self.addresses)
 
     def look_at_others(self, tensors: list[Any], places: int, n: int) -> int:
-        """What `look` says, where lanes.LaneGuard has compared all but these.
+        """The result of `look`, where lanes.LaneGuard has compared all other tensors.
 
-        `places`: the address of `n` int64, their places among all tensors.
+        `places`: the address of `n` int64, the indices of `tensors` among all.
         """
         if len(tensors) != n:
             return CHANGED | MOVED
-        found = self._others(*self.structs, tensors, places, n)
-        self.comparable = found in (0, MOVED)
-        return int(found) if found < UNKNOWN else CHANGED | MOVED
+        verdict = self._others(*self.structs, tensors, places, n)
+        self.comparable = verdict in (0, MOVED)
+        return int(verdict) if verdict < UNKNOWN else CHANGED | MOVED
 
     def same_as(self, other: TensorGuard, places: Sequence[int]) -> bool:
-        """Are the first tensors of the last call, which moved as they may, those at
-        some places of another guard's last call, by all that both know of them?
+        """Do the first tensors of this guard's last call have the addresses and the
+        metadata of those at `places` of another guard's last call?
         """
         if not (self._call and other._call and self._known.pool):
             return False
@@ -201,13 +202,18 @@ class TensorGuard:
         return True
 
     def following(
-        self, other: TensorGuard, places: array[int], own: tuple[int, int], rest: int
+        self,
+        other: TensorGuard,
+        places: array[int],
+        unshared: tuple[int, int],
+        rest: int,
     ) -> Callable[[list[Any]], int] | None:
-        """What says, in place of `look`, what became of a call's tensors, where another
-        guard has compared the first ones in the same call, at `places` of its own.
+        """A function to call in place of `look`, where another guard has compared the
+        first tensors in the same call: at its indices `places`.
 
-        It is given the `own[1]` tensors at `own[0]`, which nobody else knows, and those
-        from `rest` on. None where both guards have not just seen the same.
+        It takes a list of the `unshared[1]` tensors from index `unshared[0]` on, which
+        the other guard does not have, and those from `rest` on. None where the two
+        guards have not just seen the same tensors.
         """
         if not other.comparable or not self.same_as(other, places):
             return None
@@ -216,8 +222,8 @@ class TensorGuard:
             known=self.structs[1],
             other=other.structs[1],
             n=len(places),
-            own=own[0],
-            fresh=own[1],
+            own=unshared[0],
+            fresh=unshared[1],
             rest=rest,
             others=self.n - rest,
         )
@@ -225,23 +231,23 @@ class TensorGuard:
         call, where = self._follow, ctypes.addressof(struct)
 
         def look(tensors: list[Any], _: Any = (struct, places, other)) -> int:
-            found = call(where, tensors)
-            self.comparable = found in (0, MOVED)
-            return int(found)
+            verdict = call(where, tensors)
+            self.comparable = verdict in (0, MOVED)
+            return int(verdict)
 
         return look
 
     def found(self) -> list[int]:
-        """The addresses of the last look, if it found nothing but those changed."""
+        """The addresses of the last look, if nothing but addresses changed."""
         return self._now.tolist()
 
     def moved(self) -> list[int]:
-        """Tensors whose addresses the last look found changed."""
+        """The indices of tensors whose addresses changed by the last look."""
         both = zip(self._now, self.addresses, strict=True)
-        return [i for i, (now, known) in enumerate(both) if now != known]
+        return [i for i, (now, address) in enumerate(both) if now != address]
 
     def accept(self) -> None:
-        """Take the addresses of the last look as known, while its tensors live."""
+        """Record the addresses of the last look, while its tensors are alive."""
         if self._call is None:
             self.addresses[:] = self._now
         elif self.comparable:
@@ -259,6 +265,6 @@ class TensorGuard:
 
 
 def _alike(mine: array[int], at: int, theirs: array[int], place: int) -> bool:
-    """Do metadata say the same of a tensor?"""
+    """Are the metadata of a tensor equal in two arrays, at `at` and at `place`?"""
     n = DIMS + 1 + 2 * mine[at + DIMS]
     return mine[at : at + n] == theirs[place : place + n]

@@ -1,7 +1,7 @@
-"""The pool of addresses: where each buffer of a step lies, as kernels read it.
+"""The pool of addresses: one word for each buffer of a step, which kernels read.
 
-Kernels and the compiled guard hold the address of the pool itself, so that a tensor
-that moved is one changed word.
+Kernels and the compiled guard have the address of the pool itself, so that only one
+word changes when a tensor moves.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from ...ir.graph import DTYPE_BYTES, Buffer
 
 
 class Positions(NamedTuple):
-    """Where in a pool each buffer has its address.
+    """The position of each buffer's address in a pool of `size` words.
 
-    First the tensors of a call, `n_tensors` by source, then all other buffers. `of`: by
-    buffer. `views` of tensors: (position, that of the tensor, bytes between both).
+    First the tensors of a call, `n_tensors` by source, then all other buffers. `of`:
+    the position by buffer. `views` of tensors: (position of the view, position of the
+    tensor, bytes between both).
     """
 
     n_tensors: int
@@ -45,9 +46,9 @@ def positions(buffers: Sequence[Buffer], n_tensors: int) -> Positions:
             size += 1
     for b, x in enumerate(buffers):
         if x.kind == "view" and x.storage in base:
-            seen = buffers[base[x.storage]]
+            base_buffer = buffers[base[x.storage]]
             first = x.offset * DTYPE_BYTES[x.dtype]
-            distance = first - seen.offset * DTYPE_BYTES[seen.dtype]
+            distance = first - base_buffer.offset * DTYPE_BYTES[base_buffer.dtype]
             views.append((of[b], of[base[x.storage]], distance))
     return Positions(n_tensors, size, of, views)
 
@@ -69,22 +70,22 @@ class AddressPool:
         self.place: Callable[[int, int], None] = self.words.__setitem__
 
     def tensors(self) -> array[int]:
-        """The addresses of a call's tensors that are known."""
+        """The addresses of the call's tensors."""
         return self.words[: self.places.n_tensors]
 
     def move(self, addresses: array[int]) -> None:
-        """Take other addresses of a call's tensors."""
+        """Write other addresses of a call's tensors, and of their views."""
         self.words[: self.places.n_tensors] = addresses
         for position, base, distance in self.places.views:
             self.words[position] = self.words[base] + distance
 
     def place_all(self, addresses: Iterable[tuple[int, int]]) -> None:
-        """Take addresses by position."""
+        """Write (position, address) pairs."""
         for position, address in addresses:
             self.words[position] = address
 
     def copy(self) -> AddressPool:
         """Another pool with the same addresses, which no kernel reads."""
-        made = AddressPool(self.places)
-        made.words[:] = self.words
-        return made
+        pool = AddressPool(self.places)
+        pool.words[:] = self.words
+        return pool

@@ -1,10 +1,10 @@
-"""Numbers in the CPU's memory that a kernel on a device reads.
+"""Bring numbers from the CPU's memory to the kernels of a device.
 
-Eager takes a tensor of the CPU without dimensions (a step counter, a learning rate)
+Eager takes a zero-dimensional tensor of the CPU (a step counter, a learning rate)
 beside tensors of any device. A kernel cannot read that memory: each such number has a
-*cell*, a word behind the kernel's rows, and comes to the device with the addresses and
-scalars that changed, in the same asynchronous copy. What the step computes on the CPU
-for a device alone is written into its cell at once.
+*cell*, a word behind the kernel's rows, and is sent to the device with the addresses
+and scalars that changed, in the same asynchronous copy. A number that the step computes
+on the CPU only for a device is written to its cell directly.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def place_of(buffers: Sequence[Buffer], kernel: Kernel) -> str:
             number = slot.domain == "lane" and not slot.write
             for b in column:
                 x = buffers[b]
-                own = numbers if number and x.device == CPU else named
-                own.setdefault(x.device, x.name)
+                names = numbers if number and x.device == CPU else named
+                names.setdefault(x.device, x.name)
     if len(named) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in named.items())
         raise CaptureError(f"one update uses tensors of several devices: {places}")
@@ -60,7 +60,7 @@ class Cells:
                 for b in column:
                     if b in on_host:
                         self.of.setdefault(b, len(self.of))
-        #: (position in the pool, cell, bytes) of numbers that lie elsewhere
+        #: (position in the pool, cell, bytes) of numbers to be copied to their cells
         self.fetched: list[tuple[int, int, int]] = []
         self.helper: ctypes.PyDLL | None = None
         self.words = self.seen = torch.empty(0, dtype=torch.int64)
@@ -97,7 +97,7 @@ class Cells:
 
     def _settle(self, fetched: list[tuple[int, int, int]]) -> None:
         self.fetched = fetched
-        #: the helper's way, once there are words
+        #: the call of the helper, once there are words
         self._asked: Asked | None = None
         if self.helper is not None and self.of:
             each = zip(*fetched, strict=True) if fetched else ((), (), ())
@@ -115,33 +115,33 @@ class Cells:
                 ctypes.c_int64,
             )
         self._positions = torch.tensor([x[0] for x in fetched], dtype=torch.int64)
-        #: addresses of the numbers as they were found last
+        #: addresses of the numbers in the last `fetch`
         self._found: torch.Tensor | None = None
-        #: by size: the numbers as tensors, memory for them, and where they go
+        #: by size: the numbers as tensors, memory to gather them, their destination
         self._groups: list[tuple[list[torch.Tensor], torch.Tensor, Any]] = []
 
     def give_homes(self, buffers: Sequence[int]) -> dict[int, torch.Tensor]:
-        """The memory of cells, for buffers whose numbers may be written there at once:
-        uint8[8] by buffer.
+        """The memory of cells, uint8[8] by buffer, for `buffers` that are written there
+        directly: `fetch` leaves these out from now on.
         """
         homes = {
             b: self.words[self.of[b] : self.of[b] + 1].view(torch.uint8)
             for b in buffers
             if b in self.of
         }
-        own = {self.of[b] for b in homes}
-        self._settle([x for x in self.fetched if x[1] not in own])
+        homed = {self.of[b] for b in homes}
+        self._settle([x for x in self.fetched if x[1] not in homed])
         return homes
 
     def fetch(self) -> bool:
-        """Read the numbers as they are now; has one changed?"""
+        """Copy the numbers to their cells; returns whether one changed."""
         if self._asked is not None:
             return bool(self._asked(self.pool.buffer_info()[0]))
         if self.fetched:
             # addresses lie below 2**63
-            found = torch.frombuffer(self.pool, dtype=torch.int64)[self._positions]
-            if self._found is None or not torch.equal(found, self._found):
-                self._find(found)
+            addresses = torch.frombuffer(self.pool, dtype=torch.int64)[self._positions]
+            if self._found is None or not torch.equal(addresses, self._found):
+                self._find(addresses)
             for numbers, together, (words, places) in self._groups:
                 torch.cat(numbers, out=together)
                 words[places] = together
@@ -151,23 +151,27 @@ class Cells:
         return True
 
     def _find(self, addresses: torch.Tensor) -> None:
-        """The numbers lie at these addresses: see them as tensors, by their size."""
+        """Make tensors of the numbers at these addresses, grouped by their size."""
         self._found = addresses
         self._groups = []
         for size, dtype in SIZES.items():
-            own = [
+            numbers_of_size = [
                 (address, cell)
                 for address, (_, cell, bytes_of) in zip(
                     addresses.tolist(), self.fetched, strict=True
                 )
                 if bytes_of == size
             ]
-            if own:
+            if numbers_of_size:
                 # they are the tensors of a call: alive as long as they are fetched
-                memory = [(ctypes.c_char * size).from_address(at) for at, _ in own]
+                memory = [
+                    (ctypes.c_char * size).from_address(at) for at, _ in numbers_of_size
+                ]
                 numbers = [torch.frombuffer(x, dtype=dtype) for x in memory]
-                places = torch.tensor([cell * (WORD // size) for _, cell in own])
-                together = torch.empty(len(own), dtype=dtype)
+                places = torch.tensor(
+                    [cell * (WORD // size) for _, cell in numbers_of_size]
+                )
+                together = torch.empty(len(numbers_of_size), dtype=dtype)
                 self._groups.append(
                     (numbers, together, (self.words.view(dtype), places))
                 )

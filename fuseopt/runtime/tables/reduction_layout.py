@@ -1,4 +1,4 @@
-"""The geometry of a lane whose rows or columns are folded, as each target reads it.
+"""The geometry of a lane whose rows or columns are reduced, as each target reads it.
 
 Dimensions are taken in the order of memory of the tensor that eager would reduce. If
 the innermost is reduced, results are rows: runs of neighbouring elements. If it is
@@ -21,15 +21,15 @@ def result_strides(
     dims: tuple[int, ...],
 ) -> tuple[int, ...]:
     """Strides of results, with or without the reduced dimensions, over `space`."""
-    left = [d for d in range(len(space)) if d not in dims]
+    kept = [d for d in range(len(space)) if d not in dims]
     steps = [0] * len(space)
-    if len(shape) == len(left):
-        own = zip(left, shape, stride, strict=True)
+    if len(shape) == len(kept):
+        with_strides = zip(kept, shape, stride, strict=True)
     elif len(shape) == len(space):
-        own = zip(range(len(space)), shape, stride, strict=True)
+        with_strides = zip(range(len(space)), shape, stride, strict=True)
     else:
         return tuple(steps)
-    for d, n, s in own:
+    for d, n, s in with_strides:
         steps[d] = s if n != 1 else 0
     return tuple(steps)
 
@@ -49,7 +49,7 @@ def longest_run(layout: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, b
 
 
 class Folding(NamedTuple):
-    """What is folded in one lane.
+    """The reduction of one lane.
 
     `operand`, `elements`, `results`: strides over `space`, whose dimensions `dims` are
     reduced away. `size`: bytes of an element of the operand; `loaded`: what eager loads
@@ -109,12 +109,12 @@ def _strides(table: Shape, groups: Iterable[Sequence[int]]) -> list[int]:
 def rows(lane: Folding) -> list[int]:
     """The numbers that `struct Rows` of the generated C++ reads."""
     space, operand = lane.space, lane.operand
-    found = ReducedSpace(lane, join=True)
+    reduced = ReducedSpace(lane, join=True)
     # every reduced dimension may have one element
-    kept, folded = list(found.kept), found.folded or [[lane.dims[0]]]
-    column = kept.pop() if found.columns else None
-    (width,) = found.sizes([column or ()])
-    (run,) = found.sizes(folded[-1:])
+    kept, folded = list(reduced.kept), reduced.folded or [[lane.dims[0]]]
+    column = kept.pop() if reduced.columns else None
+    (width,) = reduced.sizes([column or ()])
+    (run,) = reduced.sizes(folded[-1:])
     contiguous = operand[folded[-1][-1]] == 1 or run == 1
     # numbers in one of eager's registers: it folds shorter rows one by one
     register = 16 if lane.loaded != NATIVE else 32 // lane.size
@@ -133,8 +133,8 @@ def rows(lane: Folding) -> list[int]:
         group = 4 * 32 // max(lane.size, 4) if wide else 4
     like = [k for k, t in enumerate(lane.elements) if t == operand]
     leader = like[0] if like and lane.dense else -1
-    table = [int(found.columns), int(contiguous), group, leader, joined]
-    table += [len(kept), len(folded), *found.sizes([*kept, *folded]), width]
+    table = [int(reduced.columns), int(contiguous), group, leader, joined]
+    table += [len(kept), len(folded), *reduced.sizes([*kept, *folded]), width]
     for t in lane.elements:
         table += [*_strides(t, [*kept, *folded]), t[column[-1]] if column else 0]
     for t in lane.results:
@@ -146,11 +146,17 @@ def tiles(lane: Folding) -> list[int]:
     """The same for a Triton kernel, which has an order of its own: do columns lie side
     by side; number of results, of elements of one; their dimensions, sizes, strides.
     """
-    found = ReducedSpace(lane, join=False)
-    kept, folded = found.kept, found.folded
+    reduced = ReducedSpace(lane, join=False)
+    kept, folded = reduced.kept, reduced.folded
     both = [*kept, *folded]
-    counts = [numel(found.sizes(groups)) for groups in (kept, folded)]
-    table = [int(found.columns), *counts, len(kept), len(folded), *found.sizes(both)]
+    counts = [numel(reduced.sizes(groups)) for groups in (kept, folded)]
+    table = [
+        int(reduced.columns),
+        *counts,
+        len(kept),
+        len(folded),
+        *reduced.sizes(both),
+    ]
     for t in lane.elements:
         table += _strides(t, both)
     for t in lane.results:

@@ -1,9 +1,9 @@
-"""The words that kernels' tables change between launches, of all tables of a step.
+"""Upload the words of kernels' tables that change between launches.
 
 Addresses and hyperparameters of every kernel on a device lie in one *arena*: words in
 host memory and their copy on the device. Tables write the host's words and say which;
-`push` brings the changed range over in one asynchronous copy, so that a step whose
-gradients moved while its learning rate changed costs one small copy.
+`push` sends the changed range in one asynchronous copy, so that a step whose gradients
+moved and whose learning rate changed costs one small copy.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..devices import is_remote, module_of
 
 #: Regions begin at multiples of so many words: a line of a cache.
 LINE = 16
-#: So many copies may wait on a device before the host waits for the oldest.
+#: The most copies that wait on a device before the host waits for the oldest.
 STAGES = 16
-#: So many steps may be captured by the user before the next call outside of a capture:
-#: at first, and twice as many each time that was too few.
+#: The number of steps that the user may capture before the next call outside of a
+#: capture, at first; it doubles each time that was too few.
 SPARES = 4
 
 
@@ -32,10 +32,10 @@ def rounded(words: int) -> int:
 
 
 class Arena:
-    """So many int64 words on the host and on a device; on a CPU they are one.
+    """int64 words on the host and their copy on a device; on a CPU they are one tensor.
 
-    A copy reads pinned memory that is not written again before the copy is done: each
-    takes a *stage* of its own from a ring, with an event that says when it is free.
+    A copy reads pinned memory that must not be written before the copy is done: each
+    takes a *stage* from a ring, with an event that says when it is free.
     """
 
     def __init__(self, words: int, device: torch.device, wanted: int = SPARES) -> None:
@@ -52,7 +52,7 @@ class Arena:
         # a capture may not make pinned memory
         self.wanted = wanted if self.remote else 0
         self._spares = [self._pinned() for _ in range(self.wanted)]
-        #: streams that may read the device's words, the first of which they are of
+        #: streams that may read the device's words; first the one that allocated them
         self._streams: list[Any] = []
 
     def _pinned(self) -> torch.Tensor:
@@ -66,8 +66,8 @@ class Arena:
             self.low, self.high = min(self.low, low), max(self.high, high)
 
     def push(self) -> None:
-        """Bring what changed to the device, in the order of the current stream, which
-        captures nothing.
+        """Copy the changed words to the device on the current stream, which must not be
+        capturing.
         """
         while len(self._spares) < self.wanted:
             self._spares.append(self._pinned())
@@ -83,14 +83,14 @@ class Arena:
         self.low = self.high = 0
 
     def follow(self, tables: Sequence[Settles]) -> None:
-        """The current stream reads these words and the tables' own: memory that is
-        given back is not used again before the stream has come by.
+        """Record that the current stream reads these words and the tables' constants:
+        the allocator then reuses their memory only after the stream's work.
         """
         stream = module_of(self.at).current_stream(self.at)
         if stream in self._streams:
             return
         if self._streams:
-            for t in (self.device, *(x for own in tables for x in own.constants)):
+            for t in (self.device, *(x for table in tables for x in table.constants)):
                 t.record_stream(stream)
         self._streams.append(stream)
 
@@ -128,8 +128,8 @@ class Arena:
 
 
 class Settles(Protocol):
-    """A table with words in an arena: so many for lanes, so many for rows. And with
-    memory of its own, `constants`.
+    """A table with words in an arena, some for lanes and some for rows (`words`), and
+    with `constants` in memory of its own.
     """
 
     @property
@@ -163,12 +163,12 @@ def settle_together(
         if table.place is not None:
             by_place.setdefault(table.place, []).append(table)
     arenas = []
-    for place, own in by_place.items():
-        lanes = sum(rounded(t.words[0]) for t in own)
-        words = lanes + sum(rounded(t.words[1]) for t in own)
+    for place, group in by_place.items():
+        lanes = sum(rounded(t.words[0]) for t in group)
+        words = lanes + sum(rounded(t.words[1]) for t in group)
         arena = Arena(words, place, wanted.get(place, SPARES))
         at, rows_at = 0, lanes
-        for table in own:
+        for table in group:
             table.settle(arena, at, rows_at)
             at += rounded(table.words[0])
             rows_at += rounded(table.words[1])

@@ -52,9 +52,9 @@ class TritonModule:
 class TritonBuilder:
     """Imports generated modules from files and counts what it did.
 
-    A file is kept for whoever reads a message or a profile; what is run, and what
-    Triton reads, is the text itself. `builds`: files written; `disk_hits`: files that
-    were there; `memory_hits`: modules this process had imported.
+    The files are for readers of messages and profiles; Python and Triton take the text
+    itself. `builds`: files written; `disk_hits`: files that existed; `memory_hits`:
+    modules that this process had imported.
     """
 
     def __init__(self) -> None:

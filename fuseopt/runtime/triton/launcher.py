@@ -1,8 +1,8 @@
-"""A generated module -> a program that starts without Triton's dispatch.
+"""Start a generated module's kernel without Triton's dispatch.
 
-Triton's own way to start a kernel binds, specializes and looks up its arguments at each
-launch. A step's arguments never change, so a kernel is compiled ahead, for the device
-at hand, and what Triton would call in the end is called directly.
+Triton's launch binds, specializes and looks up the arguments at each call. A step's
+arguments never change, so a kernel is compiled ahead for its device, and the function
+that Triton would call in the end is called directly.
 
 All that is private to Triton is here and in `ast_source` of `build`: the active
 driver and its target, `make_backend`, `CompiledKernel.run` with its arguments, and the
@@ -61,8 +61,8 @@ class Compiled:
         self.index = 0 if device.index is None else device.index
         with self._current():
             target = self.driver.get_current_target()
-            known = make_backend(target).parse_options({}).__dict__
-            options = {k: v for k, v in module.options.items() if k in known}
+            known_options = make_backend(target).parse_options({}).__dict__
+            options = {k: v for k, v in module.options.items() if k in known_options}
             try:
                 self.kernel = triton.compile(
                     ast_source(module), target=target, options=options
@@ -95,8 +95,17 @@ class Compiled:
             enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
             if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
                 # a profiler listens
-                told = kernel.launch_metadata(grid, stream, *args)
-                start(*grid, stream, function, metadata, told, enter, leave, *args)
+                launch_metadata = kernel.launch_metadata(grid, stream, *args)
+                start(
+                    *grid,
+                    stream,
+                    function,
+                    metadata,
+                    launch_metadata,
+                    enter,
+                    leave,
+                    *args,
+                )
             else:
                 start(*grid, stream, function, metadata, None, None, None, *args)
 

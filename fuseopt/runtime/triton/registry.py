@@ -1,6 +1,6 @@
-"""A type of device -> how it is driven: its graphs, its kernels.
+"""The types of devices, and how graphs and kernels of each are started.
 
-Nothing else in the runtime knows a type of device by name. A new one is an entry of
+No other module of the runtime names a type of device. A new one is an entry of
 `DEVICES`; NVIDIA and ROCm are both "cuda" to torch.
 """
 
@@ -55,9 +55,9 @@ DEVICES: dict[str, DeviceType] = {
 
 def type_of(device: torch.device) -> DeviceType:
     """The entry of a device. Raises ConfigError if there is none."""
-    found = DEVICES.get(device.type)
-    if found is None:
+    entry = DEVICES.get(device.type)
+    if entry is None:
         raise ConfigError(
             f"no kernels can be started on {device}; known: {', '.join(DEVICES)}"
         )
-    return found
+    return entry

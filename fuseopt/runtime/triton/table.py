@@ -175,10 +175,10 @@ class TritonTable:
             )
             several = int(small.sum())
             places = base + torch.arange(n) * width
-            found = _chunk_table(counts[several:], places[several:])
-            found[:, 2] += tickets + several
-            first = torch.full((len(found), 1), number)
-            alone = torch.cat((first, found), 1)
+            chunk_rows = _chunk_table(counts[several:], places[several:])
+            chunk_rows[:, 2] += tickets + several
+            first = torch.full((len(chunk_rows), 1), number)
+            alone = torch.cat((first, chunk_rows), 1)
             together = _packed_table(number, places[:several], numel)
             chunks.append(torch.cat((together, alone)))
             geometry[-1:] = [*table.geometry, 0]
@@ -217,8 +217,8 @@ class TritonTable:
         """Take words of an arena, from `lanes` and from `rows` on."""
         self.arena = arena
         self.lanes_at, self.rows_at = lanes, rows
-        own = arena.host[lanes : lanes + len(self.lanes)]
-        self.lanes = own.copy_(self.lanes)
+        records = arena.host[lanes : lanes + len(self.lanes)]
+        self.lanes = records.copy_(self.lanes)
         self.rows = arena.host[rows : rows + self.words[1]].view(torch.float64)
         self.cells_at = rows + self.row_starts[-1]
         cells = arena.host[self.cells_at : self.cells_at + len(self.cells)]
@@ -287,8 +287,8 @@ class TritonTable:
         memory from which a kernel will read it: cells lie there too.
         """
         arena = self._settled()
-        own = words[self.lanes_at : self.lanes_at + self.words[0]]
-        self.records.relocate(own, device.data_ptr() - arena.device.data_ptr())
+        records = words[self.lanes_at : self.lanes_at + self.words[0]]
+        self.records.relocate(records, device.data_ptr() - arena.device.data_ptr())
 
     def run(self, start: Callable[[], None] | None = None) -> None:
         """Start the kernel with the tables as they are on the device.
