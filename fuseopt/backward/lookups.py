@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,10 +58,10 @@ class Lookups:
                 continue
             self._waiting[id(p)] = weakref.WeakSet()
             for module in modules:
-                kind = _OfLookup if type(module) is torch.nn.Embedding else _OfOther
-                self._hooks.append(
-                    module.register_forward_hook(kind(owner, p), with_kwargs=True)
-                )
+                looks_up = type(module) is torch.nn.Embedding
+                watch = _watch_lookup if looks_up else _watch_other
+                hook = _Hook(owner, p, watch)
+                self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
         # a hook that is left has its parameter
         weakref.finalize(self, _remove, self._hooks)
 
@@ -146,12 +146,27 @@ class _Lookup:
         grad.index_add_(0, found, table)
 
 
-class _Watch:
-    """A hook of a module's forward."""
+class _Forward(NamedTuple):
+    """One call of a module, and what it gave."""
 
-    def __init__(self, owner: weakref.ref[Lookups], param: Tensor) -> None:
+    module: torch.nn.Module
+    args: Any
+    kwargs: Any
+    output: Tensor
+
+
+class _Hook:
+    """A hook of a module's forward. `watch`: what it does where a graph is made."""
+
+    def __init__(
+        self,
+        owner: weakref.ref[Lookups],
+        param: Tensor,
+        watch: Callable[[Lookups, Tensor, _Forward], None],
+    ) -> None:
         self.owner = owner
         self.param = param
+        self.watch = watch
 
     def __call__(
         self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any
@@ -160,17 +175,7 @@ class _Watch:
             return
         owner = self.owner()
         if owner is not None and isinstance(output, Tensor) and output.grad_fn:
-            self.watch(owner, module, args, kwargs, output)
-
-    def watch(
-        self,
-        owner: Lookups,
-        module: torch.nn.Module,
-        args: Any,
-        kwargs: Any,
-        output: Tensor,
-    ) -> None:
-        raise NotImplementedError
+            self.watch(owner, self.param, _Forward(module, args, kwargs, output))
 
     def __reduce__(self) -> Any:
         return _Nobody, ()
@@ -183,69 +188,50 @@ class _Nobody:
         return None
 
 
-class _OfLookup(_Watch):
-    """That of an embedding."""
-
-    def watch(
-        self,
-        owner: Lookups,
-        module: torch.nn.Module,
-        args: Any,
-        kwargs: Any,
-        output: Tensor,
-    ) -> None:
-        node: Any = output.grad_fn
-        indices = args[0] if args else kwargs.get("input")
-        if not compat.is_lookup(node) or type(indices) is not Tensor:
-            return
-        if module.sparse or module.scale_grad_by_freq:
-            return
-        if self.param.device.type != "cpu" or indices.is_inference():
-            return
-        if (
-            indices.numel() < self.param.shape[0]
-            and compat.gives_to(node, self.param) == 0
-        ):
-            padding: Any = module.padding_idx
-            made = _Lookup(self.owner, self.param, indices, padding)
-            node.register_prehook(made)
-            owner.add(made)
+def _watch_lookup(owner: Lookups, param: Tensor, forward: _Forward) -> None:
+    """Have an embedding's node ask before it makes a gradient."""
+    node: Any = forward.output.grad_fn
+    module: Any = forward.module
+    indices = forward.args[0] if forward.args else forward.kwargs.get("input")
+    if not compat.is_lookup(node) or type(indices) is not Tensor:
+        return
+    if module.sparse or module.scale_grad_by_freq:
+        return
+    if param.device.type != "cpu" or indices.is_inference():
+        return
+    if indices.numel() < param.shape[0] and compat.gives_to(node, param) == 0:
+        made = _Lookup(weakref.ref(owner), param, indices, module.padding_idx)
+        node.register_prehook(made)
+        owner.add(made)
 
 
-class _OfOther(_Watch):
-    """That of a module that uses the matrix in another way: as a head does."""
+def _watch_other(owner: Lookups, param: Tensor, forward: _Forward) -> None:
+    """Have the nodes tell that give the matrix a gradient in another way, as a head's
+    do.
+    """
+    if param.device.type != "cpu":
+        return
+    for node in compat.nodes_near(forward.output.grad_fn):
+        at = compat.gives_to(node, param)
+        if at is not None:
+            node.register_hook(_arrival(weakref.ref(owner), param, at))
 
-    def watch(
-        self,
-        owner: Lookups,
-        module: torch.nn.Module,
-        args: Any,
-        kwargs: Any,
-        output: Tensor,
-    ) -> None:
-        if self.param.device.type != "cpu":
-            return
-        for node in compat.nodes_near(output.grad_fn):
-            at = compat.gives_to(node, self.param)
-            if at is not None:
-                node.register_hook(self._arrives(at))
 
-    def _arrives(self, at: int) -> Callable[..., Any]:
-        """What a node calls when it has made gradients, that of the parameter at this
-        place.
-        """
-        owner_of, p = self.owner, self.param
+def _arrival(owner_of: weakref.ref[Lookups], p: Tensor, at: int) -> Callable[..., Any]:
+    """What a node calls when it has made gradients, that of the parameter at this
+    place.
+    """
 
-        def arrives(grads: tuple[Tensor | None, ...], _: Any) -> Any:
-            owner, grad = owner_of(), grads[at]
-            if owner is None or torch.is_grad_enabled() or type(grad) is not Tensor:
-                return None
-            if grad.layout != torch.strided or grad.shape != p.shape:
-                return None
-            given = owner.arrives(p, grad)
-            return None if given is grad else (*grads[:at], given, *grads[at + 1 :])
+    def arrives(grads: tuple[Tensor | None, ...], _: Any) -> Any:
+        owner, grad = owner_of(), grads[at]
+        if owner is None or torch.is_grad_enabled() or type(grad) is not Tensor:
+            return None
+        if grad.layout != torch.strided or grad.shape != p.shape:
+            return None
+        given = owner.arrives(p, grad)
+        return None if given is grad else (*grads[:at], given, *grads[at + 1 :])
 
-        return arrives
+    return arrives
 
 
 def _shared(model: torch.nn.Module) -> Iterator[tuple[Tensor, list[torch.nn.Module]]]:

@@ -39,6 +39,7 @@ from ..runtime.step import CompiledStep
 from ..shadow.lanes import Unlike
 from ..shadow.optimizer import Shadow, Write
 from ..shadow.whole import NotTraced, keeps_to_itself
+from .compiling import compiled
 from .predication import DROPPED, UNKNOWN, predicate, result_buffer
 from .sequence import Given, gradients, whole
 
@@ -212,9 +213,7 @@ class Fused:
             return Reference(made)
 
         tail._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
-        traced = copied(whole, ())
-        made = self.compilations.compile(tail, traced, fullgraph=True)
-        return compat.Traced(made, traced)
+        return compiled(self.compilations, tail, copied(whole, ()))
 
 
 def _is_observed(error: Exception) -> bool:

@@ -90,7 +90,7 @@ class InOne:
             return why or spread.step(content, drops, params, grads)
         led = self.led
         if led is not None and led.wants(content):
-            result = led.step(content, drops, params)
+            result = led.step(content, drops, params, grads)
             if result is not None:
                 self.repeats = True
                 return result

@@ -16,19 +16,16 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .. import compat
 from ..capture import Captured
 from ..capture.fx.interpreter import OWN
-from ..compiler.report import Report
 from ..config import Config
-from ..isolate.compilations import Compilations
-from ..isolate.decorators import leading
 from ..replicate.aside import Aside, Other
 from ..replicate.driver import Representatives, many_lanes
 from ..replicate.models import BESIDE
 from ..shadow.lanes import GRAD, Unlike
 from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
+from .compiling import Compiling
 from .fused import REFUSALS
 from .models import Updated
 from .predication import DROPPED, predicate
@@ -179,7 +176,7 @@ class Form:
 class Led:
     """The tail of one optimizer, whose step is led. `why`: why it no longer is.
 
-    `function`: that of its step, without what is around it. `told` gets Reports.
+    `function`: that of its step, without what is around it.
     """
 
     def __init__(
@@ -190,15 +187,11 @@ class Led:
         options: Mapping[str, Any],
     ) -> None:
         self.optimizer = optimizer
-        self.function = function
         self.config = config
-        self.options = options
         self.why = ""
-        self.compilations = Compilations()
+        self.compiling = Compiling(function, options)
         self.forms: dict[Any, Representatives] = {}
-        #: the last Report of totals, until it is told with that of a step
-        self.untold: list[Report] = []
-        self.totals = self._new_totals()
+        self.totals = Totals(config, self.compiling.first_launch)
         #: where numbers of single parameters are written, once there are any
         self.table: Table | None = None
         #: columns of averaged models
@@ -214,16 +207,8 @@ class Led:
         for few in self.forms.values():
             few.release()
         self.forms.clear()
-        self.totals = self._new_totals()
-        self.compilations.forget()
-
-    def _new_totals(self) -> Totals:
-        untold = self.untold
-
-        def told(report: Report) -> None:
-            untold[:] = [report]
-
-        return Totals(self.config, told)
+        self.totals = Totals(self.config, self.compiling.first_launch)
+        self.compiling.forget()
 
     def wants(self, content: Mapping[str, Any]) -> bool:
         """Can a call be done so, and is it worth while?"""
@@ -238,14 +223,18 @@ class Led:
         return many_lanes(self.optimizer)
 
     def step(
-        self, content: Mapping[str, Any], drops: bool, params: Tensors
+        self,
+        content: Mapping[str, Any],
+        drops: bool,
+        params: Tensors,
+        grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | None:
         """Do one tail; what `sequence.whole` returns, or None, with `why`, if nothing
-        was done. `params`: the optimizer's, no two of which have one gradient.
+        was done. `params`, `grads`: the optimizer's, none of them twice.
         """
         self._begin()
         try:
-            result = self._step(content, drops, params)
+            result = self._step(content, drops, params, grads)
         except REFUSALS as error:
             self.why = str(error).partition("\n")[0] or type(error).__name__
             result = None
@@ -282,7 +271,11 @@ class Led:
         self._sound = False
 
     def _step(
-        self, content: Mapping[str, Any], drops: bool, params: Tensors
+        self,
+        content: Mapping[str, Any],
+        drops: bool,
+        params: Tensors,
+        grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | None:
         columns, cells = columns_of(content, params), self._cells(content, params)
         at = len(content["averages"])
@@ -290,10 +283,12 @@ class Led:
         if self.table is not None and cells:
             columns += self.table.of_parameters()
         optimizers = [self.optimizer]
+
+        def every() -> Tensors:
+            return gradients_of(parameters_of(optimizers))
+
         for _ in range(TRIES):
-            ahead = self.totals.of(
-                content, lambda: gradients_of(parameters_of(optimizers)), cells
-            )
+            ahead = self.totals.of(content, grads, every, cells)
             found = ahead.found
             shared = shared_of(content, found, params[0].device)
             if len({*map(id, shared)}) < len(shared):
@@ -304,6 +299,7 @@ class Led:
                 result = self._done(few, aside, ahead)
             except Other:
                 self.totals.drop(ahead)
+                grads = every()
                 continue
             if result is not None:
                 for x in content["models"]:
@@ -340,14 +336,14 @@ class Led:
         """Do it, or return None; raises Other."""
         known = len(few.task.told)
         try:
-            done = few.step(self.optimizer, self._make, aside=aside)
+            done = few.step(self.optimizer, self.compiling.make, aside=aside)
         finally:
             ahead.done()
         if not done:
             self.why = few.why or "Dynamo leaves it to eager"
             return None
         if len(few.task.told) > known:
-            self._tell(few.task.told[known:])
+            self.compiling.tell(few.task.told[known:])
         if not ahead.room:
             return tuple(ahead.given)
         assert self.table is not None
@@ -382,22 +378,8 @@ class Led:
                 self.forms.pop(next(iter(self.forms))).release()
             dtypes = dtypes_beside(params, columns[:n]) + [None] * (len(columns) - n)
             form = Form(content, found, drops, dtypes)
-            told = self.compilations.told
-            given = self.function, self.options, told
-            few = self.forms[key] = Representatives(*given, around=form)
+            few = self.forms[key] = self.compiling.representatives(form)
         return few
-
-    def _make(self, backend: Callable[..., Any]) -> Callable[..., Any]:
-        lead = leading(self.function)
-        made = self.compilations.compile(backend, lead, fullgraph=True)
-        return compat.Traced(made, lead)
-
-    def _tell(self, told: Sequence[Report]) -> None:
-        """One Report for both launches."""
-        for report in told:
-            report.traced = f"a tail of a training step, {report.traced}"
-            if self.untold:
-                report.follow(self.untold[0])
 
 
 def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:

@@ -18,16 +18,14 @@ from torch.optim import Optimizer
 from .. import compat
 from ..capture import Captured
 from ..capture.fx.interpreter import OWN
-from ..compiler.report import Report
 from ..config import Config
-from ..isolate.compilations import Compilations
-from ..isolate.decorators import leading
 from ..replicate.around import Around
 from ..replicate.aside import Aside
 from ..replicate.driver import Representatives
 from ..runtime.guards.given import Misfit
 from ..shadow.lanes import Unlike
 from ..shards.local import LocalOptimizer, part_of
+from .compiling import Compiling
 from .fused import REFUSALS
 from .led import KEPT, Form, columns_of, dtypes_beside, shared_of
 from .part_norm import PartNorm
@@ -128,7 +126,7 @@ class Beside:
 class LedParts:
     """The tail of one optimizer of DTensors. `why`: why it is done in pieces.
 
-    `function`: that of its step, without what is around it. `told` gets Reports.
+    `function`: that of its step, without what is around it.
     """
 
     def __init__(
@@ -139,17 +137,13 @@ class LedParts:
         options: Mapping[str, Any],
     ) -> None:
         self.optimizer = optimizer
-        self.function = function
         self.config = config
-        self.options = options
         self.why = ""
-        self.compilations = Compilations()
+        self.compiling = Compiling(function, options)
         self.local: LocalOptimizer | None = None
         self.norms: dict[Any, PartNorm] = {}
         self.forms: dict[Any, tuple[Representatives, torch.Tensor]] = {}
         self.beside = Beside()
-        #: the last Report of norms, until it is told with that of a step
-        self.untold: list[Report] = []
         #: what steps the last form
         self.few: Representatives | None = None
         # did the last call end as calls do?
@@ -163,7 +157,7 @@ class LedParts:
         self.norms.clear()
         self.beside = Beside()
         self.local = self.few = None
-        self.compilations.forget()
+        self.compiling.forget()
 
     def why_not(self, content: Mapping[str, Any]) -> str:
         """Why a call is done in pieces; "" if it need not be."""
@@ -269,7 +263,7 @@ class LedParts:
         known = len(few.task.told)
         aside = Aside(columns, shared)
         self.few = few
-        if not few.step(local.itself, self._make, local.given, aside):
+        if not few.step(local.itself, self.compiling.make, local.given, aside):
             self.why = few.why or "Dynamo leaves it to eager"
             return None
         local.settle()
@@ -278,7 +272,7 @@ class LedParts:
         if content["zeroed"] or (not drops and any(x is not None for x in scaled)):
             moved += grads
         compat.bump_versions(moved)
-        self._tell(few.task.told[known:])
+        self.compiling.tell(few.task.told[known:])
         return () if norm is None else (compat.spread(total.clone(), norm.spec),)
 
     def _clip_alone(
@@ -311,13 +305,8 @@ class LedParts:
         key = len(grads), tuple(content["places"]), content["norm_type"], type(divisor)
         found = self.norms.pop(key, None)
         if found is None or not found.fits(grads):
-            untold = self.untold
-
-            def told(report: Report) -> None:
-                untold[:] = [report]
-
             given = grads, parts, content["places"], content["norm_type"], divisor
-            found = PartNorm(*given, self.config, told)
+            found = PartNorm(*given, self.config, self.compiling.first_launch)
         while len(self.norms) >= KEPT:
             del self.norms[next(iter(self.norms))]
         self.norms[key] = found
@@ -356,19 +345,6 @@ class LedParts:
         inner = Form(content, found, drops, dtypes)
         form: Around = inner if norm is None else PartsForm(inner, norm)
         assert self.local is not None
-        given = self.function, self.options, self.compilations.told
-        few = Representatives(*given, self.local.outward, form)
+        few = self.compiling.representatives(form, self.local.outward)
         self.forms[key] = few, total
         return few, total
-
-    def _make(self, backend: Callable[..., Any]) -> Callable[..., Any]:
-        lead = leading(self.function)
-        made = self.compilations.compile(backend, lead, fullgraph=True)
-        return compat.Traced(made, lead)
-
-    def _tell(self, told: Sequence[Report]) -> None:
-        """One Report for both launches."""
-        for report in told:
-            report.traced = f"a tail of a training step, {report.traced}"
-            if self.untold:
-                report.follow(self.untold[0])

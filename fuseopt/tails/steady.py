@@ -33,14 +33,14 @@ _SET = attrgetter(*SET)
 
 
 class Steady:
-    """What a call was asked for, and its `content`; see `sequence.Given`.
+    """What a call was asked for, and its `content`; see `asked_of`, `sequence.Given`.
 
     `strangers`: parameters of no optimizer, whose gradients are None.
     """
 
     def __init__(
         self,
-        tail: Any,
+        asked: list[Any],
         average: bool,
         content: Mapping[str, Any],
         params: Sequence[Any],
@@ -50,7 +50,7 @@ class Steady:
         self.content = content
         self.params = params
         self.strangers = strangers
-        self._asked = asked_of(tail)
+        self._asked = asked
 
     def holds(self, tail: Any, average: bool) -> bool:
         """Is the next call asked for the same, with nothing around its steps that this

@@ -174,10 +174,11 @@ class Tail:
             result = self._fused.step(content, drops, params, grads)
         if isinstance(result, (str, Clipped)):
             return result
-        again = self._fused.repeats and may_last(content, asked_of(self))
-        if again and average is not None:
-            strangers = self._order.strangers(params)
-            self._steady = Steady(self, average, content, params, strangers)
+        if self._fused.repeats and average is not None:
+            asked = asked_of(self)
+            if may_last(content, asked):
+                strangers = self._order.strangers(params)
+                self._steady = Steady(asked, average, content, params, strangers)
         return self._fused_outcome(content, result, params)
 
     @property

@@ -70,16 +70,17 @@ class Totals:
     def of(
         self,
         content: Mapping[str, Any],
+        grads: Tensors,
         every: Callable[[], Tensors],
         cells: Sequence[Tensors] = (),
     ) -> Ahead:
-        """What finds it; `content`: that of a `Given`, but for the optimizers. `every`:
-        gives all gradients. `cells`: where to put the norm of each, and how many of its
-        elements are not finite.
+        """What finds it; `content`: that of a `Given`, but for the optimizers. `grads`:
+        all gradients, `every`: gives those of a later call. `cells`: where to put the
+        norm of each, and how many of its elements are not finite.
 
         Raises Unlike, CaptureError, CannotBuild, UnsupportedInput.
         """
-        grads, room = every(), [t for own in cells for t in own]
+        room = [t for own in cells for t in own]
         scale, max_norm, judged = (content[k] for k in ("scale", "max_norm", "judged"))
         (found,) = content["founds"]
         beside = scale, found, content["divisor"], max_norm

@@ -19,7 +19,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import fuseopt
 from fuseopt.errors import CaptureError
 from fuseopt.replicate.driver import Representatives
-from fuseopt.tails import led_parts
+from fuseopt.tails import compiling
 from fuseopt.tails.part_norm import PartNorm
 from tests.papers import LAMB, Lion
 from tests.shards import assert_same, difference, local, spread
@@ -313,7 +313,7 @@ def test_what_fails_when_all_processes_were_asked(
             return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(led_parts, "Representatives", Refuses)
+        patch.setattr(compiling, "Representatives", Refuses)
         for params in pair.params:
             give(params, 3)
         with profile() as ours:
