@@ -412,8 +412,8 @@ class Representatives:
                 raise Unlike("lanes that were alike get unlike state")
 
     def prove(self) -> Proof:
-        """A proof that the step's code treats lanes alike; raises Unlike without one. It
-        is made once in a call, for nothing changes before the step has run.
+        """A proof that the step's code treats lanes alike; raises Unlike without one.
+        It is made once in a call, for nothing changes before the step has run.
         """
         if self.proof is None or self.proven != self.calls:
             optimizer = self.call.optimizer

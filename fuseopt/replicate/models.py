@@ -215,6 +215,19 @@ class Models:
                     with torch.no_grad():
                         state[key].copy_(lane_state[key])
 
+    def layouts(
+        self, members: Sequence[Sequence[int]], lanes: Lanes
+    ) -> dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+        """Shapes and strides of each model whose lanes differ in size: its own, then
+        those of its `members`.
+        """
+        layouts = {}
+        for model, members_of in enumerate(members):
+            every = [self.params[model], *(lanes.params[i] for i in members_of)]
+            if len({p.shape for p in every}) > 1:
+                layouts[model] = [(tuple(p.shape), p.stride()) for p in every]
+        return layouts
+
     def roles(self) -> dict[int, tuple[int, Role]]:
         """By id of each tensor: the number of its model, and its role."""
         roles: dict[int, tuple[int, Role]] = {}

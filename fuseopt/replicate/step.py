@@ -30,7 +30,7 @@ from ..shadow.lanes import GRAD, Lanes, Unlike
 from ..shadow.state_guard import StateGuard
 from ..uniformity import Proof
 from .around import Around, finished, order_of, splice
-from .extend import COMMON, Extended, Layout, extend
+from .extend import COMMON, Extended, extend
 from .models import Models
 from .places import held_tensors, place_of
 from .policy import WholeInstead
@@ -343,7 +343,7 @@ class LedStep:
             or (s >= len(roles) - len(positions) and id(graph_inputs[s]) not in spliced)
         )
         led = {model: len(members_of) for model, members_of in enumerate(members)}
-        layouts = _layouts(models, members, lanes)
+        layouts = models.layouts(members, lanes)
         counted = {
             k: models.counted[x]
             for k, x in enumerate(args)
@@ -441,15 +441,3 @@ class LedStep:
 def _is_state(source: str | None) -> bool:
     """Is Dynamo's source of a number in the state of a parameter?"""
     return source is not None and source.startswith("L['self'].state[")
-
-
-def _layouts(
-    models: Models, members: Sequence[Sequence[int]], lanes: Lanes
-) -> dict[int, list[Layout]]:
-    """Layouts of each model whose lanes differ in size: its own, then its lanes'."""
-    layouts = {}
-    for model, members_of in enumerate(members):
-        every = [models.params[model], *(lanes.params[i] for i in members_of)]
-        if len({p.shape for p in every}) > 1:
-            layouts[model] = [(tuple(p.shape), p.stride()) for p in every]
-    return layouts
