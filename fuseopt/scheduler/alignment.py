@@ -115,6 +115,16 @@ def _frames(facts: _Facts, tied: frozenset[int]) -> Iterator[Frame]:
                 for other in met:
                     sets.join(place[i], place[cast(int, other)])
             owner.update(dict.fromkeys(column, i))
+    # a view that is only read belongs to the lane that writes its memory
+    place_of: dict[int, tuple[int, int]] = {}  # buffer -> (node, row) that first met it
+    for i in nodes if facts.near else ():
+        for column in facts.columns[i]:
+            for k, b in enumerate(column):
+                for x in facts.anchors(b, joining):
+                    other, row = place_of.setdefault(x, (i, k))
+                    sets.join(place[i], place[other])
+                    if row != k:
+                        crossed += (i, other)
     bundles: dict[int, list[int]] = {}
     for i in nodes:
         bundles.setdefault(sets.find(place[i]), []).append(i)
@@ -137,9 +147,11 @@ def _untangled(
     for i in nodes:
         for column in facts.columns[i]:
             for k, b in enumerate(column):
+                at = number[i, k]
                 if b in joining:
-                    at = number[i, k]
                     sets.join(holder.setdefault(b, at), at)
+                for x in facts.anchors(b, joining):
+                    sets.join(holder.setdefault(x, at), at)
     lanes: dict[int, list[tuple[int, int]]] = {}
     for at, place in enumerate(places):
         lanes.setdefault(sets.find(at), []).append(place)
@@ -209,6 +221,13 @@ class _Facts:
             else:
                 joins.update(b for b in written if self.graph.buffers[b].shape)
         return frozenset(joins)
+
+    def anchors(self, b: int, joining: frozenset[int]) -> list[int]:
+        """The joining buffers whose memory b shares, b among them; none if its memory
+        is its own.
+        """
+        near = self.near.get(b, ())
+        return [x for x in (b, *near) if x in joining] if near else []
 
     def alike(self, frame: Frame) -> list[Frame]:
         """A frame in parts, of which all lanes are alike."""

@@ -705,3 +705,86 @@ def test_only_results_of_a_reduction_ask_for_the_tail(
         return [torch.ones(shape, dtype=dtype), g, torch.ones_like(g[:1])]
 
     against_eager(step, tensors)
+
+
+def _sum_of_a_flat_view(p: Any) -> None:
+    u = p.grad * 2
+    p.mul_(1 + 0.01 * u.view(-1).sum())
+
+
+def _norm_of_a_row(p: Any) -> None:
+    u = p.grad * 2
+    p.mul_(1 + 0.01 * u[0].norm())
+
+
+def _norm_of_a_flat_copy(p: Any) -> None:
+    u = (p.grad / 2).reshape(p.shape[0], -1)
+    p.add_(u.flatten().norm() * 0.01)
+
+
+def _view_of_a_view(p: Any) -> None:
+    u = p.grad.float() * 1.5
+    m = u.view(p.shape[0], -1)
+    p.sub_((m / m.norm()).view_as(p), alpha=0.1)
+
+
+@pytest.mark.parametrize("lanes", [1, 10])
+@pytest.mark.parametrize(
+    "body",
+    [_sum_of_a_flat_view, _norm_of_a_row, _norm_of_a_flat_copy, _view_of_a_view],
+)
+def test_a_view_that_is_only_read_is_of_the_lane_that_writes_its_memory(
+    body: Step, lanes: int
+) -> None:
+    """Readers were split by shapes, and who wrote was not: every other lane read what
+    its own kernel had yet to write.
+    """
+
+    class Plain(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    body(p)
+
+    theirs, mine = (make_params([(6, 8), (5, 4)] * lanes) for _ in range(2))
+    plain, fast = Plain(theirs), fuseopt.compile(Plain(mine), fallback="error")
+    for seed in range(3):
+        set_grads(theirs, mine, seed)
+        plain.step()
+        fast.step()
+        for p, q in zip(theirs, mine, strict=True):
+            assert same_bits(q, p)
+
+
+@pytest.mark.parametrize("name", ["any", "all"])
+@pytest.mark.parametrize("dim", [(), None, (0, 1)])
+def test_truth_over_no_dimension(name: str, dim: Any) -> None:
+    """Other reductions take an empty list for all dimensions."""
+
+    def step(p: Any, g: Any) -> None:
+        p.mul_(torch.where(getattr(torch, name)(g > 0, dim=dim), 0.5, 0.25))
+
+    def tensors() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        return [torch.ones(5, 4), torch.randn(5, 4)]
+
+    against_eager(step, tensors)
+
+
+@pytest.mark.parametrize("name", ["amax", "sum"])
+def test_a_stack_that_is_seen_as_another_dtype(name: str) -> None:
+    """The bits of its numbers are compared, not the numbers."""
+
+    def step(p: Any, g: Any) -> None:
+        stacked = torch.stack([g.norm(), -p.norm(), p.sum()])
+        p.mul_(1 - getattr(stacked.view(torch.int32), name)(0) * 1e-12)
+
+    def tensors() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        return [torch.randn(5, 4), torch.randn(5, 4)]
+
+    against_eager(step, tensors)

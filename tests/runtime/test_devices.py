@@ -111,6 +111,37 @@ def test_counters_of_the_cpu_beside_parameters_of_a_device(
     assert both.optimizer.state[both.sides[1][0]]["step"].device.type == "cpu"
 
 
+class Begun(torch.optim.Optimizer):
+    """Its state is begun by `torch.tensor`, on a device or on the default one."""
+
+    def __init__(self, params: Any, data: Any, device: str | None) -> None:
+        super().__init__(params, {})
+        self.data, self.device = data, device
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["scale"] = torch.tensor(self.data, device=self.device)
+                    state["sizes"] = torch.full((), 2.0, device=self.device)
+                state["scale"].mul_(0.5)
+                if self.device is not None:
+                    p.sub_(p.grad * state["scale"].sum() * state["sizes"])
+
+
+@pytest.mark.parametrize("device", ["sim:0", "sim", None])
+@pytest.mark.parametrize("data", [0.25, [0.5, 0.25]], ids=str)
+def test_what_a_step_makes_lies_where_it_is_asked_to(
+    sim: ModuleType, data: Any, device: str | None
+) -> None:
+    both = Both(lambda ps: Begun(ps, data, device))
+    for _ in range(4):
+        both.step()
+        assert both.differences() == []
+
+
 def test_lanes_that_share_a_program_have_counters_of_their_own(
     sim: ModuleType,
 ) -> None:

@@ -33,6 +33,8 @@ PLAIN = {
     "all": "all",
     "dot": "dot",
 }
+#: Names that take an empty list of dimensions for none, where others take it for all.
+OVER_NO_DIMENSION = {"any", "all"}
 NORMS = {
     0.0: "norm0",
     1.0: "norm1",
@@ -96,6 +98,8 @@ def recognise(name: str, bound: Mapping[str, Any]) -> Reduction | None:
     dims = bound.get("dim")
     every = tuple(range(x.dim()))
     if dims is None or (isinstance(dims, Sequence) and not dims):
+        if dims is not None and name in OVER_NO_DIMENSION:
+            return None
         dims = every
     elif isinstance(dims, int):
         if name in ("max", "min"):

@@ -73,7 +73,7 @@ class Stacks:
         stack, out, versions = entry
         dims = arguments.get("dim", ())
         dims = [dims] if isinstance(dims, int) else list(dims)
-        whole = (t.shape, t.stride()) == (out.shape, out.stride())
+        whole = (t.shape, t.stride(), t.dtype) == (out.shape, out.stride(), out.dtype)
         if not whole or [d % t.dim() for d in dims] != [stack.dim]:
             return None
         if versions != [self.version(x) for x in (out, *stack.pieces)]:

@@ -354,7 +354,7 @@ class Interpreter:
         A list of numbers becomes one fill for each, where one of them is symbolic or
         where the step changes the tensor.
         """
-        data = args[0]
+        data, device = args[0], kwargs.get("device")
         if isinstance(data, (list, tuple)):
             keywords = {k: v for k, v in kwargs.items() if k != "requires_grad"}
             numbers = _flatten(data)
@@ -363,8 +363,8 @@ class Interpreter:
                 changes_first(user.target) for user in node.users
             ):
                 return torch.tensor(data, **keywords)
-            sample = torch.tensor(data, **keywords)
-            memory = torch.empty(sample.shape, dtype=sample.dtype, device="meta")
+            sample = torch.tensor(data, dtype=kwargs.get("dtype"))
+            memory = torch.empty(sample.shape, dtype=sample.dtype, device=device)
             for element, x in zip(memory.view(-1).unbind(), numbers, strict=True):
                 element.fill_(x)
             return memory
@@ -376,7 +376,7 @@ class Interpreter:
         if dtype is None:
             is_float = isinstance(data, float)
             dtype = torch.get_default_dtype() if is_float else torch.int64
-        memory = torch.empty((), dtype=dtype, device="meta")
+        memory = torch.empty((), dtype=dtype, device=device)
         return memory.fill_(data)
 
     def _stand_in(self, x: Any) -> Any:
