@@ -788,3 +788,12 @@ def test_a_stack_that_is_seen_as_another_dtype(name: str) -> None:
         return [torch.randn(5, 4), torch.randn(5, 4)]
 
     against_eager(step, tensors)
+
+
+def test_truth_that_is_made_in_a_step_is_no_integer() -> None:
+    """Two of them are true together, and not 2."""
+
+    def step(p: Any) -> None:
+        p.mul_(1 + (torch.tensor(True) + torch.tensor(True)))
+
+    against_eager(step, lambda: [torch.ones(3)])

@@ -374,8 +374,8 @@ class Interpreter:
             )
         dtype = kwargs.get("dtype")
         if dtype is None:
-            is_float = isinstance(data, float)
-            dtype = torch.get_default_dtype() if is_float else torch.int64
+            kinds = {bool: torch.bool, int: torch.int64}
+            dtype = kinds.get(type(data), torch.get_default_dtype())
         memory = torch.empty((), dtype=dtype, device=device)
         return memory.fill_(data)
 
