@@ -797,3 +797,15 @@ def test_truth_that_is_made_in_a_step_is_no_integer() -> None:
         p.mul_(1 + (torch.tensor(True) + torch.tensor(True)))
 
     against_eager(step, lambda: [torch.ones(3)])
+
+
+def test_a_stack_in_a_part_of_a_larger_memory() -> None:
+    """The other part has its shape and strides, and is no stack."""
+
+    def step(p: Any, g: Any) -> None:
+        memory = torch.zeros(6)
+        torch.stack([g.norm(), -p.norm(), p.sum()], out=memory[:3])
+        memory[3:].fill_(0.5)
+        p.mul_(memory[3:].amax(0))
+
+    against_eager(step, lambda: [torch.ones(3), torch.ones(3)])

@@ -42,6 +42,11 @@ def pieces_of(name: str, arguments: Mapping[str, Any]) -> Stack | None:
     return Stack(dim, tuple(t.select(dim, 0) for t in tensors))
 
 
+def _place(t: Tensor) -> tuple[object, ...]:
+    """Where the elements of a tensor lie in its storage."""
+    return t.shape, t.stride(), t.storage_offset()
+
+
 class Stacks:
     """The stacks made so far. `version(t)` changes when memory of t is written."""
 
@@ -73,7 +78,7 @@ class Stacks:
         stack, out, versions = entry
         dims = arguments.get("dim", ())
         dims = [dims] if isinstance(dims, int) else list(dims)
-        whole = (t.shape, t.stride(), t.dtype) == (out.shape, out.stride(), out.dtype)
+        whole = _place(t) == _place(out) and t.dtype == out.dtype
         if not whole or [d % t.dim() for d in dims] != [stack.dim]:
             return None
         if versions != [self.version(x) for x in (out, *stack.pieces)]:
