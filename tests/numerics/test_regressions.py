@@ -809,3 +809,22 @@ def test_a_stack_in_a_part_of_a_larger_memory() -> None:
         p.mul_(memory[3:].amax(0))
 
     against_eager(step, lambda: [torch.ones(3), torch.ones(3)])
+
+
+@pytest.mark.parametrize("whole", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+)
+def test_integers_of_floats_have_no_negative_zero(
+    dtype: torch.dtype, whole: torch.dtype
+) -> None:
+    """GCC took the way there and back for `trunc`, which keeps the sign of zero."""
+
+    def step(p: Any, g: Any) -> None:
+        p.copy_(g.to(whole) * 0.5)
+
+    def tensors() -> list[torch.Tensor]:
+        g = torch.linspace(-3, 3, 40).to(dtype)
+        return [torch.ones_like(g), g]
+
+    against_eager(step, tensors)

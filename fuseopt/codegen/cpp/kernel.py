@@ -12,12 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...ir.graph import VECTOR, Kernel
+from ...ir.graph import FLOATS, VECTOR, Kernel, Variant
 from ..optable import NARROW
 from ..target import Source, Target, layout
 from .headers import header
 from .reduce import in_one_thread, least_to_share, reduce
 from .variant import Function, has_elements, remembers
+
+#: Else GCC takes a float that becomes an integer and a float again for `trunc`, which
+#: keeps the sign of zero, and numbers that no integer holds.
+KEEP_CONVERSIONS = '#pragma GCC optimize("trapping-math")\n'
+
+
+def _converts_back(v: Variant) -> bool:
+    """May a variant make integers of floats, and floats of them?"""
+    casts = {
+        (v.instrs[i.args[0]].dtype in FLOATS, i.dtype in FLOATS)
+        for i in v.instrs
+        if i.op == "cast"
+    }
+    return {(True, False), (False, True)} <= casts
 
 
 def _main(kernel: Kernel) -> list[str]:
@@ -142,6 +156,8 @@ class CppTarget(Target):
 
     def render(self, kernel: Kernel) -> Source:
         parts = [header(name) for name in self._headers(kernel)]
+        if any(_converts_back(v) for v in kernel.every):
+            parts.insert(0, KEEP_CONVERSIONS)
         for number, variant in enumerate(kernel.every):
             writer = Function(number, variant)
             element = (
