@@ -828,3 +828,26 @@ def test_integers_of_floats_have_no_negative_zero(
         return [torch.ones_like(g), g]
 
     against_eager(step, tensors)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda x, n: int(x),
+        lambda x, n: -n,
+        lambda x, n: n * -3,
+        lambda x, n: -3 * n,
+        lambda x, n: n * -3.0,
+        lambda x, n: -float(n),
+    ],
+    ids=["int", "negated", "product", "turned", "float product", "negated float"],
+)
+def test_whole_numbers_that_a_step_reads_have_no_negative_zero(number: Any) -> None:
+    """Floats have one, in Python as well."""
+
+    def step(p: Any, g: Any) -> None:
+        x, n = g.mean().item(), (g > 9).sum().item()
+        p.mul_(number(x, n))
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        against_eager(step, lambda: [torch.ones(4), torch.full((4,), -0.25)])

@@ -13,7 +13,7 @@ from ...errors import CaptureError, UnsupportedInput
 from ...ir.graph import Body, Literal, Row, ScalarRef, SchedulerNode, Symbol
 from ...lowering.pointwise import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ...lowering.pointwise import Tensor as TensorOperand
-from ..scalars.device import Computed
+from ..scalars.device import SIGNED, Computed
 from ..scalars.device import body as body_of_numbers
 from ..scalars.host import Scalars, Sym
 from ..scalars.standins import StandIns
@@ -253,9 +253,10 @@ class Pointwise(Buffers):
     def compute(self, op: str, operands: Sequence[Any], is_float: bool) -> Computed:
         """One operation on numbers, at least one of which is a Computed."""
         stored = tuple(isinstance(x, Computed) for x in operands)
-        body = self._bodies.get((op, stored))
+        whole = op in SIGNED and not is_float
+        body = self._bodies.get((op, stored, whole))
         if body is None:
-            body = self._bodies[op, stored] = body_of_numbers(op, stored)
+            body = self._bodies[op, stored, whole] = body_of_numbers(op, stored, whole)
         tensors = [x.tensor for x in operands if isinstance(x, Computed)]
         others = [x for x in operands if not isinstance(x, Computed)]
         scalars = tuple(

@@ -49,6 +49,8 @@ OPERATIONS = {
 FLOAT = frozenset({"div", "sqrt", "float"})
 #: Whose result is true or false, here 1 or 0.
 TRUTH = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+#: Whose result may be a zero with a sign, which a whole number has not in Python.
+SIGNED = frozenset({"neg", "mul", "trunc"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +78,10 @@ def operation(function: Callable[..., object]) -> str | None:
     return OPERATIONS.get(name.removeprefix("sym_"))
 
 
-def body(op: str, stored: tuple[bool, ...]) -> Body:
-    """The arithmetic of one operation; `stored`: which operands are Computed."""
+def body(op: str, stored: tuple[bool, ...], whole: bool = False) -> Body:
+    """The arithmetic of one operation; `stored`: which operands are Computed; `whole`:
+    is its result an int of Python, in which no zero has a sign?
+    """
     instrs: list[Instr] = []
     reads = 0
     for i, in_memory in enumerate(stored):
@@ -102,6 +106,9 @@ def body(op: str, stored: tuple[bool, ...]) -> Body:
         instrs.append(Instr("where", (4, 1, 2), "f64"))
     elif op != "float":
         instrs.append(Instr(op, operands, "f64"))
+    if whole:
+        instrs.append(Instr("const", (), "f64", 0.0))
+        instrs.append(Instr("add", (len(instrs) - 2, len(instrs) - 1), "f64"))
     result = len(instrs) - 1
     return Body(
         f"number_{op}",
