@@ -851,3 +851,31 @@ def test_whole_numbers_that_a_step_reads_have_no_negative_zero(number: Any) -> N
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         against_eager(step, lambda: [torch.ones(4), torch.full((4,), -0.25)])
+
+
+def test_a_step_that_only_counts() -> None:
+    """It has no graph: what the models of its lanes count was written to all lanes."""
+
+    class Counts(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"rests": False})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state[p]
+                    state["n"] = state.get("n", 0) + 1
+                    if not group["rests"]:
+                        p.add_(p.grad, alpha=-0.1)
+
+    theirs, mine = (make_params([(4,), (3, 2)] * 12) for _ in range(2))
+    plain, fast = Counts(theirs), fuseopt.compile(Counts(mine))
+    for seed, rests in enumerate([True, True, False, True, True, False, False, True]):
+        set_grads(theirs, mine, seed)
+        for optimizer in (plain, fast):
+            optimizer.param_groups[0]["rests"] = rests
+            optimizer.step()
+        for p, q in zip(theirs, mine, strict=True):
+            assert same_bits(q, p)
+            assert fast.state[q] == plain.state[p]
