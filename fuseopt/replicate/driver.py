@@ -298,9 +298,9 @@ class Representatives:
         finally:
             if self.models.filled:
                 self.models.empty()
-        # without a graph, a counter of the models is no lane's
-        needs_graph = self.task.around is not None or self.models.counted
-        if needs_graph and self.stepped is None:
+        if self.stepped is None and (
+            self.models.counted or self.task.around is not None
+        ):
             raise Unlike("nothing of the step is compiled")
         if self._fresh or shadow.changed():
             call.put_gradients()

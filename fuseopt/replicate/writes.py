@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -155,6 +155,13 @@ class Writes:
         places.update(
             (id(v), ("state", k)) for k, v in old.items() if isinstance(v, torch.Tensor)
         )
+        _check_apart(
+            v
+            for v in now.values()
+            if isinstance(v, torch.Tensor)
+            and id(v) not in self.made
+            and id(v) not in places
+        )
         contents = {}
         for m, i in enumerate(kind.lanes):
             q = lanes.params[i]
@@ -181,3 +188,17 @@ class Writes:
                     content[key] = q if place[0] == PARAM else q.grad
             contents[i] = content
         return contents
+
+
+def _check_apart(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise Unlike unless a copy of each of these tensors is all that a lane needs:
+    one that shares memory with another of them, or has an element twice, is a view.
+    """
+    storages = set()
+    for t in tensors:
+        if not t.numel():
+            continue
+        storage = t.untyped_storage().data_ptr()
+        if storage in storages or torch.empty_like(t).stride() != t.stride():
+            raise Unlike("tensors of its new state share memory")
+        storages.add(storage)

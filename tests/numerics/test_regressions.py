@@ -879,3 +879,56 @@ def test_a_step_that_only_counts() -> None:
         for p, q in zip(theirs, mine, strict=True):
             assert same_bits(q, p)
             assert fast.state[q] == plain.state[p]
+
+
+def _seen_again(state: Any, p: Any) -> None:
+    state["twin"] = state["m"].detach()
+
+
+def _held_twice(state: Any, p: Any) -> None:
+    state["twin"] = state["m"]
+
+
+def _expanded(state: Any, p: Any) -> None:
+    state["twin"] = torch.ones_like(p)
+    state["rows"] = torch.zeros_like(p).expand(2, *p.shape)
+
+
+@pytest.mark.parametrize("rest", [0, 1])
+@pytest.mark.parametrize("more", [_seen_again, _held_twice, _expanded])
+def test_new_state_that_shares_memory_and_is_not_yet_used(more: Any, rest: int) -> None:
+    """A tensor that depends on no lane was copied for each lane, each name apart: what
+    was written by one name was not there by the other.
+    """
+
+    class Waits(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state[p]
+                    if not state:
+                        state["n"] = 0
+                        state["m"] = torch.zeros_like(p)
+                        more(state, p)
+                    state["n"] += 1
+                    p.add_(p.grad, alpha=rest - 1)
+                    if state["n"] > 1:
+                        state["m"].add_(p.grad)
+                        p.add_(state["twin"], alpha=-0.1)
+
+    theirs, mine = (make_params([(4,), (3, 2)] * 12) for _ in range(2))
+    plain, fast = Waits(theirs), fuseopt.compile(Waits(mine))
+    for seed in range(4):
+        set_grads(theirs, mine, seed)
+        plain.step()
+        fast.step()
+        for p, q in zip(theirs, mine, strict=True):
+            assert same_bits(q, p)
+            for name, t in plain.state[p].items():
+                if name != "n":
+                    assert same_bits(fast.state[q][name], t)
+                    assert fast.state[q][name].stride() == t.stride()
