@@ -298,9 +298,7 @@ class Representatives:
         finally:
             if self.models.filled:
                 self.models.empty()
-        if self.stepped is None and (
-            self.models.counted or self.task.around is not None
-        ):
+        if self.task.around is not None and self.stepped is None:
             raise Unlike("nothing of the step is compiled")
         if self._fresh or shadow.changed():
             call.put_gradients()

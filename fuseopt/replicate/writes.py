@@ -46,7 +46,7 @@ class Writes:
 
     `fresh`: new states of lanes that had none, by parameter; it is added to. `made`:
     the tensors that the step created, by the id of their token in the state of models,
-    and by lane. `gives`: the step.
+    and by lane. `gives`: the step, None if it had no graph.
     """
 
     def __init__(
@@ -74,6 +74,9 @@ class Writes:
         lanes, shadow, fresh = self.lanes, self.shadow, self.fresh
         if not shadow.is_intact():
             raise Unlike("the step replaces the optimizer's state or parameters")
+        if self.gives is None and self.models.counted:
+            # numbers made of what the models count, of which no graph knows
+            raise Unlike("nothing of the step is compiled")
         writes = [*shadow.writes(lanes=False)]
         for kind in lanes.kinds:
             writes += self._of_kind(kind)
