@@ -70,17 +70,20 @@ def _attributes_alone(code: types.CodeType, self_name: str = "") -> bool:
     before = ["", ""]
     for now, after in zip(steps, [*steps[1:], steps[-1]], strict=True):
         loads = now.opname in LOADS or now.opname.startswith("LOAD_FAST")
-        if loads and self_name and self_name in (now.argval, *_names(now.argval)):
+        names = _names(now.argval)
+        if loads and self_name and self_name in names:
             is_asked = before[-1] in ASKS or before[-2] == "super"
-            if after.opname not in TAKES and not is_asked:
+            # of two variables the attribute is the second one's
+            is_taken = after.opname in TAKES and self_name not in names[:-1]
+            if not is_taken and not is_asked:
                 return False
         before.append(now.argval if now.opname == "LOAD_GLOBAL" else "")
     return True
 
 
 def _names(x: Any) -> tuple[Any, ...]:
-    """The variables of an instruction that loads two."""
-    return x if isinstance(x, tuple) else ()
+    """The variables that an instruction loads: one, or from Python 3.13 on two."""
+    return x if isinstance(x, tuple) else (x,)
 
 
 class Whole:
