@@ -32,6 +32,12 @@ def _main(kernel: Kernel) -> list[str]:
         "  }",
         "  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;",
         *(
+            # OpenMP is asked for each, which one thread need not do
+            ("  const int64_t grain = threads > 1 ? 1 : 1 << 30;",)
+            if any(variant.reduction for variant in kernel.every)
+            else ()
+        ),
+        *(
             f"  Turns turns{v} = {{0, 0}}; Folds{v} folds{v};"
             for v, variant in enumerate(kernel.every)
             if variant.reduction == "full" and in_one_thread(variant)
@@ -78,13 +84,13 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
             lines += [
                 f"    fold_shared<Folds{v}, range{v}>(",
                 f"        tables[{v}], {least}, turns{v}, folds{v});",
-                "    #pragma omp for schedule(dynamic, 1) nowait",
+                "    #pragma omp for schedule(dynamic, grain) nowait",
                 f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
                 f"      fold_lane<fold{v}>(tables[{v}], lane, {least});",
             ]
             continue
         lines += [
-            "    #pragma omp for schedule(dynamic, 1) nowait",
+            "    #pragma omp for schedule(dynamic, grain) nowait",
             f"    for (int64_t k = 0; k < shares(tables[{v}]); ++k)",
             f"      fold_{'part' if full else 'items'}<fold{v}>(tables[{v}], k);",
         ]
