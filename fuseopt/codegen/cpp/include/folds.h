@@ -262,12 +262,37 @@ template <class T, bool LARGEST> struct ExtremeRun {
     for (int64_t i = 0; i < n; ++i) most = choose(most, x[i]);
     return choose(most, x[0]);
   }
+  // The first ones, up to where a NaN is near; how many. To ask what is best so far
+  // whether it is one takes longer than to compare it, and the next waits for that.
+  int64_t feed_numbers(const T* x, int64_t n) {
+    typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
+    Eight most, own;
+    __builtin_memcpy(&most, best, sizeof most);
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+      Eight now = most;
+      auto odd = most != most;
+      for (int k = 0; k < 64; k += 8) {
+        __builtin_memcpy(&own, x + i + k, sizeof own);
+        odd |= own != own;
+        now = LARGEST ? (now > own ? now : own) : (now < own ? now : own);
+      }
+      uint64_t words[sizeof(T)], found = 0;
+      __builtin_memcpy(words, &odd, sizeof words);
+      for (uint64_t word : words) found |= word;
+      if (found) break;
+      most = now;
+    }
+    __builtin_memcpy(best, &most, sizeof most);
+    return i;
+  }
   void feed(const T* x, int64_t n) {
     if (!any) {
       for (int k = 0; k < 8; ++k) best[k] = x[0];
       any = true;
     }
     int64_t i = 0;
+    if constexpr (T(0.5) > T(0)) i = feed_numbers(x, n);
     for (; i + 8 <= n; i += 8)
       for (int k = 0; k < 8; ++k) best[k] = choose(best[k], x[i + k]);
     for (; i < n; ++i) best[0] = choose(best[0], x[i]);
