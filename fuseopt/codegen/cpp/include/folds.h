@@ -265,12 +265,12 @@ template <class T, bool LARGEST> struct ExtremeRun {
   // The first ones, up to where a NaN is near; how many. To ask what is best so far
   // whether it is one takes longer than to compare it, and the next waits for that.
   int64_t feed_numbers(const T* x, int64_t n) {
-    typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
-    Eight most, own;
+    typedef T Best __attribute__((vector_size(8 * sizeof(T))));
+    Best most, own;
     __builtin_memcpy(&most, best, sizeof most);
     int64_t i = 0;
     for (; i + 64 <= n; i += 64) {
-      Eight now = most;
+      Best now = most;
       auto odd = most != most;
       for (int k = 0; k < 64; k += 8) {
         __builtin_memcpy(&own, x + i + k, sizeof own);
