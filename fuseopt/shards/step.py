@@ -16,9 +16,11 @@ from torch.optim import Optimizer
 
 from ..compiler.report import Report
 from ..replicate.driver import Representatives
+from ..replicate.rehearsal import beyond
 from ..runtime.guards.given import Misfit
 from ..shadow.lanes import Unlike
 from .local import LocalOptimizer, is_spread, placed
+from .needs import op_of_wholes
 
 
 class Shards:
@@ -33,6 +35,8 @@ class Shards:
         self.local: LocalOptimizer | None = None
         self.few: Representatives | None = None
         self.spread = self.asked = False
+        #: why not, for good, and the op that needs whole tensors
+        self.why = ""
 
     def release(self) -> None:
         """Keep nothing of the optimizer."""
@@ -62,7 +66,7 @@ class Shards:
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> tuple[bool, str]:
         if self.few is not None and self.few.why:
-            return False, self.few.why
+            return False, self.why or self.few.why
         try:
             local = self.local = self.local or LocalOptimizer(optimizer)
             try:
@@ -73,13 +77,23 @@ class Shards:
                 if few.why:  # as options say
                     return False, few.why
                 done = few.step(local.itself, make, local.given)
+                if not done and few.why:
+                    self.why = self._named(local, few.why)
             finally:
                 local.given.drop()
         except (Unlike, Misfit) as error:
             return False, str(error)
         if done:
             local.settle()
-        return done, "" if done else few.why
+        return done, "" if done else self.why
+
+    def _named(self, local: LocalOptimizer, why: str) -> str:
+        """Why a step needs more than parts, with the op, if there is one."""
+        if "needs whole tensors" in why:
+            return why
+        local.given.put()
+        op = op_of_wholes(self.function, local.itself)
+        return f"{why}; {beyond(op)}" if op else why
 
     def _led(self, local: LocalOptimizer) -> Representatives:
         given = self.function, self.options, self.told
