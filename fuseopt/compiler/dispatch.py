@@ -25,6 +25,7 @@ from ..runtime.step import CompiledStep
 from . import internal_errors, pipeline
 from .partition import Part, decide, join
 from .report import PartReport, Report
+from .see_through import SeenThrough, holds_wrappers
 from .session import session
 from .timing import Clock
 
@@ -74,6 +75,9 @@ def _update(
 
     verify = functools.partial(_verified, gm) if config.verify else None
     try:
+        if holds_wrappers(gm, args):
+            within = functools.partial(_update, config=config, parts=parts)
+            return SeenThrough(gm, args, within)
         plan = pipeline.replanner(gm, config, tell, clock)
         program = plan(args)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
