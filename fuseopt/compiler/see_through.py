@@ -29,6 +29,8 @@ from ..capture.fx.inputs import static_tensors
 from ..capture.fx.patterns import restore
 from ..capture.fx.wrappers import Layout, layout_of, take
 from ..errors import EagerOnly, FuseoptError
+from ..runtime.commit import Pending
+from ..runtime.step import CompiledStep
 
 Run = Callable[..., Any]
 #: Where the numbers that stand for others begin, in each of two runs.
@@ -84,6 +86,7 @@ class SeenThrough:
     ) -> None:
         self.gm = gm
         self.compile = compile_
+        self.pending: Pending | None = None
         self.places = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
         self.others = [k for k, x in enumerate(args) if not isinstance(x, torch.Tensor)]
         try:
@@ -108,6 +111,22 @@ class SeenThrough:
         assert leaves is not None
         rest = [args[k] for k in self.others]
         self.run = self.compile(self.inside.gm, [*leaves, *rest])
+        self._put_off()
+
+    def put_off_to(self, pending: Pending) -> bool:
+        """See CompiledStep."""
+        self.pending = pending
+        return self._put_off()
+
+    def _put_off(self) -> bool:
+        if self.pending is None or not isinstance(self.run, CompiledStep):
+            return False
+        return self.run.put_off_to(self.pending)
+
+    def forget(self) -> None:
+        """See CompiledStep."""
+        if isinstance(self.run, CompiledStep):
+            self.run.forget()
 
     def _leaves(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """The tensors within; None where wrappers are others."""

@@ -19,6 +19,7 @@ from ..replicate.driver import Representatives
 from ..replicate.rehearsal import beyond
 from ..runtime.guards.given import Misfit
 from ..shadow.lanes import Unlike
+from ..uniformity import prove
 from .local import LocalOptimizer, is_spread, placed
 from .needs import op_of_wholes
 
@@ -37,6 +38,9 @@ class Shards:
         self.spread = self.asked = False
         #: why not, for good, and the op that needs whole tensors
         self.why = ""
+        #: then: is it proven of the code that it does no more than call ATen, and asks
+        #: of tensors no more than sizes?
+        self.treats_tensors_alone = False
 
     def release(self) -> None:
         """Keep nothing of the optimizer."""
@@ -79,6 +83,8 @@ class Shards:
                 done = few.step(local.itself, make, local.given)
                 if not done and few.why:
                     self.why = self._named(local, few.why)
+                    proof = prove(self.function, local.itself)
+                    self.treats_tensors_alone = not (proof.why or proof.classes)
             finally:
                 local.given.drop()
         except (Unlike, Misfit) as error:

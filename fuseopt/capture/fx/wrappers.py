@@ -22,13 +22,14 @@ from ...errors import EagerOnly
 class Layout:
     """What a wrapper is, but for the contents of the tensors within.
 
-    `inner`: by name, None for a tensor that is no wrapper. `context`: what the class
-    says besides them.
+    `names`: of what it holds. `inner`: by name, None for a tensor that is no wrapper.
+    `context`: what the class says besides, and what it holds that is no tensor.
     """
 
     kind: type
+    names: list[str]
     inner: dict[str, Layout | None]
-    context: Any
+    context: tuple[Any, dict[str, Any]]
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
@@ -36,21 +37,30 @@ class Layout:
         """Add the tensors within to a list; False if the wrapper is another one."""
         if type(t) is not self.kind or tuple(t.shape) != self.shape:
             return False
-        names, context = t.__tensor_flatten__()
-        if context != self.context or tuple(t.stride()) != self.stride:
+        names, said, held = _held(t)
+        if names != self.names or tuple(t.stride()) != self.stride:
             return False
-        if names != [*self.inner]:
+        rest = {x: y for x, y in held.items() if x not in self.inner}
+        if (said, rest) != self.context:
             return False
-        return all(take(getattr(t, x), inner, leaves) for x, inner in self.inner.items())
+        return all(take(held[x], inner, leaves) for x, inner in self.inner.items())
 
     def make(self, leaves: Callable[[], torch.Tensor]) -> Any:
         """A wrapper of the next tensors."""
-        parts = {
+        said, rest = self.context
+        made = {
             name: leaves() if inner is None else inner.make(leaves)
             for name, inner in self.inner.items()
         }
+        parts = {name: made[name] if name in made else rest[name] for name in self.names}
         unflatten = self.kind.__tensor_unflatten__  # type: ignore[attr-defined]
-        return unflatten(parts, self.context, self.shape, self.stride)
+        return unflatten(parts, said, self.shape, self.stride)
+
+
+def _held(t: Any) -> tuple[list[str], Any, dict[str, Any]]:
+    """The names of what a wrapper holds, what else it says, and what it holds."""
+    names, said = t.__tensor_flatten__()
+    return names, said, {name: getattr(t, name) for name in names}
 
 
 def take(t: Any, layout: Layout | None, leaves: list[torch.Tensor]) -> bool:
@@ -72,12 +82,13 @@ def layout_of(t: Any) -> Layout | None:
     kind = type(t)
     if not is_wrapper(kind):
         return None
-    names, context = t.__tensor_flatten__()
+    names, said, held = _held(t)
+    inner = {x: layout_of(y) for x, y in held.items() if isinstance(y, torch.Tensor)}
+    context = said, {x: y for x, y in held.items() if x not in inner}
     try:
         same = bool(context == context)
     except Exception:
         same = False
     if not same:
         raise EagerOnly(f"what a {kind.__name__} says of itself cannot be compared")
-    inner = {name: layout_of(getattr(t, name)) for name in names}
-    return Layout(kind, inner, context, tuple(t.shape), tuple(t.stride()))
+    return Layout(kind, names, inner, context, tuple(t.shape), tuple(t.stride()))
