@@ -33,10 +33,13 @@ from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
 
 Run = Callable[..., Any]
+#: Functions that make a tensor of numbers alone.
+CREATIONS = (*compat.MAKE_TENSOR, torch.zeros, torch.ones, torch.full)
 #: Where the numbers that stand for others begin, in each of two runs.
 BEGINS = (0.3819660112501051, 0.2360679774997897)
 #: Each is this much larger than the last one, but for what is whole of it.
 APART = 0.6180339887498949
+
 
 class _Kept(NamedTuple):
     """A result that is what a call was given, by its place among tensors."""
@@ -168,9 +171,7 @@ def _inside(
     args: Sequence[Any],
 ) -> _Inside:
     restore(gm)
-    runs = [
-        _Run(gm, tensors, layouts, places, args, begin) for begin in BEGINS
-    ]
+    runs = [_Run(gm, tensors, layouts, places, args, begin) for begin in BEGINS]
     one, other = runs
     if one.calls.calls != other.calls.calls or one.results != other.results:
         raise EagerOnly("what wrappers do to the tensors within depends on a number")
@@ -224,7 +225,7 @@ class _Run:
         self.number_of: dict[Node, int] = {}
         self.hints: dict[Node, Any] = {}
         before = [t._version for t in self.stand_ins]
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             self._enter(gm, places, args)
             for node in gm.graph.nodes:
                 if node.op.startswith("call"):
@@ -278,10 +279,12 @@ class _Run:
         try:
             if node.op == "call_method" and node.target == "item":
                 self._item(node, args[0])
-            elif node.target in compat.MAKE_TENSOR:
+            elif node.target in CREATIONS:
                 self._constant(node, args, kwargs)
             elif moves and not given:
                 self._compute(node)
+            elif not given:
+                raise EagerOnly(f"the graph calls {node.target} of no tensor")
             else:
                 with self.calls:
                     self.env[node] = self._run(node, args, kwargs)
@@ -311,9 +314,9 @@ class _Run:
         self.calls.calls.append(call)
 
     def _constant(self, node: Node, args: Any, kwargs: Any) -> None:
-        """`torch.tensor` of numbers: a tensor of nobody's."""
+        """A tensor that is made of numbers is nobody's."""
         noted = self.calls.noted(args), self.calls.noted(kwargs)
-        made = self.mode.from_tensor(torch.tensor(*args, **kwargs))
+        made = self.mode.from_tensor(self._run(node, args, kwargs))
         self.env[node] = made
         self.calls.make(node.target, *noted, made)
 

@@ -49,9 +49,7 @@ def case(kind: str, name: str, way: str = "fuseopt.compile", clip: str = "") -> 
     assert_same(got, want)
     texts = [str(w.message) for w in told if "fuseopt" in str(w.message)]
     reports = fuseopt.reports()[first:]
-    of_clips = [
-        r for r in reports if "all_reduce" in str(r.externs) and not r.traced
-    ]
+    of_clips = [r for r in reports if "all_reduce" in str(r.externs) and not r.traced]
     steps = [r for r in reports if r not in of_clips]
     assert bool(of_clips) == (clip == "fuseopt"), [str(r) for r in reports]
     assert len(of_clips) <= 1, [str(r) for r in of_clips]

@@ -52,7 +52,9 @@ class Layout:
             name: leaves() if inner is None else inner.make(leaves)
             for name, inner in self.inner.items()
         }
-        parts = {name: made[name] if name in made else rest[name] for name in self.names}
+        parts = {
+            name: made[name] if name in made else rest[name] for name in self.names
+        }
         unflatten = self.kind.__tensor_unflatten__  # type: ignore[attr-defined]
         return unflatten(parts, said, self.shape, self.stride)
 
