@@ -78,7 +78,9 @@ def holds_wrappers(gm: GraphModule, args: Sequence[Any]) -> bool:
 class SeenThrough:
     """A graph of wrappers, compiled for the tensors within.
 
-    `compile_(gm, args)` compiles that graph. Raises EagerOnly.
+    `compile_(gm, args)` compiles that graph; `refused(error, args)` gives what runs
+    the first one where wrappers are others in a later call, which are refused. Raises
+    EagerOnly.
     """
 
     def __init__(
@@ -86,14 +88,18 @@ class SeenThrough:
         gm: GraphModule,
         args: Sequence[Any],
         compile_: Callable[[GraphModule, Sequence[Any]], Run],
+        refused: Callable[[EagerOnly, Sequence[Any]], Run],
     ) -> None:
         self.gm = gm
-        self.compile = compile_
+        self.compile, self.refused = compile_, refused
         self.pending: Pending | None = None
         self.places = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
         self.others = [k for k, x in enumerate(args) if not isinstance(x, torch.Tensor)]
+        self._make(args)
+
+    def _make(self, args: Sequence[Any]) -> None:
         try:
-            self._make(args)
+            self._compile(args)
         except EagerOnly as error:
             tensors = self._tensors(args)
             kinds = {type(t).__name__ for t in tensors if compat.is_wrapper(type(t))}
@@ -106,7 +112,7 @@ class SeenThrough:
         own = static_tensors(self.gm).values()
         return [*own, *(args[k] for k in self.places)]
 
-    def _make(self, args: Sequence[Any]) -> None:
+    def _compile(self, args: Sequence[Any]) -> None:
         tensors = self._tensors(args)
         self.layouts = [*map(layout_of, tensors)]
         self.inside = _inside(self.gm, tensors, self.layouts, self.places, args)
@@ -143,7 +149,10 @@ class SeenThrough:
         tensors = self._tensors(args)
         leaves = self._leaves(tensors)
         if leaves is None:
-            self._make(args)
+            try:
+                self._make(args)
+            except EagerOnly as error:
+                return self.refused(error, args)(*args)
             leaves = self._leaves(tensors)
             assert leaves is not None
         made = iter(self.run(*leaves, *(args[k] for k in self.others)))
@@ -392,8 +401,9 @@ class _Run:
         for k, t in enumerate(self.stand_ins):
             if value is t:
                 return _Kept(k)
-        layout, leaves = layout_of(value), []
-        take(value, layout, leaves)  # type: ignore[arg-type]
+        layout = layout_of(value)
+        leaves: list[torch.Tensor] = []
+        take(value, layout, leaves)
         for t in leaves:
             if id(t) not in self.calls.index:
                 raise EagerOnly("the step returns a tensor that it was not given")

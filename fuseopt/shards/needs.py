@@ -31,6 +31,7 @@ def op_of_wholes(function: Any, optimizer: Optimizer) -> str:
             found = rehearse(shadow.itself, function, lanes, [kind.lanes[0]])
         except Unlike:
             continue
-        if found.beyond:
-            return found.beyond
+        op: str = found.beyond
+        if op:
+            return op
     return ""

@@ -81,10 +81,8 @@ class Shards:
                 if few.why:  # as options say
                     return False, few.why
                 done = few.step(local.itself, make, local.given)
-                if not done and few.why:
-                    self.why = self._named(local, few.why)
-                    proof = prove(self.function, local.itself)
-                    self.treats_tensors_alone = not (proof.why or proof.classes)
+                if not done:
+                    self._learn_why(local, few)
             finally:
                 local.given.drop()
         except (Unlike, Misfit) as error:
@@ -93,13 +91,17 @@ class Shards:
             local.settle()
         return done, "" if done else self.why
 
-    def _named(self, local: LocalOptimizer, why: str) -> str:
+    def _learn_why(self, local: LocalOptimizer, few: Representatives) -> None:
         """Why a step needs more than parts, with the op, if there is one."""
-        if "needs whole tensors" in why:
-            return why
-        local.given.put()
-        op = op_of_wholes(self.function, local.itself)
-        return f"{why}; {beyond(op)}" if op else why
+        self.why = few.why
+        if not few.why:
+            return
+        if "needs whole tensors" not in few.why:
+            local.given.put()
+            op = op_of_wholes(self.function, local.itself)
+            self.why += f"; {beyond(op)}" if op else ""
+        proof = prove(self.function, local.itself)
+        self.treats_tensors_alone = not (proof.why or proof.classes)
 
     def _led(self, local: LocalOptimizer) -> Representatives:
         given = self.function, self.options, self.told

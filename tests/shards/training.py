@@ -27,6 +27,8 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 }
 #: What these do to a tensor is more than treating each element alike.
 OF_WHOLES = ("Adafactor", "LAMB", "LARS", "MARS", "NovoGrad")
+#: As in LAMB, it is norms of each.
+NORMS = ("LARS", "MARS", "NovoGrad")
 #: These have their steps in the form of lists.
 LISTS = ("Adam",)
 Clip = Callable[..., Any]

@@ -35,7 +35,8 @@ class Layout:
 
     def take(self, t: Any, leaves: list[torch.Tensor]) -> bool:
         """Add the tensors within to a list; False if the wrapper is another one."""
-        if type(t) is not self.kind or tuple(t.shape) != self.shape:
+        kind: type = type(t)
+        if kind is not self.kind or tuple(t.shape) != self.shape:
             return False
         names, said, held = _held(t)
         if names != self.names or tuple(t.stride()) != self.stride:
