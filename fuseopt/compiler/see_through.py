@@ -8,7 +8,7 @@ the calls that reach the tensors within are the graph that is compiled
 be those; else it is done anew.
 
 Numbers that move are found again by the values of others that stand for them, which
-differ in two runs: both must make the same calls. What does not keep to that is
+differ from run to run: all must make the same calls. What does not keep to that is
 refused, and the step runs as it is.
 """
 
@@ -35,9 +35,14 @@ from ..runtime.step import CompiledStep
 Run = Callable[..., Any]
 #: Functions that make a tensor of numbers alone.
 CREATIONS = (*compat.MAKE_TENSOR, torch.zeros, torch.ones, torch.full)
-#: Where the numbers that stand for others begin, in each of two runs.
-BEGINS = (0.3819660112501051, 0.2360679774997897)
-#: Each is this much larger than the last one, but for what is whole of it.
+#: How large numbers are that stand for others, in each run, and where they begin: what
+#: asks how large one is goes another way in one of these.
+SCALES = (
+    (1.0, 0.3819660112501051),
+    (-1e4, 0.2360679774997897),
+    (1e-6, 0.1458980337503),
+)
+#: Each is so much of this larger than the last one, but for what is whole of it.
 APART = 0.6180339887498949
 
 
@@ -180,9 +185,11 @@ def _inside(
     args: Sequence[Any],
 ) -> _Inside:
     restore(gm)
-    runs = [_Run(gm, tensors, layouts, places, args, begin) for begin in BEGINS]
-    one, other = runs
-    if one.calls.calls != other.calls.calls or one.results != other.results:
+    runs = [_Run(gm, tensors, layouts, places, args, *x) for x in SCALES]
+    one = runs[0]
+    if any(
+        one.calls.calls != x.calls.calls or one.results != x.results for x in runs[1:]
+    ):
         raise EagerOnly("what wrappers do to the tensors within depends on a number")
     numbers = len(args) - len(places)
     graph, nodes = one.calls.graph(one.given, numbers)
@@ -211,9 +218,10 @@ class _Run:
         layouts: Sequence[Layout | None],
         places: Sequence[int],
         args: Sequence[Any],
+        scale: float,
         begin: float,
     ) -> None:
-        self.begin = begin
+        self.scale, self.begin = scale, begin
         self.mode = mode = compat.fake_mode()
         leaves: list[torch.Tensor] = []
         for t, layout in zip(tensors, layouts, strict=True):
@@ -273,6 +281,8 @@ class _Run:
         other = (self.begin + k * APART) % 1
         if isinstance(hint, int):
             other = (1 << 20) + (k << 10) + int(other * (1 << 10))
+        else:
+            other = self.scale * (other + 1 / 64)
         self.hints[node], self.env[node] = hint, other
         self.number_of[node] = self.calls.number(other)
         return self.number_of[node]
