@@ -26,13 +26,9 @@ from ..runtime.step import CompiledStep
 from .lanes import Unlike
 from .optimizer import Shadow
 
-<<<<<<< HEAD
-#: Instructions on an attribute of the object that was loaded before them.
-=======
 #: What may wait with its launches until a step ends.
 STEPS = (CompiledStep, SeenThrough)
-#: Instructions that take an attribute of what was loaded before them.
->>>>>>> fae1c74 (Steps of DTensors that need more than parts are compiled as DTensor does them)
+#: Instructions on an attribute of the object that was loaded before them.
 TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
 #: Functions that use no more of an object than its attributes and its class.
 ASKS = frozenset({"getattr", "hasattr", "setattr", "isinstance", "type", "super"})
@@ -101,13 +97,8 @@ class Whole:
         self.shadow: Shadow | None = None
         self.compiled: Callable[..., Any] | None = None
         self.pending = Pending()
-<<<<<<< HEAD
-        self.steps: list[CompiledStep] = []
-        #: did the last call compile nothing?
-=======
         self.steps: list[CompiledStep | SeenThrough] = []
-        #: was all that the last call ran compiled before it?
->>>>>>> fae1c74 (Steps of DTensors that need more than parts are compiled as DTensor does them)
+        #: did the last call compile nothing?
         self.quiet = False
         # did the last call end normally? Did the one before it compile nothing?
         self._sound = True
@@ -129,15 +120,9 @@ class Whole:
             self = owner()
             if self is not None:
                 self.quiet = False
-<<<<<<< HEAD
-                if isinstance(step, CompiledStep) and step.put_off_to(self.pending):
+                if isinstance(step, STEPS) and step.put_off_to(self.pending):
                     self.steps.append(step)
             return step
-=======
-                if isinstance(made, STEPS) and made.put_off_to(self.pending):
-                    self.steps.append(made)
-            return made
->>>>>>> fae1c74 (Steps of DTensors that need more than parts are compiled as DTensor does them)
 
         waiting._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
         return make(waiting)
