@@ -19,12 +19,15 @@ from torch.optim import Optimizer
 from .. import compat
 from ..compiler.code_paths import every_code, is_known
 from ..compiler.internal_errors import OUT_OF_MEMORY
+from ..compiler.see_through import SeenThrough
 from ..errors import FuseoptError
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
 from .lanes import Unlike
 from .optimizer import Shadow
 
+#: What may wait with its launches until a step ends.
+STEPS = (CompiledStep, SeenThrough)
 #: Instructions on an attribute of the object that was loaded before them.
 TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
 #: Functions that use no more of an object than its attributes and its class.
@@ -97,7 +100,7 @@ class Whole:
         self.shadow: Shadow | None = None
         self.compiled: Callable[..., Any] | None = None
         self.pending = Pending()
-        self.steps: list[CompiledStep] = []
+        self.steps: list[CompiledStep | SeenThrough] = []
         #: did the last call compile nothing?
         self.quiet = False
         # did the last call end normally? Did the one before it compile nothing?
@@ -120,7 +123,7 @@ class Whole:
             self = owner()
             if self is not None:
                 self.quiet = False
-                if isinstance(step, CompiledStep) and step.put_off_to(self.pending):
+                if isinstance(step, STEPS) and step.put_off_to(self.pending):
                     self.steps.append(step)
             return step
 
