@@ -227,6 +227,7 @@ def part(reading: Reading) -> str:
         ("A call's cost, in microseconds", tables.hosts, None, HOST),
         ("The tail of a training step", tables.tails, "tail", TAIL),
         ("DTensors, in ms", tables.shards, None, SHARDS),
+        ("Tails of DTensors, in ms", tables.shard_tails, None, SHARD_TAILS),
         ("Training steps", tables.training, None, TRAINING),
         ("The whole training step as one function", tables.whole_steps, None, WHOLE),
         ("Who did not run", tables.skipped, None, ""),
@@ -291,7 +292,12 @@ TAIL = (
 SHARDS = (
     "AdamW's step and `clip_grad_norm_` of DTensors of 32 x 8 over four processes, of "
     "which only this one exists, so that collectives take no time: what a process "
-    "itself pays ([shards](shards.md))."
+    "itself pays ([shards](shards.md)). The fastest tenth of the turns of each."
+)
+SHARD_TAILS = (
+    "Of the same DTensors: the clip by the total norm and AdamW's step together (in "
+    "eager one after the other, beside Inductor's step too), and LAMB's step, which "
+    "has norms of each parameter and four collectives for it."
 )
 TRAINING = (
     "Forward, backward and tail (clipping by the total norm, step, zero_grad) with "

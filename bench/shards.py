@@ -3,7 +3,7 @@
 One process of a group of four whose others do not exist: collectives take no time, so
 that what is measured is what a process pays itself. A way steps tensors of its own; the
 ways take turns. `plain`: fuseopt's step of tensors that are no DTensors, of the parts'
-sizes.
+sizes. A tail is a clip and a step; a step of whole tensors is LAMB's, which has norms.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ import torch
 import torch.distributed as dist
 
 from bench.interleave import Turns, plan_rounds, seconds_of
+from bench.optimizers import LAMB
 from bench.results import Figures
 
 WORLD = 4
 #: Rows and columns of a DTensor, of which a process has a fourth of the rows.
 SHAPE = (32, 8)
-BUDGET = 20.0
+#: Of the total norm.
+LIMIT = 1e9
+BUDGET = 30.0
 ROUNDS = 40
 OWN = "fuseopt"
+WHOLES = ("eager, wholes", "fuseopt, wholes")
 WAYS: dict[str, dict[str, Any]] = {
     "for-loop": {"foreach": False},
     "foreach": {"foreach": True},
@@ -88,6 +92,16 @@ class ShardRun:
             calls[name] = optimizer.step
             if name == "inductor":
                 calls[name] = torch.compile(optimizer.step)
+            if name not in (OWN, "plain"):
+                calls[f"{name}, tail"] = _tail(calls[name], held)
+        held = parameters(params, True)
+        tailed = torch.optim.AdamW(held, lr=1e-3)
+        calls["fuseopt, tail"] = fuseopt.tail(tailed, clip_grad_norm=LIMIT)
+        for name in WHOLES:
+            lamb = LAMB(parameters(params, True))
+            if name.startswith(OWN):
+                fuseopt.compile(lamb, fallback="error")
+            calls[name] = lamb.step
         for name, clip in (
             ("torch, clip", torch.nn.utils.clip_grad_norm_),
             ("fuseopt, clip", fuseopt.clip_grad_norm_),
@@ -99,7 +113,7 @@ class ShardRun:
                 call()
             self.figures[name] = {"ready_seconds": time.perf_counter() - begin}
             reports = fuseopt.reports()
-            if name in (OWN, "fuseopt, clip"):
+            if name.startswith(OWN):
                 self.figures[name]["launches"] = reports[-1].launches
         once = {name: seconds_of(call) for name, call in calls.items()}
         rounds, every = plan_rounds(once, BUDGET, ROUNDS)
@@ -122,4 +136,12 @@ class ShardRun:
 
 
 def _clips(clip: Callable[..., Any], held: list[Any]) -> Callable[[], object]:
-    return lambda: clip(held, 1e9)
+    return lambda: clip(held, LIMIT)
+
+
+def _tail(step: Callable[[], object], held: list[Any]) -> Callable[[], object]:
+    def tail() -> None:
+        torch.nn.utils.clip_grad_norm_(held, LIMIT)
+        step()
+
+    return tail

@@ -344,6 +344,8 @@ def tails(reading: Reading) -> str:
 
 STEPS_OF_PARTS = ("for-loop", "foreach", "fused", "inductor", OWN, "plain")
 CLIPS_OF_PARTS = ("torch, clip", "fuseopt, clip")
+WHOLES_OF_PARTS = ("eager, wholes", "fuseopt, wholes")
+TAILS_OF_PARTS = [f"{name}, tail" for name in (*STEPS_OF_PARTS[:4], OWN)]
 
 
 def shards(reading: Reading) -> str:
@@ -351,14 +353,36 @@ def shards(reading: Reading) -> str:
     rows = []
     for params, figures in reading.shards().items():
         ways = figures["contenders"]
-        row = [f"{params}"]
-        for name in (*STEPS_OF_PARTS, *CLIPS_OF_PARTS):
-            row.append(f"{1e3 * ways[name]['p50']:.2f}" if name in ways else NOTHING)
-        own, clip = (ways[name]["launches"] for name in (OWN, "fuseopt, clip"))
-        rows.append([*row, f"{own} and {clip}"])
+        launches = [ways[x].get("launches") for x in (OWN, "fuseopt, clip")]
+        steps = [*STEPS_OF_PARTS, *CLIPS_OF_PARTS]
+        rows.append(
+            [f"{params}", *_least(ways, steps), " and ".join(map(str, launches))]
+        )
     header = ["DTensors", "eager for-loop", "eager foreach", "torch fused", "Inductor"]
     header += ["fuseopt", "fuseopt, plain tensors", "clip, torch", "clip, fuseopt"]
     return table([*header, "launches"], rows)
+
+
+def shard_tails(reading: Reading) -> str:
+    """A clip and a step of DTensors together, and LAMB's step."""
+    rows = []
+    for params, figures in reading.shards().items():
+        ways = figures["contenders"]
+        if TAILS_OF_PARTS[-1] not in ways:
+            continue
+        launches = [ways[x]["launches"] for x in ("fuseopt, tail", "fuseopt, wholes")]
+        every = [*TAILS_OF_PARTS, *WHOLES_OF_PARTS]
+        rows.append(
+            [f"{params}", *_least(ways, every), " and ".join(map(str, launches))]
+        )
+    header = ["DTensors", "eager for-loop", "eager foreach", "torch fused", "Inductor"]
+    header += ["fuseopt.tail", "LAMB, eager", "LAMB, fuseopt", "launches"]
+    return table(header, rows) if rows else ""
+
+
+def _least(ways: Figures, names: Sequence[str]) -> list[str]:
+    """Milliseconds of the fastest tenth of each way's turns."""
+    return [f"{1e3 * ways[x]['p10']:.2f}" if x in ways else NOTHING for x in names]
 
 
 # ---------------------------------------------------------------- training

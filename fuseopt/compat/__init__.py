@@ -90,6 +90,7 @@ from .symbols import (
     TraceAgain,
     can_stay_symbolic,
     has_symbols,
+    hint_of,
     plainly,
     symbol_sources,
 )
@@ -176,6 +177,7 @@ __all__ = [
     "has_step_hooks",
     "has_stepped",
     "has_symbols",
+    "hint_of",
     "in_place",
     "initialize",
     "is_collective",

@@ -102,8 +102,11 @@ def _under_way() -> Any:
 
 
 def is_wrapper(kind: type) -> bool:
-    """Does a class of tensors hand calls on to the parts that it holds?"""
-    return kind is dtensor_type() or kind is _under_way()
+    """Does a class of tensors hand calls on to others that it holds, and say which?
+
+    Relies on the two methods by which torch.compile knows such a class.
+    """
+    return all(hasattr(kind, f"__tensor_{x}__") for x in ("flatten", "unflatten"))
 
 
 COLLECTIVES = "_c10d_functional"

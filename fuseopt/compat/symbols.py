@@ -319,3 +319,14 @@ def _trace_again(backend: Callable[..., Any]) -> None:
             tracing.symbols = before
 
     converter._compile = traced
+
+
+def hint_of(x: Any) -> Any:
+    """What a number is that stands for those of all calls; any other value as it is.
+
+    Relies on the `hint` of a symbolic node; without it, the answer is 1.
+    """
+    if isinstance(x, (torch.SymInt, torch.SymFloat)):
+        hint = getattr(x.node, "hint", None)
+        return (1.0 if isinstance(x, torch.SymFloat) else 1) if hint is None else hint
+    return x

@@ -25,6 +25,7 @@ from ..runtime.step import CompiledStep
 from . import internal_errors, pipeline
 from .partition import Part, decide, join
 from .report import PartReport, Report
+from .see_through import SeenThrough, holds_wrappers
 from .session import session
 from .timing import Clock
 
@@ -72,8 +73,15 @@ def _update(
         report.parts = list(parts)
         session.reports.append(report)
 
+    def refused(error: CaptureError, args: Sequence[Any]) -> Callable[..., Any]:
+        _warn_of(error, config)
+        return _fall_back(gm, args, config, str(error), True, parts)
+
     verify = functools.partial(_verified, gm) if config.verify else None
     try:
+        if holds_wrappers(gm, args):
+            within = functools.partial(_update, config=config, parts=parts)
+            return SeenThrough(gm, args, within, refused)
         plan = pipeline.replanner(gm, config, tell, clock)
         program = plan(args)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
@@ -81,8 +89,7 @@ def _update(
     except CaptureError as error:
         if compat.has_symbols() and not isinstance(error, EagerOnly):
             raise compat.TraceAgain(str(error)) from error
-        _warn_of(error, config)
-        return _fall_back(gm, args, config, str(error), True, parts)
+        return refused(error, args)
     except CannotBuild as error:
         eager = _fall_back(gm, args, config, str(error), True, parts)
         _tell_of_eager(error)

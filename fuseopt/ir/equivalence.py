@@ -96,8 +96,12 @@ class _Memory:
         self.base = [terms.make("entry", b) for b in range(len(graph.buffers))]
         self.layers: dict[int, list[tuple[int, int]]] = {}
         self.arena = _Arena(graph, offsets)
+        # of no bytes nothing is lost
+        places = self.arena.places
         self.placed = {
-            b: x.storage for b, x in enumerate(graph.buffers) if x.storage in offsets
+            b: x.storage
+            for b, x in enumerate(graph.buffers)
+            if x.storage in places and places[x.storage][0] < places[x.storage][1]
         }
 
     def read(self, b: int) -> int:

@@ -186,7 +186,8 @@ class Extern(NamedTuple):
     """An ATen call that runs as it is. `payload` finds the call in capture's side
     table.
 
-    `ordered` calls keep their order among each other (they share a random generator).
+    `ordered` calls keep their order among each other (they share a random generator, or
+    tell other processes something).
     """
 
     name: str

@@ -239,8 +239,19 @@ class Isolated:
         return self._as_it_is(optimizer, args, kwargs)
 
     def _on_shards(self, optimizer: Optimizer) -> Any:
-        done, why = self.shards.step(optimizer, self._lead)
-        return None if done else self._eager((optimizer,), {}, why)
+        shards, whole = self.shards, self.whole
+        done, why = shards.step(optimizer, self._lead)
+        if done:
+            return None
+        if why and shards.treats_tensors_alone and not whole.why:
+            # DTensor itself says what is done to parts, and what processes are told
+            backend = functools.partial(self._whole, why)
+            done, result = whole.step(optimizer, backend, self._all)
+            if done:
+                return result
+        if why and whole.why and shards.treats_tensors_alone:
+            why = f"{why}; nor can all lanes be traced: {whole.why}"
+        return self._eager((optimizer,), {}, why)
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
         """Run a step of DTensors in eager, and report the reason, unless it is ""."""
@@ -324,9 +335,9 @@ class Isolated:
             write(shadow.writes())
             shadow.settle()
 
-    def _whole(self) -> Callable[..., Any]:
+    def _whole(self, why: str = "") -> Callable[..., Any]:
         """The backend of a step that is traced whole; Reports get the reason."""
-        why = self.representatives.why
+        why = why or self.representatives.why
         if not why:
             return BACKEND
 

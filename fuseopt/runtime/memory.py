@@ -152,13 +152,15 @@ class Memory:
         """Take copies of other tensors for some buffers; copies share memory where the
         originals do.
         """
-        storages: dict[int, torch.Tensor] = {}
+        storages: dict[Any, torch.Tensor] = {}
         for b, t in originals.items():
             storage = t.untyped_storage()
-            if storage.data_ptr() not in storages:
+            # storages without bytes have one address on all devices
+            place = t.device, storage.data_ptr()
+            if place not in storages:
                 whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(storage)
-                storages[storage.data_ptr()] = whole.clone()
-            copy = storages[storage.data_ptr()].untyped_storage()
+                storages[place] = whole.clone()
+            copy = storages[place].untyped_storage()
             view = torch.empty(0, dtype=t.dtype, device=t.device)
             geometry = (t.storage_offset(), t.shape, t.stride())
             self._made[b] = view.set_(copy, *geometry)

@@ -19,12 +19,15 @@ from torch.optim import Optimizer
 from .. import compat
 from ..compiler.code_paths import every_code, is_known
 from ..compiler.internal_errors import OUT_OF_MEMORY
+from ..compiler.see_through import SeenThrough
 from ..errors import FuseoptError
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
 from .lanes import Unlike
 from .optimizer import Shadow
 
+#: What may wait with its launches until a step ends.
+STEPS = (CompiledStep, SeenThrough)
 #: Instructions on an attribute of the object that was loaded before them.
 TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
 #: Functions that use no more of an object than its attributes and its class.
@@ -70,17 +73,20 @@ def _attributes_alone(code: types.CodeType, self_name: str = "") -> bool:
     before = ["", ""]
     for now, after in zip(steps, [*steps[1:], steps[-1]], strict=True):
         loads = now.opname in LOADS or now.opname.startswith("LOAD_FAST")
-        if loads and self_name and self_name in (now.argval, *_names(now.argval)):
+        names = _names(now.argval)
+        if loads and self_name and self_name in names:
             is_asked = before[-1] in ASKS or before[-2] == "super"
-            if after.opname not in TAKES and not is_asked:
+            # of two variables the attribute is the second one's
+            is_taken = after.opname in TAKES and self_name not in names[:-1]
+            if not is_taken and not is_asked:
                 return False
         before.append(now.argval if now.opname == "LOAD_GLOBAL" else "")
     return True
 
 
 def _names(x: Any) -> tuple[Any, ...]:
-    """The variables of an instruction that loads two."""
-    return x if isinstance(x, tuple) else ()
+    """The variables that an instruction loads: one, or from Python 3.13 on two."""
+    return x if isinstance(x, tuple) else (x,)
 
 
 class Whole:
@@ -94,7 +100,7 @@ class Whole:
         self.shadow: Shadow | None = None
         self.compiled: Callable[..., Any] | None = None
         self.pending = Pending()
-        self.steps: list[CompiledStep] = []
+        self.steps: list[CompiledStep | SeenThrough] = []
         #: did the last call compile nothing?
         self.quiet = False
         # did the last call end normally? Did the one before it compile nothing?
@@ -117,7 +123,7 @@ class Whole:
             self = owner()
             if self is not None:
                 self.quiet = False
-                if isinstance(step, CompiledStep) and step.put_off_to(self.pending):
+                if isinstance(step, STEPS) and step.put_off_to(self.pending):
                     self.steps.append(step)
             return step
 

@@ -16,9 +16,12 @@ from torch.optim import Optimizer
 
 from ..compiler.report import Report
 from ..replicate.driver import Representatives
+from ..replicate.rehearsal import beyond
 from ..runtime.guards.given import Misfit
 from ..shadow.lanes import Unlike
+from ..uniformity import prove
 from .local import LocalOptimizer, is_spread, placed
+from .needs import op_of_wholes
 
 
 class Shards:
@@ -33,6 +36,11 @@ class Shards:
         self.local: LocalOptimizer | None = None
         self.few: Representatives | None = None
         self.spread = self.asked = False
+        #: why not, for good, and the op that needs whole tensors
+        self.why = ""
+        #: then: is it proven of the code that it does no more than call ATen, and asks
+        #: of tensors no more than sizes?
+        self.treats_tensors_alone = False
 
     def release(self) -> None:
         """Keep nothing of the optimizer."""
@@ -62,7 +70,7 @@ class Shards:
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> tuple[bool, str]:
         if self.few is not None and self.few.why:
-            return False, self.few.why
+            return False, self.why or self.few.why
         try:
             local = self.local = self.local or LocalOptimizer(optimizer)
             try:
@@ -73,13 +81,27 @@ class Shards:
                 if few.why:  # as options say
                     return False, few.why
                 done = few.step(local.itself, make, local.given)
+                if not done:
+                    self._learn_why(local, few)
             finally:
                 local.given.drop()
         except (Unlike, Misfit) as error:
             return False, str(error)
         if done:
             local.settle()
-        return done, "" if done else few.why
+        return done, "" if done else self.why
+
+    def _learn_why(self, local: LocalOptimizer, few: Representatives) -> None:
+        """Why a step needs more than parts, with the op, if there is one."""
+        self.why = few.why
+        if not few.why:
+            return
+        if "needs whole tensors" not in few.why:
+            local.given.put()
+            op = op_of_wholes(self.function, local.itself)
+            self.why += f"; {beyond(op)}" if op else ""
+        proof = prove(self.function, local.itself)
+        self.treats_tensors_alone = not (proof.why or proof.classes)
 
     def _led(self, local: LocalOptimizer) -> Representatives:
         given = self.function, self.options, self.told

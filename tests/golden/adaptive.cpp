@@ -720,6 +720,17 @@ static void span1(const Table& t, int64_t lane, int64_t begin, int64_t end) {
 // Elements per chunk: small enough to balance, large enough to amortise its start.
 static const int64_t CHUNK = 16384;
 
+// How many threads some variants are worth: one, if others would wait longer for one
+// another than it takes.
+static inline int64_t useful(const Table* tables, int from, int to, int64_t threads) {
+  int64_t lanes = 0, elements = 0;
+  for (int v = from; v < to; ++v) {
+    lanes += tables[v].lanes;
+    elements += tables[v].start[tables[v].lanes];
+  }
+  return elements < 2 * CHUNK && lanes < 4096 ? 1 : threads;
+}
+
 static inline int64_t lane_at(const Table& t, int64_t element) {
   int64_t low = 0, high = t.lanes;
   while (high - low > 1) {
@@ -747,12 +758,7 @@ static inline void run_chunk(const Table& t, int64_t chunk) {
 }
 
 extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
-  int64_t lanes = 0, elements = 0;
-  for (int v = 0; v < 2; ++v) {
-    lanes += tables[v].lanes;
-    elements += tables[v].start[tables[v].lanes];
-  }
-  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;
+  threads = useful(tables, 0, 2, threads);
   #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     Lane0 last0 = {};

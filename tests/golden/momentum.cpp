@@ -348,14 +348,6 @@ template <int SLOTS> struct Walk {
   }
 };
 
-static void lane0(const Table& t, int64_t lane) {
-  const bool TAIL = true;  // one element is never a vector
-  (void)TAIL;
-  const double* __restrict__ scalars = t.rows + t.row[lane] * 2;
-  const float x0 = (float)scalars[0];
-  const float x1 = (float)scalars[1];
-}
-
 template <bool TAIL>
 static void row0(const Table& t, int64_t lane, int64_t count, float* __restrict__ p0, float* __restrict__ p1, float* __restrict__ p2) {
   const double* __restrict__ scalars = t.rows + t.row[lane] * 2;
@@ -408,6 +400,17 @@ static void span0(const Table& t, int64_t lane, int64_t begin, int64_t end) {
 // Elements per chunk: small enough to balance, large enough to amortise its start.
 static const int64_t CHUNK = 16384;
 
+// How many threads some variants are worth: one, if others would wait longer for one
+// another than it takes.
+static inline int64_t useful(const Table* tables, int from, int to, int64_t threads) {
+  int64_t lanes = 0, elements = 0;
+  for (int v = from; v < to; ++v) {
+    lanes += tables[v].lanes;
+    elements += tables[v].start[tables[v].lanes];
+  }
+  return elements < 2 * CHUNK && lanes < 4096 ? 1 : threads;
+}
+
 static inline int64_t lane_at(const Table& t, int64_t element) {
   int64_t low = 0, high = t.lanes;
   while (high - low > 1) {
@@ -435,18 +438,9 @@ static inline void run_chunk(const Table& t, int64_t chunk) {
 }
 
 extern "C" void fuseopt_step(const Table* tables, int64_t threads) {
-  int64_t lanes = 0, elements = 0;
-  for (int v = 0; v < 1; ++v) {
-    lanes += tables[v].lanes;
-    elements += tables[v].start[tables[v].lanes];
-  }
-  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;
+  threads = useful(tables, 0, 1, threads);
   #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    #pragma omp for schedule(static) nowait
-    for (int64_t lane = 0; lane < tables[0].lanes; ++lane)
-      lane0(tables[0], lane);
-    #pragma omp barrier
     {
     int64_t chunks[2] = {0};
     chunks[1] = chunks[0] + chunks_of(tables[0]);

@@ -307,6 +307,41 @@ def test_nan_and_infinity_spread() -> None:
         check(lines(0), torch.zeros(()), x)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_a_nan_wherever_it_lies(dtype: torch.dtype) -> None:
+    """The largest is looked for among many at a time, where none of them is a NaN."""
+    tensors = []
+    for k, value in enumerate((float("nan"), float("inf"), -float("inf"))):
+        for place in (0, 7, 63, 64, 128, 299):
+            x = torch.randn(300, generator=torch.Generator().manual_seed(k)).to(dtype)
+            x[place] = value
+            x[place - 5] = value
+            tensors.append(x)
+
+    def step(count: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+        count.add_(1)
+        infinity = float("inf")
+        each = [(x.amax(), x.amin(), x.norm(infinity), x.norm(-infinity)) for x in xs]
+        return tuple(r for results in each for r in results)
+
+    check(step, torch.zeros(()), *tensors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_lanes_about_as_long_as_a_block(dtype: torch.dtype) -> None:
+    """One that is no longer than a block of 128 elements is folded at once."""
+    generator = torch.Generator().manual_seed(5)
+    sizes = (2, 8, 31, 64, 127, 128, 129, 256, 257)
+    tensors = [torch.randn(n, generator=generator).to(dtype) for n in sizes]
+
+    def step(count: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+        count.add_(1)
+        each = [(x.sum(), x.norm(), x.amax(), (x * 3).norm(1)) for x in xs]
+        return tuple(r for results in each for r in results)
+
+    check(step, torch.zeros(()), *tensors)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
 def test_sums_in_another_order_are_close(dtype: torch.dtype) -> None:
     """What docs/numerics.md names, within its bound."""

@@ -43,6 +43,18 @@ def torchs_clip_elsewhere(kind: str, name: str, way: str = WAY) -> None:
     assert (len(fuseopt.reports()) > first) == ours
 
 
+def eager_elsewhere(kind: str, name: str, way: str = WAY) -> None:
+    """The last process steps in eager: it is told what it is told by others like it."""
+    torch._dynamo.reset()
+    _, want = trained(kind, name, "")
+    eager, first = dist.get_rank() == dist.get_world_size() - 1, len(fuseopt.reports())
+    _, got = trained(kind, name, "" if eager else way)
+    assert_same(got, want)
+    reports = fuseopt.reports()[first:]
+    assert bool(reports) != eager
+    assert not any(r.fallback for r in reports), [str(r) for r in reports]
+
+
 def raises_elsewhere(kind: str, name: str, at: str, way: str = WAY) -> NoReturn:
     """The last process raises before the collective of a clip, after so many steps, or
     has no gradients then (`at` is "none") and ends: others raise there.

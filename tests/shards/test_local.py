@@ -43,7 +43,7 @@ def test_torch(
 
 
 #: Of those, what keeps a step from the shards.
-EAGER = {"AggMo": "differs between lanes", "FTRL": "it reads sizes"}
+EAGER = {"AggMo": "differs between lanes"}
 QUICK = ("Lion", "AggMo", "FTRL", "QHAdam")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests import ROOT
 from tests.shards.models import NO_LISTS
-from tests.shards.training import LISTS, OPTIMIZERS
+from tests.shards.training import LISTS, NORMS, OPTIMIZERS
 
 #: Seconds after which the processes of a group are ended.
 LIMIT = 240
@@ -70,6 +70,22 @@ def test_clip_of_parts_of_every_kind(tmp_path: Path, world: int) -> None:
     together(cases, tmp_path, world)
 
 
+def test_steps_of_whole_tensors(tmp_path: Path) -> None:
+    """Norms of parameters, in each process, and in all but one, which is eager."""
+    together(["/FSDP2/LAMB", "eager elsewhere/FSDP2/LAMB"], tmp_path)
+
+
+@pytest.mark.slow
+def test_steps_of_whole_tensors_beside_eagers(tmp_path: Path) -> None:
+    """What is told, and in which order, is eager's; four numbers may be added up in
+    several orders, which give other bits.
+    """
+    cases = [f"eager elsewhere/{kind}/LAMB" for kind in ("FSDP2", "2-D, every layer")]
+    cases += ["eager elsewhere/HSDP/MARS", "eager elsewhere/TP, every layer/LARS"]
+    cases += ["eager elsewhere/FSDP2/NovoGrad", "tail/FSDP2/LARS", "/2-D/NovoGrad"]
+    together(cases, tmp_path, 4)
+
+
 def test_tails(tmp_path: Path) -> None:
     """In each process, and in one of them."""
     together(["tail/FSDP2/AdamW", "tail/FSDP2/SGD/torch"], tmp_path)
@@ -93,7 +109,7 @@ OF_TWO = ["HSDP", "2-D", "2-D, every layer"]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [x for x in OPTIMIZERS if x not in NORMS])
 @pytest.mark.slow
 def test_every_kind(tmp_path: Path, name: str, world: int) -> None:
     cases = []

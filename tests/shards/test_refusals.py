@@ -175,35 +175,30 @@ class OwnSum(Step):
         state["n"] = p.grad.sum()
 
 
-KINDS = [
-    *(Numel, Shape, Length, Rows, Narrow, Transposed, Flat, Norm, Mean, Total, Most),
-    *(Later, Sums, Softmax, IsDTensor, TypeIs, HasPart, OnPart, OfWhole, Initial),
-    OwnSum,
-]
+REFUSED = [Total, IsDTensor, TypeIs, HasPart, OnPart]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
-def test_a_step_of_whole_tensors_runs_in_eager(mesh: DeviceMesh, kind: Any) -> None:
-    n = 1 if kind in (Flat, Most) else 5  # eager fails at uneven and empty parts
-    told = compared(lambda ps: kind(ps), mesh, n, WAYS[0])
-    assert len(told) == 1
-    assert "eager: its parameters are DTensors, and " in told[0]
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_asks_for_more_than_sizes_runs_in_eager(
+    mesh: DeviceMesh, way: str, kind: Any
+) -> None:
+    (told,) = compared(lambda ps: kind(ps), mesh, 5, way)
+    assert "eager: its parameters are DTensors, and " in told
+    assert "(placed as S(0) or S(1) or R)" in told
 
 
-@pytest.mark.parametrize("kind", [Norm, Numel, Later])
-def test_of_many_parameters_as_well(mesh: DeviceMesh, kind: Any) -> None:
-    told = compared(lambda ps: kind(ps), mesh, 20, WAYS[1])
-    assert len(told) == 1
-
-
-def test_the_op_is_named(mesh: DeviceMesh) -> None:
-    (told,) = compared(lambda ps: Sums(ps), mesh, 5, WAYS[0])
-    assert "aten.cumsum.default needs whole tensors" in told
+def test_the_op_and_the_placement_are_named(mesh: DeviceMesh) -> None:
+    """Though the step is refused for another reason first."""
+    (told,) = compared(lambda ps: Total(ps), mesh, 5, WAYS[0])
+    assert "it goes a way that contents of a tensor choose: p.grad.sum().item()" in told
+    assert "aten.sum.default needs whole tensors" in told
+    assert "(placed as S(0) or S(1) or R)" in told
 
 
 def test_an_error_where_no_fallback_is_wanted(mesh: DeviceMesh) -> None:
     params = parameters(mesh, 5)
-    optimizer = Norm(params)
+    optimizer = Total(params)
     fuseopt.compile(optimizer, fallback="error")
     give(params, torch.Generator())
     with pytest.raises(fuseopt.errors.CaptureError, match="DTensors"):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 import fuseopt
-from tests.papers import LAMB, Lion, Yogi
+from tests.papers import LAMB, LARS, MARS, Lion, NovoGrad, Yogi
 from tests.shards.models import MODELS, PLAIN, model
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -21,9 +21,14 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "Yogi": lambda ps: Yogi(ps, lr=0.1),
     "Adafactor": lambda ps: Adafactor(ps, lr=0.1),
     "LAMB": lambda ps: LAMB(ps, lr=0.1),
+    "LARS": lambda ps: LARS(ps, lr=0.1),
+    "MARS": lambda ps: MARS(ps, lr=0.1),
+    "NovoGrad": lambda ps: NovoGrad(ps, lr=0.1),
 }
 #: What these do to a tensor is more than treating each element alike.
-OF_WHOLES = ("Adafactor", "LAMB")
+OF_WHOLES = ("Adafactor", "LAMB", "LARS", "MARS", "NovoGrad")
+#: As in LAMB, it is norms of each.
+NORMS = ("LARS", "MARS", "NovoGrad")
 #: These have their steps in the form of lists.
 LISTS = ("Adam",)
 Clip = Callable[..., Any]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...compat import is_collective
 from ...errors import CaptureError
 from ...ir.graph import Extern
 from ..scalars.device import Computed, NumberRef
@@ -124,7 +125,7 @@ class Externs(Pointwise):
                 payload,
                 reason,
                 self.line,
-                schema.seeded,
+                schema.seeded or is_collective(func),
             )
         )
         return out

@@ -31,6 +31,7 @@ def fold_lanes(p: Folded) -> list[str]:
         "};",
         *_feed(p, whole),
         *_range(p),
+        *_block(p),
         f"static void fold{n}(const Table& t, int64_t lane, int64_t item) {{",
         "  const int64_t all = t.start[lane + 1] - t.start[lane];",
         f"  if (item >= {parts}) return;",
@@ -40,6 +41,10 @@ def fold_lanes(p: Folded) -> list[str]:
             else ("  const int64_t part = eager_part(all, t.threads);",)
         ),
         f"  Folds{n} f;",
+        "  if (all > 0 && all <= BLOCK && t.strided[lane] < 0) {",
+        f"    block{n}(t, lane, all, f);",
+        "    return;",
+        "  }",
         f"  range{n}(t, lane, {begin}, {end}, f, 0, 0);",
         "}",
     ]
@@ -130,6 +135,24 @@ def _range(p: Folded) -> list[str]:
         f"    feed{n}(t, lane, from, e, f{''.join(p.each(', y{k}'))});",
         "  }",
         "  if (turns) turns->pass(ticket);",
+        "}",
+    ]
+
+
+def _block(p: Folded) -> list[str]:
+    """A lane of neighbours that are no more than a block: one part, one run."""
+    n, count = p.n, len(p.folds)
+    given = "".join(f", p{x.slot}" for x in p.slots)
+    given += "".join(p.each(", y{k}"))
+    return [
+        f"static void block{n}(const Table& t, int64_t lane, int64_t all, "
+        f"Folds{n}& f) {{",
+        *(f"  {p.w.pointer(x.slot)}" for x in p.slots),
+        *(f"  {x}" for x in p.each("alignas(64) {kind} y{k}[BLOCK];")),
+        f"  piece{n}(t, lane, 0, all{given});",
+        f"  uint64_t* parts = t.partials + lane * t.threads * {count};",
+        *p.each("  f.f{k}.open(), f.f{k}.next(all, true), f.f{k}.feed(y{k}, all);"),
+        *p.each("  parts[{k}] = pack(f.f{k}.close());"),
         "}",
     ]
 

@@ -17,7 +17,7 @@ from ..optable import NARROW
 from ..target import Source, Target, layout
 from .headers import header
 from .reduce import in_one_thread, least_to_share, reduce
-from .variant import Function, has_elements, remembers
+from .variant import Function, has_elements, has_lane_phase, remembers
 
 #: Else GCC takes a float that becomes an integer and a float again for `trunc`, which
 #: keeps the sign of zero, and numbers that no integer holds.
@@ -39,12 +39,13 @@ def _main(kernel: Kernel) -> list[str]:
     n, last = len(kernel.every), len(kernel.variants) + len(kernel.finish)
     lines = [
         'extern "C" void fuseopt_step(const Table* tables, int64_t threads) {',
-        "  int64_t lanes = 0, elements = 0;",
-        f"  for (int v = 0; v < {n}; ++v) {{",
-        "    lanes += tables[v].lanes;",
-        "    elements += tables[v].start[tables[v].lanes];",
-        "  }",
-        "  if (elements < 2 * CHUNK && lanes < 4096) threads = 1;",
+        f"  threads = useful(tables, 0, {n}, threads);",
+        *(
+            # OpenMP is asked for each, which one thread need not do
+            ("  const int64_t grain = threads > 1 ? 1 : 1 << 30;",)
+            if any(variant.reduction for variant in kernel.every)
+            else ()
+        ),
         *(
             f"  Turns turns{v} = {{0, 0}}; Folds{v} folds{v};"
             for v, variant in enumerate(kernel.every)
@@ -61,8 +62,14 @@ def _main(kernel: Kernel) -> list[str]:
         *_run(kernel, range(len(kernel.variants))),
     ]
     if kernel.finish:
-        lines.append("    #pragma omp barrier")
-        lines += _run(kernel, range(len(kernel.variants), last))
+        first = len(kernel.variants)
+        lines += [
+            "  }",
+            f"  threads = useful(tables, {first}, {last}, threads);",
+            "  #pragma omp parallel num_threads(threads) if (threads > 1)",
+            "  {",
+            *_run(kernel, range(first, last)),
+        ]
     return [*lines, "  }", "}"]
 
 
@@ -75,7 +82,8 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
     plain = [v for v in numbers if not variants[v].reduction]
     folding = [v for v in numbers if variants[v].reduction]
     lines = []
-    for v in numbers:
+    beginning = [v for v in numbers if has_lane_phase(variants[v])]
+    for v in beginning:
         last = f", last{v}" if remembers(variants[v]) else ""
         if last:
             lines.append(f"    Lane{v} last{v} = {{}};")
@@ -84,7 +92,8 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
             f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
             f"      lane{v}(tables[{v}], lane{last});",
         ]
-    lines.append("    #pragma omp barrier")
+    if beginning:
+        lines.append("    #pragma omp barrier")
     for v in folding:
         full = variants[v].reduction == "full"
         if full and in_one_thread(variants[v]):
@@ -92,13 +101,13 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
             lines += [
                 f"    fold_shared<Folds{v}, range{v}>(",
                 f"        tables[{v}], {least}, turns{v}, folds{v});",
-                "    #pragma omp for schedule(dynamic, 1) nowait",
+                "    #pragma omp for schedule(dynamic, grain) nowait",
                 f"    for (int64_t lane = 0; lane < tables[{v}].lanes; ++lane)",
                 f"      fold_lane<fold{v}>(tables[{v}], lane, {least});",
             ]
             continue
         lines += [
-            "    #pragma omp for schedule(dynamic, 1) nowait",
+            "    #pragma omp for schedule(dynamic, grain) nowait",
             f"    for (int64_t k = 0; k < shares(tables[{v}]); ++k)",
             f"      fold_{'part' if full else 'items'}<fold{v}>(tables[{v}], k);",
         ]
@@ -165,7 +174,8 @@ class CppTarget(Target):
                 if variant.reduction
                 else writer.element()
             )
-            parts.append("\n".join([*writer.lane(), "", *element, ""]))
+            lane = [*writer.lane(), ""] if has_lane_phase(variant) else []
+            parts.append("\n".join([*lane, *element, ""]))
         parts.append(header("driver"))
         parts.append("\n".join([*_main(kernel), ""]))
         text = "\n".join(parts)

@@ -12,6 +12,7 @@ from .. import optable
 from ..optable import CPP_STORAGE as STORAGE
 from ..optable import CPP_TYPES as REGISTER
 from ..optable import LIBRARY
+from ..target import lane_values
 from .instructions import Instructions
 from .loop import loop
 from .walk import Walked, gathers, rooms, scatters
@@ -21,6 +22,12 @@ def remembers(variant: Variant) -> bool:
     """Does lane code compute enough to ask whether the lane before did the same?"""
     free = ("scalar", "const", "tail", "load")
     return any(variant.instrs[i].op not in free for i in variant.lane_code)
+
+
+def has_lane_phase(variant: Variant) -> bool:
+    """Does lane code leave anything: numbers for elements, or what it stores?"""
+    stores = any(variant.slots[s].domain == "lane" for _, s in variant.stores)
+    return stores or bool(lane_values(variant))
 
 
 def has_elements(variant: Variant) -> bool:

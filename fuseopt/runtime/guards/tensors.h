@@ -335,15 +335,17 @@ extern "C" int64_t fuseopt_follow(const Followed* w, void* list) {
     k->seen[i * OWNER] = ~0ull;  // not known until it is looked at
     k->pool[i] = k->addresses[i] = now;
   }
+  bool failed = false;
   for (int64_t i = w->own, at = 0; at < w->fresh; ++i, ++at) {
     void* address = 0;
     k->tensors[i] = (char*)PyList_GetItem(list, at) + f->handle;
-    if (f->data(k->tensors[i], &address)) return UNASKED;
+    if (f->data(k->tensors[i], &address)) failed = true;
     k->seen[i * OWNER] = ~0ull;
     k->pool[i] = k->addresses[i] = k->now[i] = (uint64_t)address;
   }
   for (const int64_t* v = k->views; v < k->views + 3 * k->n_views; v += 3)
     k->pool[v[0]] = k->pool[v[1]] + v[2];
+  if (failed) return UNASKED;  // addresses and those of views agree
   for (int64_t i = 0; i < w->others; ++i)
     k->tensors[w->rest + i] = (char*)PyList_GetItem(list, w->fresh + i) + f->handle;
   for (int64_t i = 0; i < w->others && !k->found; ++i) note(f, k, w->rest + i);

@@ -1,6 +1,17 @@
 // Elements per chunk: small enough to balance, large enough to amortise its start.
 static const int64_t CHUNK = 16384;
 
+// How many threads some variants are worth: one, if others would wait longer for one
+// another than it takes.
+static inline int64_t useful(const Table* tables, int from, int to, int64_t threads) {
+  int64_t lanes = 0, elements = 0;
+  for (int v = from; v < to; ++v) {
+    lanes += tables[v].lanes;
+    elements += tables[v].start[tables[v].lanes];
+  }
+  return elements < 2 * CHUNK && lanes < 4096 ? 1 : threads;
+}
+
 static inline int64_t lane_at(const Table& t, int64_t element) {
   int64_t low = 0, high = t.lanes;
   while (high - low > 1) {

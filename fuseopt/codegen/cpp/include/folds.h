@@ -194,20 +194,31 @@ template <class T, int FROM> struct SquaresRun {
     started = true, wide = dense && FROM != FROM_F16;
     for (int k = 0; k < W; ++k) lanes[k] = 0;
   }
-  void load(const T* x) {
-    for (int e = 0; e < E; e += W)
-      for (int k = 0; k < W; ++k) lanes[k] += x[e + k] * x[e + k];
+  // n numbers, of which E are one load. In a register: for all that a compiler knows,
+  // x may lie in the lanes, which it then writes and reads again at each load.
+  void load(const T* x, int64_t n) {
+    typedef T Register __attribute__((vector_size(REGISTER)));
+    Register sums, own;
+    __builtin_memcpy(&sums, lanes, sizeof sums);
+    for (const T* end = x + n; x < end; x += W) {
+      __builtin_memcpy(&own, x, sizeof own);
+      sums += own * own;
+    }
+    __builtin_memcpy(lanes, &sums, sizeof sums);
   }
   void feed(const T* x, int64_t n) {
     if (!wide) {
-      for (int64_t i = 0; i < n; ++i) total += x[i] * x[i];
+      T sum = total;
+      for (int64_t i = 0; i < n; ++i) sum += x[i] * x[i];
+      total = sum;
       return;
     }
     for (; n > 0 && count; --n) {
       held[count++] = *x++;
-      if (count == E) load(held), count = 0;
+      if (count == E) load(held, E), count = 0;
     }
-    for (; n >= E; x += E, n -= E) load(x);
+    const int64_t loads = n / E * E;
+    load(x, loads), x += loads, n -= loads;
     for (; n > 0; --n) held[count++] = *x++;
   }
   T close() {
@@ -232,7 +243,9 @@ template <class T> struct InOrderRun {
   void open() { total = 0; }
   void next(int64_t, bool) {}
   void feed(const T* x, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) total += x[i];
+    T sum = total;
+    for (int64_t i = 0; i < n; ++i) sum += x[i];
+    total = sum;
   }
   T close() { return total; }
 };
@@ -249,12 +262,37 @@ template <class T, bool LARGEST> struct ExtremeRun {
     for (int64_t i = 0; i < n; ++i) most = choose(most, x[i]);
     return choose(most, x[0]);
   }
+  // The first ones, up to where a NaN is near; how many. To ask what is best so far
+  // whether it is one takes longer than to compare it, and the next waits for that.
+  int64_t feed_numbers(const T* x, int64_t n) {
+    typedef T Best __attribute__((vector_size(8 * sizeof(T))));
+    Best most, own;
+    __builtin_memcpy(&most, best, sizeof most);
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+      Best now = most;
+      auto odd = most != most;
+      for (int k = 0; k < 64; k += 8) {
+        __builtin_memcpy(&own, x + i + k, sizeof own);
+        odd |= own != own;
+        now = LARGEST ? (now > own ? now : own) : (now < own ? now : own);
+      }
+      uint64_t words[sizeof(T)], found = 0;
+      __builtin_memcpy(words, &odd, sizeof words);
+      for (uint64_t word : words) found |= word;
+      if (found) break;
+      most = now;
+    }
+    __builtin_memcpy(best, &most, sizeof most);
+    return i;
+  }
   void feed(const T* x, int64_t n) {
     if (!any) {
       for (int k = 0; k < 8; ++k) best[k] = x[0];
       any = true;
     }
     int64_t i = 0;
+    if constexpr (T(0.5) > T(0)) i = feed_numbers(x, n);
     for (; i + 8 <= n; i += 8)
       for (int k = 0; k < 8; ++k) best[k] = choose(best[k], x[i + k]);
     for (; i < n; ++i) best[0] = choose(best[0], x[i]);

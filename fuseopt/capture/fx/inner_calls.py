@@ -1,0 +1,186 @@
+"""Calls that reach the tensors within wrappers, written down while a function runs.
+
+The function is given stand-ins: tensors of a class that holds others, of which those
+within have no contents. A mode below that class writes down the calls of ATen, and the
+collectives, that reach them, so that what is done to them, and in which order, is the
+class's own answer. Nothing is computed or sent meanwhile.
+
+Numbers that move from call to call have values here that nobody else has, by which
+they are found again.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...compat import is_collective, is_wait, is_wrapper, waiting
+from ...errors import EagerOnly
+from ..aten.externs import tensors_in
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor, by when it came to be."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that moves, by its place."""
+
+    index: int
+
+
+class InnerCall(NamedTuple):
+    """`func`: a call of ATen, or what makes a tensor of numbers, or a function or the
+    name of a method that makes the number with this place. `made`: results; `several`:
+    in a list.
+    """
+
+    func: Any
+    args: Any
+    kwargs: Any
+    made: tuple[int, ...] = ()
+    several: bool = False
+    number: int | None = None
+
+
+class InnerCalls(TorchDispatchMode):
+    """Writes down the calls that reach some tensors, or what was made of them.
+
+    A wrapper may compute what it needs to know on tensors of its own, of which none is
+    one of these. `numbers`: those that move, at their places.
+    """
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], numbers: Sequence[float] = ()
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive: list[torch.Tensor] = []
+        self.index: dict[int, int] = {}
+        self.numbers: dict[Any, int] = {}
+        self.values: list[Any] = []
+        self.calls: list[InnerCall] = []
+        for t in tensors:
+            self._add(t)
+        for x in numbers:
+            self.number(x)
+
+    def number(self, value: Any) -> int:
+        """The place of another number that moves."""
+        key = type(value), value
+        if key in self.numbers:
+            raise EagerOnly("two numbers of a step cannot be told apart")
+        self.numbers[key] = len(self.values)
+        self.values.append(value)
+        return self.numbers[key]
+
+    def _add(self, t: torch.Tensor) -> int:
+        self.index[id(t)] = len(self.alive)
+        self.alive.append(t)
+        return self.index[id(t)]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(map(is_wrapper, types)):
+            return NotImplemented
+        given = tensors_in((args, [*kwargs.values()]))
+        ours = [id(t) in self.index for t in given]
+        noted = None
+        if any(ours):
+            if not all(ours):
+                raise EagerOnly(f"{func} takes a tensor that the step was not given")
+            noted = self.noted(args), self.noted(kwargs)
+        out = func(*args, **kwargs)
+        if noted is None:
+            return out
+        results = tensors_in(out)
+        if is_wait(func):
+            # each collective is waited for where it is made
+            self.index[id(results[0])] = self.index[id(given[0])]
+            self.alive.append(results[0])
+        elif func._schema.is_mutable or results:
+            made = [self._add(t) for t in results if id(t) not in self.index]
+            if made and len(made) < len(results):
+                raise EagerOnly(f"{func} returns what it was given beside others")
+            several = isinstance(out, (list, tuple))
+            self.calls.append(InnerCall(func, *noted, tuple(made), several))
+        return out
+
+    def make(self, func: Any, args: Any, kwargs: Any, made: torch.Tensor) -> None:
+        """A tensor is made of numbers."""
+        self.calls.append(InnerCall(func, args, kwargs, (self._add(made),)))
+
+    def noted(self, x: Any) -> Any:
+        """A value, with places for tensors and for numbers that move."""
+        if isinstance(x, torch.Tensor):
+            return Ref(self.index[id(x)])
+        if isinstance(x, (int, float)) and (type(x), x) in self.numbers:
+            return Number(self.numbers[type(x), x])
+        if isinstance(x, (list, tuple)):
+            return type(x)(self.noted(y) for y in x)
+        if isinstance(x, dict):
+            return {k: self.noted(v) for k, v in x.items()}
+        return x
+
+    def graph(self, tensors: int, numbers: int) -> tuple[Graph, dict[int, Node]]:
+        """A graph of these calls, without an output, and the nodes of tensors.
+
+        It takes that many tensors, then so many numbers: the first of each.
+        """
+        graph = Graph()
+        nodes: dict[int, Node] = {}
+        scalars: dict[int, Node] = {}
+
+        def node_of(index: int, node: Node) -> Node:
+            nodes[index] = node
+            node.meta["example_value"] = self.alive[index]
+            return node
+
+        def mapped(x: Any) -> Any:
+            if isinstance(x, Ref):
+                return nodes[x.index]
+            if isinstance(x, Number):
+                return scalars[x.index]
+            if isinstance(x, (list, tuple)):
+                return type(x)(mapped(y) for y in x)
+            if isinstance(x, dict):
+                return {k: mapped(v) for k, v in x.items()}
+            return x
+
+        for i in range(tensors):
+            node_of(i, graph.placeholder(f"part{i}"))
+        for i in range(numbers):
+            scalars[i] = graph.placeholder(f"number{i}")
+        for call in self.calls:
+            args, kwargs = mapped(call.args), mapped(call.kwargs)
+            if isinstance(call.func, str):
+                node = graph.call_method(call.func, args, kwargs)
+            else:
+                node = graph.call_function(call.func, args, kwargs)
+            if call.number is not None:
+                scalars[call.number] = node
+            if not call.made:
+                continue
+            examples = [self.alive[i] for i in call.made]
+            node.meta["example_value"] = examples if call.several else examples[0]
+            if isinstance(call.func, OpOverload) and is_collective(call.func):
+                node = graph.call_function(waiting(), (node,))
+            if not call.several:
+                node_of(call.made[0], node)
+                continue
+            for k, index in enumerate(call.made):
+                node_of(index, graph.call_function(operator.getitem, (node, k)))
+        self.scalars = scalars
+        return graph, nodes

@@ -1,0 +1,421 @@
+"""A graph whose tensors are wrappers -> the graph of what it does to those within.
+
+Torch's contract of classes that torch.compile can look into is that what they do to the
+tensors within depends on these, but not on their contents, and on what the class says
+besides them. So the graph is run once, call by call, on stand-ins without contents, and
+the calls that reach the tensors within are the graph that is compiled
+(`capture/fx/inner_calls.py`). At each call the class, what it says, and the sizes must
+be those; else it is done anew.
+
+Numbers that move are found again by the values of others that stand for them, which
+differ from run to run: all must make the same calls. What does not keep to that is
+refused, and the step runs as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from .. import compat
+from ..capture.aten.externs import tensors_in
+from ..capture.aten.ops import op_info
+from ..capture.fx.inner_calls import InnerCall, InnerCalls, Number, Ref
+from ..capture.fx.inputs import static_tensors
+from ..capture.fx.patterns import restore
+from ..capture.fx.wrappers import Layout, layout_of, take
+from ..errors import EagerOnly, FuseoptError
+from ..runtime.commit import Pending
+from ..runtime.step import CompiledStep
+
+Run = Callable[..., Any]
+#: Functions that make a tensor of numbers alone.
+CREATIONS = (*compat.MAKE_TENSOR, torch.zeros, torch.ones, torch.full)
+#: How large numbers are that stand for others, in each run, and where they begin: what
+#: asks how large one is goes another way in one of these.
+SCALES = (
+    (1.0, 0.3819660112501051),
+    (-1e4, 0.2360679774997897),
+    (1e-6, 0.1458980337503),
+)
+#: Each is so much of this larger than the last one, but for what is whole of it.
+APART = 0.6180339887498949
+
+
+class _Kept(NamedTuple):
+    """A result that is what a call was given, by its place among tensors."""
+
+    place: int
+
+
+class _Made(NamedTuple):
+    """A result that is made: so many tensors within. `layout`: None for no wrapper."""
+
+    layout: Layout | None
+    tensors: int
+
+
+class _Inside(NamedTuple):
+    """A graph of tensors within, then numbers.
+
+    `written`: the places of wrappers that the graph changes; `results`: what the
+    graph's are made into, in the order of its outputs: None for one that is handed on.
+    """
+
+    gm: GraphModule
+    written: list[int]
+    results: Any
+
+
+def holds_wrappers(gm: GraphModule, args: Sequence[Any]) -> bool:
+    """Is a tensor of a graph one that says which others it holds?"""
+    return any(
+        compat.is_wrapper(type(t))
+        for t in [*static_tensors(gm).values(), *args]
+        if isinstance(t, torch.Tensor)
+    )
+
+
+class SeenThrough:
+    """A graph of wrappers, compiled for the tensors within.
+
+    `compile_(gm, args)` compiles that graph; `refused(error, args)` gives what runs
+    the first one where wrappers are others in a later call, which are refused. Raises
+    EagerOnly.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        args: Sequence[Any],
+        compile_: Callable[[GraphModule, Sequence[Any]], Run],
+        refused: Callable[[EagerOnly, Sequence[Any]], Run],
+    ) -> None:
+        self.gm = gm
+        self.compile, self.refused = compile_, refused
+        self.pending: Pending | None = None
+        self.places = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
+        self.others = [k for k, x in enumerate(args) if not isinstance(x, torch.Tensor)]
+        self._make(args)
+
+    def _make(self, args: Sequence[Any]) -> None:
+        try:
+            self._compile(args)
+        except EagerOnly as error:
+            tensors = self._tensors(args)
+            kinds = {type(t).__name__ for t in tensors if compat.is_wrapper(type(t))}
+            names = " and ".join(sorted(kinds))
+            raise EagerOnly(
+                f"it has tensors that stand for others ({names}), and {error}"
+            ) from error
+
+    def _tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        own = static_tensors(self.gm).values()
+        return [*own, *(args[k] for k in self.places)]
+
+    def _compile(self, args: Sequence[Any]) -> None:
+        tensors = self._tensors(args)
+        self.layouts = [*map(layout_of, tensors)]
+        self.inside = _inside(self.gm, tensors, self.layouts, self.places, args)
+        leaves = self._leaves(tensors)
+        assert leaves is not None
+        rest = [args[k] for k in self.others]
+        self.run = self.compile(self.inside.gm, [*leaves, *rest])
+        self._put_off()
+
+    def put_off_to(self, pending: Pending) -> bool:
+        """See CompiledStep."""
+        self.pending = pending
+        return self._put_off()
+
+    def _put_off(self) -> bool:
+        if self.pending is None or not isinstance(self.run, CompiledStep):
+            return False
+        return self.run.put_off_to(self.pending)
+
+    def forget(self) -> None:
+        """See CompiledStep."""
+        if isinstance(self.run, CompiledStep):
+            self.run.forget()
+
+    def _leaves(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The tensors within; None where wrappers are others."""
+        leaves: list[torch.Tensor] = []
+        for t, layout in zip(tensors, self.layouts, strict=True):
+            if not take(t, layout, leaves):
+                return None
+        return leaves
+
+    def __call__(self, *args: Any) -> Any:
+        tensors = self._tensors(args)
+        leaves = self._leaves(tensors)
+        if leaves is None:
+            try:
+                self._make(args)
+            except EagerOnly as error:
+                return self.refused(error, args)(*args)
+            leaves = self._leaves(tensors)
+            assert leaves is not None
+        made = iter(self.run(*leaves, *(args[k] for k in self.others)))
+        compat.bump_versions([tensors[k] for k in self.inside.written])
+
+        def result(x: Any) -> Any:
+            if isinstance(x, _Kept):
+                return tensors[x.place]
+            if isinstance(x, _Made):
+                if x.layout is None:
+                    return next(made)
+                return x.layout.make(lambda: next(made))
+            if isinstance(x, (list, tuple)):
+                return type(x)(map(result, x))
+            return next(made) if isinstance(x, Number) else x
+
+        return result(self.inside.results)
+
+
+def _inside(
+    gm: GraphModule,
+    tensors: Sequence[torch.Tensor],
+    layouts: Sequence[Layout | None],
+    places: Sequence[int],
+    args: Sequence[Any],
+) -> _Inside:
+    restore(gm)
+    runs = [_Run(gm, tensors, layouts, places, args, *x) for x in SCALES]
+    one = runs[0]
+    if any(
+        one.calls.calls != x.calls.calls or one.results != x.results for x in runs[1:]
+    ):
+        raise EagerOnly("what wrappers do to the tensors within depends on a number")
+    numbers = len(args) - len(places)
+    graph, nodes = one.calls.graph(one.given, numbers)
+    scalars = one.calls.scalars
+    graph.output(
+        tuple(
+            scalars[x.index] if isinstance(x, Number) else nodes[x.index]
+            for x in one.outputs
+        )
+    )
+    made = GraphModule(torch.nn.Module(), graph)
+    return _Inside(made, one.written, one.results)
+
+
+class _Run:
+    """One run of a graph on stand-ins.
+
+    `given`: how many tensors it was given, those within counted. `outputs`: what the
+    graph of these returns.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        tensors: Sequence[torch.Tensor],
+        layouts: Sequence[Layout | None],
+        places: Sequence[int],
+        args: Sequence[Any],
+        scale: float,
+        begin: float,
+    ) -> None:
+        self.scale, self.begin = scale, begin
+        self.mode = mode = compat.fake_mode()
+        leaves: list[torch.Tensor] = []
+        for t, layout in zip(tensors, layouts, strict=True):
+            take(t, layout, leaves)
+        hollow = [mode.from_tensor(t.detach()) for t in leaves]
+        if len({*map(id, hollow)}) < len(hollow):
+            raise EagerOnly("two wrappers hold the same tensor")
+        self.given = len(hollow)
+        following = iter(hollow)
+        self.stand_ins = [
+            next(following) if layout is None else layout.make(lambda: next(following))
+            for layout in layouts
+        ]
+        self.calls = InnerCalls(hollow)
+        self.same: dict[Any, int] = {}  # numbers made in one way, by what makes them
+        self.env: dict[Node, Any] = {}
+        #: of nodes that are numbers which move, and what these are at first
+        self.number_of: dict[Node, int] = {}
+        self.hints: dict[Node, Any] = {}
+        before = [t._version for t in self.stand_ins]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            self._enter(gm, places, args)
+            for node in gm.graph.nodes:
+                if node.op.startswith("call"):
+                    self._call(node)
+        self.written = [
+            k
+            for k, (t, version) in enumerate(zip(self.stand_ins, before, strict=True))
+            if layouts[k] is not None and t._version != version
+        ]
+        self._check(layouts, hollow)
+        self.outputs: list[Ref | Number] = []
+        (result,) = gm.graph.find_nodes(op="output")
+        self.results = self._result(result.args[0])
+
+    def _enter(
+        self, gm: GraphModule, places: Sequence[int], args: Sequence[Any]
+    ) -> None:
+        names = [*static_tensors(gm)]
+        statics = dict(zip(names, self.stand_ins, strict=False))
+        for node in gm.graph.find_nodes(op="get_attr"):
+            if str(node.target) not in statics:
+                raise EagerOnly(f"the graph has a {node.target} of its own")
+            self.env[node] = statics[str(node.target)]
+        at = {k: i + len(names) for i, k in enumerate(places)}
+        for k, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+            if k in at:
+                self.env[node] = self.stand_ins[at[k]]
+            else:
+                self._number(node, compat.hint_of(args[k]))
+
+    def _number(self, node: Node, hint: Any) -> int:
+        """A number that moves, of which another one stands for it."""
+        if isinstance(hint, bool) or not isinstance(hint, (int, float)):
+            raise EagerOnly(f"{node.target} is a {type(hint).__name__}")
+        k = len(self.calls.values)
+        other = (self.begin + k * APART) % 1
+        if isinstance(hint, int):
+            other = (1 << 20) + (k << 10) + int(other * (1 << 10))
+        else:
+            other = self.scale * (other + 1 / 64)
+        self.hints[node], self.env[node] = hint, other
+        self.number_of[node] = self.calls.number(other)
+        return self.number_of[node]
+
+    # ---------------------------------------------------------------- calls
+
+    def _call(self, node: Node) -> None:
+        if node.target is compat.GRAD_SWITCH:
+            return
+        args, kwargs = self._map(node.args), self._map(node.kwargs)
+        given = tensors_in((args, [*kwargs.values()]))
+        moves = any(x in self.number_of for x in node.all_input_nodes)
+        try:
+            if node.op == "call_method" and node.target == "item":
+                self._item(node, args[0])
+            elif node.target in CREATIONS:
+                self._constant(node, args, kwargs)
+            elif moves and not given:
+                self._compute(node)
+            elif not given:
+                raise EagerOnly(f"the graph calls {node.target} of no tensor")
+            else:
+                with self.calls:
+                    self.env[node] = self._run(node, args, kwargs)
+        except FuseoptError:
+            raise
+        except Exception as error:
+            text = str(error).partition("\n")[0]
+            raise EagerOnly(
+                f"{node.target} of tensors that stand for others cannot be recorded: "
+                f"{type(error).__name__}: {text}"
+            ) from error
+
+    @staticmethod
+    def _run(node: Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.op == "call_module":
+            raise EagerOnly(f"the graph calls a module ({node.target})")
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _item(self, node: Node, t: torch.Tensor) -> None:
+        """A number that is read from a tensor that is no wrapper."""
+        if id(t) not in self.calls.index:
+            raise EagerOnly("a number is read from a tensor that stands for others")
+        place = self._number(node, 2.0 if t.is_floating_point() else 2)
+        call = InnerCall("item", (self.calls.noted(t),), {}, number=place)
+        self.calls.calls.append(call)
+
+    def _constant(self, node: Node, args: Any, kwargs: Any) -> None:
+        """A tensor that is made of numbers is nobody's."""
+        noted = self.calls.noted(args), self.calls.noted(kwargs)
+        made = self.mode.from_tensor(self._run(node, args, kwargs))
+        self.env[node] = made
+        self.calls.make(node.target, *noted, made)
+
+    def _compute(self, node: Node) -> None:
+        """A number that is made of others alone."""
+        if node.op != "call_function":
+            raise EagerOnly(f"method {node.target} of a number")
+
+        def of(x: Any, known: dict[Node, Any]) -> Any:
+            if isinstance(x, Node):
+                return known[x] if x in known else self.env[x]
+            if isinstance(x, (list, tuple)):
+                return type(x)(of(y, known) for y in x)
+            return x
+
+        places = {x: Number(k) for x, k in self.number_of.items()}
+        names = [*node.kwargs]
+        args, hints = (
+            (of(node.args, x), of([*node.kwargs.values()], x))
+            for x in (places, self.hints)
+        )
+        own = args[0], dict(zip(names, args[1], strict=True))
+        hint = self._run(node, hints[0], dict(zip(names, hints[1], strict=True)))
+        key = node.target, repr(own)
+        if key in self.same:
+            self.hints[node] = hint
+            self.number_of[node] = self.same[key]
+            self.env[node] = self.calls.values[self.same[key]]
+            return
+        place = self.same[key] = self._number(node, hint)
+        self.calls.calls.append(InnerCall(node.target, *own, number=place))
+
+    def _map(self, x: Any) -> Any:
+        if isinstance(x, Node):
+            return self.env[x]
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(self._map, x))
+        if isinstance(x, dict):
+            return {k: self._map(v) for k, v in x.items()}
+        if isinstance(x, slice):
+            return slice(self._map(x.start), self._map(x.stop), self._map(x.step))
+        return x
+
+    # ---------------------------------------------------------------- afterwards
+
+    def _check(
+        self, layouts: Sequence[Layout | None], hollow: Sequence[torch.Tensor]
+    ) -> None:
+        """Raise EagerOnly unless wrappers hold what they held, and for random ones."""
+        now: list[torch.Tensor] = []
+        for t, layout in zip(self.stand_ins, layouts, strict=True):
+            if not take(t, layout, now):
+                raise EagerOnly(f"the step makes another {type(t).__name__} of one")
+        if [*map(id, now)] != [*map(id, hollow)]:
+            raise EagerOnly("a wrapper holds other tensors after the step")
+        for call in self.calls.calls:
+            if isinstance(call.func, OpOverload) and op_info(call.func).schema.seeded:
+                raise EagerOnly(f"{call.func} draws random numbers")
+
+    def _result(self, x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(self._result, x))
+        if not isinstance(x, Node):
+            return x
+        if x in self.number_of:
+            self.outputs.append(Number(self.number_of[x]))
+            return self.outputs[-1]
+        value = self.env[x]
+        if isinstance(value, (list, tuple)):
+            raise EagerOnly("the graph returns a list")
+        if not isinstance(value, torch.Tensor):
+            return value
+        for k, t in enumerate(self.stand_ins):
+            if value is t:
+                return _Kept(k)
+        layout = layout_of(value)
+        leaves: list[torch.Tensor] = []
+        take(value, layout, leaves)
+        for t in leaves:
+            if id(t) not in self.calls.index:
+                raise EagerOnly("the step returns a tensor that it was not given")
+            self.outputs.append(Ref(self.calls.index[id(t)]))
+        return _Made(layout, len(leaves))
