@@ -374,8 +374,9 @@ class Interpreter:
             )
         dtype = kwargs.get("dtype")
         if dtype is None:
-            kinds = {bool: torch.bool, int: torch.int64}
-            dtype = kinds.get(type(data), torch.get_default_dtype())
+            whole = torch.bool if isinstance(data, bool) else torch.int64
+            is_float = isinstance(data, float)
+            dtype = torch.get_default_dtype() if is_float else whole
         memory = torch.empty((), dtype=dtype, device=device)
         return memory.fill_(data)
 
