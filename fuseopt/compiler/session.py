@@ -45,6 +45,10 @@ class Session:
         )
         #: the reported reason why an optimizer's step runs in eager
         self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        #: optimizers that fuseopt.compile was given
+        self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: clips that are left to the steps of optimizers
+        self.deferring: weakref.WeakSet[Any] = weakref.WeakSet()
         #: optimizers that step in the backward
         self.in_backward: weakref.WeakSet[Any] = weakref.WeakSet()
         #: the tail of an optimizer that has one, weakly

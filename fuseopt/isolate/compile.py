@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..compiler.entry import attach
-from ..compiler.session import COMPILED
+from ..compiler.session import COMPILED, session
 from ..config import of_mode, resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
 from .decorators import peel, rewrap
@@ -61,6 +61,7 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
             f"the step of {type(optimizer).__name__} is a {type(current).__name__}, "
             "not a Python function, so Dynamo cannot trace it"
         )
+    session.compiled.add(optimizer)
     function, bound = function_and_binding
     optimizer.step = Step(optimizer, function) if bound else function  # type: ignore
     return optimizer

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -54,6 +54,15 @@ class Wanted:
     dynamic: bool | None = None
 
 
+class Deferred(Protocol):
+    """What is still to be done to gradients, with the next step or before it."""
+
+    def step(self, isolated: Isolated, alone: bool) -> bool:
+        """Do it and the step; False if only what was deferred is done. `alone`: has the
+        call no arguments?
+        """
+
+
 class Isolated:
     """The innermost function of one optimizer's step, compiled for it alone."""
 
@@ -85,6 +94,8 @@ class Isolated:
         self.race = self._raced()
         #: how often a step that Dynamo cut may still be traced again
         self.again = AGAIN
+        #: what was left to the next step
+        self.deferred: Deferred | None = None
 
     def release(self) -> None:
         """Release all that belongs to the optimizer, and all that was compiled."""
@@ -132,6 +143,9 @@ class Isolated:
         def step(*args: Any, **kwargs: Any) -> Any:
             if (len(args) > 1 or kwargs) and self.arguments.say_nothing(args, kwargs):
                 args, kwargs = args[:1], {}
+            waits = self.deferred
+            if waits is not None and waits.step(self, len(args) == 1 and not kwargs):
+                return None
             if self.race is None:
                 return self.run(args, kwargs)
             return self._race(self.race, args, kwargs)

@@ -36,7 +36,8 @@ class Given:
     norms up, [] of one. `judged`: is a step skipped whose norm is not finite?
     `averages`: (averages, what they are of); `decays`: of each.
     `models`: updates of averaged models; `objects`: of those of other packages.
-    `copies`: (copies, what they are of). `zeroed`: are gradients filled with zeros in
+    `copies`: (copies, what they are of). `factor`: what a clip that came before has
+    left to this call, or None. `zeroed`: are gradients filled with zeros in
     the end? `measured`: are there to be numbers of each parameter?
     """
 
@@ -60,6 +61,7 @@ class Given:
     models: list[Updated]
     objects: list[Update]
     copies: list[tuple[Tensors, Tensors]]
+    factor: torch.Tensor | None
     zeroed: bool
     measured: bool
 
@@ -112,13 +114,17 @@ def whole(self: Given) -> tuple[torch.Tensor, ...]:
             torch._foreach_mul_(grads, torch.where(skips[k], factor, factor))
     if self.max_norm is not None and norm is not None:
         scale_by_norm(every, self.max_norm, norm)
+    if self.factor is not None:
+        torch._foreach_mul_(every, self.factor)
     if self.max_value is not None:
         clamp(every, self.max_value)
     if self.adaptive is not None:
         having = [p for p in parameters_of(self.optimizers) if p.grad is not None]
         adapt(having, every, *self.adaptive, again)
     for step, optimizer in zip(self.steps, self.optimizers, strict=True):
-        step(optimizer)
+        result = step(optimizer)
+        if self.factor is not None and result is not None:
+            raise NotTraced("the step returns something")
     stats = [] if begun is None else [table(params, held, begun)]
     afterwards(self)
     if self.zeroed:

@@ -227,6 +227,7 @@ class Tail:
             **self._beside.content(every, self.decays),
             "zeroed": self.zero_grad == "zeros",
             "measured": bool(self.stats),
+            "factor": None,
         }
 
     def _found_before(self, optimizer: Optimizer) -> torch.Tensor | None:

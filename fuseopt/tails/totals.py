@@ -86,7 +86,9 @@ class Totals:
         beside = scale, found, content["divisor"], max_norm
         asked = room or judged or any(x is not None for x in (scale, max_norm, found))
         if not asked:
-            return Ahead(None, beside, every, room)
+            ahead = Ahead(None, beside, every, room)
+            ahead.found = Found(None, None, content["factor"])
+            return ahead
         if scale is not None and scale.device != grads[0].device:
             raise Unlike("the scaler's scale lies on another device")
         places = content["places"]
