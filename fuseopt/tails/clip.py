@@ -1,7 +1,7 @@
 """`fuseopt.clip_grad_norm_`: torch's function, in two launches.
 
-Of DTensors the parts are clipped that this process has (`spread_clip.py`). Torch's own
-function runs whatever cannot be compiled, and a Report says why.
+The local parts of DTensors are clipped by `spread_clip.py`. Calls that cannot be
+compiled go to torch's function, and a Report says why.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..shadow.whole import NotTraced
 from .spread_clip import SpreadClip, check_memory
 
 Tensors = list[torch.Tensor]
-#: Sets of parameters that begin with the same one and are compiled for, at most.
+#: The most compiled sets of parameters that have the same first parameter.
 PATIENCE = 8
 MANY = "too many sets of parameters begin with the same one"
 _lock = threading.RLock()
@@ -39,84 +39,87 @@ def clip_grad_norm_(
     foreach: bool | None = None,
 ) -> torch.Tensor:
     """Do what `torch.nn.utils.clip_grad_norm_` does, with its bits: scale gradients in
-    place so that their total norm is `max_norm` at most, and return what it was.
+    place so that their total norm is `max_norm` at most.
 
-    Nothing is deferred: the gradients are clipped when it returns, and nothing waits
-    for the device, but where `error_if_nonfinite` asks for the norm.
+    Returns the total norm before the clip, a tensor without dimensions. Nothing is
+    deferred: the gradients are clipped when it returns. Only `error_if_nonfinite` waits
+    for the device. Raises what torch's function raises, before anything is written.
     """
     if isinstance(parameters, torch.Tensor):
-        every: Any = [parameters]
+        params: Any = [parameters]
     else:
-        every = [*parameters]
-        if not every and isinstance(parameters, types.GeneratorType):
-            every = parameters  # of which torch warns
-    numbers = max_norm, norm_type, error_if_nonfinite, foreach
+        params = [*parameters]
+        if not params and isinstance(parameters, types.GeneratorType):
+            params = parameters  # torch warns of an empty generator
+    torch_args = max_norm, norm_type, error_if_nonfinite, foreach
     if torch.compiler.is_dynamo_compiling():
-        return torch.nn.utils.clip_grad_norm_(every, *numbers)
-    held = [p for p in every if p.grad is not None]
-    grads: list[Any] = [p.grad for p in held]
-    spread = bool(grads) and compat.are_spread(grads[:1])
-    why = _why_not(grads, spread)
-    if not why and not spread:
+        return torch.nn.utils.clip_grad_norm_(params, *torch_args)
+    params_with_grad = [p for p in params if p.grad is not None]
+    grads: list[Any] = [p.grad for p in params_with_grad]
+    are_dtensors = bool(grads) and compat.are_spread(grads[:1])
+    why = _why_not(grads, are_dtensors)
+    if not why and not are_dtensors:
         order = compat.dtypes_in_order(grads)
         if order is None:
             why = "nobody knows in which order torch goes over dtypes"
         elif order:
-            held.sort(key=lambda p: order.index(p.grad.dtype))
+            params_with_grad.sort(key=lambda p: order.index(p.grad.dtype))
     if not why:
         floats = float(max_norm), float(norm_type)
-        given = _Given(held, *floats, bool(error_if_nonfinite), foreach)
+        arguments = _Given(params_with_grad, *floats, bool(error_if_nonfinite), foreach)
         norm = None
         with _lock:
-            clip = _clip_of(held, spread)
+            clip = _clip_of(params_with_grad, are_dtensors)
             if isinstance(clip, Clip):
-                norm = clip.call(given)
+                norm = clip.call(arguments)
         if isinstance(clip, SpreadClip):
-            # not under the lock: the processes it waits for may be threads of this one
-            norm = clip.call(grads, *floats, given.raises, foreach)
+            # without the lock: other processes may be threads of this one, and wait too
+            norm = clip.call(grads, *floats, arguments.raises, foreach)
         if norm is not None:
             return norm
         why = MANY if clip is None else clip.why
     if why != "begin":
         _tell(why)
-    return torch.nn.utils.clip_grad_norm_(every, *numbers)
+    return torch.nn.utils.clip_grad_norm_(params, *torch_args)
 
 
 class Clip:
-    """What clips the gradients of some parameters. `why`: why it no longer does."""
+    """Clips the gradients of some parameters. `why`: the reason why it no longer does,
+    or "".
+    """
 
     def __init__(self) -> None:
         attach()
         self.why = ""
         self.compilations = Compilations()
         traced = copied(_clipped, ())
-        made = self.compilations.compile(BACKEND, traced, fullgraph=True)
-        self.compiled: Callable[[Any], torch.Tensor] = compat.Traced(made, traced)
+        compiled = self.compilations.compile(BACKEND, traced, fullgraph=True)
+        self.compiled: Callable[[Any], torch.Tensor] = compat.Traced(compiled, traced)
 
-    def call(self, given: _Given) -> torch.Tensor | None:
-        """Clip; or None, with `why`, if nothing was done."""
+    def call(self, arguments: _Given) -> torch.Tensor | None:
+        """Clip and return the total norm; None, with `why`, if nothing was written."""
         if self.why:
             return None
         try:
             with torch.no_grad():
-                norm = self.compiled(given)
+                norm = self.compiled(arguments)
         except Exception as error:
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
                 raise
-            check_memory([p.grad for p in given.params if p.grad is not None])
+            check_memory([p.grad for p in arguments.params if p.grad is not None])
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
             self.compilations.forget()
             return None
-        if given.raises and not bool(torch.isfinite(norm)):
-            grads = [p.grad for p in given.params if p.grad is not None]
-            more = given.norm_type, True, given.foreach
-            return torch.nn.utils.get_total_norm(grads, *more)
+        if arguments.raises and not bool(torch.isfinite(norm)):
+            grads = [p.grad for p in arguments.params if p.grad is not None]
+            options = arguments.norm_type, True, arguments.foreach
+            return torch.nn.utils.get_total_norm(grads, *options)
         return norm
 
 
 @dataclass(eq=False)
 class _Given:
-    """What a call is given, as Dynamo sees it."""
+    """The arguments of a call, as Dynamo sees them. `raises`: `error_if_nonfinite`."""
 
     params: Tensors
     max_norm: float
@@ -126,7 +129,9 @@ class _Given:
 
 
 def _clipped(self: _Given) -> torch.Tensor:
-    """What torch's function does, of which nothing is written where it raises."""
+    """Do what torch's function does; with `raises`, leave gradients as they are where
+    the norm is not finite.
+    """
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
     norm_type, foreach = self.norm_type, self.foreach
@@ -146,14 +151,14 @@ def _clipped(self: _Given) -> torch.Tensor:
     return norm
 
 
-def _why_not(grads: Sequence[torch.Tensor], spread: bool) -> str:
-    """Why torch's function is called; "begin" where there is nothing to tell.
+def _why_not(grads: Sequence[torch.Tensor], are_dtensors: bool) -> str:
+    """Why torch's function is called: "" if it is not, "begin" if no Report is needed.
 
-    `spread`: is the first gradient a DTensor?
+    `are_dtensors`: is the first gradient a DTensor?
     """
     if not grads or compat.stance() not in TRACES or not compat.without_modes():
         return "begin"
-    kind = compat.dtensor_type() if spread else torch.Tensor
+    kind = compat.dtensor_type() if are_dtensors else torch.Tensor
     if any(type(g) is not kind for g in grads):
         return "gradients are tensors of another class"
     if any(g.layout != torch.strided for g in grads):
@@ -167,17 +172,19 @@ def _why_not(grads: Sequence[torch.Tensor], spread: bool) -> str:
     return ""
 
 
-def _clip_of(held: Sequence[torch.Tensor], spread: bool) -> Clip | SpreadClip | None:
-    known: dict[Any, Clip | SpreadClip] = session.clips.setdefault(held[0], {})
-    key = spread, *map(id, held)
-    if key not in known:
-        if len(known) >= PATIENCE:
+def _clip_of(
+    params: Sequence[torch.Tensor], are_dtensors: bool
+) -> Clip | SpreadClip | None:
+    clips: dict[Any, Clip | SpreadClip] = session.clips.setdefault(params[0], {})
+    key = are_dtensors, *map(id, params)
+    if key not in clips:
+        if len(clips) >= PATIENCE:
             return None
-        known[key] = SpreadClip() if spread else Clip()
-    return known[key]
+        clips[key] = SpreadClip() if are_dtensors else Clip()
+    return clips[key]
 
 
 def _tell(why: str) -> None:
-    text = f"Gradients are clipped by torch's function: {why}"
-    if all(report.fallback != text for report in session.reports):
-        session.reports.append(Report(fallback=text))
+    message = f"Gradients are clipped by torch's function: {why}"
+    if all(report.fallback != message for report in session.reports):
+        session.reports.append(Report(fallback=message))
