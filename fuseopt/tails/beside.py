@@ -78,7 +78,7 @@ class Beside:
         self._asked = average, step
 
     def content(self, every: Tensors, decays: list[Any]) -> dict[str, Any]:
-        """What of it a call is given; see `sequence.Given`."""
+        """What of it a call is given; see `sequence.TailInputs`."""
         average = self._asked[0]
         if len(decays) != len(self.averages):
             raise ValueError(f"{len(decays)} decays for {len(self.averages)} averages")

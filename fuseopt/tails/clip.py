@@ -1,8 +1,8 @@
-"""`fuseopt.clip_grad_norm_`: torch's function, in two launches, or in one of which the
-factor is left to the step (`deferred.py`).
+"""`fuseopt.clip_grad_norm_`: torch's function, in two launches, or in one that leaves
+the scaling to the step (`deferred.py`).
 
-Of DTensors the parts are clipped that this process has (`spread_clip.py`). Torch's own
-function runs whatever cannot be compiled, and a Report says why.
+The local parts of DTensors are clipped by `spread_clip.py`. Calls that cannot be
+compiled go to torch's function, and a Report says why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .deferred import Owner, deferred_of, owners_of, report_once
 from .spread_clip import SpreadClip, check_memory
 
 Tensors = list[torch.Tensor]
-#: Sets of parameters that begin with the same one and are compiled for, at most.
+#: The most compiled sets of parameters that have the same first parameter.
 PATIENCE = 8
 MANY = "too many sets of parameters begin with the same one"
 _lock = threading.RLock()
@@ -43,67 +43,70 @@ def clip_grad_norm_(
     defer: str | None = None,
 ) -> torch.Tensor:
     """Do what `torch.nn.utils.clip_grad_norm_` does, with its bits: scale gradients in
-    place so that their total norm is `max_norm` at most, and return what it was.
+    place so that their total norm is `max_norm` at most.
 
-    The gradients are clipped when it returns, and nothing waits for the device, but
-    where `error_if_nonfinite` asks for the norm. With `defer="unsafe"` they are left as
-    they are, and the next `step()` of their optimizers, which fuseopt.compile was
-    given, scales what it reads. Whoever reads `p.grad` sees gradients that are not
-    clipped: before the step, and after it until they are replaced. Where the step
-    cannot do it, gradients are clipped at once or before it, and a Report says why.
+    Returns the total norm before the clip, a tensor without dimensions. Only
+    `error_if_nonfinite` waits for the device.
 
-    Raises ValueError for another `defer`, and RuntimeError if gradients that wait for a
-    step were written since.
+    With `defer="unsafe"`, gradients are left as they are, and the next step of their
+    optimizers, which were given to fuseopt.compile, scales what it reads. Until they
+    are replaced, whoever reads `p.grad` sees gradients that are not clipped. If a step
+    cannot scale its gradients, they are clipped at once, or in memory before it, and a
+    Report says why.
+
+    Raises what torch's function raises, ValueError for another `defer`, and
+    RuntimeError if gradients were written since their clip was deferred; all before
+    anything is written.
     """
     if defer not in (None, "unsafe"):
         raise ValueError(f'defer is {defer!r}; it is None or "unsafe"')
     if isinstance(parameters, torch.Tensor):
-        every: Any = [parameters]
+        params: Any = [parameters]
     else:
-        every = [*parameters]
-        if not every and isinstance(parameters, types.GeneratorType):
-            every = parameters  # of which torch warns
-    numbers = max_norm, norm_type, error_if_nonfinite, foreach
+        params = [*parameters]
+        if not params and isinstance(parameters, types.GeneratorType):
+            params = parameters  # torch warns of an empty generator
+    torch_args = max_norm, norm_type, error_if_nonfinite, foreach
     if torch.compiler.is_dynamo_compiling():
-        return torch.nn.utils.clip_grad_norm_(every, *numbers)
-    held = [p for p in every if p.grad is not None]
-    grads: list[Any] = [p.grad for p in held]
-    for waiting in [*session.deferring]:
-        waiting.settle(grads)
-    spread = bool(grads) and compat.are_spread(grads[:1])
-    why = _why_not(grads, spread)
-    if not why and not spread:
+        return torch.nn.utils.clip_grad_norm_(params, *torch_args)
+    params_with_grad = [p for p in params if p.grad is not None]
+    grads: list[Any] = [p.grad for p in params_with_grad]
+    for deferred in [*session.deferring]:
+        deferred.settle(grads)
+    are_dtensors = bool(grads) and compat.are_spread(grads[:1])
+    why = _why_not(grads, are_dtensors)
+    if not why and not are_dtensors:
         order = compat.dtypes_in_order(grads)
         if order is None:
             why = "nobody knows in which order torch goes over dtypes"
         elif order:
-            held.sort(key=lambda p: order.index(p.grad.dtype))
+            params_with_grad.sort(key=lambda p: order.index(p.grad.dtype))
     if not why:
         floats = float(max_norm), float(norm_type)
-        given = _Given(held, *floats, bool(error_if_nonfinite), foreach)
+        arguments = _Given(params_with_grad, *floats, bool(error_if_nonfinite), foreach)
         norm = None
-        owners = _owners(held, grads, spread) if defer else []
+        owners = _owners(params_with_grad, grads, are_dtensors) if defer else []
         with _lock:
-            clip = _clip_of(held, spread, bool(owners))
+            clip = _clip_of(params_with_grad, are_dtensors, bool(owners))
             if isinstance(clip, Clip):
-                norm = clip.call(given)
+                norm = clip.call(arguments)
                 if norm is not None and owners:
                     clip.leave(owners, foreach)
         if isinstance(clip, SpreadClip):
-            # not under the lock: the processes it waits for may be threads of this one
-            norm = clip.call(grads, *floats, given.raises, foreach)
+            # without the lock: other processes may be threads of this one, and wait too
+            norm = clip.call(grads, *floats, arguments.raises, foreach)
         if norm is not None:
             return norm
         why = MANY if clip is None else clip.why
     if why != "begin":
         report_once(f"Gradients are clipped by torch's function: {why}")
-    return torch.nn.utils.clip_grad_norm_(every, *numbers)
+    return torch.nn.utils.clip_grad_norm_(params, *torch_args)
 
 
 class Clip:
-    """What clips the gradients of some parameters. `why`: why it no longer does.
-
-    `factor`: where to put what gradients are to be scaled by, if they are not clipped.
+    """Clips the gradients of some parameters. `why`: the reason why it no longer does,
+    or "". `factor`: if it is given, the factor of the clip is written there and the
+    gradients are left as they are.
     """
 
     def __init__(self, factor: torch.Tensor | None = None) -> None:
@@ -112,41 +115,40 @@ class Clip:
         self.factor = factor
         self.compilations = Compilations()
         traced = copied(_clipped if factor is None else _measured, ())
-        made = self.compilations.compile(BACKEND, traced, fullgraph=True)
-        self.compiled: Callable[[Any], torch.Tensor] = compat.Traced(made, traced)
+        compiled = self.compilations.compile(BACKEND, traced, fullgraph=True)
+        self.compiled: Callable[[Any], torch.Tensor] = compat.Traced(compiled, traced)
 
-    def call(self, given: _Given) -> torch.Tensor | None:
-        """Clip; or None, with `why`, if nothing was done."""
+    def call(self, arguments: _Given) -> torch.Tensor | None:
+        """Clip and return the total norm; None, with `why`, if nothing was written."""
         if self.why:
             return None
-        given.factor = self.factor
+        arguments.factor = self.factor
         try:
             with torch.no_grad():
-                norm = self.compiled(given)
+                norm = self.compiled(arguments)
         except Exception as error:
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
                 raise
-            check_memory([p.grad for p in given.params if p.grad is not None])
+            check_memory([p.grad for p in arguments.params if p.grad is not None])
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
             self.compilations.forget()
             return None
-        if given.raises and not bool(torch.isfinite(norm)):
-            grads = [p.grad for p in given.params if p.grad is not None]
-            more = given.norm_type, True, given.foreach
-            return torch.nn.utils.get_total_norm(grads, *more)
+        if arguments.raises and not bool(torch.isfinite(norm)):
+            grads = [p.grad for p in arguments.params if p.grad is not None]
+            options = arguments.norm_type, True, arguments.foreach
+            return torch.nn.utils.get_total_norm(grads, *options)
         return norm
 
     def leave(self, owners: Sequence[Owner], foreach: bool | None) -> None:
-        """Leave the gradients that were measured to the steps of their optimizers."""
+        """Leave it to the steps of optimizers to scale gradients by `factor`."""
         assert self.factor is not None
         for isolated, params in owners:
-            grads = gradients_of(params)
-            deferred_of(isolated).leave(self.factor, grads, foreach)
+            deferred_of(isolated).leave(self.factor, gradients_of(params), foreach)
 
 
 @dataclass(eq=False)
 class _Given:
-    """What a call is given, as Dynamo sees it."""
+    """The arguments of a call, as Dynamo sees them. `raises`: `error_if_nonfinite`."""
 
     params: Tensors
     max_norm: float
@@ -157,7 +159,9 @@ class _Given:
 
 
 def _clipped(self: _Given) -> torch.Tensor:
-    """What torch's function does, of which nothing is written where it raises."""
+    """Do what torch's function does; with `raises`, leave gradients as they are where
+    the norm is not finite.
+    """
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
     norm_type, foreach = self.norm_type, self.foreach
@@ -178,25 +182,24 @@ def _clipped(self: _Given) -> torch.Tensor:
 
 
 def _measured(self: _Given) -> torch.Tensor:
-    """The total norm; what gradients are to be scaled by goes to `factor`."""
+    """Write the factor of the clip to `factor`, and return the total norm."""
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
     grads = [p.grad for p in self.params if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(grads, self.norm_type, False, self.foreach)
-    factor = torch.clamp(self.max_norm / (norm + 1e-6), max=1.0)
     assert self.factor is not None
-    self.factor.copy_(factor)
+    self.factor.copy_(torch.clamp(self.max_norm / (norm + 1e-6), max=1.0))
     return norm
 
 
-def _why_not(grads: Sequence[torch.Tensor], spread: bool) -> str:
-    """Why torch's function is called; "begin" where there is nothing to tell.
+def _why_not(grads: Sequence[torch.Tensor], are_dtensors: bool) -> str:
+    """Why torch's function is called: "" if it is not, "begin" if no Report is needed.
 
-    `spread`: is the first gradient a DTensor?
+    `are_dtensors`: is the first gradient a DTensor?
     """
     if not grads or compat.stance() not in TRACES or not compat.without_modes():
         return "begin"
-    kind = compat.dtensor_type() if spread else torch.Tensor
+    kind = compat.dtensor_type() if are_dtensors else torch.Tensor
     if any(type(g) is not kind for g in grads):
         return "gradients are tensors of another class"
     if any(g.layout != torch.strided for g in grads):
@@ -211,35 +214,33 @@ def _why_not(grads: Sequence[torch.Tensor], spread: bool) -> str:
 
 
 def _clip_of(
-    held: Sequence[torch.Tensor], spread: bool, defers: bool
+    params: Sequence[torch.Tensor], are_dtensors: bool, defers: bool
 ) -> Clip | SpreadClip | None:
-    known: dict[Any, Clip | SpreadClip] = session.clips.setdefault(held[0], {})
-    key = spread, defers, *map(id, held)
-    if key not in known:
-        if len(known) >= PATIENCE:
+    clips: dict[Any, Clip | SpreadClip] = session.clips.setdefault(params[0], {})
+    key = are_dtensors, defers, *map(id, params)
+    if key not in clips:
+        if len(clips) >= PATIENCE:
             return None
-        factor = torch.empty_like(_norm_like(held)) if defers else None
-        known[key] = SpreadClip() if spread else Clip(factor)
-    return known[key]
+        factor = _norm_like(params) if defers else None
+        clips[key] = SpreadClip() if are_dtensors else Clip(factor)
+    return clips[key]
 
 
-def _norm_like(held: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor like the total norm of gradients; of as many as it takes to tell."""
-    one_of = {p.grad.dtype: p.grad for p in held if p.grad is not None}
-    few = [g.detach().new_empty(1) for g in one_of.values()]
-    return torch.nn.utils.get_total_norm(few)
+def _norm_like(params: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A new tensor with the dtype and the device of the total norm of gradients."""
+    grad_of_dtype = {p.grad.dtype: p.grad for p in params if p.grad is not None}
+    samples = [g.detach().new_ones(1) for g in grad_of_dtype.values()]
+    return torch.nn.utils.get_total_norm(samples)
 
 
 def _owners(
-    held: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], spread: bool
+    params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], are_dtensors: bool
 ) -> list[Owner]:
-    """Those to whose steps a clip is left; [] with a Report if it cannot be."""
-    owners, why = owners_of(held)
-    if spread:
+    """The steps to which a clip is left; [] and a Report if it cannot be deferred."""
+    owners, why = owners_of(params)
+    if are_dtensors:
         why = "gradients are DTensors"
-    elif torch.is_inference_mode_enabled() or any(
-        map(torch.Tensor.is_inference, grads)
-    ):
+    elif any(map(torch.Tensor.is_inference, grads)):
         why = "gradients of inference mode do not say whether they were written"
     if why:
         report_once(f"A clip is not left to the step: {why}")

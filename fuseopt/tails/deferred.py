@@ -143,7 +143,7 @@ class DeferredClip:
 
 
 def content_of(factor: torch.Tensor | None) -> dict[str, Any]:
-    """The content of a tail that scales gradients and steps; see `sequence.Given`."""
+    """The content of a tail that scales gradients and steps; see `TailInputs`."""
     numbers = ("divisor", "scale", "max_norm", "max_value", "adaptive")
     lists = ("places", "averages", "decays", "models", "objects", "copies")
     flags = ("judged", "zeroed", "measured")

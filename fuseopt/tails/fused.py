@@ -41,7 +41,7 @@ from ..shadow.optimizer import Shadow, Write
 from ..shadow.whole import NotTraced, keeps_to_itself
 from .compiling import compiled
 from .predication import DROPPED, UNKNOWN, predicate, result_buffer
-from .sequence import Given, gradients, whole
+from .sequence import TailInputs, gradients, whole
 
 REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput, NotTraced)
 #: Graphs of one tail, at most: each stands for another form of its numbers or state.
@@ -71,7 +71,7 @@ class Fused:
         self.pending = Pending()
         self.compilations = Compilations()
         self.shadows: list[Shadow] = []
-        self.given: Given | None = None
+        self.given: TailInputs | None = None
         self.compiled: Callable[..., Any] | None = None
         self.graphs: list[_Graph] = []
         #: does nobody look at gradients after the call that is under way?
@@ -91,11 +91,11 @@ class Fused:
     def step(
         self, content: Mapping[str, Any], drops: bool
     ) -> tuple[torch.Tensor, ...] | None:
-        """Do one tail; what `sequence.whole` returns, or None, with `why`, if nothing
-        was done.
+        """Do one tail. Returns what `sequence.whole` returns, or None, with `why`, if
+        nothing was written.
 
-        `content`: that of a `Given`, but for the optimizers. `drops`: nobody looks at
-        gradients afterwards.
+        `content`: the attributes of a `TailInputs` without the optimizers. `drops`:
+        nobody reads gradients after the call.
         """
         if not self._sound:
             self._cut_off()
@@ -129,7 +129,7 @@ class Fused:
             if not all(keeps_to_itself(f, type(o)) for f, o in pairs):
                 raise Unlike("a step uses its optimizer for more than its attributes")
             self.shadows = [Shadow(o) for o in self.optimizers]
-            self.given = Given()
+            self.given = TailInputs()
         for shadow, optimizer in zip(self.shadows, self.optimizers, strict=True):
             if shadow.helper is None and self.graphs:
                 shadow.helper = self.graphs[-1].helper

@@ -73,12 +73,12 @@ class InOne:
         params: list[torch.Tensor],
         grads: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ...] | Clipped | str:
-        """Do one tail; what `sequence.whole` returns, or why nothing was done, or no
-        more than the clip.
+        """Do one tail. Returns what `sequence.whole` returns; or the reason why nothing
+        was written; or a `Clipped` if only the clip was done.
 
-        `content`: that of a `Given`, but for the optimizers and the order of dtypes.
-        `drops`: nobody looks at gradients afterwards. `params`, `grads`: those of the
-        optimizers, which have some.
+        `content`: the attributes of a `TailInputs` without the optimizers and the order
+        of dtypes. `drops`: nobody reads gradients after the call. `params`, `grads`: of
+        all optimizers; there is at least one gradient.
         """
         self._follow_changes()
         self.repeats = False

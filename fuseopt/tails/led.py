@@ -1,10 +1,10 @@
-"""A tail in two launches, of which Dynamo traces the step of a few lanes.
+"""A tail of one optimizer in two launches, for which Dynamo traces few lanes.
 
-The first launch finds what all gradients say (`totals`). The second is the step, led by
-models of its lanes as it is without a tail, with what stands around it in the same
-kernel: gradients are scaled before it, averages and copies written behind it. So a
-tail's first call takes what that of the step does, at any number of lanes, and another
-set of gradients is neither traced nor built again.
+The first launch computes norm, flags and factors from all gradients (`totals`). The
+second is the step, led by models of its lanes as without a tail; the same kernel scales
+gradients before the step and writes averages and copies after it. So the first call of
+a tail takes as long as that of the step, at any number of lanes, and another set of
+gradients is neither traced nor built again.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ from .predication import DROPPED, predicate
 from .sequence import average, clamp
 from .stats import norms_of
 from .table import OF_PARAMETERS, Table
-from .totals import Ahead, Found, Totals
+from .totals import Ahead, Factors, Totals
 
 Tensors = list[torch.Tensor]
-#: Sets of what is asked for that are kept.
-KEPT = 8
-#: So often one call is begun anew, where gradients are other than was planned for.
+#: The most forms that are kept, each for one set of options.
+MAX_FORMS = 8
+#: How often a call is prepared, as long as its gradients differ from those planned for.
 TRIES = 4
-#: What a tail asks for that is not done so.
+#: Options of a tail that it cannot do; see `TailInputs`.
 OTHERWISE = ("objects",)
 
 
 class Form:
-    """What is done around a step, but for tensors and numbers; see `Around`.
+    """The calls around a step, without their tensors and numbers; see `Around`.
 
-    Of what is shared there stand, in this order: the divisor, the factor that unscales,
-    the one that clips, limits of elements, factor and eps of units, what each average
-    lacks to 1 or its decay, how often each model was averaged, the flag.
+    The shared arguments, as far as they exist, are in this order: the divisor, the
+    factor that unscales, the factor that clips, the limits of elements, factor and eps
+    of adaptive clipping, for each average `1 - decay` or a decay that is a tensor, the
+    number of updates of each averaged model, the flag.
     """
 
     def __init__(
-        self, content: Mapping[str, Any], found: Found, drops: bool, dtypes: Any
+        self, content: Mapping[str, Any], factors: Factors, drops: bool, dtypes: Any
     ) -> None:
         self.divides = content["divisor"] is not None
-        self.factors = sum(x is not None for x in (found.unscales, found.clips))
+        self.factors = sum(x is not None for x in (factors.unscales, factors.clips))
         limit = content["max_value"]
-        #: None, or how many numbers the limit of elements is
+        #: the number of shared arguments for the limit of elements: 0, 1 or 2
         self.limits = 0 if limit is None else 2 - isinstance(limit, torch.Tensor)
         self.adapts = content["adaptive"] is not None
         self.averages = len(content["averages"])
@@ -69,8 +70,8 @@ class Form:
         self.measures = self.measured or self.adapts
         self.drops = drops
         self.dtypes = dtypes
-        #: while a graph is captured: parameters as they were
-        self._were: Tensors = []
+        #: while a graph is captured: the parameters before the step
+        self._params_before: Tensors = []
 
         def before(
             params: Tensors,
@@ -78,7 +79,7 @@ class Form:
             columns: Sequence[Tensors],
             shared: Sequence[Any],
         ) -> None:
-            self._were = [p.clone() for p in params] if self.measured else []
+            self._params_before = [p.clone() for p in params] if self.measured else []
             self._before(params, grads, shared)
 
         def after(
@@ -87,8 +88,8 @@ class Form:
             columns: Sequence[Tensors],
             shared: Sequence[Any],
         ) -> None:
-            having = [g for g in grads if g is not None]
-            self._after(params, having, columns, shared)
+            present_grads = [g for g in grads if g is not None]
+            self._after(params, present_grads, columns, shared)
 
         for function in (before, after):
             setattr(function, OWN, True)
@@ -97,34 +98,38 @@ class Form:
     def _before(
         self,
         params: Tensors,
-        every: Sequence[torch.Tensor | None],
+        grads_or_none: Sequence[torch.Tensor | None],
         shared: Sequence[Any],
     ) -> None:
-        rest = [*shared]
-        pairs = [(p, g) for p, g in zip(params, every, strict=True) if g is not None]
+        remaining = [*shared]
+        pairs = [
+            (p, g) for p, g in zip(params, grads_or_none, strict=True) if g is not None
+        ]
         if not pairs:
             return
-        grads = again = [g for _, g in pairs]
-        scales = [rest.pop(0) for _ in range(self.divides + self.factors)]
+        grads = unit_grads = [g for _, g in pairs]
+        scales = [remaining.pop(0) for _ in range(self.divides + self.factors)]
         if self.adapts and not self.limits:
-            # what norms of units are taken of is in no memory
-            again = list(torch._foreach_mul(grads, 1.0))
+            # norms of units are taken of scaled gradients that are not stored
+            unit_grads = list(torch._foreach_mul(grads, 1.0))
             for k, scale in enumerate(scales):
                 scaled = torch._foreach_div if k < self.divides else torch._foreach_mul
-                wide = scaled(again, scale)
-                # of a tensor without dimensions it may be as wide as the scale
-                again = [x.to(g.dtype) for x, g in zip(wide, grads, strict=True)]
+                products = scaled(unit_grads, scale)
+                # the product of a tensor without dimensions may have the scale's dtype
+                unit_grads = [
+                    x.to(g.dtype) for x, g in zip(products, grads, strict=True)
+                ]
         for k, scale in enumerate(scales):
             if k < self.divides:
                 torch._foreach_div_(grads, scale)
             else:
                 torch._foreach_mul_(grads, scale)
-        limits = [rest.pop(0) for _ in range(self.limits)]
+        limits = [remaining.pop(0) for _ in range(self.limits)]
         if limits:
             clamp(grads, *limits)
         if self.adapts:
-            factor, eps = rest[:2]
-            adapt([p for p, _ in pairs], grads, factor, eps, again)
+            factor, eps = remaining[:2]
+            adapt([p for p, _ in pairs], grads, factor, eps, unit_grads)
 
     def _after(
         self,
@@ -135,28 +140,28 @@ class Form:
     ) -> None:
         first = self.divides + self.factors + self.limits + 2 * self.adapts
         for k in range(self.averages):
-            # where there is no tensor, the number is what the decay lacks to 1
+            # a decay that is a number is given as `1 - decay`
             decay = shared[first + k]
             average(columns[k], params, decay, None if self.decays[k] else decay)
-        rest = [*columns[self.averages :]]
+        remaining = [*columns[self.averages :]]
         for k, model in enumerate(self.models, first + self.averages):
-            model.apply(zip(rest.pop(0), params, strict=True), shared[k])
+            model.apply(zip(remaining.pop(0), params, strict=True), shared[k])
         for _ in range(self.copies):
-            torch._foreach_copy_(rest.pop(0), params)
+            torch._foreach_copy_(remaining.pop(0), params)
         if self.measured:
-            were, self._were = self._were, []
-            for found in (
+            params_before, self._params_before = self._params_before, []
+            for norms in (
                 norms_of(params),
-                norms_of([*torch._foreach_sub(params, were)]),
+                norms_of([*torch._foreach_sub(params, params_before)]),
             ):
-                torch._foreach_copy_(rest.pop(0), found)
+                torch._foreach_copy_(remaining.pop(0), norms)
         if self.zeroed and grads:
             torch._foreach_zero_(grads)
 
     def finish(
         self, captured: Captured, kinds: Sequence[str | None], flag: int | None
     ) -> Captured:
-        """See `Around`: what a skipped step keeps, and gradients that are dropped."""
+        """See `Around`: add the skip of the step, and drop gradients not read later."""
         modes: dict[int, int] = {}
         for place, kind in enumerate(kinds):
             if kind == GRAD:
@@ -167,16 +172,18 @@ class Form:
         flags = {}
         if flag is not None:
             sources = [b.source for b in captured.graph.buffers]
-            kept = [b.kind in ("static", "arg") for b in captured.graph.buffers]
-            every = zip(sources, kept, strict=True)
-            flags[0] = [k and s == flag for s, k in every].index(True)
+            are_inputs = [b.kind in ("static", "arg") for b in captured.graph.buffers]
+            pairs = zip(sources, are_inputs, strict=True)
+            is_flag = [is_input and source == flag for source, is_input in pairs]
+            flags[0] = is_flag.index(True)
         return predicate(captured, modes, flags) if modes else captured
 
 
 class Led:
-    """The tail of one optimizer, whose step is led. `why`: why it no longer is.
+    """The tail of one optimizer whose step is led. `why`: the reason why it no longer
+    is, or "".
 
-    `function`: that of its step, without what is around it.
+    `function`: the step's function without the layers around it.
     """
 
     def __init__(
@@ -192,33 +199,33 @@ class Led:
         self.compiling = Compiling(function, options)
         self.forms: dict[Any, Representatives] = {}
         self.totals = Totals(config, self.compiling.first_launch)
-        #: where numbers of single parameters are written, once there are any
+        #: the statistics of each parameter; None until they are asked for
         self.table: Table | None = None
-        #: columns of averaged models
+        #: the columns of averaged models in the last call
         self.models: list[Tensors] = []
-        #: what did the last call, and with what
+        #: what ran the last call, and its arguments
         self.last: tuple[Representatives, Aside, Ahead] | None = None
-        # did the last call end as calls do?
+        # did the last call end normally?
         self._sound = True
 
     def release(self) -> None:
-        """Keep nothing that was compiled."""
+        """Release everything that was compiled."""
         self.last = None
-        for few in self.forms.values():
-            few.release()
+        for leader in self.forms.values():
+            leader.release()
         self.forms.clear()
         self.totals = Totals(self.config, self.compiling.first_launch)
         self.compiling.forget()
 
     def wants(self, content: Mapping[str, Any]) -> bool:
-        """Can a call be done so, and is it worth while?"""
+        """Can a call be led, and is it worth while?"""
         if self.why or self.config.verify or any(content[name] for name in OTHERWISE):
             return False
-        alone = content["max_norm"] is None and content["max_value"] is None
-        if content["adaptive"] is not None and alone:
+        no_other_clip = content["max_norm"] is None and content["max_value"] is None
+        if content["adaptive"] is not None and no_other_clip:
             if content["scale"] is not None or content["judged"]:
                 return False  # in one graph the flag comes with the norms of units
-        if not all(x.key is not None for x in content["models"]):
+        if not all(model.key is not None for model in content["models"]):
             return False
         return many_lanes(self.optimizer)
 
@@ -229,8 +236,11 @@ class Led:
         params: Tensors,
         grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | None:
-        """Do one tail; what `sequence.whole` returns, or None, with `why`, if nothing
-        was done. `params`, `grads`: the optimizer's, none of them twice.
+        """Do one tail. Returns what `sequence.whole` returns, or None, with `why`, if
+        nothing was written.
+
+        `drops`: nobody reads gradients after the call. `params`, `grads`: the
+        optimizer's, each of them once.
         """
         self._begin()
         try:
@@ -244,27 +254,27 @@ class Led:
         return result
 
     def again(self) -> tuple[torch.Tensor, ...] | None:
-        """Do what the last call did, with the gradients that there are now. None: it is
-        not known to be the same, and nothing was done; `step` is to look at all of it.
+        """Repeat the last call with the present gradients. None if something else may
+        have changed: nothing was written, and `step` must be called.
         """
         self._begin()
-        result, anew = None, False
+        result, refused = None, False
         if self.last is not None:
             try:
                 result = self._done(*self.last)
-                anew = result is None
+                refused = result is None
             except Other:
                 self.last = None
             except REFUSALS:
-                anew = True
+                refused = True
         self._sound = True
-        if anew:
+        if refused:
             self.release()
-            self.why = ""  # if anything is, `step` finds out
+            self.why = ""  # `step` finds the reason
         return result
 
     def _begin(self) -> None:
-        """Take nothing for known if the last call was cut off somewhere."""
+        """Forget the last call if an exception ended it."""
         if not self._sound:
             self.totals.forget()
             self.last = None
@@ -278,52 +288,52 @@ class Led:
         grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | None:
         columns, cells = columns_of(content, params), self._cells(content, params)
-        at = len(content["averages"])
-        columns[at:at] = self._of_models(content["models"], params)
+        n_averages = len(content["averages"])
+        columns[n_averages:n_averages] = self._of_models(content["models"], params)
         if self.table is not None and cells:
             columns += self.table.of_parameters()
         optimizers = [self.optimizer]
 
-        def every() -> Tensors:
+        def read_grads() -> Tensors:
             return gradients_of(parameters_of(optimizers))
 
         for _ in range(TRIES):
-            ahead = self.totals.of(content, grads, every, cells)
-            found = ahead.found
-            shared = shared_of(content, found, params[0].device)
+            ahead = self.totals.of(content, grads, read_grads, cells)
+            factors = ahead.factors
+            shared = shared_of(content, factors, params[0].device)
             if len({*map(id, shared)}) < len(shared):
                 raise Unlike("what is given to a tail is one tensor in two places")
-            few = self._form(content, found, drops, params, columns)
-            aside = Aside(columns, shared, found.skip, ahead)
+            leader = self._form(content, factors, drops, params, columns)
+            aside = Aside(columns, shared, factors.skip, ahead)
             try:
-                result = self._done(few, aside, ahead)
+                result = self._done(leader, aside, ahead)
             except Other:
                 self.totals.drop(ahead)
-                grads = every()
+                grads = read_grads()
                 continue
             if result is not None:
-                for x in content["models"]:
-                    x.finish(params)
-                aside.again = few.lanes
-                self.last = few, aside, ahead
+                for model in content["models"]:
+                    model.finish(params)
+                aside.again = leader.lanes
+                self.last = leader, aside, ahead
             return result
         raise Unlike("gradients change while it steps")
 
     def _of_models(self, models: Sequence[Updated], params: Tensors) -> list[Tensors]:
-        """What of averaged models stands beside each parameter: the lists of the last
-        call where they hold the same.
+        """A column of averages for each averaged model: the lists of the last call if
+        their tensors are the same.
         """
-        found = [x.beside(params) for x in models]
-        known = self.models
-        if len(known) != len(found) or not all(
-            len(a) == len(b) and all(map(is_, a, b))
-            for a, b in zip(known, found, strict=True)
+        columns = [x.beside(params) for x in models]
+        last = self.models
+        if len(last) != len(columns) or not all(
+            len(previous) == len(column) and all(map(is_, previous, column))
+            for previous, column in zip(last, columns, strict=True)
         ):
-            self.models = found
+            self.models = columns
         return self.models
 
     def _cells(self, content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
-        """Where what is known of each gradient is written; [] where nobody asks."""
+        """The columns for statistics of gradients; [] if they are not asked for."""
         if not content["measured"]:
             return []
         if self.table is None or not self.table.fits(params):
@@ -331,86 +341,92 @@ class Led:
         return self.table.of_gradients([p.grad is not None for p in params])
 
     def _done(
-        self, few: Representatives, aside: Aside, ahead: Ahead
+        self, leader: Representatives, aside: Aside, ahead: Ahead
     ) -> tuple[torch.Tensor, ...] | None:
-        """Do it, or return None; raises Other."""
-        known = len(few.task.told)
+        """Launch a tail. None, with `why`, if nothing was written; raises Other."""
+        n_reports = len(leader.task.told)
         try:
-            done = few.step(self.optimizer, self.compiling.make, aside=aside)
+            did_step = leader.step(self.optimizer, self.compiling.make, aside=aside)
         finally:
             ahead.done()
-        if not done:
-            self.why = few.why or "Dynamo leaves it to eager"
+        if not did_step:
+            self.why = leader.why or "Dynamo leaves it to eager"
             return None
-        if len(few.task.told) > known:
-            self.compiling.tell(few.task.told[known:])
-        if not ahead.room:
-            return tuple(ahead.given)
+        if len(leader.task.told) > n_reports:
+            self.compiling.tell(leader.task.told[n_reports:])
+        if not ahead.cells:
+            return tuple(ahead.results)
         assert self.table is not None
-        return *ahead.given, self.table.numbers.clone()
+        return *ahead.results, self.table.numbers.clone()
 
     def _form(
         self,
         content: Mapping[str, Any],
-        found: Found,
+        factors: Factors,
         drops: bool,
         params: Tensors,
         columns: Sequence[Tensors],
     ) -> Representatives:
-        """What does this, made if need be."""
-        n = len(columns) - len(OF_PARAMETERS) * content["measured"]
+        """The representatives for these options, made if there are none."""
+        n_columns = len(columns) - len(OF_PARAMETERS) * content["measured"]
         key = (
             drops,
             content["zeroed"],
             content["measured"],
-            n,
+            n_columns,
             tuple(x.key for x in content["models"]),
             tuple(map(type, content["decays"])),
             *(type(content[x]) for x in ("divisor", "max_value")),
             *map(type, content["adaptive"] or ()),
-            *(x is None for x in found),
+            *(x is None for x in factors),
         )
-        few = self.forms.pop(key, None)
-        if few is not None:
-            self.forms[key] = few
+        leader = self.forms.pop(key, None)
+        if leader is not None:
+            self.forms[key] = leader
         else:
-            while len(self.forms) >= KEPT:
+            while len(self.forms) >= MAX_FORMS:
                 self.forms.pop(next(iter(self.forms))).release()
-            dtypes = dtypes_beside(params, columns[:n]) + [None] * (len(columns) - n)
-            form = Form(content, found, drops, dtypes)
-            few = self.forms[key] = self.compiling.representatives(form)
-        return few
+            dtypes = dtypes_beside(params, columns[:n_columns]) + [None] * (
+                len(columns) - n_columns
+            )
+            form = Form(content, factors, drops, dtypes)
+            leader = self.forms[key] = self.compiling.representatives(form)
+        return leader
 
 
 def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
-    """The averages and copies, each beside a parameter. Raises Unlike for others."""
+    """The columns of averages and copies, each with a tensor for each parameter. Raises
+    Unlike if they are not of all parameters in their order.
+    """
     columns = []
-    for own, source in (*content["averages"], *content["copies"]):
+    for averages, source in (*content["averages"], *content["copies"]):
         if len(source) != len(params) or not all(map(is_, source, params)):
             raise Unlike("an average is not of all parameters in their order")
-        columns.append(own)
+        columns.append(averages)
     return columns
 
 
 def dtypes_beside(
     params: Tensors, columns: Sequence[Tensors]
 ) -> list[Mapping[torch.dtype, torch.dtype] | None]:
-    """Of each column, the dtype beside a parameter of some dtype."""
-    found: list[Mapping[torch.dtype, torch.dtype] | None] = []
-    for own in columns:
-        pairs = {(p.dtype, t.dtype) for p, t in zip(params, own, strict=True)}
+    """For each column, its dtype for each dtype of parameters. Raises Unlike if there
+    is more than one.
+    """
+    dtypes_of_columns: list[Mapping[torch.dtype, torch.dtype] | None] = []
+    for column in columns:
+        pairs = {(p.dtype, t.dtype) for p, t in zip(params, column, strict=True)}
         dtypes = dict(pairs)
         if len(dtypes) < len(pairs):
             raise Unlike("averages of parameters of one dtype have several")
-        found.append(dtypes)
-    return found
+        dtypes_of_columns.append(dtypes)
+    return dtypes_of_columns
 
 
 def shared_of(
-    content: Mapping[str, Any], found: Found, device: torch.device
+    content: Mapping[str, Any], factors: Factors, device: torch.device
 ) -> list[Any]:
-    """What is the same for all lanes, in the order of `Form`."""
-    shared = [content["divisor"], found.unscales, found.clips]
+    """The arguments that all lanes share, in the order of `Form`."""
+    shared = [content["divisor"], factors.unscales, factors.clips]
     limit = content["max_value"]
     if limit is not None:
         shared += [limit] if isinstance(limit, torch.Tensor) else [limit, -limit]
@@ -420,4 +436,4 @@ def shared_of(
         for decay in content["decays"]
     ]
     shared += [x.number.to(device) for x in content["models"]]
-    return [x for x in (*shared, found.skip) if x is not None]
+    return [x for x in (*shared, factors.skip) if x is not None]

@@ -27,9 +27,9 @@ from ..shadow.lanes import Unlike
 from ..shards.local import LocalOptimizer, part_of
 from .compiling import Compiling
 from .fused import REFUSALS
-from .led import KEPT, Form, columns_of, dtypes_beside, shared_of
+from .led import MAX_FORMS, Form, columns_of, dtypes_beside, shared_of
 from .part_norm import PartNorm
-from .totals import NOTHING, Found
+from .totals import NO_FACTORS, Factors
 
 Tensors = list[torch.Tensor]
 #: What a tail asks for that is not done so.
@@ -255,7 +255,7 @@ class LedParts:
         norm = self._norm(content, grads, parts)
         heres = local.given.params
         few, total = self._form(content, norm, drops, heres, columns)
-        shared = shared_of(content, NOTHING, heres[0].device)
+        shared = shared_of(content, NO_FACTORS, heres[0].device)
         if norm is not None:
             shared = [*norm.values, total, content["max_norm"], *shared]
             norm(parts, content["divisor"])
@@ -307,7 +307,7 @@ class LedParts:
         if found is None or not found.fits(grads):
             given = grads, parts, content["places"], content["norm_type"], divisor
             found = PartNorm(*given, self.config, self.compiling.first_launch)
-        while len(self.norms) >= KEPT:
+        while len(self.norms) >= MAX_FORMS:
             del self.norms[next(iter(self.norms))]
         self.norms[key] = found
         return found
@@ -334,15 +334,15 @@ class LedParts:
         if known is not None:
             self.forms[key] = known
             return known
-        while len(self.forms) >= KEPT:
+        while len(self.forms) >= MAX_FORMS:
             self.forms.pop(next(iter(self.forms)))[0].release()
-        total, found = torch.empty(()), NOTHING
+        total, factors = torch.empty(()), NO_FACTORS
         if norm is not None:
             device = norm.values[0].device
             total = torch.empty((), dtype=norm.dtype, device=device)
-            found = Found(None, None, total)
+            factors = Factors(None, None, total)
         dtypes = dtypes_beside([*params], columns)
-        inner = Form(content, found, drops, dtypes)
+        inner = Form(content, factors, drops, dtypes)
         form: Around = inner if norm is None else PartsForm(inner, norm)
         assert self.local is not None
         few = self.compiling.representatives(form, self.local.outward)

@@ -18,7 +18,7 @@ from .arguments import parameters_of
 from .clip import clip_grad_norm_
 from .order import arranged
 from .sequence import (
-    Given,
+    TailInputs,
     afterwards,
     clamp,
     gradients,
@@ -38,11 +38,11 @@ def run(
     """Do a tail in pieces: the total norm, of each optimizer whether its step was
     skipped, and the numbers of each parameter.
 
-    `steps`: what is called in place of each `optimizer.step`. `content` as in `Given`.
-    `raises`: raise RuntimeError for a norm that is not finite, as torch does.
-    `compiled`: is it worth while to compile a clip?
+    `steps`: what is called in place of each `optimizer.step`. `content`: the attributes
+    of a `TailInputs`. `raises`: raise RuntimeError for a norm that is not finite, as
+    torch does. `compiled`: is it worth while to compile a clip?
     """
-    given = Given(**content)
+    given = TailInputs(**content)
     every = [g for optimizer in optimizers for g in gradients(optimizer)]
     with torch.no_grad():
         if every and given.divisor is not None:

@@ -1,8 +1,9 @@
-"""The tail of a training step as eager does it, written so that Dynamo traces it whole.
+"""The tail of a training step in eager's order, written so that Dynamo traces it whole.
 
-Two things are written otherwise than eager's calls, with the same bits: gradients are
-scaled once for the norm, which needs no memory, and once more for the step; and every
-step is done, to be taken back on the device where it is to be skipped (`predication`).
+It differs from eager's calls in two points, with the same bits: gradients are scaled
+once for the norm, without memory for the result, and again for the step; and every step
+runs, and where it is to be skipped its writes are replaced on the device
+(`predication`).
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ from .stats import begin, table
 Tensors = list[torch.Tensor]
 
 
-class Given:
-    """What a tail is done with: the one object that Dynamo is given, whose attributes
-    it guards.
+class TailInputs:
+    """The inputs of a tail: the one argument of the traced function, whose attributes
+    Dynamo guards.
 
-    `optimizers`: shadows; `steps`: the functions of their steps. `divisor`: what
-    gradients are divided by before all else, or None. `scale`: GradScaler's,
-    None without one; `founds`: of each optimizer, what GradScaler found in gradients
-    that were unscaled before, None where they were not. `max_norm`, `max_value`,
-    `adaptive`: None where nothing is clipped so. `places`: those of gradients in the
-    order of the norm, [] where it is theirs. `order`: of dtypes, in which torch sums
-    norms up, [] of one. `judged`: is a step skipped whose norm is not finite?
-    `averages`: (averages, what they are of); `decays`: of each.
-    `models`: updates of averaged models; `objects`: of those of other packages.
-    `copies`: (copies, what they are of). `factor`: what a clip that came before has
-    left to this call, or None. `zeroed`: are gradients filled with zeros in
-    the end? `measured`: are there to be numbers of each parameter?
+    `optimizers`: shadows; `steps`: the functions of their steps. `divisor`: gradients
+    are divided by it before all else, or None. `scale`: GradScaler's scale, or None.
+    `founds`: for each optimizer GradScaler's `found_inf` if its gradients were unscaled
+    before the tail, else None. `max_norm`, `max_value`, `adaptive`: limits of the
+    clips, None for clips that are not asked for. `places`: the indices of gradients in
+    the order in which the norm is added up, [] for their own order. `order`: the dtypes
+    in the order in which torch adds up their norms, [] if there is only one. `judged`:
+    is a step skipped if the norm is not finite?
+    `averages`: pairs (averages, their sources); `decays`: the decay of each pair.
+    `models`: updates of averaged models; `objects`: updates of averages of other
+    packages. `copies`: pairs (copies, their sources). `factor`: that of an earlier
+    clip, by which gradients are still to be multiplied, or None. `zeroed`: are
+    gradients filled with zeros at the end? `measured`: are statistics of each parameter
+    asked for?
     """
 
     #: see `compat.STEPS`
@@ -71,161 +74,183 @@ class Given:
     @property
     def skips(self) -> bool:
         """May a step be skipped?"""
-        known = any(found is not None for found in self.founds)
-        return self.scale is not None or known or self.judged
+        has_found_inf = any(found_inf is not None for found_inf in self.founds)
+        return self.scale is not None or has_found_inf or self.judged
 
 
-def whole(self: Given) -> tuple[torch.Tensor, ...]:
-    """Do all of a tail; what is to be skipped is left to `predication`.
+def whole(self: TailInputs) -> tuple[torch.Tensor, ...]:
+    """Do a whole tail, without skipping steps, which `predication` adds.
 
-    Returns of each optimizer whether it is skipped, then what GradScaler is to be told
-    of each whose gradients were unscaled, then the total norm, then the numbers of each
-    parameter; of these what there is.
+    Returns, as far as they exist: for each optimizer whether its step is skipped (a
+    bool tensor); for each optimizer whose gradients were unscaled here, the flag for
+    GradScaler (1.0 if a gradient is not finite); the total norm; the table of
+    statistics.
     """
-    # where Dynamo lets it run as it is, only shadows would step
+    # if Dynamo runs this function untraced, only shadows would step
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced
-    own = [gradients(optimizer) for optimizer in self.optimizers]
-    every = [g for grads in own for g in grads]
+    grads_of_each = [gradients(optimizer) for optimizer in self.optimizers]
+    all_grads = [g for grads in grads_of_each for g in grads]
     inverse = None if self.scale is None else inverse_of(self.scale)
-    measured = measure(self, own, inverse)
-    norm, seen, told = measured.norm, measured.seen, measured.told
+    measured = measure(self, grads_of_each, inverse)
+    norm, norm_grads, flags_for_scaler = (
+        measured.norm,
+        measured.norm_grads,
+        measured.flags_for_scaler,
+    )
     params = parameters_of(self.optimizers) if self.measured else []
-    held = [p.grad is not None for p in params]
-    begun = begin(params, seen) if params else None
+    have_grads = [p.grad is not None for p in params]
+    stats_before = begin(params, norm_grads) if params else None
     skips: Tensors = []
     if self.skips:
-        for found in measured.founds:
-            skips.append(skip_of(self, found, norm, every[0].device))
-    again = every
+        for found_inf in measured.found_infs:
+            skips.append(skip_of(self, found_inf, norm, all_grads[0].device))
+    unit_grads = all_grads
     if self.adaptive is not None and self.max_norm is None and self.max_value is None:
-        # once more for norms of units: one lane has not two kinds of norms
-        again = as_seen(self, own, inverse)
+        # scaled again for the norms of units: a lane cannot have two kinds of norms
+        unit_grads = as_seen(self, grads_of_each, inverse)
     if self.divisor is not None:
-        torch._foreach_div_(every, self.divisor)
-    for k, grads in enumerate(own if skips else ()):
-        # a number that is known when the norm is. With it the step's kernel scales
-        # gradients once more, which costs less than to store them scaled; and nothing
-        # that comes of gradients is computed before it is known to be kept
+        torch._foreach_div_(all_grads, self.divisor)
+    for k, grads in enumerate(grads_of_each if skips else ()):
+        # The factor depends on the norm's launch. So the step's kernel scales gradients
+        # again, which costs less than to store them scaled; and nothing that depends on
+        # gradients is computed before the flag of the step
         factor = inverse if self.founds[k] is None else None
         if factor is None and self.max_norm is None:
-            factor = torch.ones((), dtype=torch.float32, device=every[0].device)
+            factor = torch.ones((), dtype=torch.float32, device=all_grads[0].device)
         if factor is not None:
             torch._foreach_mul_(grads, torch.where(skips[k], factor, factor))
     if self.max_norm is not None and norm is not None:
-        scale_by_norm(every, self.max_norm, norm)
+        scale_by_norm(all_grads, self.max_norm, norm)
     if self.factor is not None:
-        torch._foreach_mul_(every, self.factor)
+        torch._foreach_mul_(all_grads, self.factor)
     if self.max_value is not None:
-        clamp(every, self.max_value)
+        clamp(all_grads, self.max_value)
     if self.adaptive is not None:
-        having = [p for p in parameters_of(self.optimizers) if p.grad is not None]
-        adapt(having, every, *self.adaptive, again)
+        params_with_grad = [
+            p for p in parameters_of(self.optimizers) if p.grad is not None
+        ]
+        adapt(params_with_grad, all_grads, *self.adaptive, unit_grads)
     for step, optimizer in zip(self.steps, self.optimizers, strict=True):
         result = step(optimizer)
         if self.factor is not None and result is not None:
             raise NotTraced("the step returns something")
-    stats = [] if begun is None else [table(params, held, begun)]
+    stats = [] if stats_before is None else [table(params, have_grads, stats_before)]
     afterwards(self)
     if self.zeroed:
-        torch._foreach_zero_(every)
-    return (*skips, *told, *([] if norm is None else [norm]), *stats)
+        torch._foreach_zero_(all_grads)
+    return (*skips, *flags_for_scaler, *([] if norm is None else [norm]), *stats)
 
 
 class Measured(NamedTuple):
-    """What is known of gradients before a step: what GradScaler is `told` of each
-    optimizer that it unscales, what was found of each, None where nobody looked,
-    gradients as they are `seen` by a norm, and the total norm if it is asked for.
+    """Results computed from gradients before the steps.
+
+    `flags_for_scaler`: the flag for GradScaler of each optimizer that is unscaled here.
+    `found_infs`: the flag of each optimizer, None without a scaler. `norm_grads`: all
+    gradients, divided and unscaled, of which norms are taken. `norm`: the total norm,
+    if it is asked for.
     """
 
-    told: Tensors
-    founds: list[torch.Tensor | None]
-    seen: Tensors
+    flags_for_scaler: Tensors
+    found_infs: list[torch.Tensor | None]
+    norm_grads: Tensors
     norm: torch.Tensor | None
 
 
-def measure(self: Given, own: list[Tensors], inverse: torch.Tensor | None) -> Measured:
-    """Look at the gradients `own` of each optimizer; nothing is written. `inverse`:
-    what they are unscaled with.
+def measure(
+    inputs: TailInputs, grads_of_each: list[Tensors], inverse: torch.Tensor | None
+) -> Measured:
+    """Compute flags and total norm from the gradients of each optimizer; writes
+    nothing. `inverse`: the factor that unscales, or None.
     """
-    told: Tensors = []
-    founds: list[torch.Tensor | None] = []
-    seen: Tensors = []
-    for grads, known in zip(own, self.founds, strict=True):
-        found = known
-        # for flag and norm alone: no memory is written, and both are one lane's
+    flags_for_scaler: Tensors = []
+    found_infs: list[torch.Tensor | None] = []
+    norm_grads: Tensors = []
+    for grads, unscaled_found_inf in zip(grads_of_each, inputs.founds, strict=True):
+        found_inf = unscaled_found_inf
+        # only for the flag and the norm: in no memory, and both in one lane
         read = grads
-        if self.divisor is not None:
-            read = list(torch._foreach_div(grads, self.divisor))
-        if inverse is None or known is not None:
-            seen.extend(read)
+        if inputs.divisor is not None:
+            read = list(torch._foreach_div(grads, inputs.divisor))
+        if inverse is None or unscaled_found_inf is not None:
+            norm_grads.extend(read)
         else:
-            if self.divisor is None:
+            if inputs.divisor is None:
                 read = list(torch._foreach_mul(grads, 1.0))
-            found = torch.logical_not(torch.isfinite(largest(read))).float()
-            told.append(found)
+            found_inf = torch.logical_not(torch.isfinite(largest(read))).float()
+            flags_for_scaler.append(found_inf)
             scaled = torch._foreach_mul(read, inverse)
-            # of a tensor without dimensions the product is as wide as the scale
-            seen.extend([x.to(g.dtype) for x, g in zip(scaled, grads, strict=True)])
-        founds.append(found)
+            # the product of a tensor without dimensions has the dtype of the scale
+            norm_grads.extend(
+                [x.to(g.dtype) for x, g in zip(scaled, grads, strict=True)]
+            )
+        found_infs.append(found_inf)
     norm = None
-    if self.max_norm is not None or self.judged:
-        over = arranged(seen, self.places)
-        summed = [x for kind in self.order for x in over if x.dtype == kind] or over
-        norm = total_norm(summed, self.norm_type)
-    return Measured(told, founds, seen, norm)
+    if inputs.max_norm is not None or inputs.judged:
+        ordered = arranged(norm_grads, inputs.places)
+        ordered_by_dtype = [
+            x for dtype in inputs.order for x in ordered if x.dtype == dtype
+        ] or ordered
+        norm = total_norm(ordered_by_dtype, inputs.norm_type)
+    return Measured(flags_for_scaler, found_infs, norm_grads, norm)
 
 
 def total_norm(tensors: Tensors, norm_type: float) -> torch.Tensor:
-    """What torch.nn.utils.get_total_norm gives for tensors that are in its order."""
+    """The result of torch.nn.utils.get_total_norm for tensors in its order."""
     norms = torch.stack(list(torch._foreach_norm(tensors, norm_type)))
     norm: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
     return norm
 
 
 def skip_of(
-    self: Given,
-    found: torch.Tensor | None,
+    inputs: TailInputs,
+    found_inf: torch.Tensor | None,
     norm: torch.Tensor | None,
     device: torch.device,
 ) -> torch.Tensor:
-    """Is the step of an optimizer skipped, of whose gradients this was `found`?"""
-    skip = None if found is None else found != 0
-    if self.judged and norm is not None:
-        bad = torch.logical_not(torch.isfinite(norm))
-        skip = bad if skip is None else skip | bad
+    """Is the step of an optimizer skipped? A bool tensor without dimensions.
+
+    `found_inf`: the flag of its gradients, not zero if one is not finite; None without
+    a scaler.
+    """
+    skip = None if found_inf is None else found_inf != 0
+    if inputs.judged and norm is not None:
+        is_nonfinite = torch.logical_not(torch.isfinite(norm))
+        skip = is_nonfinite if skip is None else skip | is_nonfinite
     return torch.zeros((), dtype=torch.bool, device=device) if skip is None else skip
 
 
-def as_seen(self: Given, own: list[Tensors], inverse: torch.Tensor | None) -> Tensors:
-    """What gradients are when they are divided and unscaled, in no memory."""
+def as_seen(
+    inputs: TailInputs, grads_of_each: list[Tensors], inverse: torch.Tensor | None
+) -> Tensors:
+    """The gradients divided and unscaled, as new tensors."""
     result: Tensors = []
-    for grads, known in zip(own, self.founds, strict=True):
+    for grads, found_inf in zip(grads_of_each, inputs.founds, strict=True):
         read = grads
-        if self.divisor is not None:
-            read = list(torch._foreach_div(read, self.divisor))
+        if inputs.divisor is not None:
+            read = list(torch._foreach_div(read, inputs.divisor))
         elif grads:
             read = list(torch._foreach_mul(read, 1.0))
-        if inverse is not None and known is None:
+        if inverse is not None and found_inf is None:
             scaled = torch._foreach_mul(read, inverse)
             read = [x.to(g.dtype) for x, g in zip(scaled, grads, strict=True)]
         result.extend(read)
     return result
 
 
-def afterwards(self: Given) -> None:
-    """What follows the steps: averages and copies of what they have made."""
-    for (own, source), decay in zip(self.averages, self.decays, strict=True):
-        average(own, source, decay)
-    update(self.models)
-    for x in self.objects:
-        x.apply()
-    for own, source in self.copies:
-        torch._foreach_copy_(own, source)
+def afterwards(inputs: TailInputs) -> None:
+    """Update averages and copies, after the steps."""
+    for (averages, source), decay in zip(inputs.averages, inputs.decays, strict=True):
+        average(averages, source, decay)
+    update(inputs.models)
+    for model in inputs.objects:
+        model.apply()
+    for averages, source in inputs.copies:
+        torch._foreach_copy_(averages, source)
 
 
 def inverse_of(scale: torch.Tensor) -> torch.Tensor:
-    """What GradScaler multiplies gradients by."""
+    """The factor by which GradScaler multiplies gradients, in float32."""
     return scale.double().reciprocal().float()
 
 
@@ -240,21 +265,21 @@ def gradients(optimizer: Any) -> Tensors:
 
 
 def largest(grads: Tensors) -> torch.Tensor:
-    """The largest size among the elements; not finite if one of them is not."""
+    """The largest absolute value of all elements; not finite if one of them is not."""
     filled = [g for g in grads if g.numel()]
     return torch.nn.utils.get_total_norm(filled, float("inf"))
 
 
 def scale_by_norm(grads: Tensors, max_norm: Any, norm: torch.Tensor) -> None:
-    """What torch.nn.utils.clip_grads_with_norm_ does, with a limit that may be a tensor
-    as well: there the quotient of a number and a tensor is a product with the tensor's
-    reciprocal, which is rounded, and the number is not rounded to 16 bits.
+    """Do what torch.nn.utils.clip_grads_with_norm_ does, also for a limit that is a
+    tensor. torch divides a number by a tensor as the product with the tensor's rounded
+    reciprocal, and does not round the number to 16 bits; so does this with a tensor.
     """
     torch._foreach_mul_(grads, factor_of(max_norm, norm))
 
 
 def factor_of(max_norm: Any, norm: torch.Tensor) -> torch.Tensor:
-    """What `scale_by_norm` multiplies gradients by."""
+    """The factor by which `scale_by_norm` multiplies gradients, in the norm's dtype."""
     inverse = (norm + 1e-6).reciprocal()
     if isinstance(max_norm, torch.Tensor):
         wide = torch.float64 if norm.dtype == torch.float64 else torch.float32
@@ -265,9 +290,9 @@ def factor_of(max_norm: Any, norm: torch.Tensor) -> torch.Tensor:
 
 
 def clamp(grads: Tensors, limit: Any, least: Any = None) -> None:
-    """What torch.nn.utils.clip_grad_value_ does, with a limit that may be a tensor.
+    """Do what torch.nn.utils.clip_grad_value_ does, also for a limit that is a tensor.
 
-    `least`: of a limit that is a number, the same below zero.
+    `least`: `-limit`, for a limit that is a number.
     """
     if isinstance(limit, torch.Tensor):
         n = len(grads)
@@ -278,19 +303,19 @@ def clamp(grads: Tensors, limit: Any, least: Any = None) -> None:
         torch._foreach_clamp_max_(grads, limit)
 
 
-def average(own: Tensors, source: Tensors, decay: Any, weight: Any = None) -> None:
-    """What torch.optim.swa_utils.get_ema_multi_avg_fn does, with a decay that may be a
-    tensor, and averages that may be of another dtype.
+def average(averages: Tensors, source: Tensors, decay: Any, weight: Any = None) -> None:
+    """Do what torch.optim.swa_utils.get_ema_multi_avg_fn does, also for a decay that is
+    a tensor and for averages of another dtype than their sources.
 
-    `weight`: of a decay that is a number, what it lacks to 1.
+    `weight`: `1 - decay`, for a decay that is a number.
     """
-    cast = [
+    casted = [
         p if p.dtype == a.dtype else p.to(a.dtype)
-        for a, p in zip(own, source, strict=True)
+        for a, p in zip(averages, source, strict=True)
     ]
     if isinstance(decay, torch.Tensor):
-        for a, p in zip(own, cast, strict=True):
-            # torch's function of lists takes the tensor for a number, which is not
+        for a, p in zip(averages, casted, strict=True):
+            # torch's function for lists reads the tensor as a number, which is not
             # rounded to 16 bits
             wide = torch.float64 if a.dtype == torch.float64 else torch.float32
             weight = (1 - decay).to(wide)
@@ -299,4 +324,4 @@ def average(own: Tensors, source: Tensors, decay: Any, weight: Any = None) -> No
             else:
                 a.copy_(torch.lerp(a.to(wide), p.to(wide), weight))
     else:
-        torch._foreach_lerp_(own, cast, 1 - decay if weight is None else weight)
+        torch._foreach_lerp_(averages, casted, 1 - decay if weight is None else weight)

@@ -33,7 +33,7 @@ _SET = attrgetter(*SET)
 
 
 class Steady:
-    """What a call was asked for, and its `content`; see `asked_of`, `sequence.Given`.
+    """The options of a call (see `asked_of`) and its `content` (see `TailInputs`).
 
     `strangers`: parameters of no optimizer, whose gradients are None.
     """

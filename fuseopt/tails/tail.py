@@ -1,8 +1,8 @@
-"""`fuseopt.tail`: the whole tail of a training step, as one object that is called.
+"""`fuseopt.tail`: the whole tail of a training step, as one callable object.
 
-It unscales, measures, clips, steps, averages and clears, in the order in which trainers
-do, in one graph where that can be (`fused`); where hooks or other code of the user's
-run between the parts, and in the call that makes an optimizer's state, in pieces.
+It unscales, measures, clips, steps, averages and clears gradients, in the order of
+trainers, in one graph where possible (`in_one`); in pieces (`pieces`) if code of the
+user, such as hooks, runs between the parts, and in the call that creates the state.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Tail:
     set between calls.
     """
 
-    #: what the columns of `stats` are
+    #: the names of the columns of `Outcome.stats`
     stats_names = COLUMNS
 
     def __init__(
@@ -85,12 +85,12 @@ class Tail:
         self._beside = beside
         self._order = order
         self._options = options
-        #: of each optimizer: has it stepped before, so that its state is there?
+        #: for each optimizer: has it stepped in this tail, so that its state exists?
         self._begun = [False for _ in optimizers]
         self._steps: list[Any] | None = None
         self._told: set[str] = set()
         self._fused: InOne | None = None
-        #: what their steps are, and the functions of those: see `function_of`
+        #: the optimizers' steps, and the functions of these: see `function_of`
         self._seen: list[Any] = []
         self._functions: list[tuple[Any, str]] = []
         self._steady: Steady | None = None
@@ -101,10 +101,12 @@ class Tail:
         accumulated: Any = None,
         step: int | None = None,
     ) -> Outcome:
-        """Do it; `average=False` leaves the averages as they are. `accumulated` stands
-        for `grad_divisor` in this call; `step` is for averages of other packages whose
-        update takes one. Raises ValueError, TypeError, UnsupportedInput
-        before anything is written.
+        """Do the tail of one training step.
+
+        `average=False` leaves the averages as they are. `accumulated` replaces
+        `grad_divisor` in this call. `step` is passed to averages of other packages
+        whose update takes a step. Raises ValueError, TypeError, RuntimeError,
+        UnsupportedInput before anything is written.
         """
         if torch.compiler.is_dynamo_compiling():
             raise UnsupportedInput(
@@ -113,17 +115,17 @@ class Tail:
         with self._lock:
             self._beside.ask(average, step)
             if accumulated is None and step is None and self._steady is not None:
-                done = self._again(self._steady, average)
-                if done is not None:
-                    return done
+                outcome = self._again(self._steady, average)
+                if outcome is not None:
+                    return outcome
             params = parameters_of(self.optimizers)
             content = self._content(accumulated, params)
             self._steady = None
-            lasts = accumulated is None and step is None
-            return self._call(content, params, average if lasts else None)
+            repeatable = accumulated is None and step is None
+            return self._call(content, params, average if repeatable else None)
 
     def _again(self, steady: Steady, average: bool) -> Outcome | None:
-        """Do what the last call did, if this one is asked for the same; else None."""
+        """Repeat the last call if this one is asked for the same; else return None."""
         fused = self._fused
         if fused is None or fused.why or compat.stance() not in TRACES:
             return None
@@ -143,19 +145,20 @@ class Tail:
     def _call(
         self, content: dict[str, Any], params: list[Any], average: bool | None
     ) -> Outcome:
-        """Do it. `average`: of a call that may be done again, was it asked for?"""
+        """Do a call. `average`: its argument, None if `_again` may not repeat it."""
         why = self._why_not_fused(content)
         if not why:
             self._beside.trace(content)
-            done = self._in_one(content, params, average)
-            if isinstance(done, Outcome):
-                return done
-            if isinstance(done, Clipped):
-                rest = {**content, "divisor": None, "max_norm": None}
-                return Outcome(done.norm, self._in_pieces(rest, done.why).skips)
-            why = done
+            outcome = self._in_one(content, params, average)
+            if isinstance(outcome, Outcome):
+                return outcome
+            if isinstance(outcome, Clipped):
+                remaining = {**content, "divisor": None, "max_norm": None}
+                skips = self._in_pieces(remaining, outcome.why).skips
+                return Outcome(outcome.norm, skips)
+            why = outcome
             if content["objects"]:
-                # without them it may be one graph
+                # without these objects it may be one graph
                 self._beside.alone, content["objects"] = why, []
                 self._fused = None
                 return self._call(content, params, average)
@@ -164,7 +167,7 @@ class Tail:
     def _in_one(
         self, content: dict[str, Any], params: list[Any], average: bool | None
     ) -> Outcome | Clipped | str:
-        """Do it in one graph; or why nothing was done, or no more than the clip."""
+        """Do a call in one graph; returns the reason if nothing was written."""
         assert self._fused is not None
         grads = gradients_of(params)
         if self._beside.alone:
@@ -183,7 +186,7 @@ class Tail:
 
     @property
     def stats_rows(self) -> list[str]:
-        """What the rows of `stats` are: the names of all parameters."""
+        """The names of the rows of `Outcome.stats`, one for each parameter."""
         return row_names(self.names, parameters_of(self.optimizers))
 
     def __reduce__(self) -> Any:
@@ -193,12 +196,10 @@ class Tail:
         names = ", ".join(type(x).__name__ for x in self.optimizers)
         return f"<tail of {names}>"
 
-    # ---------------------------------------------------------------- what is given
+    # ---------------------------------------------------------------- inputs
 
-    def _content(self, accumulated: Any, every: list[Any]) -> dict[str, Any]:
-        """What a call is done with, all of it checked; see `sequence.Given`. `every`:
-        all parameters.
-        """
+    def _content(self, accumulated: Any, params: list[Any]) -> dict[str, Any]:
+        """The checked inputs of a call; see `sequence.TailInputs`."""
         if accumulated is None:
             accumulated = self.grad_divisor
         max_norm = checked_limit("clip_grad_norm", self.clip_grad_norm)
@@ -222,16 +223,16 @@ class Tail:
             "max_value": max_value,
             "adaptive": checked_adaptive(self.clip_grad_adaptive),
             "norm_type": float(self.norm_type),
-            "places": self._order.places(every),
+            "places": self._order.places(params),
             "judged": bool(self.skip_nonfinite),
-            **self._beside.content(every, self.decays),
+            **self._beside.content(params, self.decays),
             "zeroed": self.zero_grad == "zeros",
             "measured": bool(self.stats),
             "factor": None,
         }
 
     def _found_before(self, optimizer: Optimizer) -> torch.Tensor | None:
-        """What the scaler found where the user has called `unscale_` already."""
+        """The scaler's `found_inf` if the user has called `unscale_`, or None."""
         scaler = self.scaler
         assert scaler is not None
         stage = compat.stage_of(scaler, optimizer)
@@ -250,13 +251,13 @@ class Tail:
             if torch.float16 in {g.dtype for g in grads}:
                 raise ValueError("Attempting to unscale FP16 gradients.")
             return None
-        (found, *_) = compat.founds_of(scaler, optimizer).values()
-        return found
+        (found_inf, *_) = compat.founds_of(scaler, optimizer).values()
+        return found_inf
 
     # ---------------------------------------------------------------- one graph
 
     def _why_not_fused(self, content: dict[str, Any]) -> str:
-        """Why this call is done in pieces; "" if it is to be one graph."""
+        """Why this call runs in pieces; "begin": without a Report; "": it does not."""
         self._follow_steps()
         for k, optimizer in enumerate(self.optimizers):
             if not self._begun[k] and not has_state(optimizer):
@@ -270,34 +271,34 @@ class Tail:
         if compat.stance() not in TRACES:
             return "begin"
         if self._fused is None:
-            self._fused = self._made()
+            self._fused = self._new_in_one()
         if self._fused.why:
             return self._fused.why
         return "" if all(map(has_gradients, self.optimizers)) else "begin"
 
     def _follow_steps(self) -> None:
-        """Let nothing count that was made for steps of which optimizers have others."""
-        now = [x for optimizer in self.optimizers for x in steps_of(optimizer)]
-        if len(now) == len(self._seen) and all(map(is_, now, self._seen)):
+        """Release what was compiled if an optimizer has got another step."""
+        steps = [x for optimizer in self.optimizers for x in steps_of(optimizer)]
+        if len(steps) == len(self._seen) and all(map(is_, steps, self._seen)):
             return
         functions = [function_of(optimizer) for optimizer in self.optimizers]
         if functions != self._functions or any(why for _, why in functions):
             self._fused = self._steps = None
-        self._functions, self._seen = functions, now
+        self._functions, self._seen = functions, steps
 
-    def _made(self) -> InOne:
+    def _new_in_one(self) -> InOne:
         attach()
         functions, reasons = zip(*self._functions, strict=True)
         disabled = map(compat.disabled, self.optimizers)
         why = next(filter(None, [*reasons, *disabled]), "")
         options = self._options
-        made = InOne(self.optimizers, functions, resolve(None, options), options)
-        made.whole.why = made.why or why
-        return made
+        in_one = InOne(self.optimizers, functions, resolve(None, options), options)
+        in_one.whole.why = in_one.why or why
+        return in_one
 
     @contextlib.contextmanager
     def _marks(self) -> Any:
-        """The marks that profilers are given of each step."""
+        """Record the steps for profilers, as `Optimizer.step` does."""
         with contextlib.ExitStack() as stack:
             for optimizer in self.optimizers:
                 if not compat.undisturbed(optimizer):
@@ -312,26 +313,26 @@ class Tail:
         result: Sequence[torch.Tensor],
         params: Sequence[Any],
     ) -> Outcome:
-        rest = [*result]
+        remaining = [*result]
         n = len(self.optimizers)
         skips: list[bool | torch.Tensor] = [False] * n
         founds = content["founds"]
-        known = content["scale"] is not None or content["judged"]
-        if known:
-            skips, rest = [*rest[:n]], rest[n:]
+        may_skip = content["scale"] is not None or content["judged"]
+        if may_skip:
+            skips, remaining = [*remaining[:n]], remaining[n:]
         for k, optimizer in enumerate(self.optimizers):
-            # a scheduler puts its mark on a step of the optimizer's own
-            own = vars(optimizer).get("step")
-            if own is not None and hasattr(own, "_wrapped_by_lr_sched"):
+            # a scheduler wraps the step, and checks that the wrapper was called
+            step = vars(optimizer).get("step")
+            if step is not None and hasattr(step, "_wrapped_by_lr_sched"):
                 optimizer._opt_called = True  # type: ignore[attr-defined]
             compat.ran(optimizer)
             if content["scale"] is not None:
-                found = None if founds[k] is not None else rest.pop(0)
+                flag = None if founds[k] is not None else remaining.pop(0)
                 assert self.scaler is not None
-                compat.has_stepped(self.scaler, optimizer, found)
+                compat.has_stepped(self.scaler, optimizer, flag)
         self._end(content, params)
-        stats = rest.pop() if content["measured"] else None
-        return Outcome(rest[0] if rest else None, skips, stats)
+        stats = remaining.pop() if content["measured"] else None
+        return Outcome(remaining[0] if remaining else None, skips, stats)
 
     # ---------------------------------------------------------------- in pieces
 
@@ -342,22 +343,22 @@ class Tail:
         steps = self._eager_steps() if eager else self._compiled_steps()
         raises = bool(self.error_if_nonfinite)
         scaler = None if content["scale"] is None else self.scaler
-        given = self.optimizers, steps, scaler, content, raises
-        norm, skips, stats = run(*given, compiled=not eager)
+        arguments = self.optimizers, steps, scaler, content, raises
+        norm, skips, stats = run(*arguments, compiled=not eager)
         for k, skip in enumerate(skips):
             self._begun[k] |= not skip
         self._end(content, parameters_of(self.optimizers))
         return Outcome(norm, skips, stats)
 
     def _tell(self, what: str, why: str) -> None:
-        said = f"{what}: {why}"
-        if said in self._told:
+        message = f"{what}: {why}"
+        if message in self._told:
             return
-        self._told.add(said)
+        self._told.add(message)
         config = resolve(None, self._options)
         if config.fallback == "error" and not self.error_if_nonfinite:
-            raise CaptureError(f"{said} (options={{'fallback': 'error'}} was given)")
-        session.reports.append(Report(fallback=said[0].upper() + said[1:]))
+            raise CaptureError(f"{message} (options={{'fallback': 'error'}} was given)")
+        session.reports.append(Report(fallback=message[0].upper() + message[1:]))
 
     def _eager_steps(self) -> list[Callable[[], Any]]:
         return [optimizer.step for optimizer in self.optimizers]
@@ -366,19 +367,19 @@ class Tail:
         if self._steps is None:
             self._steps = []
             for optimizer in self.optimizers:
-                asked = compat.Asked(None, self._options)
-                step = compile_bound(optimizer.step, optimizer, asked)
-                self._steps.append(step or optimizer.step)
+                options = compat.Asked(None, self._options)
+                compiled = compile_bound(optimizer.step, optimizer, options)
+                self._steps.append(compiled or optimizer.step)
         return self._steps
 
     def _end(self, content: Mapping[str, Any], params: Sequence[Any]) -> None:
-        """What is left for the host."""
+        """Do the host's part after the launches."""
         self._beside.end(content)
         if self.zero_grad is True:
             clear(params)
 
 
-# ---------------------------------------------------------------- the door
+# ---------------------------------------------------------------- the public function
 
 
 def tail(
@@ -400,47 +401,47 @@ def tail(
     names: Iterable[str] | torch.nn.Module | None = None,
     **options: Any,
 ) -> Tail:
-    """The tail of a training step: what is called after `backward()`.
+    """The tail of a training step, to be called after `backward()`.
 
-    `ema`: pairs of a list of averages, in the order of the parameters of all groups,
-    and a decay; or (averages, what they are of, decay); or an AveragedModel, or such an
-    object of another package, and the model or the parameters that it is of.
-    `copies`: tensors that get what the parameters are, in other dtypes. `zero_grad`:
-    True sets gradients to None and never writes the clipped ones, "zeros" fills them,
-    False leaves them clipped. `clip_parameters`: the parameters, or the model, in whose
-    order the total norm is added up; as groups have them where it is not given.
-    `clip_grad_adaptive`: a factor, or (factor, eps). `grad_divisor`: what gradients are
-    divided by before all else, such as the number of micro-batches that they are sums
-    over. `stats`: measure each parameter; `names`: theirs, or the model that has them.
-    `options` are those of fuseopt.config.
+    `ema`: pairs (averages, decay) with a list of averages in the order of the
+    parameters of all groups; or triples (averages, their sources, decay); or pairs of
+    an AveragedModel, or such an object of another package, and the model or the
+    parameters that it averages. `copies`: tensors into which the parameters are copied,
+    in other dtypes. `zero_grad`: True sets gradients to None and never writes the
+    clipped ones, "zeros" fills them with zeros, False leaves the clipped gradients.
+    `clip_parameters`: the parameters, or the model, in whose order the total norm is
+    added up; by default the order of the groups. `clip_grad_adaptive`: a factor, or
+    (factor, eps). `grad_divisor`: gradients are divided by it before all else, such as
+    the number of micro-batches that they are sums of. `stats`: measure each parameter;
+    `names`: their names, or the model that has them. `options`: see fuseopt.config.
 
-    Raises NotAnOptimizer, ConfigError; TypeError and ValueError for what no tail can
-    do.
+    Raises NotAnOptimizer, ConfigError, FuseoptError for a second tail of an optimizer;
+    TypeError and ValueError for arguments that no tail takes.
     """
-    every = optimizers_of(optimizers)
+    all_optimizers = optimizers_of(optimizers)
     resolve(None, options)
-    for optimizer in every:
-        known = session.tails.get(optimizer)
-        if known is not None and known() is not None:
+    for optimizer in all_optimizers:
+        existing = session.tails.get(optimizer)
+        if existing is not None and existing() is not None:
             raise FuseoptError(
                 f"this {type(optimizer).__name__} has a tail already; drop that one "
                 "before another is made"
             )
     beside = Beside(ema, copies)
     order = ClipOrder(clip_parameters)
-    made = Tail(every, checked_scaler(scaler), beside, order, **options)
-    made.clip_grad_norm, made.clip_grad_value = clip_grad_norm, clip_grad_value
-    made.clip_grad_adaptive = clip_grad_adaptive
-    made.norm_type, made.zero_grad = norm_type, zero_grad
-    made.error_if_nonfinite, made.skip_nonfinite = error_if_nonfinite, skip_nonfinite
-    made.stats, made.grad_divisor = stats, grad_divisor
-    made.names = names if isinstance(names, torch.nn.Module) else [*(names or ())]
-    # what can be told now is told now
+    new = Tail(all_optimizers, checked_scaler(scaler), beside, order, **options)
+    new.clip_grad_norm, new.clip_grad_value = clip_grad_norm, clip_grad_value
+    new.clip_grad_adaptive = clip_grad_adaptive
+    new.norm_type, new.zero_grad = norm_type, zero_grad
+    new.error_if_nonfinite, new.skip_nonfinite = error_if_nonfinite, skip_nonfinite
+    new.stats, new.grad_divisor = stats, grad_divisor
+    new.names = names if isinstance(names, torch.nn.Module) else [*(names or ())]
+    # raise now for arguments that can be checked now
     checked_limit("clip_grad_norm", clip_grad_norm)
     checked_limit("clip_grad_value", clip_grad_value)
     checked_limit("grad_divisor", grad_divisor)
     checked_adaptive(clip_grad_adaptive)
-    beside.check(parameters_of(every))
-    for optimizer in every:
-        session.tails[optimizer] = weakref.ref(made)
-    return made
+    beside.check(parameters_of(all_optimizers))
+    for optimizer in all_optimizers:
+        session.tails[optimizer] = weakref.ref(new)
+    return new

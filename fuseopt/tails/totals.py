@@ -1,10 +1,10 @@
-"""The gradients of a tail -> what its steps wait for: norm, flags, factors; one launch.
+"""The first launch of a led tail: total norm, overflow flags and factors of a step.
 
-Every number here is of all gradients, so no gradient stands for others: the graph is
-made of all of them, without Dynamo. It is one node, a function that is run on tensors
-without contents when the graph is captured. What it finds goes into tensors without
-dimensions. The step that follows has compared all gradients; where that is known to say
-all, nobody looks at them again.
+These numbers depend on all gradients, so no lane can stand for others: the graph
+contains all gradients, and is built without Dynamo. It has one node, a function that is
+run on meta tensors when the graph is captured. The outputs are tensors without
+dimensions. The guard of the step that follows compares all gradients; where possible
+(`runtime/linked.py`), its result is used, and they are compared only once in a call.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from ..runtime.step import CompiledStep
 from ..shadow.lanes import Unlike
 from .fresh import Fresh
 from .order import dtypes_in_order
-from .sequence import Given, factor_of, inverse_of, measure, skip_of
+from .sequence import TailInputs, factor_of, inverse_of, measure, skip_of
 from .stats import begin
 
 Tensors = list[torch.Tensor]
-#: Sets of what is asked for that are kept; another number of gradients is one more.
-KEPT = 32
+#: The most graphs that are kept, each for one set of options and number of gradients.
+MAX_GRAPHS = 32
 
 
-class Found(NamedTuple):
-    """What was found of the gradients of one optimizer, each None where nobody asked.
+class Factors(NamedTuple):
+    """What the step of one optimizer reads of all gradients; None: not computed.
 
-    `skip`: is its step skipped? `unscales`, `clips`: factors of the gradients. The next
-    call overwrites them.
+    Tensors without dimensions, which the next call overwrites. `skip`: bool, is the
+    step skipped? `unscales`, `clips`: factors of the gradients.
     """
 
     skip: torch.Tensor | None
@@ -53,102 +53,111 @@ class Found(NamedTuple):
     clips: torch.Tensor | None
 
 
-NOTHING = Found(None, None, None)
+NO_FACTORS = Factors(None, None, None)
 
 
 class Totals:
-    """Finds what a tail of one optimizer is to know of all its gradients.
+    """The graphs of the first launch of one optimizer's tail.
 
-    `told` gets the Report of each graph.
+    `notify` is called with the Report of each graph.
     """
 
-    def __init__(self, config: Config, told: Callable[[Report], None]) -> None:
+    def __init__(self, config: Config, notify: Callable[[Report], None]) -> None:
         self.config = config
-        self.told = told
-        self._graphs: dict[Any, _Totals] = {}
+        self.notify = notify
+        self._graphs: dict[Any, _TotalsGraph] = {}
 
     def of(
         self,
         content: Mapping[str, Any],
         grads: Tensors,
-        every: Callable[[], Tensors],
-        cells: Sequence[Tensors] = (),
+        read_grads: Callable[[], Tensors],
+        cells_of_grads: Sequence[Tensors] = (),
     ) -> Ahead:
-        """What finds it; `content`: that of a `Given`, but for the optimizers. `grads`:
-        all gradients, `every`: gives those of a later call. `cells`: where to put the
-        norm of each, and how many of its elements are not finite.
+        """The first launch of a call.
+
+        `content`: the attributes of a `TailInputs` without the optimizers. `grads`: all
+        gradients; `read_grads` returns those of a later call. `cells_of_grads`: two
+        columns of tensors, for the norm of each gradient and the number of its elements
+        that are not finite.
 
         Raises Unlike, CaptureError, CannotBuild, UnsupportedInput.
         """
-        room = [t for own in cells for t in own]
+        cells = [t for column in cells_of_grads for t in column]
         scale, max_norm, judged = (content[k] for k in ("scale", "max_norm", "judged"))
-        (found,) = content["founds"]
-        beside = scale, found, content["divisor"], max_norm
-        asked = room or judged or any(x is not None for x in (scale, max_norm, found))
-        if not asked:
-            ahead = Ahead(None, beside, every, room)
-            ahead.found = Found(None, None, content["factor"])
+        (found_inf,) = content["founds"]
+        other_inputs = scale, found_inf, content["divisor"], max_norm
+        is_needed = (
+            cells or judged or any(x is not None for x in (scale, max_norm, found_inf))
+        )
+        if not is_needed:
+            ahead = Ahead(None, other_inputs, read_grads, cells)
+            ahead.factors = Factors(None, None, content["factor"])
             return ahead
         if scale is not None and scale.device != grads[0].device:
             raise Unlike("the scaler's scale lies on another device")
         places = content["places"]
         key = (
             len(grads),
-            len(room),
+            len(cells),
             scale is None,
-            found is None,
+            found_inf is None,
             judged,
             content["norm_type"],
             tuple(places),
-            *map(type, beside[2:]),
+            *map(type, other_inputs[2:]),
         )
         graph = self._graphs.pop(key, None)
-        while len(self._graphs) >= KEPT:
+        while len(self._graphs) >= MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         if graph is None:
-            graph = _Totals(content, grads, room, self.config, self.told)
+            graph = _TotalsGraph(content, grads, cells, self.config, self.notify)
         self._graphs[key] = graph
-        return Ahead(graph, beside, every, room)
+        return Ahead(graph, other_inputs, read_grads, cells)
 
     def drop(self, ahead: Ahead) -> None:
-        """Plan anew what was found not to do for the gradients that there are."""
+        """Release a graph that does not fit the present gradients."""
         for key, graph in [*self._graphs.items()]:
             if graph is ahead.graph:
                 del self._graphs[key]
 
     def forget(self) -> None:
-        """Take nothing for known that a call leaves to the next: one was cut off."""
+        """Compare nothing with the last call, which an exception ended."""
         for graph in self._graphs.values():
             graph.forget()
 
 
 class Ahead:
-    """What finds it in calls that are given the same besides gradients; see Aside.
+    """The first launch, for calls with the same inputs besides gradients; see
+    `Aside.ahead`.
 
-    `found`: where it puts what the step reads. `given`: of the last call, is the step
-    skipped, what is GradScaler told, and the total norm; of these what there is.
+    `factors`: the tensors that it writes and the step reads.
     """
 
     def __init__(
         self,
-        graph: _Totals | None,
-        beside: tuple[Any, ...],
-        every: Callable[[], Tensors],
-        room: Tensors,
+        graph: _TotalsGraph | None,
+        other_inputs: tuple[Any, ...],
+        read_grads: Callable[[], Tensors],
+        cells: Tensors,
     ) -> None:
-        self.found = NOTHING if graph is None else graph.found
+        self.factors = NO_FACTORS if graph is None else graph.factors
         self.graph = graph
-        self.beside = beside
-        self.every = every
-        self.room = room
+        self.other_inputs = other_inputs
+        self.read_grads = read_grads
+        self.cells = cells
 
     @property
-    def given(self) -> Tensors:
-        """See the class; they are the caller's."""
-        return [] if self.graph is None else self.graph.given
+    def results(self) -> Tensors:
+        """The results of the last call, which belong to the caller: is the step
+        skipped, the flag for GradScaler, the total norm; of these those that exist.
+        """
+        return [] if self.graph is None else self.graph.results
 
     def __call__(self, step: CompiledStep) -> Launches:
-        """Prepare it. `step`: may have compared all gradients."""
+        """Prepare the launches. `step`: may have compared all gradients. Raises Other
+        if the number of gradients has changed.
+        """
         graph = self.graph
         if graph is None:
             return ()
@@ -156,81 +165,86 @@ class Ahead:
             launches = graph.follow(step)
             if launches is not None:
                 return launches
-        grads = self.every()
+        grads = self.read_grads()
         if len(grads) != graph.n:
             raise Other
-        graph.prepare(grads, self.room, self.beside)
+        graph.prepare(grads, self.cells, self.other_inputs)
         graph.link(step, self)
         return graph.pending.launches
 
     def done(self) -> None:
-        """The call is over: keep none of its tensors."""
+        """Release the tensors of the call, which has ended."""
         if self.graph is not None:
             self.graph.drop()
 
 
-class _Totals:
-    """What finds it for one set of what is asked for."""
+class _TotalsGraph:
+    """The graph for one set of options and one number of gradients."""
 
     def __init__(
         self,
         content: Mapping[str, Any],
         grads: Tensors,
-        room: Tensors,
+        cells: Tensors,
         config: Config,
-        told: Callable[[Report], None],
+        notify: Callable[[Report], None],
     ) -> None:
-        (found,) = content["founds"]
+        (found_inf,) = content["founds"]
         self.n = len(grads)
-        # nothing of the tensors is kept, nor which of them there were
+        # neither the tensors are kept nor their identities
         self.content = {k: content[k] for k in ("judged", "norm_type", "places")}
         self.content["order"] = dtypes_in_order(grads, content["places"])
-        #: of what stands behind the gradients, what there is
-        beside = content["scale"], found, content["divisor"], content["max_norm"]
-        tensors = [*map(_is_tensor, beside)]
-        self.order = sorted(
-            (k for k, x in enumerate(beside) if x is not None),
-            key=lambda k: not tensors[k],
+        #: the indices of the inputs that are not None, tensors first
+        other_inputs = (
+            content["scale"],
+            found_inf,
+            content["divisor"],
+            content["max_norm"],
         )
-        #: how many numbers of single gradients there are
-        self.numbers = len(room)
+        are_tensors = [*map(_is_tensor, other_inputs)]
+        self.order = sorted(
+            (k for k, x in enumerate(other_inputs) if x is not None),
+            key=lambda k: not are_tensors[k],
+        )
+        #: the number of outputs that belong to single gradients
+        self.n_cells = len(cells)
         with torch.no_grad():
-            metas = [_meta(x) for x in (*grads, *beside)]
+            metas = [_meta(x) for x in (*grads, *other_inputs)]
             results = self._results(metas[: self.n], *metas[self.n :])
         device = grads[0].device
-        kinds = [None if x is None else x.dtype for x in results[:5]]
-        #: what the step reads lies in the same places at each call, for memory that
-        #: moves is compared with all other memory; what is given away is fresh
-        self.found = Found(
+        dtypes = [None if x is None else x.dtype for x in results[:5]]
+        #: The step reads these from the same addresses in each call, since memory that
+        #: moves would be compared with all other memory. Results are fresh tensors.
+        self.factors = Factors(
             *(
-                None if kind is None else torch.empty((), dtype=kind, device=device)
-                for kind in (kinds[0], *kinds[3:])
+                None if dtype is None else torch.empty((), dtype=dtype, device=device)
+                for dtype in (dtypes[0], *dtypes[3:])
             )
         )
-        self.own = [x for x in self.found if x is not None]
-        self.fresh = Fresh([kind for kind in kinds[:3] if kind is not None], device)
-        self.given: Tensors = []
+        self.factor_tensors = [x for x in self.factors if x is not None]
+        self.fresh = Fresh([dtype for dtype in dtypes[:3] if dtype is not None], device)
+        self.results: Tensors = []
         graph = Graph()
-        n_outs = len(self.own) + self.numbers + len(self.fresh.dtypes)
+        n_outs = len(self.factor_tensors) + self.n_cells + len(self.fresh.dtypes)
         names = ["grad"] * self.n + ["out"] * n_outs
         names += [("scale", "found", "divisor", "max_norm")[k] for k in self.order]
         nodes = [graph.placeholder(f"{x}{k}") for k, x in enumerate(names)]
         graph.call_function(self._function(n_outs), tuple(nodes))
         graph.output(())
         gm = GraphModule(torch.nn.Module(), graph)
-        args = self._args(grads, room, self.fresh.take(), beside)
+        args = self._args(grads, cells, self.fresh.take(), other_inputs)
 
         def tell(report: Report) -> None:
             report.traced = "the totals of a tail, all lanes"
-            told(report)
+            notify(report)
 
         replan = pipeline.replanner(gm, config, tell, Clock())
-        first = self.n + len(self.own)
+        first = self.n + len(self.factor_tensors)
 
         def plan(args: Sequence[Any]) -> Program:
-            # cells are parts of one tensor, which says nothing to the plan
-            apart = [torch.empty_like(x) for x in args[first : first + self.numbers]]
-            return replan([*args[:first], *apart, *args[first + self.numbers :]])
+            # all cells lie in one tensor, but the plan may take them as separate ones
+            separate = [torch.empty_like(x) for x in args[first : first + self.n_cells]]
+            return replan([*args[:first], *separate, *args[first + self.n_cells :]])
 
         try:
             program = plan(args)
@@ -247,22 +261,27 @@ class _Totals:
         self.pending = Pending()
         policy = _Policy(self)
         self.step = CompiledStep(source, program, plan, policy, None, self.pending)
-        #: which guard it follows, for whom, and what is to live until it has run
+        #: the link to a step's guard, for which Ahead, and memory to keep until the
+        #: launches have run
         self._ahead: Callable[[], Ahead | None] = lambda: None
         self._linked: Linked | None = None
-        self._held: Any = None
+        self._memory: Any = None
 
     def _function(self, n_outs: int) -> Callable[..., None]:
-        """The one node: it writes to the tensors behind the gradients."""
+        """The function of the only node; it writes to the arguments behind the
+        gradients.
+        """
         n, order = self.n, self.order
 
         def totals(*args: Any) -> None:
-            given: list[Any] = [None] * 4
+            inputs: list[Any] = [None] * 4
             for k, x in zip(order, args[n + n_outs :], strict=True):
-                given[k] = x
-            skip, told, norm, *rest = self._results(args[:n], *given)
-            every = skip, *rest, skip, told, norm
-            results = [x for x in every if x is not None]
+                inputs[k] = x
+            skip, flag_for_scaler, norm, *factors_and_numbers = self._results(
+                args[:n], *inputs
+            )
+            outputs = skip, *factors_and_numbers, skip, flag_for_scaler, norm
+            results = [x for x in outputs if x is not None]
             for out, x in zip(args[n : n + n_outs], results, strict=True):
                 if out.dtype != x.dtype:
                     raise CaptureError("the dtype of a total has changed")
@@ -272,94 +291,108 @@ class _Totals:
         return totals
 
     def _results(
-        self, grads: Sequence[torch.Tensor], *beside: Any
+        self, grads: Sequence[torch.Tensor], *other_inputs: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        """What is given away of some gradients, see Ahead, then their factors, then the
-        numbers of each.
+        """Compute the results (see `Ahead.results`) from gradients, then the factors,
+        then norms and counts of each gradient. None for what is not asked for.
         """
-        scale, found, divisor, max_norm = beside
-        given = Given(
+        scale, found_inf, divisor, max_norm = other_inputs
+        inputs = TailInputs(
             **self.content,
             scale=scale,
-            founds=[found],
+            founds=[found_inf],
             divisor=divisor,
             max_norm=max_norm,
         )
         inverse = None if scale is None else inverse_of(scale)
-        measured = measure(given, [[*grads]], inverse)
+        measured = measure(inputs, [[*grads]], inverse)
         norm, skip, unscales = measured.norm, None, None
-        if given.skips:
-            (known,) = measured.founds
-            skip = skip_of(given, known, norm, grads[0].device)
-            if inverse is not None and found is None:
-                # what is known when the flag is comes of the same launch
+        if inputs.skips:
+            (found_inf_of_all,) = measured.found_infs
+            skip = skip_of(inputs, found_inf_of_all, norm, grads[0].device)
+            if inverse is not None and found_inf is None:
+                # a value that depends on the flag is computed in the same launch
                 unscales = torch.where(skip, inverse, inverse)
         clips = None
         if max_norm is not None and norm is not None:
             clips = factor_of(max_norm, norm)
-        told = measured.told[0] if measured.told else None
+        flag_for_scaler = (
+            measured.flags_for_scaler[0] if measured.flags_for_scaler else None
+        )
         numbers: Tensors = []
-        if self.numbers:
-            begun = begin([], measured.seen)
-            numbers = [x.float() for x in (*begun.norms, *begun.counts)]
-        return skip, told, norm, unscales, clips, *numbers
+        if self.n_cells:
+            gradient_stats = begin([], measured.norm_grads)
+            numbers = [
+                x.float() for x in (*gradient_stats.norms, *gradient_stats.counts)
+            ]
+        return skip, flag_for_scaler, norm, unscales, clips, *numbers
 
     def _args(
-        self, grads: Tensors, room: Tensors, fresh: Tensors, beside: Sequence[Any]
+        self,
+        grads: Tensors,
+        cells: Tensors,
+        fresh: Tensors,
+        other_inputs: Sequence[Any],
     ) -> list[Any]:
-        """What the graph is given."""
-        rest = [beside[k] for k in self.order]
-        return [*grads, *self.own, *room, *fresh, *rest]
+        """The arguments of the graph."""
+        inputs = [other_inputs[k] for k in self.order]
+        return [*grads, *self.factor_tensors, *cells, *fresh, *inputs]
 
-    def prepare(self, grads: Tensors, room: Tensors, beside: Sequence[Any]) -> None:
-        """Put it off, as `pending` then has it."""
+    def prepare(
+        self, grads: Tensors, cells: Tensors, other_inputs: Sequence[Any]
+    ) -> None:
+        """Prepare the launches, which `pending` then holds."""
         self._linked = None
-        self.grads, self.given = grads, self.fresh.take()
+        self.grads, self.results = grads, self.fresh.take()
         self.pending.start()
         try:
-            self.step(*self._args(grads, room, self.given, beside))
+            self.step(*self._args(grads, cells, self.results, other_inputs))
         finally:
             self.grads = []
 
     def link(self, step: CompiledStep, ahead: Ahead) -> None:
-        """Follow the guard of a step that has compared the gradients of the same call,
-        if it can be followed, in calls in which the same is given besides.
+        """In later calls, use the guard of a step that has compared the gradients of
+        this one, if that is possible. `ahead`: has the other inputs.
         """
         compared = compared_by(step)
         if compared is None or len(compared.places) != self.n:
             return
-        rest = [x for x in (ahead.beside[k] for k in self.order) if _is_tensor(x)]
-        own = self.n + len(self.own) + self.numbers, len(self.given)
-        self._linked = linked(self.step, *compared, own, rest)
+        other_tensors = [
+            x for x in (ahead.other_inputs[k] for k in self.order) if _is_tensor(x)
+        ]
+        unshared = self.n + len(self.factor_tensors) + self.n_cells, len(self.results)
+        self._linked = linked(self.step, *compared, unshared, other_tensors)
         self._ahead = weakref.ref(ahead)
 
     def follows_for(self, ahead: Ahead) -> bool:
-        """Does it follow a guard, for calls that are given what this one has?"""
+        """Is it linked to a guard, for calls with the inputs of `ahead`?"""
         return self._linked is not None and self._ahead() is ahead
 
     def follow(self, step: CompiledStep) -> Launches | None:
-        """Launches for gradients that a step has compared, if it follows that one."""
+        """The launches for gradients that `step` has compared; None if it is not linked
+        to that guard.
+        """
         assert self._linked is not None
-        given = self.fresh.take()
-        ready = self._linked.launches(self.step, step, given)
-        if ready is None:
+        results = self.fresh.take()
+        launches_and_memory = self._linked.launches(self.step, step, results)
+        if launches_and_memory is None:
             return None
-        self.given = given
-        launches, self._held = ready
+        self.results = results
+        launches, self._memory = launches_and_memory
         return launches
 
     def drop(self) -> None:
-        """Keep nothing of a call."""
-        self._held = None
+        """Release what belongs to the call."""
+        self._memory = None
         self.pending.drop()
 
     def forget(self) -> None:
-        """Take nothing for known that a call leaves to the next."""
+        """Compare nothing with the last call."""
         self._linked = None
         self.step.forget()
 
     def check_order(self) -> None:
-        """Raise Other if norms are to be added up in another order."""
+        """Raise Other if the order changes in which norms are added up."""
         if dtypes_in_order(self.grads, self.content["places"]) != self.content["order"]:
             raise Other
 
@@ -373,29 +406,29 @@ def _meta(x: Any) -> Any:
 
 
 class _Policy:
-    """Whatever cannot be planned is traced whole; see ChangePolicy."""
+    """Tails that cannot be planned are traced whole; see ChangePolicy."""
 
-    def __init__(self, owner: _Totals) -> None:
+    def __init__(self, owner: _TotalsGraph) -> None:
         self.owner = weakref.ref(owner)
 
     def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
-        """Changes are followed, as long as dtypes have the same order."""
+        """Follow all changes that leave the order of dtypes."""
         owner = self.owner()
         assert owner is not None
         owner.check_order()
 
     def overlapping(self) -> None:
-        """Gradients that share memory are seen by the step as well."""
+        """Refuse gradients that share memory."""
         raise Unlike("gradients share memory")
 
     def refused(self, error: CaptureError) -> None:
-        """Nothing was written."""
+        """Refuse the call; nothing was written."""
         raise Unlike(str(error)) from error
 
     def failed(self, error: Exception, args: Sequence[Any]) -> bool:
-        """The same."""
+        """Errors are raised as they are."""
         return False
 
     def eager(self) -> Callable[..., Any]:
-        """Never asked for."""
+        """Never called."""
         raise AssertionError("the totals of a tail are not computed in eager")

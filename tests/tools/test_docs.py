@@ -63,7 +63,9 @@ def test_the_code_of_the_page_on_tails_runs() -> None:
     assert len(blocks) >= 3
     for code in blocks:
         exec(code, {})
-        assert fuseopt.reports()[-1].launches == 2
+        # a step that clips is one launch more than its norm
+        last = 1 if "defer=" in code else 2
+        assert fuseopt.reports()[-1].launches == last
 
 
 def test_the_code_of_the_page_on_steps_in_backward_runs() -> None:
