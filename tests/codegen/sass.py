@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?);")
-LABEL = re.compile(r"(\.L_\S+):")
+LABEL = re.compile(r"(\.L_\S+|\$\S+):")
 
 
 def tool(name: str) -> str:
@@ -39,7 +39,9 @@ def resources(cubin: bytes, folder: str) -> dict[str, int]:
 
 
 class Instruction(NamedTuple):
-    """`guarded`: it runs where a predicate says so. `to`: where a branch goes."""
+    """`guarded`: it runs where a predicate says so. `to`: where a branch or a call
+    goes.
+    """
 
     op: str
     operands: str
@@ -58,20 +60,31 @@ class Machine:
         return [k for k, x in enumerate(self.code) if x.op.startswith(op)]
 
     def after(self, k: int) -> list[int]:
-        """What may come after an instruction on the main path.
-
-        A call is of what only numbers near the ends of a range need.
-        """
+        """What may come after an instruction on the main path; of a call, after it."""
         op, operands, guarded, to = self.code[k]
         if op.startswith("BRA"):
             assert to is not None, operands
             open_ = guarded or re.match(r"!?U?P\d", operands)
             return [to, k + 1] if open_ else [to]
-        if op.startswith(("CALL", "RET")):
+        if op.startswith("RET"):
             return []
+        if op.startswith("CALL"):
+            return [k + 1] if self.called(k) else []
         if op.startswith("EXIT"):
             return [k + 1] if guarded else []
         return [k + 1]
+
+    def called(self, k: int) -> list[int]:
+        """The fewest instructions of the function that an instruction calls, such as a
+        power in float64; [] where it calls none, or what only numbers near the ends of
+        a range need.
+        """
+        op, operands, _, to = self.code[k]
+        if not op.startswith("CALL") or "slowpath" in operands:
+            return []
+        assert to is not None, operands
+        ways = [self.way(to, end, {}) for end in self.places("RET") if end > to]
+        return min(filter(None, ways), key=len)
 
     def way(self, start: int, end: int, through: Mapping[str, int]) -> list[int]:
         """The fewest instructions from `start` to before `end` that pass so many of
@@ -90,7 +103,7 @@ class Machine:
                     found = []
                     while at in before and (at[0] != start or not found):
                         at = before[at]
-                        found.append(at[0])
+                        found += [*self.called(at[0])[::-1], at[0]]
                     return found[::-1]
                 continue
             if length > least[at] or k >= len(self.code):
@@ -101,11 +114,12 @@ class Machine:
             )
             if any(n > most for n, most in zip(now, goal, strict=True)):
                 continue
+            further = length + 1 + len(self.called(k))
             for then in self.after(k):
-                if length + 1 < least.get((then, now), 1 << 30):
-                    least[then, now] = length + 1
+                if further < least.get((then, now), 1 << 30):
+                    least[then, now] = further
                     before[then, now] = at
-                    heapq.heappush(heap, (length + 1, (then, now)))
+                    heapq.heappush(heap, (further, (then, now)))
         return []
 
 
@@ -121,8 +135,8 @@ def parsed(sass: str) -> list[Instruction]:
             lines.append((found[2], found[3], guard not in ("", "@PT")))
     code = []
     for op, operands, guarded in lines:
-        label = re.search(r"`\((\.L_[^)\s]+)\)", operands)
-        to = labels[label[1]] if label and op.startswith("BRA") else None
+        label = re.search(r"`\(([.$][^)\s]+)\)", operands)
+        to = labels[label[1]] if label and op.startswith(("BRA", "CALL")) else None
         code.append(Instruction(op, operands, guarded, to))
     return code
 
