@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fuseopt
+from fuseopt.compiler.session import COMPILED
 from tests.shadow.test_untouched import BUILDS, CutOff, content, same
 from tests.tails.twins import Side
 
@@ -23,8 +24,54 @@ def gradients_are_recorded() -> Iterator[None]:
     torch.set_grad_enabled(True)
 
 
-def taken(side: Side) -> Any:
-    """All that a tail may write."""
+class WholeTail:
+    """A tail that clips, steps and averages, and may skip all of it."""
+
+    decay: float | None = 0.9
+
+    def __init__(self, side: Side) -> None:
+        self.call = self.tail = fuseopt.tail(
+            side.opt,
+            clip_grad_norm=1.0,
+            ema=[(side.ema, self.decay)],
+            skip_nonfinite=True,
+            fallback="error",
+        )
+
+    def begin(self) -> None:
+        """Nothing comes before it."""
+
+    @property
+    def led(self) -> bool:
+        """Do a few lanes lead it?"""
+        fused = self.tail._fused
+        return fused is not None and fused.led is not None and bool(fused.led.forms)
+
+
+class DeferredClip:
+    """A step to which a clip is left."""
+
+    decay = None
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.call = fuseopt.compile(side.opt).step
+
+    def begin(self) -> None:
+        """Clip."""
+        fuseopt.clip_grad_norm_(self.side.params, 1.0, defer="unsafe")
+
+    @property
+    def led(self) -> bool:
+        """Do a few lanes lead it?"""
+        deferred = getattr(self.side.opt.step, COMPILED).deferred
+        led = deferred.in_one.led
+        assert not deferred.in_one.why
+        return led is not None and bool(led.forms)
+
+
+def taken(side: Side, way: WholeTail | DeferredClip) -> Any:
+    """All that it may write; a clip that is deferred never writes gradients."""
     states = [
         {k: content(v) for k, v in side.opt.state[p].items()} for p in side.params
     ]
@@ -32,20 +79,19 @@ def taken(side: Side) -> Any:
         {k: v for k, v in group.items() if k != "params"}
         for group in side.opt.param_groups
     ]
-    tensors = [content(t) for p in side.params for t in (p, p.grad)]
+    clipped = way.decay is not None
+    tensors = [
+        content(t) for p in side.params for t in ((p, p.grad) if clipped else (p,))
+    ]
     return tensors, [content(t) for t in side.ema], states, groups
 
 
-def exhaust(build: Any, lanes: int, opcodes: bool, stride: int = 1) -> int:
+def exhaust(
+    build: Any, lanes: int, opcodes: bool, stride: int = 1, kind: Any = WholeTail
+) -> int:
     """Cut a steady tail off at every event, or at some; how many there are."""
     one, other = (Side(build, SHAPES * lanes) for _ in range(2))
-    tail = fuseopt.tail(
-        other.opt,
-        clip_grad_norm=1.0,
-        ema=[(other.ema, 0.9)],
-        skip_nonfinite=True,
-        fallback="error",
-    )
+    way = kind(other)
     seed = k = 0
 
     def begin() -> Any:
@@ -53,32 +99,31 @@ def exhaust(build: Any, lanes: int, opcodes: bool, stride: int = 1) -> int:
         seed += 1
         for side in (one, other):
             side.set_grads(seed)
-        before = taken(other) if seed > 1 else None
-        one.eager(1.0, 0.9)
+        before = taken(other, way) if seed > 1 else None
+        one.eager(1.0, way.decay)
+        way.begin()
         return before
 
     while True:
         k += stride
         for _ in range(3):
             begin()
-            tail()
-            assert same(taken(other), taken(one))
+            way.call()
+            assert same(taken(other, way), taken(one, way))
         before, done = begin(), False
         try:
-            CutOff(k, opcodes, None).run(tail)
+            CutOff(k, opcodes, None).run(way.call)
             done = True
         except KeyboardInterrupt:
             torch.set_grad_enabled(True)
-        after, found = taken(one), taken(other)
+        after, found = taken(one, way), taken(other, way)
         if not same(found, after):
             assert not done
             assert same(found, before), "neither before the tail nor after it"
-            tail()
-            assert same(taken(other), after)
+            way.call()
+            assert same(taken(other, way), after)
         if done:
-            assert tail._fused is not None
-            assert tail._fused.led is not None
-            assert bool(tail._fused.led.forms) == (lanes > 8)
+            assert way.led == (lanes > 8)
             return k
 
 
@@ -98,6 +143,13 @@ def test_a_steady_tail_is_cut_off_now_and_then(build: Any, lanes: int) -> None:
 @KINDS
 def test_a_steady_tail_is_cut_off_at_every_line(build: Any, lanes: int) -> None:
     assert exhaust(build, lanes, opcodes=False) > 100
+
+
+@pytest.mark.slow
+@WAYS
+@KINDS
+def test_a_step_with_a_deferred_clip_is_cut_off(build: Any, lanes: int) -> None:
+    assert exhaust(build, lanes, opcodes=False, kind=DeferredClip) > 100
 
 
 @pytest.mark.slow
