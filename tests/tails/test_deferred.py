@@ -97,6 +97,10 @@ def test_a_launch_for_the_norm_and_one_for_the_step() -> None:
             side.set_grads(n)
         step_both(one, other, 1.0)
     assert [r.launches for r in fuseopt.reports()] == [1, 1, 1]
+    # gradients are read twice, and never written; the parameter and its moments are
+    # read and written
+    elements = sum(p.numel() for p in other.params)
+    assert fuseopt.reports()[-1].bytes == 28 * elements
 
 
 def momentum(params: Any) -> Optimizer:
