@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -28,6 +28,46 @@ def against_eager(step: Step, make_tensors: Callable[[], list[torch.Tensor]]) ->
             fast(*mine)
     for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
         assert same_bits(a, b), f"tensor {i}: {a} for {b}"
+
+
+class Each(torch.optim.Optimizer):
+    """Calls `body(parameter, its state, its group)` for each parameter."""
+
+    def __init__(self, params: Any, body: Any, **options: Any) -> None:
+        super().__init__(params, options)
+        self.body = body
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.body(p, self.state[p], group)
+
+
+def steps_alike(
+    body: Any, shapes: Any, options: Iterable[dict[str, Any]], **of_config: Any
+) -> None:
+    """Step an `Each` in eager and a compiled one, with the `options` of each step, and
+    compare parameters and states after each.
+    """
+    theirs, mine = (make_params(shapes) for _ in range(2))
+    every = [*options]
+    plain, other = (Each(ps, body, **every[0]) for ps in (theirs, mine))
+    fast = fuseopt.compile(other, **of_config)
+    for seed, of_step in enumerate(every):
+        set_grads(theirs, mine, seed)
+        for optimizer in (plain, fast):
+            optimizer.param_groups[0].update(of_step)
+            optimizer.step()
+        for p, q in zip(theirs, mine, strict=True):
+            assert same_bits(q, p)
+            assert [*fast.state[q]] == [*plain.state[p]]
+            for name, held in plain.state[p].items():
+                if isinstance(held, torch.Tensor):
+                    assert same_bits(fast.state[q][name], held)
+                    assert fast.state[q][name].stride() == held.stride()
+                else:
+                    assert fast.state[q][name] == held
 
 
 def test_a_number_that_is_a_view_of_written_memory() -> None:
@@ -707,22 +747,22 @@ def test_only_results_of_a_reduction_ask_for_the_tail(
     against_eager(step, tensors)
 
 
-def _sum_of_a_flat_view(p: Any) -> None:
+def _sum_of_a_flat_view(p: Any, *_: Any) -> None:
     u = p.grad * 2
     p.mul_(1 + 0.01 * u.view(-1).sum())
 
 
-def _norm_of_a_row(p: Any) -> None:
+def _norm_of_a_row(p: Any, *_: Any) -> None:
     u = p.grad * 2
     p.mul_(1 + 0.01 * u[0].norm())
 
 
-def _norm_of_a_flat_copy(p: Any) -> None:
+def _norm_of_a_flat_copy(p: Any, *_: Any) -> None:
     u = (p.grad / 2).reshape(p.shape[0], -1)
     p.add_(u.flatten().norm() * 0.01)
 
 
-def _view_of_a_view(p: Any) -> None:
+def _view_of_a_view(p: Any, *_: Any) -> None:
     u = p.grad.float() * 1.5
     m = u.view(p.shape[0], -1)
     p.sub_((m / m.norm()).view_as(p), alpha=0.1)
@@ -740,24 +780,7 @@ def test_a_view_that_is_only_read_is_of_the_lane_that_writes_its_memory(
     its own kernel had yet to write.
     """
 
-    class Plain(torch.optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, {})
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    body(p)
-
-    theirs, mine = (make_params([(6, 8), (5, 4)] * lanes) for _ in range(2))
-    plain, fast = Plain(theirs), fuseopt.compile(Plain(mine), fallback="error")
-    for seed in range(3):
-        set_grads(theirs, mine, seed)
-        plain.step()
-        fast.step()
-        for p, q in zip(theirs, mine, strict=True):
-            assert same_bits(q, p)
+    steps_alike(body, [(6, 8), (5, 4)] * lanes, [{}] * 3, fallback="error")
 
 
 @pytest.mark.parametrize("name", ["any", "all"])
@@ -856,29 +879,13 @@ def test_whole_numbers_that_a_step_reads_have_no_negative_zero(number: Any) -> N
 def test_a_step_that_only_counts() -> None:
     """It has no graph: what the models of its lanes count was written to all lanes."""
 
-    class Counts(torch.optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, {"rests": False})
+    def count(p: Any, state: Any, group: Any) -> None:
+        state["n"] = state.get("n", 0) + 1
+        if not group["rests"]:
+            p.add_(p.grad, alpha=-0.1)
 
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    state = self.state[p]
-                    state["n"] = state.get("n", 0) + 1
-                    if not group["rests"]:
-                        p.add_(p.grad, alpha=-0.1)
-
-    theirs, mine = (make_params([(4,), (3, 2)] * 12) for _ in range(2))
-    plain, fast = Counts(theirs), fuseopt.compile(Counts(mine))
-    for seed, rests in enumerate([True, True, False, True, True, False, False, True]):
-        set_grads(theirs, mine, seed)
-        for optimizer in (plain, fast):
-            optimizer.param_groups[0]["rests"] = rests
-            optimizer.step()
-        for p, q in zip(theirs, mine, strict=True):
-            assert same_bits(q, p)
-            assert fast.state[q] == plain.state[p]
+    rests = [True, True, False, True, True, False, False, True]
+    steps_alike(count, [(4,), (3, 2)] * 12, [{"rests": x} for x in rests])
 
 
 def _seen_again(state: Any, p: Any) -> None:
@@ -901,34 +908,15 @@ def test_new_state_that_shares_memory_and_is_not_yet_used(more: Any, rest: int) 
     was written by one name was not there by the other.
     """
 
-    class Waits(torch.optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, {})
+    def wait(p: Any, state: Any, group: Any) -> None:
+        if not state:
+            state["n"] = 0
+            state["m"] = torch.zeros_like(p)
+            more(state, p)
+        state["n"] += 1
+        p.add_(p.grad, alpha=rest - 1)
+        if state["n"] > 1:
+            state["m"].add_(p.grad)
+            p.add_(state["twin"], alpha=-0.1)
 
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    state = self.state[p]
-                    if not state:
-                        state["n"] = 0
-                        state["m"] = torch.zeros_like(p)
-                        more(state, p)
-                    state["n"] += 1
-                    p.add_(p.grad, alpha=rest - 1)
-                    if state["n"] > 1:
-                        state["m"].add_(p.grad)
-                        p.add_(state["twin"], alpha=-0.1)
-
-    theirs, mine = (make_params([(4,), (3, 2)] * 12) for _ in range(2))
-    plain, fast = Waits(theirs), fuseopt.compile(Waits(mine))
-    for seed in range(4):
-        set_grads(theirs, mine, seed)
-        plain.step()
-        fast.step()
-        for p, q in zip(theirs, mine, strict=True):
-            assert same_bits(q, p)
-            for name, t in plain.state[p].items():
-                if name != "n":
-                    assert same_bits(fast.state[q][name], t)
-                    assert fast.state[q][name].stride() == t.stride()
+    steps_alike(wait, [(4,), (3, 2)] * 12, [{}] * 4)
