@@ -56,7 +56,8 @@ test-all: $(VENV)/stamp-test
 fuzz: fuzz-programs fuzz-optimizers
 
 fuzz-programs: $(VENV)/stamp-test
-	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py -m "not slow" \
+	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py \
+		tests/numerics/test_fuzz_bodies.py -m "not slow" \
 		--hypothesis-profile=fuzz --hypothesis-show-statistics -n auto \
 		--timeout 3600 $(PROGRAM_FLAGS)
 

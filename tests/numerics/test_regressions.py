@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -920,3 +921,30 @@ def test_new_state_that_shares_memory_and_is_not_yet_used(more: Any, rest: int) 
             p.add_(state["twin"], alpha=-0.1)
 
     steps_alike(wait, [(4,), (3, 2)] * 12, [{}] * 4)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["p.view(-1)", "p.view(p.shape)", "p[0]", "p.detach().view(-1)", "p.data[1:]"],
+)
+def test_views_of_parameters_that_state_keeps_require_no_gradients(kept: str) -> None:
+    """Those that eager takes under no_grad do, where the parameter does, and Dynamo
+    cannot trace a step that reads one which was written.
+    """
+    view = eval(f"lambda p: {kept}")
+
+    def keep(p: Any, state: Any, group: Any) -> None:
+        if "kept" not in state:
+            state["kept"] = view(p)
+        p.add_(p.grad)
+
+    mine = [torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
+    fast = fuseopt.compile(Each(mine, keep), fallback="error")
+    for seed in range(3):
+        set_grads(mine, mine, seed)
+        fast.step()
+        for p in mine:
+            state = fast.state[p]["kept"]
+            assert not state.requires_grad
+            assert same_bits(state, view(p.detach()))
+            assert copy.deepcopy(state) is not state
