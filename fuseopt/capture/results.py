@@ -16,10 +16,14 @@ from .scalars.host import Sym
 
 @dataclass(frozen=True)
 class Returned:
-    """The tensor of a buffer; where that is its real view, the complex tensor."""
+    """The tensor of a buffer; where that is its real view, the complex tensor.
+
+    `again`: another tensor of that buffer is returned as well; this one is a view of it.
+    """
 
     buffer: int
     complex: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ def capture(
     moved = {id(twin): i for i, twin in interpreter.places.moved()}
     sources = frozenset(moved.values())
     aliases: list[int] = []
+    first_of: dict[int, int] = {}  # buffer -> the id of the first tensor of it
 
     def describe(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -98,7 +99,8 @@ def capture(
             if record.kind in ("static", "arg") and given_as and x.dtype not in PARTS:
                 aliases.append(buffer)
                 return Alias(buffer)
-            return Returned(buffer, x.dtype in PARTS)
+            again = first_of.setdefault(buffer, id(x)) != id(x)
+            return Returned(buffer, x.dtype in PARTS, again)
         if isinstance(x, (list, tuple)):
             return type(x)(describe(y) for y in x)
         if isinstance(x, Computed):

@@ -51,8 +51,8 @@ class Results:
         self.members = members
         self._buffers = captured.graph.buffers
         self._tensors = tensors
-        #: by identity of tokens: the buffer of the model
-        self._tokens: dict[int, int] = {}
+        #: by identity of tokens: what they stand for, of the model
+        self._tokens: dict[int, Returned] = {}
         #: the tensors that the last call created, by token and by lane
         self.made: dict[int, dict[int, torch.Tensor]] = {}
         self.result = rebuild(captured.result, self._instead)
@@ -68,7 +68,7 @@ class Results:
             number = buffer.dtype == "f64" and not buffer.shape
             nothing = torch.full((), torch.nan, dtype=torch.float64)
             token = nothing if number else torch.empty(0)
-            self._tokens[id(token)] = x.buffer
+            self._tokens[id(token)] = x
             return Known(token)
         if isinstance(x, NumberRef) and self.extended.owners[x.buffer] != COMMON:
             raise Unlike("it keeps a number that was computed of a tensor of a lane")
@@ -81,12 +81,13 @@ class Results:
     def take(self, memory: Memory | None) -> None:
         """Take the tensors that a call created for lanes from its memory."""
         self.made = {}
-        for token, b in self._tokens.items():
-            model = self.extended.owners[b]
+        for token, x in self._tokens.items():
+            model = self.extended.owners[x.buffer]
             by_lane = self.made[token] = {}
             for m, lane in enumerate(self.members[model]):
                 assert memory is not None
-                by_lane[lane] = memory.tensor(self.extended.copies[b, m])
+                t = memory.tensor(self.extended.copies[x.buffer, m])
+                by_lane[lane] = t.detach() if x.again else t
 
     def number(
         self, stand_in: OwnInt | OwnFloat, m: int, numbers: Sequence[Any]

@@ -40,6 +40,8 @@ def returned(
                     # torch has views that are taken under no_grad require gradients
                     # where their base does, and refuses to trace them once it changed
                     t = t.detach()
+            if x.again:
+                t = t.detach()
             return torch.view_as_complex(t) if x.complex else t
         if isinstance(x, Alias):
             return tensors[buffers[x.buffer].source].detach()

@@ -948,3 +948,25 @@ def test_views_of_parameters_that_state_keeps_require_no_gradients(kept: str) ->
             assert not state.requires_grad
             assert same_bits(state, view(p.detach()))
             assert copy.deepcopy(state) is not state
+
+
+@pytest.mark.parametrize("lanes", [2, 12])
+def test_two_views_alike_that_state_keeps_are_two_tensors(lanes: int) -> None:
+    """What gives one of them other memory leaves the other one alone."""
+
+    def keep(p: Any, state: Any, group: Any) -> None:
+        update = p.grad * 2
+        state["a"], state["b"] = update[None], update.unsqueeze(0)
+        state["same"] = state["a"]
+        p.add_(update)
+
+    mine = make_params([(4,), (3, 2)] * lanes)
+    fast = fuseopt.compile(Each(mine, keep), fallback="error")
+    for seed in range(2):
+        set_grads(mine, mine, seed)
+        fast.step()
+        for p in mine:
+            a, b, same = fast.state[p].values()
+            assert a is not b
+            assert a.data_ptr() == b.data_ptr()
+            assert same is a
