@@ -18,7 +18,7 @@ from .scalars.host import Sym
 class Returned:
     """The tensor of a buffer; where that is its real view, the complex tensor.
 
-    `again`: another tensor of that buffer is returned as well; this one is a view of it.
+    `again`: another tensor of that buffer is returned too; this one is a view of it.
     """
 
     buffer: int
