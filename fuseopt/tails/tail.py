@@ -351,13 +351,12 @@ class Tail:
 
     def _tell(self, what: str, why: str) -> None:
         message = f"{what}: {why}"
-        if message in self._told:
-            return
-        self._told.add(message)
         config = resolve(None, self._options)
         if config.fallback == "error" and not self.error_if_nonfinite:
             raise CaptureError(f"{message} (options={{'fallback': 'error'}} was given)")
-        session.reports.append(Report(fallback=message[0].upper() + message[1:]))
+        if message not in self._told:
+            self._told.add(message)
+            session.reports.append(Report(fallback=message[0].upper() + message[1:]))
 
     def _eager_steps(self) -> list[Callable[[], Any]]:
         return [optimizer.step for optimizer in self.optimizers]
