@@ -7,6 +7,7 @@ for nothing anew: no number is checked twice, no list of parameters made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Number
 from operator import attrgetter, is_
 from typing import Any
 
@@ -91,11 +92,20 @@ def may_last(content: Mapping[str, Any], asked: Iterable[Any]) -> bool:
     anew = content["models"] or content["objects"]
     if anew or any(found is not None for found in content["founds"]):
         return False
-    # of a tensor with dimensions a view is given; a list may hold something else
-    every = [y for x in asked for y in (x if isinstance(x, tuple) else (x,))]
     return not any(
-        isinstance(x, list) or (isinstance(x, torch.Tensor) and x.dim()) for x in every
+        _may_change(y) for x in asked for y in (x if isinstance(x, tuple) else (x,))
     )
+
+
+def _may_change(option: Any) -> bool:
+    """May the same object stand for another number, list or tensor in the next call?"""
+    if isinstance(option, torch.Tensor):
+        return (
+            option.dim() > 0
+        )  # `content` has a view, which other memory leaves behind
+    if isinstance(option, Number):
+        return False
+    return isinstance(option, list) or hasattr(type(option), "__float__")
 
 
 def _alone(optimizer: Optimizer) -> bool:
