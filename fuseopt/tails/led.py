@@ -301,7 +301,8 @@ class Led:
             ahead = self.totals.of(content, grads, read_grads, cells)
             factors = ahead.factors
             shared = shared_of(content, factors, params[0].device)
-            if len({*map(id, shared)}) < len(shared):
+            tensors = [id(x) for x in shared if isinstance(x, torch.Tensor)]
+            if len({*tensors}) < len(tensors):
                 raise Unlike("what is given to a tail is one tensor in two places")
             leader = self._form(content, factors, drops, params, columns)
             aside = Aside(columns, shared, factors.skip, ahead)

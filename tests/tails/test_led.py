@@ -154,6 +154,25 @@ def test_numbers_move() -> None:
     assert led(tail)
 
 
+def test_numbers_that_are_one_object() -> None:
+    """Such as a constant that is written twice. All lanes were traced for that."""
+    one, other = sides("sgd")
+    four, eight = 4.0, 8.0
+    tail = tail_of(other, grad_divisor=four, clip_grad_value=four)
+    for n in range(6):
+        if n == 4:
+            tail.grad_divisor = tail.clip_grad_value = eight
+        if n == 5:
+            tail.clip_grad_value = four
+        for side in (one, other):
+            side.set_grads(n)
+        torch._foreach_div_([p.grad for p in one.params], eight if n > 3 else four)
+        one.eager(max_value=eight if n == 4 else four)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+        assert n == 0 or led(tail)
+
+
 def test_every_second_call_averages() -> None:
     """Two forms, each traced once."""
     one, other = sides("adamw")
