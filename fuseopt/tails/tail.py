@@ -172,7 +172,8 @@ class Tail:
         grads = gradients_of(params)
         if self._beside.alone:
             self._tell("an average is updated by itself", self._beside.alone)
-        drops = self.zero_grad is True
+        # 1 and NumPy's True are accepted like True
+        drops = bool(self.zero_grad) and not content["zeroed"]
         with torch.no_grad(), self._marks():
             result = self._fused.step(content, drops, params, grads)
         if isinstance(result, (str, Clipped)):
@@ -226,7 +227,7 @@ class Tail:
             "places": self._order.places(params),
             "judged": bool(self.skip_nonfinite),
             **self._beside.content(params, self.decays),
-            "zeroed": self.zero_grad == "zeros",
+            "zeroed": bool(self.zero_grad == "zeros"),
             "measured": bool(self.stats),
         }
 
@@ -373,7 +374,7 @@ class Tail:
     def _end(self, content: Mapping[str, Any], params: Sequence[Any]) -> None:
         """Do the host's part after the launches."""
         self._beside.end(content)
-        if self.zero_grad is True:
+        if self.zero_grad and not content["zeroed"]:
             clear(params)
 
 
