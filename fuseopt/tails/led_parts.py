@@ -321,11 +321,11 @@ class LedParts:
         columns: Sequence[Tensors],
     ) -> tuple[Representatives, torch.Tensor]:
         """What does this, made if need be, and where the norm goes."""
-        own = content["averages"] + content["copies"]
+        dtypes = dtypes_beside([*params], columns)
         key = (
             drops,
             content["zeroed"],
-            len(own),
+            tuple([frozenset(x.items()) for x in dtypes]),
             tuple(map(type, content["decays"])),
             *(type(content[x]) for x in ("divisor", "max_value")),
             None if norm is None else id(norm),
@@ -341,7 +341,6 @@ class LedParts:
             device = norm.values[0].device
             total = torch.empty((), dtype=norm.dtype, device=device)
             factors = Factors(None, None, total)
-        dtypes = dtypes_beside([*params], columns)
         inner = Form(content, factors, drops, dtypes)
         form: Around = inner if norm is None else PartsForm(inner, norm)
         assert self.local is not None

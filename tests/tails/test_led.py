@@ -284,6 +284,29 @@ def test_averages_that_move() -> None:
     assert led(tail)
 
 
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_averages_that_come_to_have_another_dtype(
+    dtype: torch.dtype, every: int
+) -> None:
+    """Their memory was written as if they had the dtype of before."""
+    one, other = sides("sgd")
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    for n in range(10):
+        if n in (5, 8):
+            for average in (*one.ema, *other.ema):
+                average.data = average.to(dtype if n == 5 else torch.float32)
+        for side in (one, other):
+            side.set_grads(n)
+        norm = one.eager(1.0)
+        if n % every == 0:
+            cast = [p.detach().to(one.ema[0].dtype) for p in one.params]
+            torch._foreach_lerp_(one.ema, cast, 1 - 0.9)
+        assert same(tail(average=n % every == 0).norm, norm)
+        assert differences(one, other, grads=True) == []
+    assert led(tail)
+
+
 def turned(t: torch.Tensor) -> torch.Tensor:
     return t.detach().t().contiguous().t()
 
