@@ -170,7 +170,7 @@ class Average:
         kind = kind_of(average)
         assert kind is not None
         self.average = average
-        self.held, self.method = kind
+        self.attribute, self.method = kind
         self.source = source
         parameters = inspect.signature(getattr(type(average), self.method)).parameters
         self._takes_step = "step" in parameters
@@ -226,7 +226,7 @@ class Average:
 
     def _argument(self) -> Any:
         """The argument of the update: a module or a list of parameters."""
-        if self.held == "module" or isinstance(self.source, list):
+        if self.attribute == "module" or isinstance(self.source, list):
             return self.source
         return list(self.source.parameters())
 

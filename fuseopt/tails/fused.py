@@ -71,7 +71,7 @@ class Fused:
         self.pending = Pending()
         self.compilations = Compilations()
         self.shadows: list[Shadow] = []
-        self.given: TailInputs | None = None
+        self.inputs: TailInputs | None = None
         self.compiled: Callable[..., Any] | None = None
         self.graphs: list[_Graph] = []
         #: does nobody read gradients after the current call?
@@ -83,7 +83,7 @@ class Fused:
 
     def release(self) -> None:
         """Release everything that was compiled."""
-        self.compiled = self.given = None
+        self.compiled = self.inputs = None
         self.shadows = []
         self.graphs.clear()
         self.compilations.forget()
@@ -129,12 +129,12 @@ class Fused:
             if not all(keeps_to_itself(f, type(o)) for f, o in pairs):
                 raise Unlike("a step uses its optimizer for more than its attributes")
             self.shadows = [Shadow(o) for o in self.optimizers]
-            self.given = TailInputs()
+            self.inputs = TailInputs()
         for shadow, optimizer in zip(self.shadows, self.optimizers, strict=True):
             if shadow.helper is None and self.graphs:
                 shadow.helper = self.graphs[-1].helper
             shadow.refresh(optimizer)
-        inputs = self.given
+        inputs = self.inputs
         assert inputs is not None
         inputs.__dict__.update(content)
         inputs.optimizers = [shadow.itself for shadow in self.shadows]
@@ -156,7 +156,7 @@ class Fused:
         """Two sets of tensors of the current call, by identity: those that are written
         even if the step is skipped, and gradients that nobody reads afterwards.
         """
-        inputs = self.given
+        inputs = self.inputs
         assert inputs is not None
         averages = [
             t for tensors, _ in (*inputs.averages, *inputs.copies) for t in tensors
