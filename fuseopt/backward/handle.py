@@ -101,13 +101,13 @@ class InBackward(Optimizer):
         with self._lock:
             n = len(self.optimizer.param_groups)
             self.optimizer.add_param_group(param_group)
+            params = self.optimizer.param_groups[-1]["params"]
             try:
                 self._stepper.look()
+                self._add(buckets_of(BYTES, None, params))
             except UnsupportedInput:
                 del self.optimizer.param_groups[n:]
                 raise
-            params = self.optimizer.param_groups[-1]["params"]
-            self._add(buckets_of(BYTES, None, params))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -76,9 +76,10 @@ class Part:
         return n
 
     def give_back(self, optimizer: Optimizer) -> None:
-        """Let the optimizer have the state that was made."""
-        optimizer.state.update(
-            {p: own for p, own in self._state.items() if p not in optimizer.state}
+        """Give the optimizer the state dicts that the step has created or replaced."""
+        state = optimizer.state
+        state.update(
+            {p: own for p, own in self._state.items() if state.get(p) is not own}
         )
 
     def drop(self) -> None:

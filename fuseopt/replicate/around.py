@@ -130,7 +130,8 @@ def order_of(
     lanes: Lanes, columns: Sequence[Tensors], around: Around | None
 ) -> dict[tuple[int, Role], int]:
     """The index in a call of each tensor beside a lane. Raises Unlike for one that is
-    no number and has another layout than the lane's parameter.
+    no number and has another layout than the lane's parameter, or not the dtype that
+    `around` has for it.
     """
     order: dict[tuple[int, Role], int] = {}
     kinds = () if around is None else around.dtypes
@@ -141,6 +142,8 @@ def order_of(
                 continue
             if t.shape != p.shape or t.stride() != p.stride() or not t.is_leaf:
                 raise Unlike("an average lies in memory otherwise than its parameter")
+            if t.dtype != dtypes.get(p.dtype):
+                raise Unlike("an average has another dtype than it had")
     return order
 
 

@@ -1,11 +1,11 @@
-"""Averages that other packages keep: what they hold, and the update that they write.
+"""Averages of other packages: their tensors, and their own update method, traced.
 
-Nothing here knows a formula. Dynamo is given a stand-in that holds what the object
-holds and has the methods of its class, and traces the object's own update. Whatever a
-stand-in does not know ends that trace, and the update is called as it is.
+No formula is known here. Dynamo traces the object's own update on a stand-in, which has
+the object's tensors and the methods of its class. Anything else that the update uses
+ends the trace, and the update is called untraced.
 
-What the host has a part in is known by name: the decay, for which the object itself is
-asked before, and the number of updates, of which a stand-in knows but what follows it.
+Two attributes of the host are known by name: the decay, for which the object itself is
+asked before, and the number of updates, which the stand-in can only increase by one.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import torch
 from ..shadow.whole import NotTraced
 
 Tensors = list[torch.Tensor]
-#: What an object keeps its averages in, by which it is known, and the method that is
-#: its update. That of a "module" is given a module, that of a list is given a list.
+#: The attribute with the averages, by which a kind of object is recognized, and the
+#: name of its update method, which takes a module for "module", else a list.
 KINDS = (("module", "update"), ("shadow_params", "step"))
-#: How many updates there were, and what the last one was given for a decay.
+#: The attributes with the number of updates and the decay of the last update.
 COUNTER, DECIDED = "optimization_step", "cur_decay_value"
-#: What an object may hold besides, which a stand-in holds as it is.
-_PLAIN = (bool, int, float, str, type(None), torch.device, torch.dtype)
+#: Types of other attributes, which a stand-in has with the same values.
+_CONSTANTS = (bool, int, float, str, type(None), torch.device, torch.dtype)
 
 
-def kind_of(x: Any) -> tuple[str, str] | None:
-    """What an object keeps its averages in, and its update; None of what has none."""
-    for held, method in KINDS:
-        function = getattr(type(x), method, None)
-        if hasattr(x, held) and isinstance(function, FunctionType):
-            return held, method
+def kind_of(candidate: Any) -> tuple[str, str] | None:
+    """The entry of KINDS for an object; None if it is not an average."""
+    for attribute, method in KINDS:
+        function = getattr(type(candidate), method, None)
+        if hasattr(candidate, attribute) and isinstance(function, FunctionType):
+            return attribute, method
     return None
 
 
 class Count:
-    """A number of which nothing is known but what follows it."""
+    """A number of which only the successor is known, `following`."""
 
     def __init__(self, following: Count | None = None) -> None:
         self.following = following
@@ -58,36 +58,38 @@ class Count:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Held:
-    """What a module holds, for those who only ask for its tensors."""
+class ModuleTensors:
+    """A stand-in of a module that has only its tensors. Raises NotTraced if the state
+    dict of the module has others.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.params: Tensors = list(module.parameters())
         self.others: Tensors = list(module.buffers())
         self.state: dict[str, torch.Tensor] = dict(module.state_dict(keep_vars=True))
-        own = {*map(id, (*self.params, *self.others))}
-        if not all(id(t) in own for t in self.state.values()):
+        tensor_ids = {*map(id, (*self.params, *self.others))}
+        if not all(id(t) in tensor_ids for t in self.state.values()):
             raise NotTraced("a module has a state besides its tensors")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Detached, as a module's."""
+        """The detached tensors, as of a module."""
         return {key: t.detach() for key, t in self.state.items()}
 
     def parameters(self) -> Tensors:
-        """A list, where a module has a generator."""
+        """The parameters, as a list where a module has a generator."""
         return self.params
 
     def buffers(self) -> Tensors:
-        """The same."""
+        """The buffers, as a list."""
         return self.others
 
     def __getattr__(self, name: str) -> Any:
         raise NotTraced(f"it asks a module for {name}")
 
 
-class Standing:
-    """What stands for an object while its update is traced. It holds what the object
-    does, as far as it is known; `_fuseopt_done` is what the host is to do.
+class StandIn:
+    """The stand-in of an object while its update is traced, with the object's tensors
+    and constants. `_fuseopt_done`: the attributes that the host must write afterwards.
     """
 
     _fuseopt_decay: Any
@@ -95,7 +97,9 @@ class Standing:
     _fuseopt_done: dict[str, bool]
 
     def get_decay(self, step: Any = None) -> float:
-        """What the object itself said, which was asked for this very step."""
+        """The decay that the object itself gave for this step. Raises NotTraced for
+        another step.
+        """
         if step is not self._fuseopt_step:
             raise NotTraced("it asks for the decay of another step")
         decay: float = self._fuseopt_decay
@@ -106,10 +110,10 @@ class Standing:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == COUNTER:
-            known = value is self._fuseopt_step
+            is_expected = value is self._fuseopt_step
         else:
-            known = name == DECIDED and value == self._fuseopt_decay
-        if not known:
+            is_expected = name == DECIDED and value == self._fuseopt_decay
+        if not is_expected:
             raise NotTraced(f"it writes {name}")
         self._fuseopt_done[name] = True
         if name == COUNTER:
@@ -117,141 +121,141 @@ class Standing:
 
 
 def functions_of(kind: type) -> dict[str, Any]:
-    """What a class holds, but for what all modules and all objects do. Raises NotTraced
-    for a class with attributes of its own kind.
+    """The attributes of a class without those of `torch.nn.Module` and `object`. Raises
+    NotTraced for a class that overrides attribute access.
     """
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base not in (object, torch.nn.Module):
             if not {"__setattr__", "__getattribute__"}.isdisjoint(vars(base)):
                 raise NotTraced("its class says what attributes are")
             for name, value in vars(base).items():
                 if not (name.startswith("__") and name.endswith("__")):
-                    found[name] = value
-    return found
+                    attributes[name] = value
+    return attributes
 
 
 class Update:
-    """One update of an average, as Dynamo is given it."""
+    """One update of an average, in the form that Dynamo traces."""
 
-    def __init__(self, standing: Any, given: Any, method: str, step: Any) -> None:
-        self.standing = standing
-        self.given = given
+    def __init__(self, stand_in: Any, argument: Any, method: str, step: Any) -> None:
+        self.stand_in = stand_in
+        self.argument = argument
         self.method = method
         self.step = step
 
     def apply(self) -> None:
-        """Do it; traced."""
-        update = getattr(self.standing, self.method)
+        """Do the update; traced."""
+        update = getattr(self.stand_in, self.method)
         if self.step is None:
-            update(self.given)
+            update(self.argument)
         else:
-            update(self.given, step=self.step)
+            update(self.argument, step=self.step)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All that it may write."""
-        for value in vars(self.standing).values():
+        """All tensors that the update may write."""
+        for value in vars(self.stand_in).values():
             if isinstance(value, torch.Tensor):
                 yield value
-            elif isinstance(value, Held):
+            elif isinstance(value, ModuleTensors):
                 yield from (*value.params, *value.others, *value.state.values())
             elif isinstance(value, list):
                 yield from value
 
 
 class Average:
-    """An average of another package's, and what it is of: a module, or parameters."""
+    """An average of another package; `source`: a module, or a list of parameters."""
 
     def __init__(self, average: Any, source: Any) -> None:
         kind = kind_of(average)
         assert kind is not None
         self.average = average
-        self.held, self.method = kind
+        self.attribute, self.method = kind
         self.source = source
-        takes = inspect.signature(getattr(type(average), self.method)).parameters
-        self._takes_step = "step" in takes
+        parameters = inspect.signature(getattr(type(average), self.method)).parameters
+        self._takes_step = "step" in parameters
         self._functions: dict[str, Any] = {}
         self._seen: list[int] = []
         self._holds: dict[str, Any] = {}
         self._given: Any = None
-        self._standing: Any = None
-        # Dynamo guards which these are
+        self._stand_in: Any = None
+        # Dynamo guards the identity of these
         self._next = Count()
         self._now = Count(self._next)
         self._done: dict[str, bool] = {}
 
     def call(self, step: int | None) -> None:
-        """Its update, as users call it."""
-        more = {} if step is None or not self._takes_step else {"step": step}
-        getattr(self.average, self.method)(self._argument(), **more)
+        """Call the update untraced, as users do."""
+        keywords = {} if step is None or not self._takes_step else {"step": step}
+        getattr(self.average, self.method)(self._argument(), **keywords)
 
     def update(self, step: int | None) -> Update:
-        """One update, as Dynamo is given it. Raises NotTraced where it cannot be."""
-        average, own = self.average, vars(self.average)
-        if self.method in own or "get_decay" in own:
+        """One update in the form that Dynamo traces. Raises NotTraced if it cannot."""
+        average, values = self.average, vars(self.average)
+        if self.method in values or "get_decay" in values:
             raise NotTraced("its own methods were replaced")
         self._look()
         holds = dict(self._holds)
-        holds.update((k, v) for k, v in own.items() if isinstance(v, _PLAIN))
-        asked = own[COUNTER] + 1 if COUNTER in own else None
+        holds.update((k, v) for k, v in values.items() if isinstance(v, _CONSTANTS))
+        step_of_decay = values[COUNTER] + 1 if COUNTER in values else None
         if self._takes_step:
-            asked = step
-        token = None if asked is None else self._next
-        if COUNTER in own:
+            step_of_decay = step
+        token = None if step_of_decay is None else self._next
+        if COUNTER in values:
             holds[COUNTER] = self._now
         if hasattr(average, "get_decay"):
-            holds["_fuseopt_decay"] = decay = average.get_decay(asked)
+            holds["_fuseopt_decay"] = decay = average.get_decay(step_of_decay)
             if type(decay) is not float:
                 raise NotTraced("its decay is no float")
         holds["_fuseopt_step"] = token
         holds["_fuseopt_done"] = self._done
         self._done.clear()
-        held = vars(self._standing)
-        held.clear()
-        held.update(holds)
-        step_given = token if self._takes_step else None
-        return Update(self._standing, self._given, self.method, step_given)
+        attributes = vars(self._stand_in)
+        attributes.clear()
+        attributes.update(holds)
+        step_of_update = token if self._takes_step else None
+        return Update(self._stand_in, self._given, self.method, step_of_update)
 
     def updated(self) -> None:
-        """It was done: count it, as the object does."""
-        standing, own = vars(self._standing), vars(self.average)
+        """Write the counter and the decay to the object, after a traced update."""
+        stand_in, values = vars(self._stand_in), vars(self.average)
         if COUNTER in self._done:
-            own[COUNTER] += 1
+            values[COUNTER] += 1
         if DECIDED in self._done:
-            own[DECIDED] = standing["_fuseopt_decay"]
+            values[DECIDED] = stand_in["_fuseopt_decay"]
 
     def _argument(self) -> Any:
-        """What the update is given."""
-        if self.held == "module" or isinstance(self.source, list):
+        """The argument of the update: a module or a list of parameters."""
+        if self.attribute == "module" or isinstance(self.source, list):
             return self.source
         return list(self.source.parameters())
 
     def _look(self) -> None:
-        """Make the stand-in anew where the object holds other things."""
+        """Make a new stand-in if the object's tensors or methods have changed."""
         functions = functions_of(type(self.average))
         argument = self._argument()
-        holds: list[tuple[str, Any]] = [*vars(self.average).items()]
-        holds += vars(self.average).get("_modules", {}).items()
-        seen = [id(x) for pair in holds for x in _tensors(pair[1])]
-        seen += [id(x) for x in _tensors(argument)]
-        if self._standing is not None and functions == self._functions:
-            if seen == self._seen:
+        attributes: list[tuple[str, Any]] = [*vars(self.average).items()]
+        attributes += vars(self.average).get("_modules", {}).items()
+        tensor_ids = [id(x) for pair in attributes for x in _tensors(pair[1])]
+        tensor_ids += [id(x) for x in _tensors(argument)]
+        if self._stand_in is not None and functions == self._functions:
+            if tensor_ids == self._seen:
                 return
-        every = (argument, *dict(holds).values())
-        if len({x.device for y in every for x in _tensors(y)}) > 1:
+        containers = (argument, *dict(attributes).values())
+        if len({x.device for y in containers for x in _tensors(y)}) > 1:
             raise NotTraced("it lies on another device")
         kind = type(self.average)
-        known = {k: v for k, v in functions.items() if k not in vars(Standing)}
-        self._standing = object.__new__(type(kind.__name__, (Standing,), known))
+        methods = {k: v for k, v in functions.items() if k not in vars(StandIn)}
+        self._stand_in = object.__new__(type(kind.__name__, (StandIn,), methods))
         self._holds = {}
-        for name, value in holds:
+        for name, value in attributes:
             if isinstance(value, torch.nn.Module):
-                self._holds[name] = Held(value)
+                self._holds[name] = ModuleTensors(value)
             elif isinstance(value, torch.Tensor) or _is_list(value):
                 self._holds[name] = value
         module = isinstance(argument, torch.nn.Module)
-        self._given = Held(argument) if module else argument
-        self._seen, self._functions = seen, functions
+        self._given = ModuleTensors(argument) if module else argument
+        self._seen, self._functions = tensor_ids, functions
 
 
 def _is_list(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """Adaptive clipping of gradients: each unit by the norm of its parameters.
 
-A unit is what makes one output: a row of a matrix, a filter of a convolution, the whole
-of a tensor with one dimension. (Brock and others, 2021.)
+A unit computes one output: a row of a matrix, a filter of a convolution, the whole of a
+tensor with one dimension. (Brock and others, 2021.)
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from .arguments import checked_limit
 
 Tensors = list[torch.Tensor]
-#: The least norm that parameters are taken to have, where none is given.
+#: The default of eps: smaller norms of parameters count as this one.
 EPS = 1e-3
 
 
-def checked_adaptive(given: Any) -> tuple[Any, Any] | None:
-    """A factor, or a factor and the least norm of parameters; or None."""
-    if given is None:
+def checked_adaptive(option: Any) -> tuple[Any, Any] | None:
+    """The pair (factor, eps) of an option, or None. Raises ValueError."""
+    if option is None:
         return None
-    pair = given if isinstance(given, (tuple, list)) else (given, EPS)
+    pair = option if isinstance(option, (tuple, list)) else (option, EPS)
     if len(pair) != 2 or None in pair:
-        raise ValueError(f"clip_grad_adaptive is {given!r}; it is (factor, eps)")
+        raise ValueError(f"clip_grad_adaptive is {option!r}; it is (factor, eps)")
     factor = checked_limit("the factor of clip_grad_adaptive", pair[0])
     return factor, checked_limit("the eps of clip_grad_adaptive", pair[1])
 
@@ -31,18 +31,18 @@ def checked_adaptive(given: Any) -> tuple[Any, Any] | None:
 def adapt(
     params: Tensors, grads: Tensors, factor: Any, eps: Any, measured: Tensors
 ) -> None:
-    """Clip the gradients of parameters; traced, and in eager. `measured`: of what norms
-    are taken, which holds what the gradients do, and may be known before.
+    """Clip the gradients of parameters; traced, and in eager. `measured`: tensors equal
+    to the gradients, of which the norms are taken.
     """
-    for p, g, same in zip(params, grads, measured, strict=True):
+    for p, g, measured_grad in zip(params, grads, measured, strict=True):
         limit = unit_norms(p).clamp_(min=eps).mul_(factor)
-        norm = unit_norms(same)
+        norm = unit_norms(measured_grad)
         clipped = g * (limit / norm.clamp(min=1e-6))
         g.copy_(torch.where(norm < limit, g, clipped))
 
 
 def unit_norms(x: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of each unit, in a shape that fits beside the tensor."""
+    """The 2-norm of each unit, in a shape that broadcasts to that of the tensor."""
     dims = tuple(range(1, x.dim())) or None
     norms: torch.Tensor = torch.linalg.vector_norm(x, dim=dims, keepdim=x.dim() > 1)
     return norms

@@ -1,8 +1,8 @@
-"""A function that does the tail of a training step -> the tail that does the same.
+"""Advise a `fuseopt.tail` that does the same as a function of the user.
 
-Nothing is run: the calls in the function's source are read, and what they are called on
-is looked up among its globals and in its closure. What is found is told as the user
-would write it, with the user's own expressions.
+Nothing is run: the calls in the function's source are read, and the objects whose
+methods are called are looked up among its globals and in its closure. The advice has
+the user's own expressions.
 """
 
 from __future__ import annotations
@@ -27,106 +27,108 @@ OF_SCALER = ("unscale_", "step")
 
 
 class Advice:
-    """What a function does to optimizers, in the words of `fuseopt.tail`."""
+    """The arguments of the `fuseopt.tail` that does the same as a function."""
 
     def __init__(self) -> None:
-        #: in order, each once
+        #: the expressions for optimizers, in order, each once
         self.optimizers: dict[str, None] = {}
-        self.given: dict[str, str] = {}
+        self.arguments: dict[str, str] = {}
         self.averages: list[str] = []
 
     def __str__(self) -> str:
-        """The call, or "" where there is no more than one step."""
-        if not self.optimizers or not (self.given or self.averages):
+        """The call of `fuseopt.tail`; "" if the function does nothing but a step."""
+        if not self.optimizers or not (self.arguments or self.averages):
             return ""
         names = [*self.optimizers]
         first = names[0] if len(names) == 1 else f"[{', '.join(names)}]"
-        given = [f"{key}={x}" for key, x in self.given.items()]
+        arguments = [f"{key}={value}" for key, value in self.arguments.items()]
         if self.averages:
-            given.append(f"ema=[{', '.join(self.averages)}]")
-        return f"fuseopt.tail({', '.join([first, *given])})"
+            arguments.append(f"ema=[{', '.join(self.averages)}]")
+        return f"fuseopt.tail({', '.join([first, *arguments])})"
 
 
 def tail_of(function: Callable[..., Any]) -> Advice:
-    """What of a function's own calls a tail does; nothing where it has no source."""
-    found = Advice()
+    """The advice for a function; empty if it has no source."""
+    advice = Advice()
     owner = getattr(function, "__self__", None)
     function = inspect.unwrap(getattr(function, "__func__", function))
     try:
-        text = textwrap.dedent(inspect.getsource(function))
-        tree = ast.parse(text)
-        known = inspect.getclosurevars(function)
+        source = textwrap.dedent(inspect.getsource(function))
+        tree = ast.parse(source)
+        variables = inspect.getclosurevars(function)
     except (OSError, TypeError, SyntaxError, ValueError):
-        return found
-    names = {**known.builtins, **known.globals, **known.nonlocals}
+        return advice
+    names = {**variables.builtins, **variables.globals, **variables.nonlocals}
     if owner is not None and function.__code__.co_argcount:
         names[function.__code__.co_varnames[0]] = owner
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
-        _take(found, call, names)
-    return found
+        _note(advice, call, names)
+    return advice
 
 
-def _take(found: Advice, call: ast.Call, names: Mapping[str, Any]) -> None:
-    """Note a call, if it is one that a tail does."""
+def _note(advice: Advice, call: ast.Call, names: Mapping[str, Any]) -> None:
+    """Add a call to the advice, if a tail does it."""
     keywords = {x.arg: ast.unparse(x.value) for x in call.keywords if x.arg}
-    given = [ast.unparse(x) for x in call.args]
-    function = _meant(call.func, names)
+    arguments = [ast.unparse(x) for x in call.args]
+    function = _value_of(call.func, names)
     if function in NORM or function in VALUE:
-        _take_clip(found, function in NORM, given, keywords)
+        _note_clip(advice, function in NORM, arguments, keywords)
         return
     if not isinstance(call.func, ast.Attribute):
         return
-    on, method = _meant(call.func.value, names), call.func.attr
+    on, method = _value_of(call.func.value, names), call.func.attr
     text = ast.unparse(call.func.value)
     if isinstance(on, Optimizer) and method == "step":
-        found.optimizers[text] = None
+        advice.optimizers[text] = None
     elif isinstance(on, torch.amp.GradScaler) and method in OF_SCALER and call.args:
-        if isinstance(_meant(call.args[0], names), Optimizer):
-            found.optimizers[given[0]] = None
-            found.given["scaler"] = text
+        if isinstance(_value_of(call.args[0], names), Optimizer):
+            advice.optimizers[arguments[0]] = None
+            advice.arguments["scaler"] = text
     elif isinstance(on, (Optimizer, torch.nn.Module)) and method == "zero_grad":
-        none = keywords.get("set_to_none") or "".join(given[:1]) or "True"
-        found.given["zero_grad"] = "True" if none == "True" else "'zeros'"
-    elif given and _updates(on, method):
-        found.averages.append(f"({text}, {given[0]})")
+        none = keywords.get("set_to_none") or "".join(arguments[:1]) or "True"
+        advice.arguments["zero_grad"] = "True" if none == "True" else "'zeros'"
+    elif arguments and _updates(on, method):
+        advice.averages.append(f"({text}, {arguments[0]})")
 
 
-def _take_clip(
-    found: Advice, norm: bool, given: list[str], keywords: Mapping[str, str]
+def _note_clip(
+    advice: Advice, norm: bool, arguments: list[str], keywords: Mapping[str, str]
 ) -> None:
-    limit = keywords.get("max_norm" if norm else "clip_value") or "".join(given[1:2])
+    limit = keywords.get("max_norm" if norm else "clip_value") or "".join(
+        arguments[1:2]
+    )
     if not limit:
         return
-    found.given["clip_grad_norm" if norm else "clip_grad_value"] = limit
-    kind = keywords.get("norm_type") or "".join(given[2:3])
+    advice.arguments["clip_grad_norm" if norm else "clip_grad_value"] = limit
+    kind = keywords.get("norm_type") or "".join(arguments[2:3])
     if norm and kind:
-        found.given["norm_type"] = kind
+        advice.arguments["norm_type"] = kind
 
 
-def _updates(on: Any, method: str) -> bool:
-    """Is it a method with which an average follows the parameters it is given?"""
-    if isinstance(on, AveragedModel):
+def _updates(owner: Any, method: str) -> bool:
+    """Is it the method that updates an average with the parameters it is given?"""
+    if isinstance(owner, AveragedModel):
         return method == "update_parameters"
-    kind = None if on is None else kind_of(on)
+    kind = None if owner is None else kind_of(owner)
     return kind is not None and method == kind[1]
 
 
-def _meant(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """What a name, or an attribute of one, is now; None where that is not known.
+def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The present value of a name or an attribute; None if it is not known.
 
-    No property of anybody's is asked: attributes are looked up where they lie.
+    No property is run: attributes are looked up without calling code.
     """
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if not isinstance(node, ast.Attribute):
         return None
-    on = _meant(node.value, names)
-    if on is None:
+    owner = _value_of(node.value, names)
+    if owner is None:
         return None
-    if isinstance(on, torch.nn.Module) and node.attr in on._modules:
-        return on._modules[node.attr]
+    if isinstance(owner, torch.nn.Module) and node.attr in owner._modules:
+        return owner._modules[node.attr]
     try:
-        return inspect.getattr_static(on, node.attr)
+        return inspect.getattr_static(owner, node.attr)
     except AttributeError:
         return None

@@ -1,4 +1,4 @@
-"""What a tail is asked for, checked before anything is written."""
+"""Check the arguments of a tail, before anything is written."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Tensors = list[torch.Tensor]
 _GRAD = attrgetter("grad")
 
 
-def optimizers_of(given: Any) -> list[Optimizer]:
+def optimizers_of(argument: Any) -> list[Optimizer]:
     """One optimizer, or several, as a list. Raises NotAnOptimizer."""
-    every = [given] if isinstance(given, Optimizer) else None
-    if every is None and isinstance(given, (list, tuple)):
-        every = list(given)
-    if not every or not all(isinstance(x, Optimizer) for x in every):
+    optimizers = [argument] if isinstance(argument, Optimizer) else None
+    if optimizers is None and isinstance(argument, (list, tuple)):
+        optimizers = list(argument)
+    if not optimizers or not all(isinstance(x, Optimizer) for x in optimizers):
         raise NotAnOptimizer(
             "fuseopt.tail takes a torch.optim.Optimizer or a list of them, not "
-            f"{type(given).__name__!r}"
+            f"{type(argument).__name__!r}"
         )
-    if len({*map(id, every)}) < len(every):
+    if len({*map(id, optimizers)}) < len(optimizers):
         raise ValueError("fuseopt.tail was given an optimizer twice")
-    return every
+    return optimizers
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
@@ -45,7 +45,7 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
 
 
 def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:
-    """The gradients that there are, in the order of their parameters."""
+    """The gradients that are not None, in the order of their parameters."""
     return [g for g in map(_GRAD, params) if g is not None]
 
 
@@ -55,7 +55,9 @@ def clear(params: Iterable[torch.Tensor]) -> None:
 
 
 def checked_limit(name: str, limit: Any) -> Any:
-    """A limit above zero, as a float or a tensor, which is not read; or None."""
+    """A limit above zero, as a float or a tensor without dimensions, whose value is not
+    read; or None. Raises ValueError.
+    """
     if limit is None:
         return None
     if isinstance(limit, torch.Tensor):
@@ -69,7 +71,9 @@ def checked_limit(name: str, limit: Any) -> Any:
 
 
 def checked_decay(decay: Any) -> Any:
-    """A decay between 0 and 1, as a float or a tensor, which is not read."""
+    """A decay between 0 and 1, as a float or a tensor without dimensions, whose value
+    is not read. Raises ValueError.
+    """
     if isinstance(decay, torch.Tensor):
         if decay.numel() != 1:
             raise ValueError(f"a decay of {decay.numel()} numbers, where one is asked")
@@ -81,40 +85,44 @@ def checked_decay(decay: Any) -> Any:
 
 
 def check_beside(
-    what: str, own: Sequence[Any], source: Sequence[Any], any_dtype: bool = False
+    what: str, tensors: Sequence[Any], source: Sequence[Any], any_dtype: bool = False
 ) -> None:
-    """Raise ValueError unless each of `own` can hold what the tensor of `source` beside
-    it does, in memory of its own. `any_dtype`: whole numbers may stand among them.
+    """Raise ValueError or TypeError unless each of `tensors` has the shape and device
+    of its tensor in `source`, and memory of its own. `any_dtype`: they may be integers.
     """
-    if len(own) != len(source):
+    if len(tensors) != len(source):
         raise ValueError(
-            f"{what} has {len(own)} tensors, and there are {len(source)} parameters"
+            f"{what} has {len(tensors)} tensors, and there are {len(source)} parameters"
         )
-    lies = {_memory(p) for p in source if p.numel()} - {0}
-    for i, (a, p) in enumerate(zip(own, source, strict=True)):
+    addresses = {_memory(p) for p in source if p.numel()} - {0}
+    for i, (tensor, p) in enumerate(zip(tensors, source, strict=True)):
         name = f"{what}, tensor {i}:"
-        if not isinstance(a, torch.Tensor):
-            raise TypeError(f"{name} a {type(a).__name__}")
-        if a.shape != p.shape:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} a {type(tensor).__name__}")
+        if tensor.shape != p.shape:
             raise ValueError(
-                f"{name} its shape is {[*a.shape]}, the parameter's {[*p.shape]}"
+                f"{name} its shape is {[*tensor.shape]}, the parameter's {[*p.shape]}"
             )
-        if a.device != p.device:
-            raise ValueError(f"{name} on {a.device}, and the parameter on {p.device}")
-        if not any_dtype and not a.is_floating_point():
-            raise ValueError(f"{name} of {a.dtype}, which holds no averages")
-        if a.numel() and _memory(a) in lies:
+        if tensor.device != p.device:
+            raise ValueError(
+                f"{name} on {tensor.device}, and the parameter on {p.device}"
+            )
+        if not any_dtype and not tensor.is_floating_point():
+            raise ValueError(f"{name} of {tensor.dtype}, which holds no averages")
+        if tensor.numel() and _memory(tensor) in addresses:
             raise ValueError(f"{name} it shares memory with a parameter")
 
 
 def _memory(t: torch.Tensor) -> int:
-    """Where the memory of a tensor begins, of a DTensor that of its part."""
+    """The address of a tensor's memory, of a DTensor that of its local part."""
     part = compat.local_part(t) if compat.are_spread([t]) else t
     return part.untyped_storage().data_ptr()
 
 
 def checked_scaler(scaler: Any) -> torch.amp.GradScaler | None:
-    """A GradScaler that scales, or None. Raises TypeError for one of another kind."""
+    """An enabled GradScaler, or None. Raises TypeError for objects of other classes and
+    for scalers that unscale or step in their own way.
+    """
     if scaler is None:
         return None
     if not isinstance(scaler, torch.amp.GradScaler):

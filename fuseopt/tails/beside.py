@@ -1,4 +1,4 @@
-"""What a tail keeps beside the parameters: averages of all kinds, and copies."""
+"""The averages and copies of a tail: lists, averaged models, objects of packages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Tensors = list[torch.Tensor]
 
 
 class Beside:
-    """Averages, their decays, models, objects of other packages; copies.
+    """The averages of a tail with their decays, averaged models, averages of other
+    packages, and copies.
 
-    `alone`: why objects are updated by themselves, "" while they are not.
+    `alone`: the reason why averages of other packages are updated untraced, or "".
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class Beside:
         self.copies = None if copies is None else list(copies)
         self.alone = ""
         self._asked: tuple[bool, int | None] = True, None
-        self._known: Tensors = []
+        #: the parameters at the last check, and its result
+        self._params: Tensors = []
         self._checked: tuple[list[Any], list[Any]] = [], []
         for entry in ema:
             self._add(entry)
@@ -51,51 +53,51 @@ class Beside:
             return
         if not isinstance(entry[0], Iterable):
             raise TypeError(f"ema takes no {type(entry[0]).__name__}: see docs/tail.md")
-        own, *source, decay = entry
-        self.averages.append((list(own), list(source[0]) if source else None))
+        averages, *source, decay = entry
+        self.averages.append((list(averages), list(source[0]) if source else None))
         self.decays.append(checked_decay(decay))
 
-    def check(self, every: Tensors) -> tuple[list[Any], list[Any]]:
-        """Averages and copies, each with what they are of: all parameters, if nothing
-        else was named.
+    def check(self, params: Tensors) -> tuple[list[Any], list[Any]]:
+        """Pairs of averages and their sources, and of copies and the parameters. The
+        sources are `params` unless the user named others. Raises ValueError, TypeError.
         """
-        known = self._known
-        if len(known) != len(every) or not all(map(is_, known, every)):
+        known = self._params
+        if len(known) != len(params) or not all(map(is_, known, params)):
             averages = []
-            for k, (own, source) in enumerate(self.averages):
-                of = every if source is None else source
-                check_beside(f"average {k}", own, of)
-                averages.append((own, of))
+            for k, (tensors, named) in enumerate(self.averages):
+                source = params if named is None else named
+                check_beside(f"average {k}", tensors, source)
+                averages.append((tensors, source))
             copies = []
             if self.copies is not None:
-                check_beside("copies", self.copies, every)
-                copies = [(self.copies, every)]
-            self._checked, self._known = (averages, copies), every
+                check_beside("copies", self.copies, params)
+                copies = [(self.copies, params)]
+            self._checked, self._params = (averages, copies), params
         return self._checked
 
     def ask(self, average: bool, step: int | None) -> None:
-        """Say what the next call does: are averages updated, and at which step?"""
+        """Set the options of the next call: are averages updated, and at which step?"""
         self._asked = average, step
 
-    def content(self, every: Tensors, decays: list[Any]) -> dict[str, Any]:
-        """What of it a call is given; see `sequence.TailInputs`."""
+    def content(self, params: Tensors, decays: list[Any]) -> dict[str, Any]:
+        """These attributes of a call's `TailInputs`. Raises ValueError, TypeError."""
         average = self._asked[0]
         if len(decays) != len(self.averages):
             raise ValueError(f"{len(decays)} decays for {len(self.averages)} averages")
-        checked = [checked_decay(decay) for decay in decays]
-        averages, copies = self.check(every)
+        checked_decays = [checked_decay(decay) for decay in decays]
+        averages, copies = self.check(params)
         return {
             "averages": averages if average else [],
-            "decays": checked if average else [],
-            "models": [x.update() for x in self.models] if average else [],
+            "decays": checked_decays if average else [],
+            "models": [model.update() for model in self.models] if average else [],
             "objects": [],
             "copies": copies,
         }
 
     def trace(self, content: dict[str, Any]) -> None:
-        """Have objects updated in the graph, if that can be."""
-        average, step = self._asked
-        if not average or self.alone:
+        """Add the updates of averages of other packages to the graph, if possible."""
+        updates, step = self._asked
+        if not updates or self.alone:
             return
         try:
             content["objects"] = [x.update(step) for x in self.objects]
@@ -103,27 +105,27 @@ class Beside:
             self.alone = str(error) or type(error).__name__
 
     def end(self, content: Mapping[str, Any]) -> None:
-        """What is left for the host, when all has been done."""
-        average, step = self._asked
-        if not average:
+        """Do the host's part of the updates, after all launches."""
+        updates, step = self._asked
+        if not updates:
             return
         for model in self.models:
             model.updated()
-        for x in self.objects:
+        for average_object in self.objects:
             if content["objects"]:
-                x.updated()
+                average_object.updated()
             else:
-                x.call(step)
+                average_object.call(step)
 
 
-def _source(entry: Any, held: str) -> Any:
-    """What an object is an average of. Raises TypeError for what it cannot be."""
+def _source(entry: Any, attribute: str) -> Any:
+    """The source of an average of another package. Raises TypeError."""
     name = type(entry[0]).__name__
     if len(entry) != 2:
         raise TypeError(f"beside a {name}, ema takes what it is an average of")
     source = entry[1]
     if isinstance(source, torch.nn.Module):
         return source
-    if held == "module" or isinstance(source, (int, float, str, torch.Tensor)):
+    if attribute == "module" or isinstance(source, (int, float, str, torch.Tensor)):
         raise TypeError(f"beside a {name}, ema takes the model it is of")
     return list(source)

@@ -1,4 +1,4 @@
-"""What a led tail is compiled with, and what it tells of its two launches, once."""
+"""Compile the step of a led tail, and report its two launches as one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..shadow.optimizer import Write
 def compiled(
     compilations: Compilations, backend: Callable[..., Any], function: Any
 ) -> Callable[..., Any]:
-    """A function that Dynamo makes one graph of, where it traces calls at all."""
-    made = compilations.compile(backend, function, fullgraph=True)
-    return compat.Traced(made, function)
+    """`function`, compiled as one graph by Dynamo, if it traces calls at all."""
+    traced_on_call = compilations.compile(backend, function, fullgraph=True)
+    return compat.Traced(traced_on_call, function)
 
 
 class Compiling:
-    """Compiles a step's `function` with what is around it, and tells of it.
+    """Compiles a step's `function` with the calls around it, and reports it.
 
-    The Report of the first launch waits for that of the step's.
+    The Report of the first launch is kept for that of the step.
     """
 
     def __init__(
@@ -41,25 +41,25 @@ class Compiling:
         around: Around,
         outward: Callable[[list[Write]], list[Write]] | None = None,
     ) -> Representatives:
-        """What leads the step; see there."""
-        told = self._compilations.told
-        return Representatives(self.function, self.options, told, outward, around)
+        """The representatives that lead the step with the calls `around` it."""
+        reports = self._compilations.told
+        return Representatives(self.function, self.options, reports, outward, around)
 
     def make(self, backend: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile the step anew; see `Representatives.step`."""
+        """Compile the step; see `Representatives.step`."""
         return compiled(self._compilations, backend, leading(self.function))
 
     def first_launch(self, report: Report) -> None:
         """Keep the Report of the first launch."""
         self._first = report
 
-    def tell(self, told: Sequence[Report]) -> None:
-        """Tell of both launches in the Reports of the second."""
-        for report in told:
+    def tell(self, reports: Sequence[Report]) -> None:
+        """Add the first launch to the Reports of the second."""
+        for report in reports:
             report.traced = f"a tail of a training step, {report.traced}"
             if self._first is not None:
                 report.follow(self._first)
 
     def forget(self) -> None:
-        """Let Dynamo keep nothing of it."""
+        """Release all from Dynamo."""
         self._compilations.forget()

@@ -1,8 +1,7 @@
-"""Tensors without dimensions that a tail gives away, each once.
+"""New tensors without dimensions, for the results of a tail's calls.
 
-To make one in the midst of a call takes as long as a small kernel, since nothing of
-what makes it is in the processor's caches. So many are made at a time, and a kernel
-writes to the next ones what the caller is to have.
+To make one in the middle of a call takes as long as a small kernel, since the code and
+data for it are not in the processor's caches. So those of many calls are made at once.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Sequence
 import torch
 
 Tensors = list[torch.Tensor]
-#: For so many calls they are made at a time.
+#: The number of calls for which tensors are made at once.
 CALLS = 32
 
 
 class Fresh:
-    """Tensors of some dtypes, of each one a call."""
+    """New tensors on one device, one of each dtype for each call."""
 
     def __init__(self, dtypes: Sequence[torch.dtype], device: torch.device) -> None:
         self.dtypes = dtypes
@@ -25,7 +24,7 @@ class Fresh:
         self._ready: list[Tensors] = []
 
     def take(self) -> Tensors:
-        """Those of a call, which are nobody else's."""
+        """The tensors for one call; nobody else has them."""
         if not self._ready:
             with torch.inference_mode(False):
                 self._ready = [

@@ -1,10 +1,10 @@
-"""A tail in one graph of Dynamo's: two launches where the optimizer is elementwise.
+"""A tail that Dynamo traces whole, as one graph: two launches for elementwise steps.
 
-Optimizers are traced on their shadows. What is launched waits until all of it has been
-prepared; then it is launched, and what the steps left in the shadows is written to the
-optimizers, in one call of C. Where a step may be skipped and leaves more than contents
-of tensors (state that it makes in its first call, counters that are numbers of
-Python's), the flag is read in between: then the call waits for the device.
+Optimizers are traced on their shadows. When all launches have been prepared, they run,
+and the changes of the shadows are written to the optimizers, in one call of C. If a
+step may be skipped and changes more than contents of tensors (state that it creates in
+its first call, counters that are Python numbers), the flag is read in between: then the
+call waits for the device.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from .predication import DROPPED, UNKNOWN, predicate, result_buffer
 from .sequence import TailInputs, gradients, whole
 
 REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput, NotTraced)
-#: Graphs of one tail, at most: each stands for another form of its numbers or state.
+#: The most graphs of one tail, each for another form of its numbers or state.
 PATIENCE = 16
 
 
 class Fused:
-    """The tail of some optimizers in one graph. `why`: why it no longer is; `since`:
-    why no few lanes are traced for all, if that was tried.
+    """The tail of some optimizers in one graph. `why`: the reason why it no longer is,
+    or ""; `since`: the reason why the tail is not led, if that was tried.
 
-    `functions`: those of their steps, without what is around them.
+    `functions`: of their steps, without the layers around them.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class Fused:
         self.pending = Pending()
         self.compilations = Compilations()
         self.shadows: list[Shadow] = []
-        self.given: TailInputs | None = None
+        self.inputs: TailInputs | None = None
         self.compiled: Callable[..., Any] | None = None
         self.graphs: list[_Graph] = []
-        #: does nobody look at gradients after the call that is under way?
+        #: does nobody read gradients after the current call?
         self.drops = False
         self.skips = False
-        # did the last call end as calls do? Had the one before it compiled nothing?
+        # did the last call end normally? `quiet`: did it compile nothing?
         self._sound = True
         self.quiet = False
 
     def release(self) -> None:
-        """Keep nothing that was compiled."""
-        self.compiled = self.given = None
+        """Release everything that was compiled."""
+        self.compiled = self.inputs = None
         self.shadows = []
         self.graphs.clear()
         self.compilations.forget()
@@ -99,7 +99,7 @@ class Fused:
         """
         if not self._sound:
             self._cut_off()
-        steady = self.quiet
+        was_quiet = self.quiet
         self._sound = False
         try:
             result = self._step(content, drops)
@@ -109,12 +109,12 @@ class Fused:
             if isinstance(error, OUT_OF_MEMORY) or self.pending.begun:
                 raise
             expected = isinstance(error, (*REFUSALS, *compat.dynamo_errors()))
-            if (steady and not expected) or compat.stance() == "fail_on_recompile":
+            if (was_quiet and not expected) or compat.stance() == "fail_on_recompile":
                 raise
-            # whatever it is, the pieces say it again if it is the step's own
+            # if the error is the step's own, the pieces raise it again
             self._sound = True
-            said = error.__cause__ if _is_observed(error) else error
-            reason = str(said).strip().partition("\n")[0]
+            cause = error.__cause__ if _is_observed(error) else error
+            reason = str(cause).strip().partition("\n")[0]
             self.why = reason or type(error).__name__
             self.release()
             return None
@@ -129,17 +129,17 @@ class Fused:
             if not all(keeps_to_itself(f, type(o)) for f, o in pairs):
                 raise Unlike("a step uses its optimizer for more than its attributes")
             self.shadows = [Shadow(o) for o in self.optimizers]
-            self.given = TailInputs()
+            self.inputs = TailInputs()
         for shadow, optimizer in zip(self.shadows, self.optimizers, strict=True):
             if shadow.helper is None and self.graphs:
                 shadow.helper = self.graphs[-1].helper
             shadow.refresh(optimizer)
-        given = self.given
-        assert given is not None
-        given.__dict__.update(content)
-        given.optimizers = [shadow.itself for shadow in self.shadows]
-        given.steps = [*self.functions]
-        self.skips = given.skips
+        inputs = self.inputs
+        assert inputs is not None
+        inputs.__dict__.update(content)
+        inputs.optimizers = [shadow.itself for shadow in self.shadows]
+        inputs.steps = [*self.functions]
+        self.skips = inputs.skips
         self.drops = drops
         if self.compiled is None:
             self.compiled = self._compile()
@@ -147,45 +147,47 @@ class Fused:
         for shadow in self.shadows:
             shadow.clean = False
         begun = self.pending.start()
-        result: tuple[torch.Tensor, ...] = self.compiled(given)
+        result: tuple[torch.Tensor, ...] = self.compiled(inputs)
         n = len(self.shadows) if self.skips else 0
         self._finish(begun, result[:n])
         return result
 
     def kept_and_dropped(self) -> tuple[set[int], set[int]]:
-        """Of the call that is under way, tensors by identity: those that a skipped step
-        does not keep as they are, and gradients at which nobody looks afterwards.
+        """Two sets of tensors of the current call, by identity: those that are written
+        even if the step is skipped, and gradients that nobody reads afterwards.
         """
-        given = self.given
-        assert given is not None
-        averages = [t for own, _ in (*given.averages, *given.copies) for t in own]
-        averages += [t for x in given.models for t in x.tensors()]
-        averages += [t for x in given.objects for t in x.tensors()]
+        inputs = self.inputs
+        assert inputs is not None
+        averages = [
+            t for tensors, _ in (*inputs.averages, *inputs.copies) for t in tensors
+        ]
+        averages += [t for update in inputs.models for t in update.tensors()]
+        averages += [t for update in inputs.objects for t in update.tensors()]
         grads = [g for o in self.optimizers for g in gradients(o)]
         if self.drops:
             return {*map(id, averages)}, {*map(id, grads)}
         return {*map(id, averages + grads)}, set()
 
     def _finish(self, begun: object, skips: Sequence[torch.Tensor]) -> None:
-        """Launch, and write what the steps have left in the shadows."""
-        left: list[tuple[Shadow, torch.Tensor | None]] = []
+        """Launch, and write the changes of the shadows to the optimizers."""
+        changed: list[tuple[Shadow, torch.Tensor | None]] = []
         writes: list[Write] = []
         for k, shadow in enumerate(self.shadows):
             if not shadow.changed():
                 shadow.clean = True
                 continue
             flag = skips[k] if skips else None
-            own = shadow.writes()
-            writes += own if flag is None else [unless(flag, own)]
-            left.append((shadow, flag))
+            shadow_writes = shadow.writes()
+            writes += shadow_writes if flag is None else [unless(flag, shadow_writes)]
+            changed.append((shadow, flag))
         self.pending.finish(begun, writes)
-        for shadow, flag in left:
-            # of a step that was skipped the shadow is made anew
+        for shadow, flag in changed:
+            # the shadow of a skipped step is refreshed in the next call
             if flag is None or not flag.item():
                 shadow.settle()
 
     def _cut_off(self) -> None:
-        """An exception ended the last call somewhere: take nothing for known."""
+        """Compare nothing with the last call, which an exception ended."""
         if not self.quiet:
             self.release()
         for shadow in self.shadows:
@@ -208,21 +210,21 @@ class Fused:
             decision = decide(gm, list(args), compat.traces_step())
             if decision.parts or decision.whole != "update":
                 raise Unlike(f"its graph is more than an update: {decision.why}")
-            made = _Graph(self, gm)
-            self.graphs.append(made)
-            return Reference(made)
+            graph = _Graph(self, gm)
+            self.graphs.append(graph)
+            return Reference(graph)
 
         tail._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
         return compiled(self.compilations, tail, copied(whole, ()))
 
 
 def _is_observed(error: Exception) -> bool:
-    """Does an error of Dynamo's only say that what it traces raised one?"""
+    """Does Dynamo's error only report one that the traced code raised?"""
     return error.__cause__ is not None and str(error).startswith("Observed exception")
 
 
 class _Graph:
-    """One of Dynamo's graphs of a tail, planned when it is called first: then its
+    """One of Dynamo's graphs of a tail. It is planned in its first call, when its
     tensors are known.
     """
 
@@ -233,11 +235,11 @@ class _Graph:
 
     @property
     def helper(self) -> ctypes.PyDLL | None:
-        """The library of the guards, once a plan has it."""
+        """The library of the guards, if a plan has it, or None."""
         return None if self.inner is None else self.inner.helper
 
     def forget(self) -> None:
-        """Take nothing for known that a call leaves to the next: one was cut off."""
+        """Compare nothing with the last call, which an exception ended."""
         if self.inner is not None:
             self.inner.forget()
 
@@ -252,39 +254,39 @@ class _Graph:
         return self.inner(*args)
 
     def _tell(self, error: Exception, args: Sequence[Any]) -> None:
-        """Tell of an error of fuseopt's own; raises Unlike then."""
+        """Report an error of fuseopt's own, and raise Unlike; return for others."""
         if internal_errors.is_mishap(error):
-            given = error, self.gm, args, self.owner.config
-            said = internal_errors.tell(*given, "The tail runs in pieces.")
-            raise Unlike(said) from error
+            arguments = error, self.gm, args, self.owner.config
+            message = internal_errors.tell(*arguments, "The tail runs in pieces.")
+            raise Unlike(message) from error
 
     def _planned(self, args: Sequence[Any]) -> CompiledStep:
         owner, gm, clock = self.owner, self.gm, Clock()
-        current = [args]
-        weak = weakref.ref(owner)
-        told = owner.compilations.told
+        current_args = [args]
+        weak_owner = weakref.ref(owner)
+        reports = owner.compilations.told
 
         def captured(gm: GraphModule, args: Sequence[Any]) -> Captured:
-            owner = weak()
+            owner = weak_owner()
             assert owner is not None
-            return predicated(owner, capture(gm, args), gm, current[0])
+            return predicated(owner, capture(gm, args), gm, current_args[0])
 
         def tell(report: Report) -> None:
-            owner = weak()
+            owner = weak_owner()
             assert owner is not None
             since = f", since {owner.since}" if owner.since else ""
             report.traced = f"a tail of a training step, all lanes{since}"
             session.reports.append(report)
-            told.append(report)
+            reports.append(report)
 
         replan = pipeline.replanner(gm, owner.config, tell, clock, captured)
 
-        def plan(now: Sequence[Any]) -> Any:
-            current[0] = now
+        def plan(new_args: Sequence[Any]) -> Any:
+            current_args[0] = new_args
             try:
-                return replan(now)
+                return replan(new_args)
             finally:
-                current[0] = ()
+                current_args[0] = ()
 
         program = plan(args)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
@@ -294,58 +296,58 @@ class _Graph:
 def predicated(
     owner: Fused, captured: Captured, gm: GraphModule, args: Sequence[Any]
 ) -> Captured:
-    """A captured tail, with steps that are skipped and gradients that are dropped."""
+    """A captured tail with skips of its steps, and without gradients nobody reads."""
     tensors = GraphTensors(gm, captured.tensor_args).tensors(args)
     kept, dropped = owner.kept_and_dropped()
     flag_of: dict[int, int] = {}
     if owner.skips:
         for k, shadow in enumerate(owner.shadows):
-            flag_of.update(dict.fromkeys(_held(shadow.itself), k))
+            flag_of.update(dict.fromkeys(_tensor_ids(shadow.itself), k))
     modes: dict[int, int] = {}
     for place, t in enumerate(tensors):
         if id(t) in dropped:
             modes[place] = DROPPED
         elif owner.skips and id(t) not in kept:
-            # what belongs to none of several optimizers, none may write
-            one = 0 if len(owner.shadows) == 1 else UNKNOWN
-            modes[place] = flag_of.get(id(t), one)
+            # tensors of none of several optimizers must not be written by them
+            unowned = 0 if len(owner.shadows) == 1 else UNKNOWN
+            modes[place] = flag_of.get(id(t), unowned)
     n = len(owner.shadows) if owner.skips else 0
     flags = {k: result_buffer(captured, k) for k in range(n)}
     return predicate(captured, modes, flags)
 
 
-def _held(optimizer: Any) -> Iterable[int]:
-    """The tensors that an optimizer holds, by identity."""
-    waiting: list[Any] = [*vars(optimizer).values()]
+def _tensor_ids(optimizer: Any) -> Iterable[int]:
+    """The tensors in an optimizer's attributes, by identity."""
+    remaining: list[Any] = [*vars(optimizer).values()]
     seen: set[int] = set()
-    while waiting:
-        x = waiting.pop()
+    while remaining:
+        x = remaining.pop()
         if isinstance(x, torch.Tensor):
             yield id(x)
         elif isinstance(x, (dict, list, tuple)) and id(x) not in seen:
             seen.add(id(x))
-            waiting += x.values() if isinstance(x, dict) else x
-            waiting += x if isinstance(x, dict) else ()
+            remaining += x.values() if isinstance(x, dict) else x
+            remaining += x if isinstance(x, dict) else ()
 
 
 class AllFollowed:
-    """Whatever cannot be planned is done in pieces; see ChangePolicy."""
+    """Tails that cannot be planned run in pieces; see ChangePolicy."""
 
     def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
-        """All changes are followed."""
+        """Follow all changes."""
 
     def overlapping(self) -> None:
-        """What shares memory is not predicated."""
+        """Refuse tensors that share memory, which cannot be predicated."""
         raise Unlike("tensors of the tail share memory")
 
     def refused(self, error: CaptureError) -> None:
-        """Eager would skip nothing."""
+        """Refuse the call: eager would skip nothing."""
         raise Unlike(str(error)) from error
 
     def failed(self, error: Exception, args: Sequence[Any]) -> bool:
-        """The same."""
+        """Errors are raised as they are."""
         return False
 
     def eager(self) -> Callable[..., Any]:
-        """Never asked for."""
+        """Never called."""
         raise AssertionError("eager would skip nothing")

@@ -1,4 +1,4 @@
-"""A tail in as few launches as there can be: led by a few lanes, or traced whole."""
+"""A tail in as few launches as possible: led by few lanes, or traced whole."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .order import dtypes_in_order
 
 
 def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
-    """Why one graph cannot have some gradients; "" if it can, and `content` then has
-    the order of their dtypes.
+    """The reason why one graph cannot have these gradients; "" if it can: then the
+    order of their dtypes is added to `content`.
     """
     try:
         content["order"] = dtypes_in_order(grads, content["places"])
@@ -34,10 +34,10 @@ def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
 
 
 class InOne:
-    """The tail of some optimizers. `why`: why it is done in pieces, "" while it is not.
+    """The tail of some optimizers. `why`: the reason why it runs in pieces, or "".
 
-    `functions`: those of their steps, without what is around them. Of several
-    optimizers all lanes are traced: what one of them is to know is of all gradients.
+    `functions`: of their steps, without the layers around them. A tail of several
+    optimizers is not led: the norm and flags of each depend on the gradients of all.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class InOne:
             self.led = Led(optimizers[0], functions[0], config, options)
             self.parts = LedParts(optimizers[0], functions[0], config, options)
         self.methods = [Methods() for _ in optimizers]
-        #: states and groups in the last call, and how many groups there were
-        self._seen: list[Any] = []
+        #: the states and groups of the last call, and the number of groups
+        self._holders: list[Any] = []
         self._sizes: list[int] = []
-        #: can the last call be done again?
+        #: can `again` repeat the last call?
         self.repeats = False
 
     @property
     def why(self) -> str:
-        """Why it no longer is done in one."""
+        """The reason why the tail runs in pieces, or ""."""
         return self.whole.why
 
     def step(
@@ -84,10 +84,10 @@ class InOne:
         self.repeats = False
         if len({*map(id, grads)}) < len(grads):
             return "parameters share a gradient, which is scaled twice"
-        spread = self.parts
-        if spread is not None and compat.are_spread(params[:1]):
-            why = spread.why_not(content)
-            return why or spread.step(content, drops, params, grads)
+        parts = self.parts
+        if parts is not None and compat.are_spread(params[:1]):
+            why = parts.why_not(content)
+            return why or parts.step(content, drops, params, grads)
         led = self.led
         if led is not None and led.wants(content):
             result = led.step(content, drops, params, grads)
@@ -102,8 +102,8 @@ class InOne:
         return self.why if result is None else result
 
     def again(self) -> tuple[torch.Tensor, ...] | None:
-        """Do what the last call did, for what it was asked for, with the gradients that
-        there are now; None if it is not known to be the same, and nothing was done.
+        """Repeat the last call, which had the same options, with the present gradients.
+        None if something else may have changed: nothing was written.
         """
         self._follow_changes()
         if self.led is None or self.led.last is None:
@@ -111,13 +111,15 @@ class InOne:
         return self.led.again()
 
     def _follow_changes(self) -> None:
-        """Let nothing that was compiled count where an optimizer got other state."""
-        every = self.optimizers
-        changed = [m.changed(o) for m, o in zip(self.methods, every, strict=True)]
-        sizes = [len(o.param_groups) for o in every]
-        seen = [x for o in every for x in (o.state, o.param_groups)]
-        same = sizes == self._sizes and all(map(is_, seen, self._seen))
-        if self._seen and (True in changed or not same):
+        """Release what was compiled if an optimizer's methods, or the objects of its
+        state and groups, are others than in the last call.
+        """
+        pairs = zip(self.methods, self.optimizers, strict=True)
+        changed = [methods.changed(optimizer) for methods, optimizer in pairs]
+        sizes = [len(o.param_groups) for o in self.optimizers]
+        holders = [x for o in self.optimizers for x in (o.state, o.param_groups)]
+        same = sizes == self._sizes and all(map(is_, holders, self._holders))
+        if self._holders and (True in changed or not same):
             self.whole.release()
             if self.led is not None:
                 self.led.release()
@@ -125,4 +127,4 @@ class InOne:
             if self.parts is not None:
                 self.parts.release()
                 self.parts.why = ""
-        self._seen, self._sizes = seen, sizes
+        self._holders, self._sizes = holders, sizes

@@ -301,7 +301,8 @@ class Led:
             ahead = self.totals.of(content, grads, read_grads, cells)
             factors = ahead.factors
             shared = shared_of(content, factors, params[0].device)
-            if len({*map(id, shared)}) < len(shared):
+            tensors = [id(x) for x in shared if isinstance(x, torch.Tensor)]
+            if len({*tensors}) < len(tensors):
                 raise Unlike("what is given to a tail is one tensor in two places")
             leader = self._form(content, factors, drops, params, columns)
             aside = Aside(columns, shared, factors.skip, ahead)
@@ -368,12 +369,13 @@ class Led:
         columns: Sequence[Tensors],
     ) -> Representatives:
         """The representatives for these options, made if there are none."""
-        n_columns = len(columns) - len(OF_PARAMETERS) * content["measured"]
+        n_cells = len(OF_PARAMETERS) * content["measured"]
+        dtypes = dtypes_beside(params, columns[: len(columns) - n_cells])
         key = (
             drops,
             content["zeroed"],
             content["measured"],
-            n_columns,
+            tuple([frozenset(x.items()) for x in dtypes]),
             tuple(x.key for x in content["models"]),
             tuple(map(type, content["decays"])),
             *(type(content[x]) for x in ("divisor", "max_value")),
@@ -386,10 +388,7 @@ class Led:
         else:
             while len(self.forms) >= MAX_FORMS:
                 self.forms.pop(next(iter(self.forms))).release()
-            dtypes = dtypes_beside(params, columns[:n_columns]) + [None] * (
-                len(columns) - n_columns
-            )
-            form = Form(content, factors, drops, dtypes)
+            form = Form(content, factors, drops, [*dtypes, *[None] * n_cells])
             leader = self.forms[key] = self.compiling.representatives(form)
         return leader
 
@@ -408,11 +407,11 @@ def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
 
 def dtypes_beside(
     params: Tensors, columns: Sequence[Tensors]
-) -> list[Mapping[torch.dtype, torch.dtype] | None]:
+) -> list[Mapping[torch.dtype, torch.dtype]]:
     """For each column, its dtype for each dtype of parameters. Raises Unlike if there
     is more than one.
     """
-    dtypes_of_columns: list[Mapping[torch.dtype, torch.dtype] | None] = []
+    dtypes_of_columns: list[Mapping[torch.dtype, torch.dtype]] = []
     for column in columns:
         pairs = {(p.dtype, t.dtype) for p, t in zip(params, column, strict=True)}
         dtypes = dict(pairs)

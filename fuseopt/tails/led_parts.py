@@ -1,9 +1,8 @@
-"""A tail of DTensors: two launches on the parts that this process has, and between them
-the collective that torch's clip has.
+"""A tail of DTensors: two launches on the local parts, and the collective between them.
 
-The step is led, on parts, as it is without a tail (`shards`); what is to be known of
-all processes' gradients is found before (`part_norm`), and the total of it, the factor
-and the clip stand in the launch of the step.
+The step is led, on local parts, as without a tail (`shards`). The first launch and the
+collective of torch's clip compute what all processes need for the norm (`part_norm`);
+the launch of the step computes the total norm and the factor, and clips.
 """
 
 from __future__ import annotations
@@ -32,22 +31,23 @@ from .part_norm import PartNorm
 from .totals import NO_FACTORS, Factors
 
 Tensors = list[torch.Tensor]
-#: What a tail asks for that is not done so.
+#: Options of a tail that it cannot do; see `TailInputs`.
 OTHERWISE = ("models", "objects", "adaptive", "measured")
 
 
 class Clipped(NamedTuple):
-    """The clip of a tail is done, the rest is not, and why. `norm`: the total norm."""
+    """Only the clip of a tail was done; `why`: the reason. `norm`: the total norm."""
 
     why: str
     norm: torch.Tensor
 
 
 class PartsForm:
-    """What is done around a step of parts; see `Around`.
+    """The calls around a step of local parts; see `Around`.
 
-    It is a `Form` whose clip's factor is made in the launch of the step. What is shared
-    begins with what `PartNorm` leaves, a tensor that gets the norm, and the limit.
+    It is a `Form` that computes the clip's factor in the launch of the step. The shared
+    arguments are the values of `PartNorm`, a tensor for the total norm, the limit, and
+    then those of `Form`.
     """
 
     def __init__(self, inner: Form, norm: PartNorm) -> None:
@@ -55,11 +55,11 @@ class PartsForm:
         self.measures = inner.measures
         self.dtypes = inner.dtypes
         self.n = len(norm.values)
-        finish, n, at = norm.finish, self.n, int(inner.divides)
+        finish, n, n_divisors = norm.finish, self.n, int(inner.divides)
 
-        def rest(shared: Sequence[Any], factor: Any) -> list[Any]:
-            own = [*shared[n + 2 :]]
-            return [*own[:at], factor, *own[at:]]
+        def shared_of_inner(shared: Sequence[Any], factor: Any) -> list[Any]:
+            others = [*shared[n + 2 :]]
+            return [*others[:n_divisors], factor, *others[n_divisors:]]
 
         def before(
             params: Tensors,
@@ -69,7 +69,7 @@ class PartsForm:
         ) -> None:
             norm, factor = finish(shared[:n], shared[n + 1])
             shared[n].copy_(norm)
-            inner.before(params, grads, columns, rest(shared, factor))
+            inner.before(params, grads, columns, shared_of_inner(shared, factor))
 
         def after(
             params: Tensors,
@@ -77,7 +77,7 @@ class PartsForm:
             columns: Sequence[Tensors],
             shared: Sequence[Any],
         ) -> None:
-            inner.after(params, grads, columns, rest(shared, None))
+            inner.after(params, grads, columns, shared_of_inner(shared, None))
 
         for function in (before, after):
             setattr(function, OWN, True)
@@ -91,7 +91,7 @@ class PartsForm:
 
 
 class Beside:
-    """The parts of averages and copies, found anew where these are others."""
+    """The local parts of averages and copies, read again if these have changed."""
 
     def __init__(self) -> None:
         self._wholes: Tensors = []
@@ -100,33 +100,34 @@ class Beside:
         self._parts: list[Tensors] = []
 
     def of(self, columns: Sequence[Tensors], params: Tensors) -> list[Tensors]:
-        """The parts of each column. Raises Unlike for other tensors than such as are
-        spread as their parameter is.
+        """The local parts of each column. Raises Unlike for tensors that are not
+        sharded as their parameter is.
         """
-        every = [t for own in columns for t in own]
+        tensors = [t for column in columns for t in column]
         if (
-            len(every) == len(self._wholes)
+            len(tensors) == len(self._wholes)
             and len(columns) == len(self._parts)
-            and all(map(is_, every, self._wholes))
-            and all(map(is_, map(compat.local_part, every), self._locals))
-            and all(map(is_, map(compat.spec_of, every), self._specs))
+            and all(map(is_, tensors, self._wholes))
+            and all(map(is_, map(compat.local_part, tensors), self._locals))
+            and all(map(is_, map(compat.spec_of, tensors), self._specs))
         ):
             return self._parts
         specs = [*map(compat.spec_of, params)]
         parts = [
-            [part_of(t, s, "an average") for t, s in zip(own, specs, strict=True)]
-            for own in columns
+            [part_of(t, s, "an average") for t, s in zip(column, specs, strict=True)]
+            for column in columns
         ]
-        self._wholes, self._parts = every, parts
-        self._locals = [*map(compat.local_part, every)]
-        self._specs = [*map(compat.spec_of, every)]
+        self._wholes, self._parts = tensors, parts
+        self._locals = [*map(compat.local_part, tensors)]
+        self._specs = [*map(compat.spec_of, tensors)]
         return parts
 
 
 class LedParts:
-    """The tail of one optimizer of DTensors. `why`: why it is done in pieces.
+    """The tail of one optimizer of DTensors. `why`: the reason why it runs in pieces,
+    or "".
 
-    `function`: that of its step, without what is around it.
+    `function`: the step's function without the layers around it.
     """
 
     def __init__(
@@ -144,38 +145,40 @@ class LedParts:
         self.norms: dict[Any, PartNorm] = {}
         self.forms: dict[Any, tuple[Representatives, torch.Tensor]] = {}
         self.beside = Beside()
-        #: what steps the last form
-        self.few: Representatives | None = None
-        # did the last call end as calls do?
+        #: the representatives of the last call
+        self.leader: Representatives | None = None
+        # did the last call end normally?
         self._sound = True
 
     def release(self) -> None:
-        """Keep nothing that was compiled."""
-        for few, _ in self.forms.values():
-            few.release()
+        """Release everything that was compiled."""
+        for leader, _ in self.forms.values():
+            leader.release()
         self.forms.clear()
         self.norms.clear()
         self.beside = Beside()
-        self.local = self.few = None
+        self.local = self.leader = None
         self.compiling.forget()
 
     def why_not(self, content: Mapping[str, Any]) -> str:
-        """Why a call is done in pieces; "" if it need not be."""
+        """The reason why a call must run in pieces, or ""."""
         if self.why or self.config.verify:
             return self.why or "verify was asked for"
-        asked = [name for name in OTHERWISE if content[name]]
-        (found,) = content["founds"]
-        if content["scale"] is not None or found is not None:
-            asked.append("a scaler")
+        unsupported = [name for name in OTHERWISE if content[name]]
+        (found_inf,) = content["founds"]
+        if content["scale"] is not None or found_inf is not None:
+            unsupported.append("a scaler")
         if content["judged"]:
-            asked.append("skip_nonfinite")
-        tensors = [
+            unsupported.append("skip_nonfinite")
+        tensor_names = [
             name
             for name in ("max_norm", "divisor")
             if isinstance(content[name], torch.Tensor)
         ]
-        asked += [f"a {name} that is a tensor" for name in tensors]
-        return f"parameters are DTensors, and there is {asked[0]}" if asked else ""
+        unsupported += [f"a {name} that is a tensor" for name in tensor_names]
+        if not unsupported:
+            return ""
+        return f"parameters are DTensors, and there is {unsupported[0]}"
 
     def step(
         self,
@@ -184,8 +187,9 @@ class LedParts:
         params: Tensors,
         grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | Clipped | str:
-        """Do one tail; what `sequence.whole` returns, or why nothing was done, or no
-        more than the clip. `params`, `grads`: the optimizer's, none of them twice.
+        """Do one tail. Returns what `sequence.whole` returns; or the reason why nothing
+        was written; or a `Clipped` if only the clip was done. `params`, `grads`: the
+        optimizer's, each of them once.
         """
         if not self._sound:
             for norm in self.norms.values():
@@ -198,7 +202,7 @@ class LedParts:
                 columns = self._refresh(local, params, wholes)
             except (Unlike, Misfit) as error:
                 self._sound = True
-                return str(error)  # which may be so in this call alone
+                return str(error)  # the next call may succeed
             return self._led(local, content, drops, params, grads, wholes, columns)
         finally:
             if self.local is not None:
@@ -207,7 +211,7 @@ class LedParts:
     def _refresh(
         self, local: LocalOptimizer, params: Tensors, wholes: Sequence[Tensors]
     ) -> list[Tensors]:
-        """Have the parts of this call, and return those of what is beside."""
+        """Read the local parts of this call; returns those of averages and copies."""
         if not compat.are_spread(params):
             raise Unlike("some of its parameters are DTensors, and others are not")
         local.refresh(self.optimizer, self._helper())
@@ -223,9 +227,11 @@ class LedParts:
         wholes: Sequence[Tensors],
         columns: Sequence[Tensors],
     ) -> tuple[torch.Tensor, ...] | Clipped | str:
-        asked: list[tuple[PartNorm, Tensors]] = []
+        norms_asked: list[tuple[PartNorm, Tensors]] = []
         try:
-            result = self._step(local, content, drops, grads, wholes, columns, asked)
+            result = self._step(
+                local, content, drops, grads, wholes, columns, norms_asked
+            )
         except (Misfit, *REFUSALS) as error:
             self.why = str(error).partition("\n")[0] or type(error).__name__
             result = None
@@ -234,9 +240,9 @@ class LedParts:
             return result
         local.given.drop()
         clipped = None
-        if asked and self.config.fallback != "error":
-            # all processes were asked, which they are not to be again
-            clipped = self._clip_alone(*asked[0], content, grads)
+        if norms_asked and self.config.fallback != "error":
+            # the collective was called, and must not be called again
+            clipped = self._clip_alone(*norms_asked[0], content, grads)
         self.release()
         return clipped or self.why
 
@@ -248,31 +254,33 @@ class LedParts:
         grads: Tensors,
         wholes: Sequence[Tensors],
         columns: Sequence[Tensors],
-        asked: list[tuple[PartNorm, Tensors]],
+        norms_asked: list[tuple[PartNorm, Tensors]],
     ) -> tuple[torch.Tensor, ...] | None:
-        """`asked` gets who has asked all processes, and parts of gradients."""
+        """Do one tail. `norms_asked`: gets the norm whose collective was called, and
+        the local parts of gradients.
+        """
         parts = [g for g in local.given.grads or () if g is not None]
         norm = self._norm(content, grads, parts)
-        heres = local.given.params
-        few, total = self._form(content, norm, drops, heres, columns)
-        shared = shared_of(content, NO_FACTORS, heres[0].device)
+        local_params = local.given.params
+        leader, total = self._form(content, norm, drops, local_params, columns)
+        shared = shared_of(content, NO_FACTORS, local_params[0].device)
         if norm is not None:
             shared = [*norm.values, total, content["max_norm"], *shared]
             norm(parts, content["divisor"])
-            asked.append((norm, parts))
-        known = len(few.task.told)
+            norms_asked.append((norm, parts))
+        n_reports = len(leader.task.told)
         aside = Aside(columns, shared)
-        self.few = few
-        if not few.step(local.itself, self.compiling.make, local.given, aside):
-            self.why = few.why or "Dynamo leaves it to eager"
+        self.leader = leader
+        if not leader.step(local.itself, self.compiling.make, local.given, aside):
+            self.why = leader.why or "Dynamo leaves it to eager"
             return None
         local.settle()
-        moved = [t for own in wholes for t in own]
+        written = [t for column in wholes for t in column]
         scaled = [content[x] for x in ("divisor", "max_norm", "max_value")]
         if content["zeroed"] or (not drops and any(x is not None for x in scaled)):
-            moved += grads
-        compat.bump_versions(moved)
-        self.compiling.tell(few.task.told[known:])
+            written += grads
+        compat.bump_versions(written)
+        self.compiling.tell(leader.task.told[n_reports:])
         return () if norm is None else (compat.spread(total.clone(), norm.spec),)
 
     def _clip_alone(
@@ -282,7 +290,7 @@ class LedParts:
         content: Mapping[str, Any],
         grads: Tensors,
     ) -> Clipped:
-        """Clip with what processes have told one another."""
+        """Clip with the values of the collective that was called."""
         if content["divisor"] is not None:
             torch._foreach_div_(parts, content["divisor"])
         total, factor = norm.finish(norm.values, content["max_norm"])
@@ -291,26 +299,26 @@ class LedParts:
         return Clipped(self.why, compat.spread(total.clone(), norm.spec))
 
     def _helper(self) -> Any:
-        """The library of the guards, if it may read what lies in memory."""
-        few = self.few
-        return few.helper if few is not None and self.config.raw_fields else None
+        """The library of the guards, if it may read fields of objects in memory."""
+        leader = self.leader
+        return leader.helper if leader is not None and self.config.raw_fields else None
 
     def _norm(
         self, content: Mapping[str, Any], grads: Tensors, parts: Tensors
     ) -> PartNorm | None:
-        """What asks all processes, made if need be."""
+        """The norm for these gradients, made if there is none; None without a clip."""
         if content["max_norm"] is None:
             return None
         divisor = content["divisor"]
         key = len(grads), tuple(content["places"]), content["norm_type"], type(divisor)
-        found = self.norms.pop(key, None)
-        if found is None or not found.fits(grads):
-            given = grads, parts, content["places"], content["norm_type"], divisor
-            found = PartNorm(*given, self.config, self.compiling.first_launch)
+        norm = self.norms.pop(key, None)
+        if norm is None or not norm.fits(grads):
+            arguments = grads, parts, content["places"], content["norm_type"], divisor
+            norm = PartNorm(*arguments, self.config, self.compiling.first_launch)
         while len(self.norms) >= MAX_FORMS:
             del self.norms[next(iter(self.norms))]
-        self.norms[key] = found
-        return found
+        self.norms[key] = norm
+        return norm
 
     def _form(
         self,
@@ -320,20 +328,22 @@ class LedParts:
         params: Sequence[torch.Tensor],
         columns: Sequence[Tensors],
     ) -> tuple[Representatives, torch.Tensor]:
-        """What does this, made if need be, and where the norm goes."""
-        own = content["averages"] + content["copies"]
+        """The representatives for these options, made if there are none, and the tensor
+        for the total norm.
+        """
+        dtypes = dtypes_beside([*params], columns)
         key = (
             drops,
             content["zeroed"],
-            len(own),
+            tuple([frozenset(x.items()) for x in dtypes]),
             tuple(map(type, content["decays"])),
             *(type(content[x]) for x in ("divisor", "max_value")),
             None if norm is None else id(norm),
         )
-        known = self.forms.pop(key, None)
-        if known is not None:
-            self.forms[key] = known
-            return known
+        cached = self.forms.pop(key, None)
+        if cached is not None:
+            self.forms[key] = cached
+            return cached
         while len(self.forms) >= MAX_FORMS:
             self.forms.pop(next(iter(self.forms)))[0].release()
         total, factors = torch.empty(()), NO_FACTORS
@@ -341,10 +351,9 @@ class LedParts:
             device = norm.values[0].device
             total = torch.empty((), dtype=norm.dtype, device=device)
             factors = Factors(None, None, total)
-        dtypes = dtypes_beside([*params], columns)
         inner = Form(content, factors, drops, dtypes)
         form: Around = inner if norm is None else PartsForm(inner, norm)
         assert self.local is not None
-        few = self.compiling.representatives(form, self.local.outward)
-        self.forms[key] = few, total
-        return few, total
+        leader = self.compiling.representatives(form, self.local.outward)
+        self.forms[key] = leader, total
+        return leader, total

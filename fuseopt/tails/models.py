@@ -1,4 +1,4 @@
-"""Averages of models: torch.optim.swa_utils.AveragedModel, and the model it is of."""
+"""The updates of torch.optim.swa_utils.AveragedModel, as parts of a tail."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ Tensors = list[torch.Tensor]
 
 
 class Updated:
-    """One update of an averaged model, as Dynamo is given it.
+    """One update of an averaged model, in the form that Dynamo traces.
 
-    `groups`: (averages, what they are of) of one device and dtype. `follows`: what only
-    follows the model, and what of. `number`: how often it was updated. `first`: is this
-    the first time, which copies? `pairs`: all that is averaged, with what it is of.
-    `key`: equal for updates that do the same to each element; None where it is not
-    known that they treat all alike.
+    `groups`: pairs (averages, sources), each of one device and dtype. `follows`: pairs
+    (buffers, sources) that are only copied. `function`, `single`: the model's
+    `multi_avg_fn` and `avg_fn`. `number`: the number of updates so far. `first`: is it
+    the first update, which copies? `pairs`: all averages with their sources. `key`:
+    equal for updates that do the same to each element; None for functions that may
+    treat elements differently.
     """
 
     groups: list[tuple[Tensors, Tensors]]
@@ -44,57 +45,61 @@ class Updated:
     key: Any
 
     def alone(self) -> Updated:
-        """What it does, without what it is done to."""
-        made = Updated()
-        made.function, made.single, made.first = self.function, self.single, self.first
-        return made
+        """The function of this update, without tensors."""
+        copy = Updated()
+        copy.function, copy.single, copy.first = self.function, self.single, self.first
+        return copy
 
     def beside(self, params: Sequence[torch.Tensor]) -> Tensors:
-        """The averages of some parameters. Raises Unlike where one has none."""
-        own = {id(p): a for a, p in self.pairs}
-        if not own.keys() >= {*map(id, params)}:
+        """The averages of some parameters. Raises Unlike for one that has none."""
+        average_of = {id(p): a for a, p in self.pairs}
+        if not average_of.keys() >= {*map(id, params)}:
             raise Unlike("an averaged model is not of all parameters")
-        return [own[id(p)] for p in params]
+        return [average_of[id(p)] for p in params]
 
     def apply(
         self,
         pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
         number: torch.Tensor,
     ) -> None:
-        """Update some averages, which are on the device where the number is."""
-        for own, source in _groups(pairs):
+        """Update some averages; `number` must be on their device."""
+        for averages, source in _groups(pairs):
             if self.first:
-                torch._foreach_copy_(own, source)
+                torch._foreach_copy_(averages, source)
             elif self.function is not None:
-                self.function(own, source, number)
+                self.function(averages, source, number)
             elif self.single is not None:
-                for a, p in zip(own, source, strict=True):
+                for a, p in zip(averages, source, strict=True):
                     a.copy_(self.single(a, p, number))
 
-    def finish(self, done: Iterable[torch.Tensor]) -> None:
-        """Do the rest, where the averages of some parameters have been updated."""
-        known = {*map(id, done)}
-        rest = [(a.detach(), p.detach()) for a, p in self.pairs if id(p) not in known]
-        for own, source in _groups(rest):
-            self.apply(zip(own, source, strict=True), self.number.to(own[0].device))
-        for own, source in self.follows:
-            torch._foreach_copy_(own, source)
+    def finish(self, params: Iterable[torch.Tensor]) -> None:
+        """Finish an update after the averages of `params` have been updated."""
+        updated_ids = {*map(id, params)}
+        remaining = [
+            (a.detach(), p.detach()) for a, p in self.pairs if id(p) not in updated_ids
+        ]
+        for averages, source in _groups(remaining):
+            self.apply(
+                zip(averages, source, strict=True), self.number.to(averages[0].device)
+            )
+        for averages, source in self.follows:
+            torch._foreach_copy_(averages, source)
         self.number.add_(1)
 
     def tensors(self) -> Iterable[torch.Tensor]:
-        """All that it writes."""
+        """All tensors that the update writes."""
         yield self.number
-        for own, _ in (*self.groups, *self.follows):
-            yield from own
+        for averages, _ in (*self.groups, *self.follows):
+            yield from averages
 
 
 class Averaged:
-    """An AveragedModel beside its model. Raises ValueError where they do not fit."""
+    """An AveragedModel and its model. Raises ValueError if their tensors differ."""
 
     def __init__(self, averaged: AveragedModel, model: torch.nn.Module) -> None:
         self.averaged = averaged
         self.model = model
-        #: the number of updates that was not zero, and its version
+        #: the counter of updates when it was known not to be zero, and its version
         self._known: tuple[Any, int] = None, -1
         self._seen: list[int] = []
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -103,86 +108,92 @@ class Averaged:
         self._look()
 
     def update(self) -> Updated:
-        """What is to be done in a call. Waits for the device where somebody else has
-        set the number of updates.
+        """The update of a call. Waits for the device if the counter was written by
+        others since the last update.
         """
         self._look()
         number = self.averaged.n_averaged
-        known, version = self._known
-        made = Updated()
-        made.groups, made.follows = self._groups, self._follows
-        made.function, made.single = self.averaged.multi_avg_fn, self.averaged.avg_fn
-        if made.function is None and made.single is None:
+        counter, version = self._known
+        new_update = Updated()
+        new_update.groups, new_update.follows = self._groups, self._follows
+        new_update.function, new_update.single = (
+            self.averaged.multi_avg_fn,
+            self.averaged.avg_fn,
+        )
+        if new_update.function is None and new_update.single is None:
             lists = all(
-                own[0].device.type in compat.devices_with_lists()
-                for own, _ in self._groups
+                averages[0].device.type in compat.devices_with_lists()
+                for averages, _ in self._groups
             )
             make: Any = get_swa_multi_avg_fn if lists else get_swa_avg_fn
             if lists:
-                made.function = make()
+                new_update.function = make()
             else:
-                made.single = make()
-        made.number = number
-        made.pairs = self._pairs
-        made.key = _key(made)
-        same = known is number and version == number._version
-        made.first = not same and int(number) == 0
-        if made.key is not None:
-            made.key = *made.key, made.first
-        return made
+                new_update.single = make()
+        new_update.number = number
+        new_update.pairs = self._pairs
+        new_update.key = _key(new_update)
+        same = counter is number and version == number._version
+        new_update.first = not same and int(number) == 0
+        if new_update.key is not None:
+            new_update.key = *new_update.key, new_update.first
+        return new_update
 
     def updated(self) -> None:
-        """It was done: the number of updates is not zero."""
+        """Note that an update was done, so that the counter is not zero."""
         number = self.averaged.n_averaged
         self._known = number, number._version
 
     def _look(self) -> None:
         averaged, model = self.averaged, self.model
         inner: Any = averaged.module
-        own: Tensors = list(averaged.parameters())
+        averages: Tensors = list(averaged.parameters())
         source: Tensors = list(model.parameters())
         follows: tuple[Tensors, Tensors] = list(inner.buffers()), list(model.buffers())
         if averaged.use_buffers:
-            own, source = own + follows[0], source + follows[1]
+            averages, source = averages + follows[0], source + follows[1]
             follows = [], []
-        every = [*chain(own, source, *follows)]
-        # views are given of them, which are of the memory that they have now
-        seen = [*map(id, every), *(t.data_ptr() for t in every)]
-        if seen == self._seen:
+        tensors = [*chain(averages, source, *follows)]
+        # the views in `_pairs` and `_groups` have the present memory of these
+        ids_and_addresses = [*map(id, tensors), *(t.data_ptr() for t in tensors)]
+        if ids_and_addresses == self._seen:
             return
-        check_beside("an averaged model", own, source, any_dtype=True)
+        check_beside("an averaged model", averages, source, any_dtype=True)
         check_beside("an averaged model's buffers", *follows, any_dtype=True)
-        self._pairs = [*zip(own, source, strict=True)]
+        self._pairs = [*zip(averages, source, strict=True)]
         self._groups = _groups((a.detach(), p.detach()) for a, p in self._pairs)
         self._follows = [follows] if follows[0] else []
-        self._seen = seen
+        self._seen = ids_and_addresses
 
 
 def _groups(
     pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
 ) -> list[tuple[Tensors, Tensors]]:
-    """Averages and what they are of, as torch groups them: by device and dtype."""
+    """Pairs (averages, sources), grouped by device and dtypes as torch groups them."""
     groups: dict[Any, tuple[Tensors, Tensors]] = {}
     for a, p in pairs:
-        mine, theirs = groups.setdefault((a.device, a.dtype, p.dtype), ([], []))
-        mine.append(a)
-        theirs.append(p)
+        averages, sources = groups.setdefault((a.device, a.dtype, p.dtype), ([], []))
+        averages.append(a)
+        sources.append(p)
     return [*groups.values()]
 
 
-def _key(x: Updated) -> tuple[Any, ...] | None:
-    """See Updated; of torch's own functions, but for the one that takes a tensor for a
-    number.
+def _key(averaging: Updated) -> tuple[Any, ...] | None:
+    """The key of an update, see Updated: known for torch's functions, except the one
+    that reads a tensor as a number.
     """
-    function = x.single if x.function is None else x.function
-    bare = inspect.unwrap(function) if callable(function) else None
-    if not isinstance(bare, types.FunctionType) or bare.__code__ not in _ALIKE:
+    function = averaging.single if averaging.function is None else averaging.function
+    unwrapped = inspect.unwrap(function) if callable(function) else None
+    if (
+        not isinstance(unwrapped, types.FunctionType)
+        or unwrapped.__code__ not in _ALIKE
+    ):
         return None
-    held = [cell.cell_contents for cell in bare.__closure__ or ()]
-    return bare.__code__, *((type(value), repr(value)) for value in held)
+    closure_values = [cell.cell_contents for cell in unwrapped.__closure__ or ()]
+    return unwrapped.__code__, *((type(value), repr(value)) for value in closure_values)
 
 
-#: The code of functions that do the same to each element.
+#: Functions of torch that do the same to each element, and their code.
 _MAKE: tuple[Callable[[], Any], ...] = (
     get_ema_avg_fn,
     get_ema_multi_avg_fn,
@@ -192,17 +203,17 @@ _ALIKE = {inspect.unwrap(make()).__code__ for make in _MAKE}
 
 
 def update(models: Iterable[Updated]) -> None:
-    """What AveragedModel.update_parameters does; traced, and in eager."""
-    for x in models:
-        for own, source in x.groups:
-            if x.first:
-                torch._foreach_copy_(own, source)
-            elif x.function is not None:
-                x.function(own, source, x.number.to(own[0].device))
-            elif x.single is not None:
-                number = x.number.to(own[0].device)
-                for a, p in zip(own, source, strict=True):
-                    a.copy_(x.single(a, p, number))
-        for own, source in x.follows:
-            torch._foreach_copy_(own, source)
-        x.number.add_(1)
+    """Do what AveragedModel.update_parameters does; traced, and in eager."""
+    for model in models:
+        for averages, source in model.groups:
+            if model.first:
+                torch._foreach_copy_(averages, source)
+            elif model.function is not None:
+                model.function(averages, source, model.number.to(averages[0].device))
+            elif model.single is not None:
+                number = model.number.to(averages[0].device)
+                for a, p in zip(averages, source, strict=True):
+                    a.copy_(model.single(a, p, number))
+        for averages, source in model.follows:
+            torch._foreach_copy_(averages, source)
+        model.number.add_(1)

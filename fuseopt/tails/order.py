@@ -1,7 +1,7 @@
-"""Parameters as `clip_grad_norm_` would be given them -> the order of a total norm.
+"""The order in which the total norm of a tail is added up.
 
-A sum in another order has other last bits: torch's function adds norms up in the order
-of what it is given, as a rule that of the model, and groups may have another.
+A sum in another order has other last bits. torch's function adds norms up in the order
+of its argument, mostly that of the model; the order of groups may be another.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..shadow.lanes import Unlike
 
 
 class ClipOrder:
-    """The parameters that a total norm is over, in order. None: as the groups have
-    them.
+    """The parameters of a total norm, in order. None: in the order of the groups.
+    Raises TypeError, ValueError.
     """
 
-    def __init__(self, given: torch.nn.Module | Iterable[torch.Tensor] | None) -> None:
-        if isinstance(given, torch.nn.Module):
-            given = given.parameters()
-        self.params = None if given is None else [*given]
+    def __init__(self, params: torch.nn.Module | Iterable[torch.Tensor] | None) -> None:
+        if isinstance(params, torch.nn.Module):
+            params = params.parameters()
+        self.params = None if params is None else [*params]
         for p in self.params or ():
             if not isinstance(p, torch.Tensor):
                 raise TypeError(
@@ -34,38 +34,37 @@ class ClipOrder:
             raise ValueError("clip_parameters has a parameter twice")
 
     def strangers(self, params: Sequence[Any]) -> list[Any]:
-        """Those that an optimizer does not have; they have no gradients."""
-        own = {*map(id, params)}
-        return [p for p in self.params or () if id(p) not in own]
+        """The parameters that no optimizer has; they must not have gradients."""
+        ids = {*map(id, params)}
+        return [p for p in self.params or () if id(p) not in ids]
 
     def places(self, params: Sequence[Any]) -> list[int]:
-        """Of those of an optimizer's parameters that have gradients, their places in
-        the order of the norm; [] where that is their own order.
+        """The indices of the gradients of `params` in the order of the norm; [] if that
+        is their own order.
 
-        Raises ValueError unless both are the same parameters.
+        Raises ValueError if other parameters have gradients.
         """
         if self.params is None:
             return []
-        having = [p for p in params if p.grad is not None]
-        for p in having:
+        params_with_grad = [p for p in params if p.grad is not None]
+        for p in params_with_grad:
             if id(p) not in self._place:
                 raise ValueError(
                     f"a parameter of shape {[*p.shape]} is not in clip_parameters"
                 )
-        if sum(p.grad is not None for p in self.params) > len(having):
+        if sum(p.grad is not None for p in self.params) > len(params_with_grad):
             raise ValueError(
                 "clip_parameters has a parameter with a gradient that no optimizer of "
                 "the tail steps"
             )
-        ranks = [self._place[id(p)] for p in having]
-        found = sorted(range(len(ranks)), key=ranks.__getitem__)
-        return [] if found == [*range(len(found))] else found
+        ranks = [self._place[id(p)] for p in params_with_grad]
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)
+        return [] if order == [*range(len(order))] else order
 
 
 def dtypes_in_order(grads: Sequence[Any], places: Sequence[int]) -> list[torch.dtype]:
-    """The dtypes of gradients in which their norms are added up, [] of one.
-
-    Raises Unlike where one graph cannot have these gradients.
+    """The dtypes of gradients in the order in which norms are added up, [] if there is
+    only one. Raises Unlike if one graph cannot have these gradients.
     """
     if len({g.device for g in grads}) > 1:
         raise Unlike("gradients lie on several devices")
@@ -76,5 +75,5 @@ def dtypes_in_order(grads: Sequence[Any], places: Sequence[int]) -> list[torch.d
 
 
 def arranged(tensors: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    """Tensors in another order."""
+    """Tensors in the order of `places`; in their own order if it is empty."""
     return [tensors[k] for k in places] if places else [*tensors]

@@ -1,4 +1,4 @@
-"""What a call of a tail has done."""
+"""The result of a call of a tail."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import torch
 
 
 class Outcome:
-    """What a call of a tail has done; nothing of it waits for the device.
+    """The result of a call of a tail; to make it does not wait for the device.
 
-    `norm`: the total norm before it was clipped, None where it was not asked for.
-    `skips`: of each optimizer whether its step was skipped, bools or tensors. `stats`:
-    see `stats.COLUMNS`; None where they were not asked for.
+    `norm`: the total norm before the clip, a tensor without dimensions, or None if it
+    was not asked for. `skips`: for each optimizer whether its step was skipped, bools
+    or bool tensors. `stats`: a float32 tensor (parameters, 4), see `stats.COLUMNS`, or
+    None.
     """
 
     __slots__ = ("norm", "skips", "stats")

@@ -1,11 +1,10 @@
-"""Gradients that are DTensors -> what processes tell one another of their total norm,
-and from there the norm and the factor of a clip.
+"""The total norm of DTensor gradients: the launch before the collective, and the rest.
 
-Torch's own clip is run on stand-ins (`shards/parts.py`); what it does to parts is cut
-behind its last collective. Up to there it is a graph of its own: one launch for the
-norms of the parts, if they are summed up once. That last collective is called as it is,
-in memory that is always the same. What comes after it works on a few numbers and scales
-the gradients: it is left to the launch of the step.
+Torch's own clip is traced on stand-ins (`shards/parts.py`), and its calls on local
+parts are split at the last collective. The calls before it become one graph: one launch
+for the norms of the parts, if there is no other collective. The last collective is
+called in place, always in the same memory. The calls after it compute the norm and the
+factor from few numbers; they become a part of the step's launch.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ Tensors = list[torch.Tensor]
 
 
 class PartNorm:
-    """For gradients with these specs, of which the norm is asked in one way.
+    """The total norm of gradients with given specs, for one norm type.
 
-    `spec`: of the norm, a DTensor. `values`: what `__call__` leaves, and `finish`
-    takes; the next call overwrites it. Raises Unlike where the norm is another thing
-    than numbers, once all processes have been asked, and what torch's function raises.
+    `spec`: of the norm, a DTensor. `values`: the results of `__call__` and arguments of
+    `finish`; the next call overwrites them. Raises Unlike if the norm needs more than
+    few numbers after the last collective, and what torch's function raises.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class PartNorm:
         norm_type: float,
         divisor: float | None,
         config: Config,
-        told: Callable[[Report], None],
+        notify: Callable[[Report], None],
     ) -> None:
         def clip(stand_ins: list[Any], numbers: list[float]) -> torch.Tensor:
             holders: list[Any] = [
@@ -60,22 +59,22 @@ class PartNorm:
             return torch.nn.utils.clip_grad_norm_(holders, numbers[0], norm_type)
 
         self.specs = [*map(compat.spec_of, grads)]
-        done = parts_of(clip, grads, 1)
-        self.spec = done.spec
-        self._cut(done.gm, len(grads))
-        #: of the norm
+        traced = parts_of(clip, grads, 1)
+        self.spec = traced.spec
+        self._cut(traced.gm, len(grads))
+        #: the dtype of the norm
         self.dtype: torch.dtype = self._norm.meta["example_value"].dtype
         self.values = [
             torch.empty(x.shape, dtype=x.dtype, device=parts[0].device)
-            for x in (n.meta["example_value"] for n in self._given)
+            for x in (n.meta["example_value"] for n in self._sent)
         ]
         if any(x.numel() > len(grads) for x in self.values):
             raise Unlike("processes tell one another more than a number for each")
-        self._config, self._told = config, told
+        self._config, self._told = config, notify
         self._step = self._compiled(parts, divisor)
 
     def fits(self, grads: Sequence[Any]) -> bool:
-        """Are gradients spread as those that this is for?"""
+        """Have gradients the specs that this was made for?"""
         specs = [*map(compat.spec_of, grads)]
         if len(specs) == len(self.specs) and all(map(is_, specs, self.specs)):
             return True
@@ -87,42 +86,44 @@ class PartNorm:
         return True
 
     def __call__(self, parts: Tensors, divisor: float | None) -> None:
-        """Ask all processes."""
-        rest = () if divisor is None else (divisor,)
-        self._step(*parts, *self.values, *rest)
+        """Launch the norms of parts, and call the collective; all processes must."""
+        divisors = () if divisor is None else (divisor,)
+        self._step(*parts, *self.values, *divisors)
         if self._last is not None:
-            own = self.values[-1]
-            compat.in_place(self._last.target)(own, *self._last.args[1:])
-            compat.waiting()(own)
+            reduced = self.values[-1]
+            compat.in_place(self._last.target)(reduced, *self._last.args[1:])
+            compat.waiting()(reduced)
 
     def finish(
         self, values: Sequence[Any], max_norm: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm, and what gradients are to be multiplied by."""
-        env = {self._limit: max_norm, **dict(zip(self._taken, values, strict=True))}
+        """The total norm, and the factor by which gradients are to be multiplied."""
+        env = {self._limit: max_norm, **dict(zip(self._received, values, strict=True))}
         _replay(self._back, env)
         return env[self._norm], env[self._factor]
 
-    # ---------------------------------------------------------------- what torch does
+    # ---------------------------------------------------------------- torch's calls
 
     def _cut(self, gm: GraphModule, n: int) -> None:
-        """Find what comes before the last collective, and what behind it."""
+        """Split torch's calls at the last collective. Raises Unlike if they are not a
+        norm and one factor for all gradients.
+        """
         graph = gm.graph
         inputs = graph.find_nodes(op="placeholder")
         self._inputs, self._limit = inputs[:n], inputs[n]
         (result,) = graph.find_nodes(op="output")
         self._norm: Node = result.args[0][0]
         calls = [x for x in graph.nodes if x.op == "call_function"]
-        told = [k for k, x in enumerate(calls) if _is_collective(x)]
+        collectives = [k for k, x in enumerate(calls) if _is_collective(x)]
         self._last: Node | None = None
-        if told:
-            self._last, waited = calls[told[-1] : told[-1] + 2]
+        if collectives:
+            self._last, waited = calls[collectives[-1] : collectives[-1] + 2]
             if compat.in_place(self._last.target) is None:
                 raise Unlike(f"{self._last.target} makes a total norm")
-            self._front, back = calls[: told[-1]], calls[told[-1] + 2 :]
+            self._front, back = calls[: collectives[-1]], calls[collectives[-1] + 2 :]
         else:
-            at = calls.index(self._norm) + 1
-            self._front, back = calls[:at], calls[at:]
+            end = calls.index(self._norm) + 1
+            self._front, back = calls[:end], calls[end:]
         front = {*self._front}
         if any(map(_writes, front)):
             raise Unlike("a clip writes before its norm is known")
@@ -130,35 +131,35 @@ class PartNorm:
         self._back = [x for x in back if not _writes(x)]
         needed = [y for x in self._back for y in x.all_input_nodes]
         crossing = [*dict.fromkeys(x for x in [*needed, self._norm] if x in front)]
-        self._given, self._taken = [*crossing], [*crossing]
+        self._sent, self._received = [*crossing], [*crossing]
         if self._last is not None:
-            self._given.append(self._last.args[0])
-            self._taken.append(waited)
+            self._sent.append(self._last.args[0])
+            self._received.append(waited)
         self._factor = self._scaled(scales)
-        allowed = {self._limit, *self._taken, *self._back}
-        rest = [*needed, self._norm, self._factor]
-        if not allowed.issuperset(rest):
+        allowed = {self._limit, *self._received, *self._back}
+        used = [*needed, self._norm, self._factor]
+        if not allowed.issuperset(used):
             raise Unlike("a total norm takes gradients again when it is known")
 
     def _scaled(self, scales: Iterable[Node]) -> Node:
-        """The one number by which each gradient is multiplied once."""
-        known: list[Node] = []
+        """The factor by which each gradient is multiplied once; else raises Unlike."""
+        scaled: list[Node] = []
         factors: set[Any] = set()
         for x in scales:
             name = str(x.target)
             if name not in ("aten._foreach_mul_.Tensor", "aten.mul_.Tensor"):
                 raise Unlike(f"a clip calls {name}")
             target, factor = x.args
-            known += [target] if isinstance(target, Node) else target  # type: ignore
+            scaled += [target] if isinstance(target, Node) else target  # type: ignore
             factors.add(factor)
-        if len(factors) != 1 or len(known) != len(self._inputs):
+        if len(factors) != 1 or len(scaled) != len(self._inputs):
             raise Unlike("a clip is more than one factor")
-        if {*known} != {*self._inputs}:
+        if {*scaled} != {*self._inputs}:
             raise Unlike("a clip scales something besides gradients")
-        (found,) = factors
-        if not isinstance(found, Node):
+        (the_factor,) = factors
+        if not isinstance(the_factor, Node):
             raise Unlike("the factor of a clip is known before")
-        return found
+        return the_factor
 
     # ---------------------------------------------------------------- the first launch
 
@@ -171,8 +172,8 @@ class PartNorm:
                 read = [*torch._foreach_div(read, args[n + m])]
             env = dict(zip(self._inputs, read, strict=True))
             _replay(self._front, env)
-            for own, node in zip(args[n : n + m], self._given, strict=True):
-                own.copy_(env[node])
+            for value, node in zip(args[n : n + m], self._sent, strict=True):
+                value.copy_(env[node])
 
         setattr(norms, OWN, True)
         graph = Graph()
@@ -193,14 +194,14 @@ class PartNorm:
         except Exception as error:
             if internal_errors.is_mishap(error):
                 then = "The tail runs in pieces."
-                given = error, gm, args, self._config, then
-                raise Unlike(internal_errors.tell(*given)) from error
+                arguments = error, gm, args, self._config, then
+                raise Unlike(internal_errors.tell(*arguments)) from error
             raise
         source = GraphTensors(gm, program.plan.captured.tensor_args)
         return CompiledStep(source, program, plan, AllFollowed())
 
     def forget(self) -> None:
-        """Take nothing for known that a call leaves to the next: one was cut off."""
+        """Compare nothing with the last call, which an exception ended."""
         self._step.forget()
 
 
@@ -220,7 +221,7 @@ def _writes(node: Node) -> bool:
 
 
 def _replay(nodes: Iterable[Node], env: dict[Node, Any]) -> None:
-    """Do what some calls of a graph do, where what they take is known."""
+    """Run some calls of a graph; `env`: has their inputs, gets their results."""
     for x in nodes:
         args = map_arg(x.args, env.__getitem__)
         kwargs = map_arg(x.kwargs, env.__getitem__)

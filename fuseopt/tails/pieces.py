@@ -1,7 +1,7 @@
-"""A tail in pieces, as trainers write it: what runs where it cannot be one graph.
+"""A tail in pieces, as trainers write it, for calls that cannot be one graph.
 
-The optimizers' steps are called as users call them, with all that is around them; the
-host asks whether they are to be skipped.
+The optimizers' steps are called as users call them, with all layers around them; the
+host reads the flags that tell whether they are to be skipped.
 """
 
 from __future__ import annotations
@@ -35,47 +35,60 @@ def run(
     raises: bool,
     compiled: bool,
 ) -> tuple[torch.Tensor | None, list[bool], torch.Tensor | None]:
-    """Do a tail in pieces: the total norm, of each optimizer whether its step was
-    skipped, and the numbers of each parameter.
+    """Do a tail in pieces. Returns the total norm or None, for each optimizer whether
+    its step was skipped, and the table of statistics or None.
 
     `steps`: what is called in place of each `optimizer.step`. `content`: the attributes
     of a `TailInputs`. `raises`: raise RuntimeError for a norm that is not finite, as
     torch does. `compiled`: is it worth while to compile a clip?
     """
-    given = TailInputs(**content)
-    every = [g for optimizer in optimizers for g in gradients(optimizer)]
+    inputs = TailInputs(**content)
+    all_grads = [g for optimizer in optimizers for g in gradients(optimizer)]
     with torch.no_grad():
-        if every and given.divisor is not None:
-            torch._foreach_div_(every, given.divisor)
+        if all_grads and inputs.divisor is not None:
+            torch._foreach_div_(all_grads, inputs.divisor)
         if scaler is not None:
             for optimizer in optimizers:
                 if compat.stage_of(scaler, optimizer) is compat.STAGES.READY:
                     scaler.unscale_(optimizer)
         norm = None
-        limit = given.max_norm
-        apart = raises or given.measured or isinstance(limit, torch.Tensor)
-        if every and limit is not None and not apart and compat.are_spread(every):
-            own = [p for p in parameters_of(optimizers) if p.grad is not None]
+        limit = inputs.max_norm
+        torch_only = raises or inputs.measured or isinstance(limit, torch.Tensor)
+        if (
+            all_grads
+            and limit is not None
+            and not torch_only
+            and compat.are_spread(all_grads)
+        ):
+            params_with_grad = [
+                p for p in parameters_of(optimizers) if p.grad is not None
+            ]
             clip = clip_grad_norm_ if compiled else torch.nn.utils.clip_grad_norm_
-            norm = clip(arranged(own, given.places), limit, given.norm_type)
+            norm = clip(
+                arranged(params_with_grad, inputs.places), limit, inputs.norm_type
+            )
             limit = None
-        elif limit is not None or given.judged or raises:
-            over = arranged(every, given.places)
-            norm = torch.nn.utils.get_total_norm(over, given.norm_type, raises)
-        params = parameters_of(optimizers) if given.measured else []
-        held = [p.grad is not None for p in params]
-        begun = begin(params, every) if params else None
-        if every and limit is not None and norm is not None:
-            scale_by_norm(every, limit, norm)
-        if every and given.max_value is not None:
-            clamp(every, given.max_value)
-        if given.adaptive is not None:
-            having = [p for p in parameters_of(optimizers) if p.grad is not None]
-            adapt(having, every, *given.adaptive, every)
-        lost = given.judged and norm is not None and not bool(torch.isfinite(norm))
+        elif limit is not None or inputs.judged or raises:
+            ordered = arranged(all_grads, inputs.places)
+            norm = torch.nn.utils.get_total_norm(ordered, inputs.norm_type, raises)
+        params = parameters_of(optimizers) if inputs.measured else []
+        have_grads = [p.grad is not None for p in params]
+        stats_before = begin(params, all_grads) if params else None
+        if all_grads and limit is not None and norm is not None:
+            scale_by_norm(all_grads, limit, norm)
+        if all_grads and inputs.max_value is not None:
+            clamp(all_grads, inputs.max_value)
+        if inputs.adaptive is not None:
+            params_with_grads = [
+                p for p in parameters_of(optimizers) if p.grad is not None
+            ]
+            adapt(params_with_grads, all_grads, *inputs.adaptive, all_grads)
+        norm_is_nonfinite = (
+            inputs.judged and norm is not None and not bool(torch.isfinite(norm))
+        )
     skips: list[bool] = []
     for optimizer, step in zip(optimizers, steps, strict=True):
-        skip = lost
+        skip = norm_is_nonfinite
         if scaler is not None:
             founds = compat.founds_of(scaler, optimizer)
             skip = skip or any(x.item() for x in founds.values())
@@ -86,20 +99,20 @@ def run(
             compat.has_stepped(scaler, optimizer)
     stats = None
     with torch.no_grad():
-        if begun is not None:
-            stats = table(params, held, begun)
-        copies, given.copies = given.copies, []
-        afterwards(given)
-        for own, source in copies:
-            _copy(own, source)
-        if given.zeroed and every:
-            torch._foreach_zero_(every)
+        if stats_before is not None:
+            stats = table(params, have_grads, stats_before)
+        copies, inputs.copies = inputs.copies, []
+        afterwards(inputs)
+        for params_with_grad, source in copies:
+            _copy(params_with_grad, source)
+        if inputs.zeroed and all_grads:
+            torch._foreach_zero_(all_grads)
     return norm, skips, stats
 
 
-def _copy(own: list[torch.Tensor], source: list[torch.Tensor]) -> None:
-    if not compat.are_spread(own):
-        torch._foreach_copy_(own, source)
+def _copy(copies: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+    if not compat.are_spread(copies):
+        torch._foreach_copy_(copies, source)
         return
-    for x, p in zip(own, source, strict=True):
-        x.copy_(p)  # DTensor has no list of these
+    for x, p in zip(copies, source, strict=True):
+        x.copy_(p)  # DTensor has no rule for lists of copies

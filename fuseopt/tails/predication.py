@@ -1,12 +1,11 @@
-"""A captured tail -> the same, whose steps write nothing where they are to be skipped.
+"""Predicate the writes of a captured tail: skip steps on the device, by a flag.
 
-What a step writes to memory that existed before it becomes a temp, and behind it stands
-a choice between that and what the memory held. In an elementwise step the temp is never
-stored: the choice runs in the kernel that computes it, which has both at hand. So a
-step is skipped on the device, without a wait for it. Only counters that lie on the CPU
-beside parameters of a device wait for the flag, as in eager. In the same way the
-gradients that a tail throws away are not written: theirs become temps, with nothing
-behind them.
+Each buffer that a step writes, and that existed before it, is replaced by a temp,
+followed by a `where` that selects between the temp and the old contents. In an
+elementwise step the temp is never stored: the `where` runs in the kernel that computes
+it. So the host does not wait for the flag, unless counters lie on the CPU beside
+parameters of another device, as in eager. Gradients that are dropped after the call are
+not written: their writes become temps that nobody reads.
 """
 
 from __future__ import annotations
@@ -34,35 +33,38 @@ from ..ir.graph import (
 )
 from ..lowering.pointwise import Tensor, lower
 
-#: Instead of the number of a flag: what is written is not kept.
+#: A mode in place of a flag's number: the writes are dropped.
 DROPPED = -1
-#: It may not be written, for nobody knows which flag it belongs to.
+#: A mode: it must not be written, since its flag is unknown.
 UNKNOWN = -2
 
 
 def result_buffer(captured: Captured, place: int) -> int:
-    """The buffer of one of the tensors that a step returns."""
-    found = [*leaves(captured.result)][place]
-    if not isinstance(found, Returned):
+    """The buffer of the returned tensor with index `place`. Raises CaptureError if it
+    is no tensor.
+    """
+    result = [*leaves(captured.result)][place]
+    if not isinstance(result, Returned):
         raise CaptureError("whether a step is skipped is no tensor")
-    return found.buffer
+    return result.buffer
 
 
 def predicate(
     captured: Captured, modes: Mapping[int, int], flags: Mapping[int, int]
 ) -> Captured:
-    """The same step, whose writes to some sources are kept, chosen or dropped.
+    """The same step, in which writes to some sources depend on a flag or are dropped.
 
-    `modes`: of sources, by their place in the pool, the number of the flag with which
-    they stay as they are, or DROPPED; of all others writes are kept. `flags`: the
-    buffer of each flag, which may be one that the step is given. Raises CaptureError
-    where that is not followed: memory that is seen in parts, written by calls that run
-    as they are, or given away.
+    `modes`: for sources, by their index in the pool, the number of the flag that is
+    true if they keep their contents, or DROPPED; other sources are written as before.
+    `flags`: the buffer of each flag, which may be an input. Raises CaptureError for
+    memory of which views are written, that externs write, or that the step replaces.
     """
-    made = _Predication(captured, modes, flags)
-    dropped = tuple([b for b, mode in made.modes.items() if mode == DROPPED])
-    graph = made.run()
-    return replace(captured, graph=graph, calls=tuple(made.calls), dropped=dropped)
+    predication = _Predication(captured, modes, flags)
+    dropped = tuple([b for b, mode in predication.modes.items() if mode == DROPPED])
+    graph = predication.run()
+    return replace(
+        captured, graph=graph, calls=tuple(predication.calls), dropped=dropped
+    )
 
 
 class _Predication:
@@ -73,7 +75,7 @@ class _Predication:
         self.graph = graph = captured.graph
         self.flags = flags
         self.sources = modes
-        #: of each buffer that is written and not kept: its flag, or DROPPED
+        #: for each written buffer whose writes are predicated: its flag, or DROPPED
         self.modes = {
             b: modes[buffer.source]
             for b, buffer in enumerate(graph.buffers)
@@ -81,7 +83,7 @@ class _Predication:
             and buffer.source in modes
             and graph.final[b] >= 0
         }
-        #: of these and of what else sees their memory: which of these it is
+        #: for these buffers and for views of their memory: the buffer
         self.home = {b: b for b in self.modes}
         near = overlaps(graph.buffers)
         for b in self.modes:
@@ -89,26 +91,26 @@ class _Predication:
                 if graph.buffers[other].kind != "view" or other in self.home:
                     raise CaptureError(f"{graph.buffers[b].name} shares memory")
                 self.home[other] = b
-        #: of each, the last value that a node gives it
+        #: for each of them, the last value that a node writes
         self.last: dict[int, int] = {}
         for node in graph.nodes:
             for v in written_by(node):
                 b = graph.values[v]
                 if b in self.home:
                     self.last[self.home[b]] = v
-        #: values that are chosen, by what they are chosen from; and what then stands
-        #: for the values of other buffers that see the same memory
+        #: for each last value, the value that the `where` gives; and for each, the
+        #: values of views of the same memory from then on
         self.chosen: dict[int, int] = {}
         self.beside: dict[int, dict[int, int]] = {}
         self._bodies: dict[tuple[str, str], Body] = {}
         self.calls = [*captured.calls]
-        #: by flag and device, the value of the flag's copy there
+        #: the value of a flag's copy, by flag and device
         self._copies: dict[tuple[int, str], int] = {}
         self._check()
 
     def _check(self) -> None:
-        """Raise CaptureError unless what is not kept is written by nodes alone, each
-        of them all of it.
+        """Raise CaptureError unless the predicated buffers are written only by nodes,
+        and each of these writes the whole buffer.
         """
         graph = self.graph
         written = {graph.values[v] for n in graph.nodes for v in written_by(n)}
@@ -144,8 +146,8 @@ class _Predication:
         for b, home in self.home.items():
             temps[b] = len(buffers)
             storage.setdefault(home, storages + len(storage))
-            begin = buffers[home].offset
-            buffers.append(_temp(buffers[b], storage[home], begin))
+            start = buffers[home].offset
+            buffers.append(_temp(buffers[b], storage[home], start))
             initial.append(-1)
             final.append(-1)
             final[b] = -1
@@ -179,31 +181,31 @@ class _Predication:
 
     def _nodes(self) -> Iterator[Node]:
         graph, chosen = self.graph, self.chosen
-        last: dict[int, int] = {}  # of each buffer, the value that was written last
+        last: dict[int, int] = {}  # for each buffer, the value that is written last
         for node in graph.nodes:
             last.update((graph.values[v], v) for v in written_by(node))
         call = 1 + max((_call(n) for n in graph.nodes), default=0)
-        done: set[int] = set()  # what was written so far
-        #: of buffers whose last value was chosen, what they hold since then
+        written_values: set[int] = set()  # written so far
+        #: the current value of buffers whose `where` has run
         holds: dict[int, int] = {}
         for node in graph.nodes:
             yield self._reading(node, holds)
             written = tuple(written_by(node))
-            done.update(written)
+            written_values.update(written)
             choices: dict[tuple[int, str, str], list[int]] = {}
             for v in written:
                 if v in chosen:
                     b = graph.values[v]
-                    x = graph.buffers[b]
-                    key = self.modes[self.home[b]], x.dtype, x.device
+                    buffer = graph.buffers[b]
+                    key = self.modes[self.home[b]], buffer.dtype, buffer.device
                     choices.setdefault(key, []).append(v)
-            for (mode, dtype, device), own in choices.items():
+            for (mode, dtype, device), chosen_here in choices.items():
                 assert not isinstance(node, Extern)
                 b = self.flags[mode]
                 flag = last.get(b, graph.initial[b])
-                if flag != graph.initial[b] and flag not in done:
+                if flag != graph.initial[b] and flag not in written_values:
                     raise CaptureError("a step begins before it is known to run")
-                for v in own:
+                for v in chosen_here:
                     holds[graph.values[v]] = chosen[v]
                     holds.update(self.beside[v])
                 if device != graph.buffers[b].device:
@@ -213,19 +215,19 @@ class _Predication:
                 yield ForeachSchedulerNode(
                     self._body(graph.buffers[self.flags[mode]].dtype, dtype),
                     (
-                        (flag,) * len(own),
-                        tuple([graph.initial[graph.values[v]] for v in own]),
-                        tuple(own),
+                        (flag,) * len(chosen_here),
+                        tuple([graph.initial[graph.values[v]] for v in chosen_here]),
+                        tuple(chosen_here),
                     ),
                     (),
-                    (tuple([chosen[v] for v in own]),),
+                    (tuple([chosen[v] for v in chosen_here]),),
                     call,
                     node.line,
                 )
                 call += 1
 
     def _copy(self, mode: int, device: str, flag: int, line: str) -> Extern:
-        """A call that copies a flag to another device."""
+        """An extern that copies a flag to another device."""
         b = self.flags[mode]
         buffer = self._buffers[b]._replace(
             name=f"{self._buffers[b].name}_{device.split(':')[0]}",
@@ -238,11 +240,11 @@ class _Predication:
         self._copies[mode, device] = len(self._values)
         self._values.append(len(self._buffers))
         func = torch.ops.aten._to_copy.default
-        place = {"device": torch.device(device)}
-        made = len(self._buffers)
+        keywords = {"device": torch.device(device)}
+        copy = len(self._buffers)
         self._buffers.append(buffer)
         self.calls.append(
-            Call(func, (TensorRef(b),), place, (made,), frozenset({made}))
+            Call(func, (TensorRef(b),), keywords, (copy,), frozenset({copy}))
         )
         why = "a flag of the device, asked on the CPU"
         written = (self._copies[mode, device],)
@@ -252,20 +254,20 @@ class _Predication:
         key = flag, dtype
         if key not in self._bodies:
             operands = Tensor(flag, True), Tensor(dtype), Tensor(dtype)
-            made = lower("where", operands, dtype, dtype)
-            assert made is not None
-            self._bodies[key] = made
+            body = lower("where", operands, dtype, dtype)
+            assert body is not None
+            self._bodies[key] = body
         return self._bodies[key]
 
     def _reading(self, node: Node, holds: dict[int, int]) -> Node:
-        """A node that reads what was chosen where it read what was written."""
+        """The node, reading the results of `where` for predicated buffers."""
         values = self.graph.values
         if not any(values[v] in holds for v in read_by(node)):
             return node
         assert not isinstance(node, Extern)
 
-        def column(own: Column) -> Column:
-            return tuple([holds.get(values[v], v) for v in own])
+        def column(column_of_values: Column) -> Column:
+            return tuple([holds.get(values[v], v) for v in column_of_values])
 
         return node._replace(reads=tuple(map(column, node.reads)))
 
@@ -274,11 +276,11 @@ def _call(node: Node) -> int:
     return -1 if isinstance(node, Extern) else node.call
 
 
-def _temp(buffer: Buffer, storage: int, begin: int) -> Buffer:
-    """Memory of the step's own, in the layout of another buffer, of whose storage it
-    has what lies behind `begin`.
+def _temp(buffer: Buffer, storage: int, start: int) -> Buffer:
+    """A temp with the layout of a buffer; its storage begins at the offset `start` of
+    the buffer's storage.
     """
-    name, offset = f"{buffer.name}_next", buffer.offset - begin
+    name, offset = f"{buffer.name}_next", buffer.offset - start
     return buffer._replace(
         name=name, kind="temp", source=-1, storage=storage, offset=offset
     )

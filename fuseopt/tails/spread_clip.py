@@ -1,7 +1,7 @@
-"""The clip of DTensors' gradients: launches on parts, and torch's own collectives.
+"""The clip of DTensors' gradients: launches on local parts, and torch's collectives.
 
-Processes tell one another what they tell with torch's function, in the same calls, so
-that one process may run that while another runs this.
+The collectives are those of torch's function, in the same order, so that one process
+may run torch's function while another runs this one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from ..capture.fx.inputs import check_freed
 from ..compiler.dispatch import compile_graph
 from ..shards.parts import parts_of
 
-#: Ways in which the same gradients are spread, or clipped, that are kept.
-KEPT = 4
+#: The most compiled clips of the same gradients, for other specs or arguments.
+MAX_COMPILED = 4
 
 
 def check_memory(grads: Sequence[torch.Tensor]) -> None:
-    """Raise UnsupportedInput for gradients that torch's function would crash at."""
+    """Raise UnsupportedInput for gradients that would crash torch's function."""
     for i, g in enumerate(grads):
         check_freed(f"gradient {i}", g)
 
 
 class _Compiled(NamedTuple):
-    """For gradients of these specs, clipped in one way. `spec`: of the norm."""
+    """The compiled clip for gradients with `specs`. `way`: `norm_type` and `foreach`.
+    `run`: takes the local parts and `max_norm`. `spec`: of the norm.
+    """
 
     specs: list[Any]
     way: tuple[float, bool | None]
@@ -39,12 +41,14 @@ class _Compiled(NamedTuple):
 
 
 class SpreadClip:
-    """What clips the gradients of some parameters. `why`: why it does not."""
+    """Clips the gradients of some parameters. `why`: the reason why it did not, or "".
+    `for_ever`: will no later call succeed?
+    """
 
     def __init__(self) -> None:
         self.why = ""
         self.for_ever = False
-        self.known: list[_Compiled] = []
+        self.clips: list[_Compiled] = []
         self.lock = threading.Lock()
 
     def call(
@@ -55,7 +59,7 @@ class SpreadClip:
         raises: bool,
         foreach: bool | None,
     ) -> torch.Tensor | None:
-        """Clip; or None, with `why`, if nothing was done."""
+        """Clip and return the total norm; None, with `why`, if nothing was written."""
         if self.for_ever:
             return None
         parts = [compat.arrived(compat.local_part(g)) for g in grads]
@@ -70,7 +74,7 @@ class SpreadClip:
                 compiled = self._compiled(grads, parts, max_norm, (norm_type, foreach))
         except Exception as error:
             check_memory(parts)
-            # if the user did something wrong, torch's function says so
+            # if it is an error of the user, torch's function raises it again
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
             self.for_ever = True
             return None
@@ -87,12 +91,12 @@ class SpreadClip:
         way: tuple[float, bool | None],
     ) -> _Compiled:
         specs = [*map(compat.spec_of, grads)]
-        for known in self.known:
-            if known.way == way and (
-                all(map(is_, known.specs, specs))
-                or all(map(compat.alike, known.specs, specs))
+        for compiled in self.clips:
+            if compiled.way == way and (
+                all(map(is_, compiled.specs, specs))
+                or all(map(compat.alike, compiled.specs, specs))
             ):
-                return known
+                return compiled
         norm_type, foreach = way
 
         def clip(stand_ins: list[Any], numbers: list[float]) -> torch.Tensor:
@@ -101,8 +105,8 @@ class SpreadClip:
                 holders, numbers[0], norm_type, False, foreach
             )
 
-        done = parts_of(clip, grads, 1)
-        run = compile_graph(done.gm, [*parts, max_norm])
-        made = _Compiled(specs, way, run, done.spec)
-        self.known = [*self.known[1 - KEPT :], made]
-        return made
+        traced = parts_of(clip, grads, 1)
+        run = compile_graph(traced.gm, [*parts, max_norm])
+        new_compiled = _Compiled(specs, way, run, traced.spec)
+        self.clips = [*self.clips[1 - MAX_COMPILED :], new_compiled]
+        return new_compiled

@@ -1,6 +1,6 @@
-"""Numbers that training is watched by: a row for each parameter, in one tensor.
+"""Statistics of each parameter and its gradient, as rows of one tensor.
 
-Measured while a tail goes over the memory anyway; traced, and in eager.
+They are measured while a tail reads the memory anyway; traced, and in eager.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 
 Tensors = list[torch.Tensor]
 
-#: Of the gradient as the optimizer would see it without a clip: its 2-norm. Of the
-#: parameter after the step, and of what the step has changed it by: theirs. How many
-#: elements of that gradient are infinite or NaN.
+#: The 2-norms of the gradient (divided and unscaled, before the clip), of the parameter
+#: after the step, and of its change by the step; and the number of elements of that
+#: gradient that are infinite or NaN.
 COLUMNS = ("grad_norm", "param_norm", "update_norm", "nonfinite")
 
 
 class Begun(NamedTuple):
-    """What is known before the step: norms and counts of gradients, in the order of
-    the parameters that have one, and all parameters as they were.
+    """The measurements before the step. `norms`, `counts`: of gradients, in the order
+    of the parameters that have one. `were`: copies of all parameters.
     """
 
     norms: Tensors
@@ -29,42 +29,44 @@ class Begun(NamedTuple):
 
 
 def begin(params: Tensors, grads: Tensors) -> Begun:
-    """Measure gradients, each before it is clipped, and keep what parameters are."""
+    """Measure gradients before they are clipped, and copy the parameters."""
     counts = [torch.logical_not(torch.isfinite(g)).sum() for g in grads]
     return Begun(norms_of(grads), counts, [p.clone() for p in params])
 
 
-def table(params: Tensors, held: Sequence[bool], begun: Begun) -> torch.Tensor:
-    """The rows of all parameters, in float32; `held`: which of them have a gradient.
-    Without one its norm and its count are 0.
+def table(params: Tensors, have_grads: Sequence[bool], before: Begun) -> torch.Tensor:
+    """A float32 tensor (parameters, len(COLUMNS)). `have_grads`: which parameters have
+    a gradient; without one, its norm and count are 0.
     """
     device = params[0].device
     sizes = norms_of(params)
-    changes = norms_of([*torch._foreach_sub(params, begun.were)])
-    norms, counts = iter(begun.norms), iter(begun.counts)
+    changes = norms_of([*torch._foreach_sub(params, before.were)])
+    norms, counts = iter(before.norms), iter(before.counts)
     cells: Tensors = []
-    for has, size, change in zip(held, sizes, changes, strict=True):
-        none = None if has else torch.zeros((), device=device)
-        norm = next(norms) if none is None else none
-        count = next(counts) if none is None else none
+    for has_grad, size, change in zip(have_grads, sizes, changes, strict=True):
+        zero = None if has_grad else torch.zeros((), device=device)
+        norm = next(norms) if zero is None else zero
+        count = next(counts) if zero is None else zero
         cells += [norm, size, change, count]
     numbers = [x.to(device, torch.float32) for x in cells]
     return torch.stack(numbers).view(len(params), len(COLUMNS))
 
 
 def norms_of(tensors: Tensors) -> Tensors:
-    """The 2-norm of each; 0 of one without elements, for which there is no kernel."""
+    """The 2-norm of each tensor; 0 without elements, as there is no kernel for it."""
     filled = [t for t in tensors if t.numel()]
-    found = iter(torch._foreach_norm(filled) if filled else ())
-    return [next(found) if t.numel() else t.new_zeros(()) for t in tensors]
+    norms = iter(torch._foreach_norm(filled) if filled else ())
+    return [next(norms) if t.numel() else t.new_zeros(()) for t in tensors]
 
 
 def row_names(names: Any, params: Sequence[torch.Tensor]) -> list[str]:
-    """The names of parameters: those of a module that holds them, or one for each in a
-    list; their place where there is none.
+    """The names of parameters. `names`: a module that has them, or a list in their
+    order; parameters without a name get their index.
     """
     if isinstance(names, torch.nn.Module):
-        known = {id(p): name for name, p in names.named_parameters()}
-        return [known.get(id(p), str(k)) for k, p in enumerate(params)]
-    given = [*(names or ())]
-    return [*given, *map(str, range(len(given), len(params)))][: len(params)]
+        name_of = {id(p): name for name, p in names.named_parameters()}
+        return [name_of.get(id(p), str(k)) for k, p in enumerate(params)]
+    names_in_order = [*(names or ())]
+    return [*names_in_order, *map(str, range(len(names_in_order), len(params)))][
+        : len(params)
+    ]

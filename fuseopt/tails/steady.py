@@ -1,12 +1,13 @@
-"""What a call of a tail was asked for: is the next one asked for the same?
+"""Compare the options of a tail's call with those of the last one.
 
-All is compared by identity, so that a call which changes nothing but gradients asks
-for nothing anew: no number is checked twice, no list of parameters made.
+They are compared by identity, so that a call which changes only gradients checks no
+number again and makes no list of parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Number
 from operator import attrgetter, is_
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from .. import compat
 from .steps import steps_of
 
-#: What of a tail may be set between calls, but for the decays.
+#: The attributes of a tail that may be set between calls, without the decays.
 SET = (
     "clip_grad_norm",
     "clip_grad_value",
@@ -53,13 +54,15 @@ class Steady:
         self._asked = asked
 
     def holds(self, tail: Any, average: bool) -> bool:
-        """Is the next call asked for the same, with nothing around its steps that this
-        one did not have? Says nothing of what the optimizers hold.
+        """Has the next call the same options, and no hooks or modes around its steps?
+        The tensors of the optimizers are not compared.
         """
-        now, known = asked_of(tail), self._asked
-        if average is not self.average or len(now) != len(known):
+        options, last_options = asked_of(tail), self._asked
+        if average is not self.average or len(options) != len(last_options):
             return False
-        if not all(map(is_, now, known)) or not all(map(_alone, tail.optimizers)):
+        if not all(map(is_, options, last_options)) or not all(
+            map(_is_undisturbed, tail.optimizers)
+        ):
             return False
         if self.strangers and any(p.grad is not None for p in self.strangers):
             return False
@@ -77,29 +80,40 @@ class Steady:
 
 
 def asked_of(tail: Any) -> list[Any]:
-    """What a tail is asked for, and whose steps it is to do."""
-    asked = [*_SET(tail), *tail.decays]
+    """The options of a tail, its optimizers, and their steps."""
+    options = [*_SET(tail), *tail.decays]
     for optimizer in tail.optimizers:
-        asked += (optimizer, *steps_of(optimizer))
-    return asked
+        options += (optimizer, *steps_of(optimizer))
+    return options
 
 
-def may_last(content: Mapping[str, Any], asked: Iterable[Any]) -> bool:
-    """Does a content say all that the next call is to be given, as long as it is asked
-    for the same objects?
+def may_last(content: Mapping[str, Any], options: Iterable[Any]) -> bool:
+    """Can the next call use the same content, as long as its options are the same
+    objects?
     """
-    anew = content["models"] or content["objects"]
-    if anew or any(found is not None for found in content["founds"]):
+    needs_update = content["models"] or content["objects"]
+    if needs_update or any(found is not None for found in content["founds"]):
         return False
-    # of a tensor with dimensions a view is given; a list may hold something else
-    every = [y for x in asked for y in (x if isinstance(x, tuple) else (x,))]
     return not any(
-        isinstance(x, list) or (isinstance(x, torch.Tensor) and x.dim()) for x in every
+        _may_change(y) for x in options for y in (x if isinstance(x, tuple) else (x,))
     )
 
 
-def _alone(optimizer: Optimizer) -> bool:
-    """Is nothing to be called or told around a step?"""
+def _may_change(option: Any) -> bool:
+    """May the same object stand for another number, list or tensor in the next call?"""
+    if isinstance(option, torch.Tensor):
+        return (
+            option.dim() > 0
+        )  # `content` has a view, which other memory leaves behind
+    if isinstance(option, Number):
+        return False
+    return isinstance(option, list) or hasattr(type(option), "__float__")
+
+
+def _is_undisturbed(optimizer: Optimizer) -> bool:
+    """Are there no hooks, modes or profilers around a step, and is it not
+    differentiable?
+    """
     return compat.undisturbed(optimizer) and not optimizer.defaults.get(
         "differentiable"
     )

@@ -1,6 +1,4 @@
-"""What of an optimizer a tail must know: its step's own function, what is around that,
-and whether it has begun.
-"""
+"""The function of an optimizer's step, the layers around it, and its state."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from ..isolate.compile import compile_bound
 from ..isolate.decorators import cells, peel
 from ..isolate.isolated import Isolated
 
-#: What a layer around a step may be whose work a tail does as well.
+#: The files of layers around a step that a tail may leave out: it does their work.
 _LAYERS = frozenset(
     {
         compat.PROFILED.co_filename,
@@ -45,15 +43,15 @@ def has_state(optimizer: Optimizer) -> bool:
 
 
 def steps_of(optimizer: Optimizer) -> tuple[Any, Any]:
-    """Where `optimizer.step` is looked up: an attribute of its own, that of its class;
-    other objects where somebody has given it another step.
+    """The objects in which `optimizer.step` is looked up: the optimizer's attribute or
+    None, and that of its class. They are others if somebody has replaced the step.
     """
     return vars(optimizer).get("step"), type(optimizer).step
 
 
 def function_of(optimizer: Optimizer) -> tuple[Any, str]:
-    """The function of an optimizer's step without what is around it; and why a tail
-    may not leave that out, or "".
+    """The function of an optimizer's step without the layers around it; and the reason
+    why a tail may not leave these out, or "".
     """
     step: Any = optimizer.step
     layers, inner = peel(getattr(step, "__func__", step))
@@ -64,17 +62,19 @@ def function_of(optimizer: Optimizer) -> tuple[Any, str]:
                 inner,
                 f"the step of {type(optimizer).__name__} is wrapped by {place}",
             )
-    known = getattr(step, COMPILED, None)
-    if isinstance(known, Isolated):
-        inner = known.function
+    isolated = getattr(step, COMPILED, None)
+    if isinstance(isolated, Isolated):
+        inner = isolated.function
     if not hasattr(inner, "__code__"):
         return inner, f"the step of {type(optimizer).__name__} is no Python function"
     return inner, ""
 
 
 def _records_nothing(layer: Any) -> bool:
-    """Is a layer that of `torch.no_grad()`, in which all of a tail runs?"""
+    """Is a layer the decorator `torch.no_grad()`? All of a tail runs without grad."""
     if layer.__code__ != compat.DECORATED:
         return False
-    held = [cell.cell_contents for cell in cells(layer)]
-    return any(isinstance(getattr(x, "__self__", x), torch.no_grad) for x in held)
+    closure_values = [cell.cell_contents for cell in cells(layer)]
+    return any(
+        isinstance(getattr(x, "__self__", x), torch.no_grad) for x in closure_values
+    )

@@ -1,7 +1,7 @@
-"""The numbers of each parameter, as the launches of a led tail write them.
+"""The table of statistics that the launches of a led tail write.
 
-They lie in one tensor, the same at each call, so that kernels find them; the caller
-gets a copy of it.
+It is one tensor, the same in each call, so that its address does not change; the caller
+gets a copy.
 """
 
 from __future__ import annotations
@@ -11,36 +11,42 @@ import torch
 from .stats import COLUMNS
 
 Tensors = list[torch.Tensor]
-#: What is known of gradients before the step, and of parameters after it.
+#: The columns that are measured before the step, and those measured after it.
 OF_GRADIENTS, OF_PARAMETERS = (0, 3), (1, 2)
 
 
 class Table:
-    """Room for the numbers of some parameters; `columns`: each of its elements."""
+    """A table for `n` parameters. `numbers`: (n, len(COLUMNS)); `columns`: its
+    elements, as tensors without dimensions.
+    """
 
     def __init__(self, n: int, device: torch.device) -> None:
         self.numbers = torch.zeros((n, len(COLUMNS)), device=device)
         rows = [[*row.unbind()] for row in self.numbers.unbind()]
         self.columns: list[Tensors] = [*map(list, zip(*rows, strict=True))]
-        self._held: list[bool] = []
+        self._have_grads: list[bool] = []
 
     def fits(self, params: Tensors) -> bool:
-        """Has it a row for each of some parameters, on their device?"""
+        """Has the table a row for each parameter, on their device?"""
         numbers = self.numbers
         return len(numbers) == len(params) and numbers.device == params[0].device
 
-    def of_gradients(self, held: list[bool]) -> list[Tensors]:
-        """Where what is known of gradients is written, for each parameter that has one;
-        `held`: which these are. Of the others it is zero.
+    def of_gradients(self, have_grads: list[bool]) -> list[Tensors]:
+        """The elements for gradients. `have_grads`: which parameters have one; the
+        elements of others are set to zero.
         """
-        if held != self._held:
+        if have_grads != self._have_grads:
             self.numbers.zero_()
-            self._held = held
+            self._have_grads = have_grads
         return [
-            [t for t, has in zip(self.columns[c], held, strict=True) if has]
+            [
+                t
+                for t, has_grad in zip(self.columns[c], have_grads, strict=True)
+                if has_grad
+            ]
             for c in OF_GRADIENTS
         ]
 
     def of_parameters(self) -> list[Tensors]:
-        """Where what is known of all parameters is written."""
+        """The elements for all parameters."""
         return [self.columns[c] for c in OF_PARAMETERS]

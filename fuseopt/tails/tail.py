@@ -172,7 +172,8 @@ class Tail:
         grads = gradients_of(params)
         if self._beside.alone:
             self._tell("an average is updated by itself", self._beside.alone)
-        drops = self.zero_grad is True
+        # 1 and NumPy's True are accepted like True
+        drops = bool(self.zero_grad) and not content["zeroed"]
         with torch.no_grad(), self._marks():
             result = self._fused.step(content, drops, params, grads)
         if isinstance(result, (str, Clipped)):
@@ -226,7 +227,7 @@ class Tail:
             "places": self._order.places(params),
             "judged": bool(self.skip_nonfinite),
             **self._beside.content(params, self.decays),
-            "zeroed": self.zero_grad == "zeros",
+            "zeroed": bool(self.zero_grad == "zeros"),
             "measured": bool(self.stats),
             "factor": None,
         }
@@ -352,13 +353,12 @@ class Tail:
 
     def _tell(self, what: str, why: str) -> None:
         message = f"{what}: {why}"
-        if message in self._told:
-            return
-        self._told.add(message)
         config = resolve(None, self._options)
         if config.fallback == "error" and not self.error_if_nonfinite:
             raise CaptureError(f"{message} (options={{'fallback': 'error'}} was given)")
-        session.reports.append(Report(fallback=message[0].upper() + message[1:]))
+        if message not in self._told:
+            self._told.add(message)
+            session.reports.append(Report(fallback=message[0].upper() + message[1:]))
 
     def _eager_steps(self) -> list[Callable[[], Any]]:
         return [optimizer.step for optimizer in self.optimizers]
@@ -375,7 +375,7 @@ class Tail:
     def _end(self, content: Mapping[str, Any], params: Sequence[Any]) -> None:
         """Do the host's part after the launches."""
         self._beside.end(content)
-        if self.zero_grad is True:
+        if self.zero_grad and not content["zeroed"]:
             clear(params)
 
 

@@ -472,6 +472,33 @@ def stance(name: str) -> Iterator[None]:
         torch.compiler.set_stance("default")
 
 
+class Replaces(Optimizer):
+    """Gives each parameter another dict of state in each step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                old = self.state[p].get("m")
+                m = p.grad.clone() if old is None else old * 0.9 + p.grad
+                self.state[p] = {"m": m}
+                p.sub_(m, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("told", ["default", "force_eager"])
+def test_state_that_is_replaced(told: str) -> None:
+    """In eager the first dict stayed, and later ones were lost."""
+    pair = Pair(Replaces)
+    with stance(told):
+        for _ in range(4):
+            pair.step()
+
+
 def test_where_steps_are_told_to_run_as_they_are() -> None:
     pair = Pair(adamw)
     pair.step()

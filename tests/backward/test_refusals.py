@@ -464,6 +464,19 @@ def test_two_for_one_parameter() -> None:
     assert not first.state
 
 
+def test_a_group_that_is_refused_is_not_added() -> None:
+    """It stayed in the optimizer, which then refused each backward."""
+    net, other = model(1), model(1)
+    first, second = (fuseopt.in_backward(m, adamw) for m in (net, other))
+    with pytest.raises(UnsupportedInput, match="another"):
+        second.add_param_group({"params": [*net.parameters()]})
+    assert len(second.param_groups) == 1
+    for m in (net, other):
+        m(torch.randn(3, 6)).sum().backward()
+        assert all(p.grad is None for p in m.parameters())
+    assert len(first.state) == len(second.state) == 5
+
+
 def test_a_copy_of_a_model_is_stepped_by_nobody() -> None:
     net = model(2)
     handle = fuseopt.in_backward(net, adamw)

@@ -154,6 +154,25 @@ def test_numbers_move() -> None:
     assert led(tail)
 
 
+def test_numbers_that_are_one_object() -> None:
+    """Such as a constant that is written twice. All lanes were traced for that."""
+    one, other = sides("sgd")
+    four, eight = 4.0, 8.0
+    tail = tail_of(other, grad_divisor=four, clip_grad_value=four)
+    for n in range(6):
+        if n == 4:
+            tail.grad_divisor = tail.clip_grad_value = eight
+        if n == 5:
+            tail.clip_grad_value = four
+        for side in (one, other):
+            side.set_grads(n)
+        torch._foreach_div_([p.grad for p in one.params], eight if n > 3 else four)
+        one.eager(max_value=eight if n == 4 else four)
+        call(other, tail)
+        assert differences(one, other, grads=True) == []
+        assert n == 0 or led(tail)
+
+
 def test_every_second_call_averages() -> None:
     """Two forms, each traced once."""
     one, other = sides("adamw")
@@ -262,6 +281,29 @@ def test_averages_that_move() -> None:
             for side in (one, other):
                 side.params[1].data = side.params[1].data.clone()
         compare(one, other, tail, n, None)
+    assert led(tail)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_averages_that_come_to_have_another_dtype(
+    dtype: torch.dtype, every: int
+) -> None:
+    """Their memory was written as if they had the dtype of before."""
+    one, other = sides("sgd")
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
+    for n in range(10):
+        if n in (5, 8):
+            for average in (*one.ema, *other.ema):
+                average.data = average.to(dtype if n == 5 else torch.float32)
+        for side in (one, other):
+            side.set_grads(n)
+        norm = one.eager(1.0)
+        if n % every == 0:
+            cast = [p.detach().to(one.ema[0].dtype) for p in one.params]
+            torch._foreach_lerp_(one.ema, cast, 1 - 0.9)
+        assert same(tail(average=n % every == 0).norm, norm)
+        assert differences(one, other, grads=True) == []
     assert led(tail)
 
 

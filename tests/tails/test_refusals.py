@@ -10,7 +10,12 @@ import torch
 from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt.errors import FuseoptError, NotAnOptimizer, UnsupportedInput
+from fuseopt.errors import (
+    CaptureError,
+    FuseoptError,
+    NotAnOptimizer,
+    UnsupportedInput,
+)
 from tests.tails.test_tail import MAKES
 from tests.tails.twins import Side, tail_of
 
@@ -67,6 +72,21 @@ def test_scalers_that_cannot_be() -> None:
     side.set_grads(0)
     with pytest.raises(AssertionError, match="_scale is None"):
         tail()
+
+
+def test_a_fallback_that_is_an_error_is_one_at_each_call() -> None:
+    """The first call raised, and those after it ran in pieces."""
+    side = Side(MAKES["sgd"])
+    tail = tail_of(side, clip_grad_norm=1.0)
+    side.set_grads(0)
+    tail()
+    side.opt.register_step_post_hook(lambda *_: None)
+    before = [p.detach().clone() for p in side.params]
+    for n in range(3):
+        side.set_grads(n)
+        with pytest.raises(CaptureError, match="hooks run"):
+            tail()
+    assert all(map(torch.equal, before, side.params))
 
 
 def test_all_gradients_are_none() -> None:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -237,6 +238,53 @@ def test_what_is_asked_for_is_noticed() -> None:
     tail.clip_grad_value = -1.0
     with pytest.raises(ValueError, match="must be above zero"):
         tail()
+
+
+class Live:
+    """An object that is another number from time to time."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __float__(self) -> float:
+        return self.value
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+
+class LiveArray(Live):
+    """The same, of NumPy."""
+
+    def __init__(self, value: float) -> None:
+        self.array = np.array(value)
+
+    def set(self, value: float) -> None:
+        self.array[...] = value
+
+
+@pytest.mark.parametrize("kind", [Live, LiveArray])
+@pytest.mark.parametrize("name", ["clip_grad_norm", "grad_divisor", "decays"])
+def test_an_object_that_comes_to_be_another_number(name: str, kind: Any) -> None:
+    """Calls that are asked for the same object went on with its old number."""
+    one, other = pair("sgd")
+    live = kind(1.0)
+    number = getattr(live, "array", live)
+    tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.5)])
+    setattr(tail, name, [number] if name == "decays" else number)
+    for n in range(7):
+        value = 1.0 if n < 5 else 0.25
+        live.set(value)
+        for side in (one, other):
+            side.set_grads(n)
+        if name == "grad_divisor":
+            torch._foreach_div_([p.grad for p in one.params], value)
+        norm = one.eager(
+            value if name == "clip_grad_norm" else 1.0,
+            value if name == "decays" else 0.5,
+        )
+        assert same(call(other, tail).norm, norm)
+        assert differences(one, other, grads=True) == []
 
 
 def test_a_tensor_that_gets_other_memory() -> None:

@@ -8,6 +8,7 @@ import re
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import Optimizer
@@ -171,6 +172,18 @@ def test_what_is_not_thrown_away_is_written() -> None:
             if left is not None:
                 assert all(bool((p.grad == left).all()) for p in other.params)
             assert differences(one, other, grads=left is None) == []
+
+
+@pytest.mark.parametrize("lanes", [3, 20])
+@pytest.mark.parametrize("zero_grad", [1, np.bool_(True), 0, np.bool_(False)])
+def test_zero_grad_that_equals_a_bool(zero_grad: Any, lanes: int) -> None:
+    """What is 1 and not True was accepted, and left gradients where they were."""
+    side = Side(MAKES["sgd"], [(3,)] * lanes)
+    tail = tail_of(side, clip_grad_norm=1.0, zero_grad=zero_grad)
+    for n in range(4):
+        side.set_grads(n)
+        tail()
+        assert all((p.grad is None) == bool(zero_grad) for p in side.params)
 
 
 def test_numbers_are_live() -> None:
