@@ -1,7 +1,7 @@
 """Graph -> the first Schedule: one kernel for each stage and device.
 
-    alignment -> dependencies -> numbers shared by lanes -> stages -> lanes ->
-    groups -> fused variants
+    dead rows -> alignment -> dependencies -> numbers shared by lanes -> stages ->
+    lanes -> groups -> fused variants
 
 All variants of a stage on one device become one kernel: they are independent, since two
 nodes of a stage that touch the same memory are in one lane (horizontal fusion). The
@@ -26,6 +26,7 @@ from ..ir.graph import (
     written_by,
 )
 from .alignment import Aligned, align
+from .dead_rows import without_dead_rows
 from .dependencies import CPU, Stages, device, edges
 from .fusion import fuse
 from .grouping import (
@@ -118,6 +119,8 @@ def schedule_kernels(graph: Graph, passed: Callable[[str], None]) -> Schedule:
 
     `passed(name)` is called when a part of that is done.
     """
+    graph = without_dead_rows(graph)
+    passed("dead rows")
     aligned, numbers, plan = _planned(graph, passed)
     first = aligned.first
     producer = {v: i for i, n in enumerate(first) for v in n.writes}

@@ -970,3 +970,33 @@ def test_two_views_alike_that_state_keeps_are_two_tensors(lanes: int) -> None:
             assert a is not b
             assert a.data_ptr() == b.data_ptr()
             assert same is a
+
+
+def _overwritten_norm(p: Any, state: Any, group: Any) -> None:
+    norm = p.grad.norm()
+    norm.zero_()
+    state["kept"] = norm
+    p.add_(1.0)
+
+
+def _overwritten_largest(p: Any, state: Any, group: Any) -> None:
+    largest = p.grad.abs().amax()
+    largest.fill_(2.0).neg_()
+    state["kept"] = largest
+    p.add_(p.grad)
+
+
+def _overwritten_sums(p: Any, state: Any, group: Any) -> None:
+    sums = p.grad.sum(-1, keepdim=True)
+    sums.fill_(0.5).add_(group["lr"])
+    state["kept"] = sums
+    p.mul_(sums)
+
+
+@pytest.mark.parametrize("lanes", [1, 12])
+@pytest.mark.parametrize(
+    "body", [_overwritten_norm, _overwritten_largest, _overwritten_sums]
+)
+def test_results_of_reductions_that_are_overwritten(body: Any, lanes: int) -> None:
+    """What overwrote them was stored as a result of a lane that reduced nothing."""
+    steps_alike(body, [(6, 8), (5, 4)] * lanes, [{"lr": 0.1}] * 3, fallback="error")
