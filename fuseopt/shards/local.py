@@ -412,9 +412,9 @@ class LocalOptimizer:
             return part.whole
         if value is part.param.grad:
             return part.whole.grad
-        existing = self._wholes.get(id(value)) or new_dtensors.get(id(value))
-        if existing is not None:
-            return existing
+        for existing in (self._wholes, new_dtensors):
+            if id(value) in existing:
+                return existing[id(value)]
         if not _has_layout(value, part.local):
             raise Unlike("the step makes state of another size than its parameter")
         new_dtensors[id(value)] = compat.spread_as(value, part.whole)
