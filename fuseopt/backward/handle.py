@@ -22,15 +22,16 @@ from .stepper import BEYOND, Stepper, Streams
 
 
 class _Pass:
-    """One backward: which gradients have come in it. The engine's own queue keeps it,
-    so that nothing is left of a backward that an exception ended.
+    """One backward, and the gradients that have arrived in it. Only the engine's queue
+    has a strong reference, so nothing is left of a backward that an exception ended.
 
-    `awaited`: of each bucket, how many are still to come.
+    `awaited`: for each bucket, the number of gradients that have not arrived. `seen`:
+    the ids of parameters whose gradient has arrived.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = buckets
-        self.awaited = [sum(p.requires_grad for p in own) for own in buckets]
+        self.awaited = [sum(p.requires_grad for p in bucket) for bucket in buckets]
         self.streams = [Streams() for _ in buckets]
         self.seen: set[int] = set()
 
@@ -38,7 +39,7 @@ class _Pass:
 class InBackward(Optimizer):
     """An optimizer that steps while the backward runs; see docs/backward.md.
 
-    Groups, state and defaults are those of `optimizer`, the one that was made for it.
+    Groups, state and defaults are those of `optimizer`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class InBackward(Optimizer):
         buckets: Any,
         **options: Any,
     ) -> None:
-        # not that of Optimizer: this one has no groups of its own
+        # Optimizer.__init__ is not called: the groups are those of `optimizer`
         self.optimizer = optimizer
         self._opt_called = False
         self._lock = threading.RLock()
@@ -60,9 +61,9 @@ class InBackward(Optimizer):
         self._bucket_of: dict[int, int] = {}
         self._hooks: list[Any] = []
         params = parameters_of([optimizer])
-        made = buckets_of(buckets, model, params)
+        all_buckets = buckets_of(buckets, model, params)
         self._stepper = Stepper(optimizer, options)
-        self._add(made)
+        self._add_buckets(all_buckets)
         self._lookups = None if model is None else Lookups(model, params)
 
     # ---------------------------------------------------------------- one optimizer
@@ -79,40 +80,42 @@ class InBackward(Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """What groups are given that do not say otherwise."""
+        """The default options of groups."""
         return self.optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer."""
+        """The state_dict of the optimizer."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what the optimizer, or one in eager, has saved."""
+        """Load the state_dict of this optimizer, or of one in eager."""
         with self._lock:
             self.optimizer.load_state_dict(state_dict)
             self._stepper.forget()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients that were not stepped: as a rule there are none."""
+        """Clear gradients that were not stepped; mostly there are none."""
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, whose parameters are one bucket more."""
+        """Add a group, whose parameters become new buckets. Raises UnsupportedInput;
+        then the group is not added.
+        """
         with self._lock:
             n = len(self.optimizer.param_groups)
             self.optimizer.add_param_group(param_group)
             params = self.optimizer.param_groups[-1]["params"]
             try:
                 self._stepper.look()
-                self._add(buckets_of(BYTES, None, params))
+                self._add_buckets(buckets_of(BYTES, None, params))
             except UnsupportedInput:
                 del self.optimizer.param_groups[n:]
                 raise
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step what still has a gradient, which is nothing after a plain backward. A
-        closure, whose backward steps, is called first.
+        """Step parameters that still have a gradient: none after a plain backward. A
+        closure, whose backward steps, is called first. Returns its loss, or None.
         """
         loss = None
         if closure is not None:
@@ -128,7 +131,7 @@ class InBackward(Optimizer):
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """No step within: gradients are added up, and stepped in the next backward."""
+        """A context in which backwards add gradients up; the next backward steps."""
         self._accumulating += 1
         try:
             yield
@@ -136,7 +139,9 @@ class InBackward(Optimizer):
             self._accumulating -= 1
 
     def close(self) -> None:
-        """Step no more: the parameters lose their hooks. The optimizer stays."""
+        """Remove the hooks from the parameters: no backward steps. The optimizer
+        stays.
+        """
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -153,7 +158,7 @@ class InBackward(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
-        # GradScaler.step asks for this first
+        # GradScaler.step reads this attribute first
         raise UnsupportedInput(
             "fuseopt.in_backward steps before a GradScaler could unscale gradients or "
             "skip a step, and has done so with scaled ones; train in bfloat16, or use "
@@ -195,8 +200,10 @@ class InBackward(Optimizer):
 
     # ---------------------------------------------------------------- the backward
 
-    def _add(self, buckets: Sequence[Bucket]) -> None:
-        """Have more buckets."""
+    def _add_buckets(self, buckets: Sequence[Bucket]) -> None:
+        """Add buckets, and hooks to their parameters. Raises UnsupportedInput, before
+        anything is changed, if another InBackward steps one of these.
+        """
         hook = _hook(weakref.ref(self))
         for other in [*session.in_backward]:
             if other._hooks and any(
@@ -210,17 +217,17 @@ class InBackward(Optimizer):
         for bucket in buckets:
             for p in bucket:
                 self._bucket_of[id(p)] = len(self._buckets)
-                self._hooks.append(_hooked(p, hook))
+                self._hooks.append(_register(p, hook))
             self._buckets.append(bucket)
         self._stepper.kept = 2 * len(self._buckets) + BEYOND
 
     def _bucket_for(self, p: torch.Tensor) -> Bucket:
-        """The bucket that a parameter would be in, if it is in one."""
+        """The bucket with the id of a parameter, or []."""
         k = self._bucket_of.get(id(p))
         return [] if k is None else self._buckets[k]
 
     def _check(self) -> None:
-        """Raise UnsupportedInput where a step would not be that of all parameters."""
+        """Raise UnsupportedInput if the buckets together would not be a step of all."""
         if compat.has_step_hooks(self.optimizer):
             self._no_hooks()
         distributed = torch.distributed
@@ -238,7 +245,7 @@ class InBackward(Optimizer):
             )
 
     def _begin(self) -> _Pass:
-        """The first gradient of a backward has come."""
+        """Begin a backward, at its first gradient. Raises UnsupportedInput."""
         self._check()
         if compat.is_nested():
             raise UnsupportedInput(
@@ -246,62 +253,66 @@ class InBackward(Optimizer):
                 "gradients later: use checkpoint(..., use_reentrant=False)"
             )
         self._stepper.look()
-        made = _Pass([*self._buckets])
+        new_pass = _Pass([*self._buckets])
         owner = weakref.ref(self)
 
         def end() -> None:
             self = owner()
             if self is not None:
-                self._end(made)
+                self._end(new_pass)
 
         compat.at_end_of_backward(end)
-        return made
+        return new_pass
 
     def _arrived(self, p: torch.Tensor) -> None:
-        """All of a parameter's gradient of this backward has come."""
+        """Note that a parameter's gradient of this backward is complete, and step its
+        bucket if it was the last one.
+        """
         if self._accumulating:
             return
         task = compat.backward_under_way()
         with self._lock:
-            now = self._passes.get(task)
-            if now is None:
-                now = self._passes[task] = self._begin()
+            current = self._passes.get(task)
+            if current is None:
+                current = self._passes[task] = self._begin()
             k = self._bucket_of[id(p)]
-            if k >= len(now.buckets):
-                return  # it was added in this backward
-            if id(p) in now.seen:
+            if k >= len(current.buckets):
+                return  # the bucket was added during this backward
+            if id(p) in current.seen:
                 raise UnsupportedInput(
                     "a parameter got its gradient twice in one backward"
                 )
-            now.seen.add(id(p))
-            now.streams[k].arrived(p)
-            now.awaited[k] -= 1
-            if now.awaited[k] == 0:
-                now.streams[k].join(now.buckets[k])
-                self._stepper.step(now.buckets[k])
+            current.seen.add(id(p))
+            current.streams[k].arrived(p)
+            current.awaited[k] -= 1
+            if current.awaited[k] == 0:
+                current.streams[k].join(current.buckets[k])
+                self._stepper.step(current.buckets[k])
 
-    def _end(self, now: _Pass) -> None:
-        """A backward is over: step what has a gradient in buckets that did not fill."""
+    def _end(self, ended: _Pass) -> None:
+        """End a backward: step gradients in buckets that did not fill."""
         with self._lock:
-            for bucket in now.buckets:
+            for bucket in ended.buckets:
                 self._stepper.step(bucket)
         self._opt_called = True
 
 
 def _hook(owner: weakref.ref[InBackward]) -> Callable[[torch.Tensor], None]:
-    """What parameters call. It keeps nobody alive: no collector finds what it holds."""
+    """The hook of parameters. It has a weak reference, since the garbage collector does
+    not see hooks of tensors.
+    """
 
     def arrived(p: torch.Tensor) -> None:
         self = owner()
         if self is not None:
             self._arrived(p)
 
-    made: Callable[[torch.Tensor], None] = torch.compiler.disable(arrived)  # type: ignore[no-untyped-call]
-    return made
+    untraced: Callable[[torch.Tensor], None] = torch.compiler.disable(arrived)  # type: ignore[no-untyped-call]
+    return untraced
 
 
-def _hooked(p: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
-    """Have a parameter call a hook, also one that is frozen now."""
+def _register(p: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Register a hook on a parameter, which may be frozen now."""
     frozen = not p.requires_grad
     with torch.no_grad():
         try:
@@ -312,7 +323,7 @@ def _hooked(p: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
                 p.requires_grad_(False)
 
 
-# ---------------------------------------------------------------- the door
+# ---------------------------------------------------------------- the function
 
 
 def in_backward(
@@ -322,29 +333,30 @@ def in_backward(
     buckets: int | str | Sequence[Iterable[torch.Tensor]] = BYTES,
     **options: Any,
 ) -> InBackward:
-    """An optimizer that steps while the backward runs, each bucket of parameters as
-    soon as its gradients are there, and frees them: `loss.backward()` is all of it.
+    """An optimizer that steps while the backward runs: each bucket of parameters as
+    soon as its gradients exist, which are then freed. `loss.backward()` is a whole
+    step.
 
-    `make_optimizer` is given the model's parameters, or what was given for them, and
-    returns an optimizer. `buckets`: how many bytes of parameters are in one, or
-    "layer" for one of each module, or the buckets. `options` are those of
+    `make_optimizer` takes a list of the model's parameters, or of the given ones, and
+    returns an optimizer. `buckets`: the number of bytes of parameters in each, "layer"
+    for one bucket for each module, or lists of parameters. `options`: those of
     fuseopt.config.
 
-    Raises NotAnOptimizer, ConfigError, and UnsupportedInput for an optimizer that
-    looks at all parameters at once.
+    Raises NotAnOptimizer, ConfigError, and UnsupportedInput for an optimizer whose step
+    depends on all parameters at once.
     """
     resolve(None, options)
-    lacking = compat.why_no_backward_is_known()
-    if lacking:
-        raise UnsupportedInput(f"this version of torch has no {lacking}")
+    missing = compat.why_no_backward_is_known()
+    if missing:
+        raise UnsupportedInput(f"this version of torch has no {missing}")
     model = model_or_params if isinstance(model_or_params, torch.nn.Module) else None
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise UnsupportedInput(
             "fuseopt.in_backward steps before DistributedDataParallel exchanges "
             "gradients"
         )
-    given = list(model_or_params.parameters() if model else model_or_params)  # type: ignore[arg-type,union-attr]
-    optimizer = make_optimizer(given)
+    params = list(model_or_params.parameters() if model else model_or_params)  # type: ignore[arg-type,union-attr]
+    optimizer = make_optimizer(params)
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, InBackward):
         raise NotAnOptimizer(
             "make_optimizer returns a torch.optim.Optimizer, not a "

@@ -1,16 +1,15 @@
-"""A model whose embedding is used elsewhere too -> the gradient of what was looked up
-is added to that of the other place, in place.
+"""Add the gradient of an embedding's rows to that of its other use, in place.
 
-GPT-2's head is its embedding: when the backward comes to the lookup, the engine holds
-the head's gradient, makes one as large for the few rows that were looked up, and a sum:
-three times the largest matrix, at the moment that is the peak of a step whose other
-gradients are gone. Here those rows are added to the gradient that the engine holds, and
-the lookup gives it none: `0 + x` for a row that was not looked up, and the same sums in
-the same order for the others, so the bits are the engine's.
+GPT-2's head is its embedding. When the backward reaches the lookup, autograd's engine
+has the head's gradient, makes one as large for the few rows that were looked up, and a
+sum: three times the largest matrix, at the peak of a step whose other gradients are
+freed. Here those rows are added to the gradient that the engine has, and the lookup
+returns none: `0 + x` for a row that was not looked up, and the same sums in the same
+order for the others, so the bits are the engine's.
 
-It is done where the engine is seen to hold the very tensor that the head gave it, and
-nobody else to have it: no third place has made a sum of it. Else, and on other devices
-than a CPU, the engine does what it always does.
+It is done only if the engine has the same tensor that the head returned, and nothing
+else refers to it: a third use would have made a sum. Otherwise, and on other devices
+than a CPU, the engine works as usual.
 """
 
 from __future__ import annotations
@@ -25,36 +24,37 @@ from torch import Tensor
 from .. import compat
 
 
-class _Held:
-    """Gradients that the engine holds in one backward, by the parameter's id; None
-    where several places gave one. The engine's own queue keeps this.
+class _EngineGrads:
+    """The gradients that the engine has in one backward, by the parameter's id; None if
+    several uses gave one. Only the engine's queue has a strong reference to this.
     """
 
     def __init__(self) -> None:
         self.grads: dict[int, Tensor | None] = {}
 
     def clear(self) -> None:
-        """The backward is over."""
+        """Release the gradients, at the end of the backward."""
         self.grads.clear()
 
 
 class Lookups:
     """Watches the modules of a model that share a matrix with an embedding.
 
-    Modules know it weakly. A model that is copied or pickled is watched by nobody.
+    The modules' hooks have weak references to it; in a copy of the model they do
+    nothing.
     """
 
     def __init__(self, model: torch.nn.Module, params: Sequence[Tensor]) -> None:
-        #: lookups of each parameter that a graph holds
+        #: for each parameter, its lookups whose graph still exists
         self._waiting: dict[int, weakref.WeakSet[_Lookup]] = {}
-        self._held: weakref.WeakValueDictionary[int, _Held] = (
+        self._held: weakref.WeakValueDictionary[int, _EngineGrads] = (
             weakref.WeakValueDictionary()
         )
         self._hooks: list[Any] = []
-        known = {id(p) for p in params}
+        ids = {id(p) for p in params}
         owner = weakref.ref(self)
         for p, modules in _shared(model):
-            if id(p) not in known:
+            if id(p) not in ids:
                 continue
             self._waiting[id(p)] = weakref.WeakSet()
             for module in modules:
@@ -62,42 +62,40 @@ class Lookups:
                 watch = _watch_lookup if looks_up else _watch_other
                 hook = _Hook(owner, p, watch)
                 self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
-        # a hook that is left has its parameter
+        # a hook has a strong reference to its parameter
         weakref.finalize(self, _remove, self._hooks)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Remove the hooks."""
         _remove(self._hooks)
 
     def add(self, lookup: _Lookup) -> None:
-        """A graph has a lookup of a parameter."""
+        """Add a lookup of a new graph."""
         self._waiting[id(lookup.param)].add(lookup)
 
     def arrives(self, p: Tensor, grad: Tensor) -> Tensor:
-        """The gradient to give to the engine for one of a parameter, of which no lookup
-        made it.
-        """
+        """The gradient to return to the engine for one of a parameter's other uses."""
         if not len(self._waiting.get(id(p), ())):
             return grad
         task = compat.backward_under_way()
-        # a tensor of its own: one that is a view keeps its base, and the engine adds
-        # in place to none that shares its memory
-        given = grad.detach()
-        held = self._held.get(task)
-        if held is None:
-            held = self._held[task] = _Held()
-            compat.at_end_of_backward(held.clear)
-        held.grads[id(p)] = None if id(p) in held.grads else given
-        return given
+        # detached, since a view would keep its base alive, and the engine adds in place
+        # only to a tensor that shares no memory
+        detached = grad.detach()
+        current = self._held.get(task)
+        if current is None:
+            current = self._held[task] = _EngineGrads()
+            compat.at_end_of_backward(current.clear)
+        current.grads[id(p)] = None if id(p) in current.grads else detached
+        return detached
 
     def looked_up(self, lookup: _Lookup, rows: Tensor) -> bool:
-        """Add the gradient of what was looked up; False where it was not done."""
-        held = self._held.get(compat.backward_under_way())
-        grad = None if held is None else held.grads.pop(id(lookup.param), None)
+        """Add the gradient of a lookup's rows; False if the engine must do it."""
+        current = self._held.get(compat.backward_under_way())
+        grad = None if current is None else current.grads.pop(id(lookup.param), None)
         if grad is None or not compat.has_one_owner(grad):
             return False
-        # of further lookups the engine makes gradients: nobody knows of how many, and
-        # what is kept until the end the engine copies
+        # The engine makes the gradients of further lookups: their number is not known,
+        # and it copies a gradient to which there is a reference until the end
         lookup.add_to(grad, rows)
         return True
 
@@ -109,7 +107,7 @@ def _remove(hooks: list[Any]) -> None:
 
 
 class _Lookup:
-    """One lookup in a graph; the graph's node keeps it."""
+    """One lookup in a graph; the graph's node has a strong reference to it."""
 
     def __init__(
         self,
@@ -125,7 +123,9 @@ class _Lookup:
         self.padding = padding
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> Any:
-        """Before the node runs: with no gradient it makes none."""
+        """The prehook of the node: (None,) as its input, so that it makes no gradient
+        if the rows have been added; else None, which changes nothing.
+        """
         owner = self.owner()
         (rows,) = grads
         if owner is None or rows is None or torch.is_grad_enabled():
@@ -135,19 +135,21 @@ class _Lookup:
         return (None,) if owner.looked_up(self, rows) else None
 
     def add_to(self, grad: Tensor, rows: Tensor) -> None:
-        """What `grad += embedding's gradient` does, without making that."""
-        found, places = torch.unique(self.indices, return_inverse=True)
+        """Do `grad += gradient of the embedding` without making that gradient."""
+        rows_looked_up, row_of_index = torch.unique(self.indices, return_inverse=True)
         padding = -1
         if self.padding is not None:
-            at = (found == self.padding).nonzero()
-            padding = int(at) if at.numel() else -1
-        table = compat.gradient_of_lookup(rows, places, found.numel(), padding)
+            matches = (rows_looked_up == self.padding).nonzero()
+            padding = int(matches) if matches.numel() else -1
+        table = compat.gradient_of_lookup(
+            rows, row_of_index, rows_looked_up.numel(), padding
+        )
         grad.add_(0.0)  # -0 becomes 0, as where the zeros of other rows are added
-        grad.index_add_(0, found, table)
+        grad.index_add_(0, rows_looked_up, table)
 
 
 class _Forward(NamedTuple):
-    """One call of a module, and what it gave."""
+    """One call of a module, with its arguments and its output."""
 
     module: torch.nn.Module
     args: Any
@@ -156,7 +158,7 @@ class _Forward(NamedTuple):
 
 
 class _Hook:
-    """A hook of a module's forward. `watch`: what it does where a graph is made."""
+    """A hook of a module's forward; `watch` is called if the output has a graph."""
 
     def __init__(
         self,
@@ -178,18 +180,18 @@ class _Hook:
             self.watch(owner, self.param, _Forward(module, args, kwargs, output))
 
     def __reduce__(self) -> Any:
-        return _Nobody, ()
+        return _NoHook, ()
 
 
-class _Nobody:
-    """What is left of a hook in a copy of its module."""
+class _NoHook:
+    """The hook in a copy of a module, which does nothing."""
 
     def __call__(self, *_: Any) -> None:
         return None
 
 
 def _watch_lookup(owner: Lookups, param: Tensor, forward: _Forward) -> None:
-    """Have an embedding's node ask before it makes a gradient."""
+    """Register a lookup on an embedding's node, if it can be added in place."""
     node: Any = forward.output.grad_fn
     module: Any = forward.module
     indices = forward.args[0] if forward.args else forward.kwargs.get("input")
@@ -200,27 +202,25 @@ def _watch_lookup(owner: Lookups, param: Tensor, forward: _Forward) -> None:
     if param.device.type != "cpu" or indices.is_inference():
         return
     if indices.numel() < param.shape[0] and compat.gives_to(node, param) == 0:
-        made = _Lookup(weakref.ref(owner), param, indices, module.padding_idx)
-        node.register_prehook(made)
-        owner.add(made)
+        lookup = _Lookup(weakref.ref(owner), param, indices, module.padding_idx)
+        node.register_prehook(lookup)
+        owner.add(lookup)
 
 
 def _watch_other(owner: Lookups, param: Tensor, forward: _Forward) -> None:
-    """Have the nodes tell that give the matrix a gradient in another way, as a head's
-    do.
+    """Register hooks on the nodes that give the matrix a gradient in another way, such
+    as those of a head.
     """
     if param.device.type != "cpu":
         return
     for node in compat.nodes_near(forward.output.grad_fn):
-        at = compat.gives_to(node, param)
-        if at is not None:
-            node.register_hook(_arrival(weakref.ref(owner), param, at))
+        place = compat.gives_to(node, param)
+        if place is not None:
+            node.register_hook(_arrival(weakref.ref(owner), param, place))
 
 
 def _arrival(owner_of: weakref.ref[Lookups], p: Tensor, at: int) -> Callable[..., Any]:
-    """What a node calls when it has made gradients, that of the parameter at this
-    place.
-    """
+    """The hook of a node; `at`: the index of the parameter's gradient in its result."""
 
     def arrives(grads: tuple[Tensor | None, ...], _: Any) -> Any:
         owner, grad = owner_of(), grads[at]
@@ -228,19 +228,19 @@ def _arrival(owner_of: weakref.ref[Lookups], p: Tensor, at: int) -> Callable[...
             return None
         if grad.layout != torch.strided or grad.shape != p.shape:
             return None
-        given = owner.arrives(p, grad)
-        return None if given is grad else (*grads[:at], given, *grads[at + 1 :])
+        new_grad = owner.arrives(p, grad)
+        return None if new_grad is grad else (*grads[:at], new_grad, *grads[at + 1 :])
 
     return arrives
 
 
 def _shared(model: torch.nn.Module) -> Iterator[tuple[Tensor, list[torch.nn.Module]]]:
-    """Matrices of embeddings that other modules hold too, with all that hold them."""
-    found: dict[int, tuple[Tensor, list[torch.nn.Module]]] = {}
+    """Matrices that embeddings share with other modules, with all these modules."""
+    users: dict[int, tuple[Tensor, list[torch.nn.Module]]] = {}
     for module in model.modules():
         for p in {*module.parameters(recurse=False)}:
-            found.setdefault(id(p), (p, []))[1].append(module)
-    for shared, modules in found.values():
+            users.setdefault(id(p), (p, []))[1].append(module)
+    for shared, modules in users.values():
         lookups = sum(type(module) is torch.nn.Embedding for module in modules)
         if 0 < lookups < len(modules) and type(shared) is torch.nn.Parameter:
             yield shared, modules

@@ -1,8 +1,8 @@
-"""An optimizer -> an object like it that has some of its parameters.
+"""A stand-in of an optimizer that has only some of its parameters.
 
-It is one object, which has other parameters in each call: what was compiled for it
-serves all of them. The state of a parameter is the optimizer's own dict. Groups that
-ask for torch's fused kernels take the foreach form.
+It is one object, which gets other parameters for each call, so that one compiled step
+serves all of them. The state dict of a parameter is the optimizer's own. Groups with
+`fused=True` get the foreach form.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..shadow.optimizer import stand_in, unfused
 
 
 class Part:
-    """`itself` is what a step is given. Raises Unlike for an optimizer that no other
-    object can stand for.
+    """`itself`: the stand-in, the argument of a step. Raises Unlike for an optimizer
+    that cannot have one.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -31,59 +31,59 @@ class Part:
         self._lists: list[list[torch.Tensor]] = []
         self._hooks: dict[str, Any] = {}  # none, by name
 
-    def take(self, optimizer: Optimizer, some: Collection[int]) -> int:
-        """Have those parameters whose ids are given; how many are they?"""
-        theirs = optimizer.state
-        if type(theirs) not in (dict, collections.defaultdict):
-            raise Unlike(f"its state is a {type(theirs).__name__}")
-        if type(self._state) is not type(theirs):
-            self._state = theirs.copy()
-        own = {
-            p: theirs[p]
+    def take(self, optimizer: Optimizer, ids: Collection[int]) -> int:
+        """Take the parameters with these ids; returns their number. Raises Unlike."""
+        state = optimizer.state
+        if type(state) not in (dict, collections.defaultdict):
+            raise Unlike(f"its state is a {type(state).__name__}")
+        if type(self._state) is not type(state):
+            self._state = state.copy()
+        states = {
+            p: state[p]
             for group in optimizer.param_groups
             for p in group["params"]
-            if id(p) in some and p in theirs
+            if id(p) in ids and p in state
         }
         self._state.clear()
-        self._state.update(own)
-        n = self._take_groups(optimizer, some)
-        inside = vars(self.itself)
+        self._state.update(states)
+        n = self._take_groups(optimizer, ids)
+        part = vars(self.itself)
         attributes = attributes_of(optimizer)
         for name in [*filter(is_hooks, attributes)]:
-            # the same ones in each call, or it would seem to have changed
+            # the same objects in each call, which would be a change otherwise
             attributes[name] = self._hooks.setdefault(name, attributes[name])
-        if inside.keys() - attributes.keys() - {"state", "param_groups"}:
-            inside.clear()
-        inside.update(attributes)
-        inside["state"], inside["param_groups"] = self._state, self._groups
+        if part.keys() - attributes.keys() - {"state", "param_groups"}:
+            part.clear()
+        part.update(attributes)
+        part["state"], part["param_groups"] = self._state, self._groups
         return n
 
-    def _take_groups(self, optimizer: Optimizer, some: Collection[int]) -> int:
+    def _take_groups(self, optimizer: Optimizer, ids: Collection[int]) -> int:
         groups = optimizer.param_groups
         del self._groups[len(groups) :], self._lists[len(groups) :]
         while len(self._groups) < len(groups):
             self._groups.append({})
             self._lists.append([])
         n = 0
-        for ours, params, group in zip(self._groups, self._lists, groups, strict=True):
-            params[:] = [p for p in group["params"] if id(p) in some]
+        triples = zip(self._groups, self._lists, groups, strict=True)
+        for target, params, group in triples:
+            params[:] = [p for p in group["params"] if id(p) in ids]
             n += len(params)
-            if ours.keys() != group.keys():
-                ours.clear()
-            ours.update(group)
-            ours["params"] = params
-            ours.update(unfused(ours))
+            if target.keys() != group.keys():
+                target.clear()
+            target.update(group)
+            target["params"] = params
+            target.update(unfused(target))
         return n
 
     def give_back(self, optimizer: Optimizer) -> None:
         """Give the optimizer the state dicts that the step has created or replaced."""
         state = optimizer.state
-        state.update(
-            {p: own for p, own in self._state.items() if state.get(p) is not own}
-        )
+        pairs = self._state.items()
+        state.update({p: own for p, own in pairs if state.get(p) is not own})
 
     def drop(self) -> None:
-        """Keep nothing of the optimizer's parameters."""
+        """Release the optimizer's parameters and their state."""
         if self._state is not None:
             self._state.clear()
         for params in self._lists:
@@ -91,9 +91,9 @@ class Part:
 
 
 def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
-    """What an object like an optimizer has besides groups and state; no hooks."""
+    """The attributes of an optimizer besides groups and state, without hooks."""
     return {
-        name: collections.OrderedDict() if is_hooks(name) else x
-        for name, x in vars(optimizer).items()
+        name: collections.OrderedDict() if is_hooks(name) else value
+        for name, value in vars(optimizer).items()
         if name not in OUTSIDE
     }

@@ -1,9 +1,9 @@
-"""Buckets of an optimizer's parameters -> each stepped by itself, with eager's bits.
+"""Step the buckets of an optimizer's parameters one by one, with eager's bits.
 
-One optimizer has the truth. A step of a bucket is its step on an object like it that
-has the bucket's parameters alone, compiled once for all buckets. That this is what the
-step of all does is shown before it is first done (`apart`), and again wherever Dynamo
-traces anew or the kinds of parameters change.
+The step of a bucket is the optimizer's step on a stand-in that has only the bucket's
+parameters (`part`), compiled once for all buckets. Before the first step it is proven
+that this does what the step of all parameters does (`apart`), and again if Dynamo
+traces the step again or the kinds of parameters change.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ..tails.steps import function_of
 from .apart import ReadsSizes, Universe
 from .part import Part
 
-#: Sets of lanes that are kept beyond one for each bucket.
+#: The number of sets of lanes that are kept besides those of buckets.
 BEYOND = 8
-#: Sets of kinds for which it is kept that it was shown.
+#: The most sets of kinds whose proof is kept.
 UNIVERSES = 32
 _LAYOUT = attrgetter("dtype", "requires_grad", "shape", "is_leaf")
 
 
 class Stepper:
-    """What steps some parameters of an optimizer.
+    """Steps some parameters of an optimizer.
 
-    Raises UnsupportedInput for an optimizer whose parameters cannot be stepped some at
-    a time.
+    `kept`: the number of sets of lanes that are kept. Raises UnsupportedInput for an
+    optimizer whose parameters cannot be stepped in buckets.
     """
 
     def __init__(self, optimizer: Optimizer, options: Mapping[str, Any]) -> None:
@@ -57,13 +57,13 @@ class Stepper:
             raise self._refused(why)
         attach()
         self._universe: Universe | None = None
-        #: those for which it was shown, by their keys
+        #: the universes with a proof, by their keys
         self._universes: dict[Any, Universe] = {}
-        #: are parameters of other sizes of one kind?
+        #: may parameters of one kind have other sizes?
         self._loose = True
-        self._seen: Any = None
+        self._layout: Any = None
         self._state = optimizer.state
-        self._shown: Any = None
+        self._proven_for: Any = None
         try:
             self._part = Part(optimizer)
             itself = self._part.itself
@@ -73,24 +73,24 @@ class Stepper:
         self.look()
 
     def look(self) -> None:
-        """Take note of the kinds of parameters, at the begin of a backward. Raises
-        UnsupportedInput.
+        """Read the kinds of parameters, at the beginning of a backward, and prove the
+        step for new ones. Raises UnsupportedInput.
         """
-        # what was shown in the last one is not known to hold: code may have changed
-        self._shown = None
+        # a proof of the last backward may not hold: code may have changed
+        self._proven_for = None
         optimizer = self.optimizer
         if optimizer.state is not self._state:
             self.forget()
         params = parameters_of([optimizer])
         states = [*optimizer.state.values()]
-        seen: Any = (
+        layout: Any = (
             [len(group["params"]) for group in optimizer.param_groups],
             [*map(id, params)],
             [*map(_LAYOUT, params)],
             [*map(id, states)],
             [*map(len, states)],
         )
-        if seen == self._seen:
+        if layout == self._layout:
             return
         try:
             for p in params:
@@ -101,44 +101,44 @@ class Stepper:
             self._survey()
         except Unlike as error:
             raise self._refused(str(error)) from error
-        self._seen = seen
+        self._layout = layout
 
     def forget(self) -> None:
-        """Other state was loaded: keep nothing of what there was."""
+        """Release what was compiled for a state that has been replaced."""
         with self.lock:
             self._state = self.optimizer.state
             self._isolated.forget()
 
     def _survey(self) -> None:
-        """Have it shown for the kinds of parameters that there are now."""
+        """Prove the step for the present kinds of parameters."""
         try:
-            made = Universe(self.optimizer, self._loose)
-            known = self._universes.get(made.key)
-            if known is not None:
-                self._universe = known
+            universe = Universe(self.optimizer, self._loose)
+            proven = self._universes.get(universe.key)
+            if proven is not None:
+                self._universe = proven
                 return
-            self._universe = made
-            self._apart()
+            self._universe = universe
+            self._prove()
         except ReadsSizes:
             if not self._loose:
                 raise
             self._loose = False
             self._survey()
 
-    def _apart(self) -> None:
-        """Raise Unlike unless it is shown, in this backward and for what the optimizer
-        holds now.
+    def _prove(self) -> None:
+        """Raise Unlike unless the step is proven, in this backward and for the
+        optimizer's present attributes and groups.
         """
         optimizer = self.optimizer
         groups = [
             {key: x for key, x in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        held = holdings([own_attributes(optimizer), groups], id)
-        if self._shown is None or self._shown != held:
+        numbers = holdings([own_attributes(optimizer), groups], id)
+        if self._proven_for is None or self._proven_for != numbers:
             assert self._universe is not None
             self._universe.check(optimizer, self._function)
-            self._shown = held
+            self._proven_for = numbers
             self._universes[self._universe.key] = self._universe
             if len(self._universes) > UNIVERSES:
                 del self._universes[next(iter(self._universes))]
@@ -159,35 +159,33 @@ class Stepper:
         device = ready[0].device.type
         with self.lock, torch.no_grad(), contextlib.ExitStack() as stack:
             if torch.is_autocast_enabled(device):
-                # of the forward, within which a backward may be called
+                # autocast of the forward, within which a backward may be called
                 stack.enter_context(torch.autocast(device, enabled=False))
             self._step(params, ready)
             for p in ready:
                 p.grad = None
 
-    def _apart_again(self) -> None:
-        """The same, where a step was traced anew: what was shown before may have been
-        of other code.
-        """
-        if self._shown is None:
+    def _prove_again(self) -> None:
+        """Prove the step when it is traced again: older proofs may be of other code."""
+        if self._proven_for is None:
             self._universes.clear()
-        self._apart()
+        self._prove()
 
     def _step(
         self, params: Sequence[torch.Tensor], ready: Sequence[torch.Tensor]
     ) -> None:
         part, optimizer = self._part, self.optimizer
         try:
-            # the same ones in each call, also those without a gradient
+            # the same parameters in each call, also those without a gradient
             n = part.take(optimizer, {*map(id, params)})
             if n != len(params):
                 raise Unlike("a parameter is no longer in its groups")
             for p in ready:
                 _check_gradient(p)
-            why = self._isolated.led(self._apart_again, self.kept)
+            why = self._isolated.led(self._prove_again, self.kept)
             if why is not None:
-                # as it is; is that still the step of all?
-                self._apart_again()
+                # it runs in eager; is that still the step of all?
+                self._prove_again()
                 if why and self._strict:
                     raise CaptureError(
                         f"{type(optimizer).__name__}.step cannot be compiled: {why} "
@@ -204,7 +202,7 @@ class Stepper:
 
 
 def _check_gradient(p: torch.Tensor) -> None:
-    """Raise Unlike unless a gradient is as those with which it was shown."""
+    """Raise Unlike unless a gradient is like those of the proof."""
     grad = p.grad
     assert grad is not None
     if type(grad) is not torch.Tensor or grad.layout != torch.strided:
@@ -216,27 +214,27 @@ def _check_gradient(p: torch.Tensor) -> None:
 
 
 class Streams:
-    """Where the gradients of a bucket came to be, on a device that has streams."""
+    """The streams on which the gradients of a bucket were computed."""
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
 
     def arrived(self, p: torch.Tensor) -> None:
-        """A gradient has come, on the stream that is current."""
+        """Note the current stream, on which a gradient has been computed."""
         if p.device.type != "cpu":
             stream = torch.accelerator.current_stream(p.device)
             self._streams[stream] = stream
 
     def join(self, params: Sequence[torch.Tensor]) -> None:
-        """Let the stream that is current wait for all of them."""
+        """Let the current stream wait for all of them."""
         if not self._streams:
             return
-        now = torch.accelerator.current_stream(params[0].device)
+        current = torch.accelerator.current_stream(params[0].device)
         for stream in self._streams:
-            if stream != now:
-                now.wait_stream(stream)
-        if any(stream != now for stream in self._streams):
+            if stream != current:
+                current.wait_stream(stream)
+        if any(stream != current for stream in self._streams):
             for p in params:
                 if p.grad is not None:
                     with contextlib.suppress(NotImplementedError):
-                        p.grad.record_stream(now)
+                        p.grad.record_stream(current)

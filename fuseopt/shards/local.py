@@ -1,11 +1,11 @@
-"""An optimizer of DTensors -> one like it, of the parts that this process has.
+"""A stand-in of an optimizer of DTensors that has their local parts.
 
-The local optimizer has the optimizer's class and what it holds, but for parameters,
-gradients and state: of a DTensor it has the part of it that lies here, a plain tensor.
-A step that treats each element alike does to that part what the optimizer's own does to
-the DTensor, and needs no other process. `refresh` makes it hold what the optimizer
-holds; `outward` adds, to what is to be written to it, the same for the optimizer: new
-state is spread over the processes as its parameter is, as `zeros_like` has it.
+The local optimizer has the class and the attributes of the optimizer; for the DTensors
+among parameters, gradients and state it has their local parts, which are plain tensors.
+If a step treats each element alike, its result for these parts is that for the
+DTensors, and needs no other process. `refresh` copies the optimizer's contents to the
+local optimizer; `outward` mirrors the writes to the local optimizer: new state becomes
+DTensors that are sharded as their parameter, as by `zeros_like`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ _CELLS = ("state", "param_groups")
 
 
 class Part(NamedTuple):
-    """A parameter, and what stands for it. `spec`: None for one that is no DTensor,
-    which stands for itself.
+    """A parameter of the optimizer, and of the local one. `whole`: the optimizer's;
+    `local`: its local part; `param`: the local optimizer's, a Parameter with the memory
+    of `local`. `spec`: None if it is no DTensor; then all three are the parameter.
     """
 
     whole: torch.Tensor
     local: torch.Tensor
-    here: torch.Tensor
+    param: torch.Tensor
     spec: Any
 
 
@@ -54,29 +55,31 @@ def is_spread(optimizer: Optimizer) -> bool:
 
 
 def placed(optimizer: Optimizer) -> str:
-    """The ways in which parameters of an optimizer are spread, at most three."""
+    """A text with the placements of an optimizer's parameters, at most three."""
     kind = compat.dtensor_type()
-    ways = {
+    placements = {
         ", ".join(map(str, compat.spec_of(p).placements)): None
         for group in optimizer.param_groups
         for p in group[_PARAMS]
         if kind is not None and isinstance(p, kind)
     }
-    return " or ".join([*ways][:3]) + (" or otherwise" if len(ways) > 3 else "")
+    return " or ".join([*placements][:3]) + (
+        " or otherwise" if len(placements) > 3 else ""
+    )
 
 
 def part_of(t: Any, spec: Any, name: str) -> torch.Tensor:
-    """The part of a DTensor that is here, where it is spread as `spec` says.
+    """The local part of a DTensor with a spec like `spec`; raises Unlike for others.
 
-    Raises Unlike for any other tensor.
+    `name`: describes the tensor in errors.
     """
     if type(t) is not compat.dtensor_type():
         raise Unlike(f"{name} of a DTensor is a {type(t).__name__}")
-    own = compat.spec_of(t)
-    if not compat.alike(own, spec):
+    tensor_spec = compat.spec_of(t)
+    if not compat.alike(tensor_spec, spec):
         raise Unlike(
-            f"{name} of a parameter that is {_words(spec)} is {_words(own)}: another "
-            "mesh, placement or size"
+            f"{name} of a parameter that is {_describe(spec)} is "
+            f"{_describe(tensor_spec)}: another mesh, placement or size"
         )
     local = compat.arrived(compat.local_part(t))
     if type(local) is not torch.Tensor:
@@ -84,35 +87,35 @@ def part_of(t: Any, spec: Any, name: str) -> torch.Tensor:
     return local
 
 
-def _words(spec: Any) -> str:
+def _describe(spec: Any) -> str:
     return f"{tuple(spec.placements)} of {tuple(spec.tensor_meta.shape)}"
 
 
 class LocalOptimizer:
-    """See the module. `itself` is the optimizer of parts, `given` their gradients.
+    """See the module. `itself`: the local optimizer; `given`: its gradients.
 
-    Raises Unlike for an optimizer that no other object can stand for.
+    Raises Unlike for an optimizer that cannot have a stand-in.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.itself = stand_in(optimizer)
         self._owner = weakref.ref(optimizer)
-        self._parts: dict[int, Part] = {}  # by id of the parameter
+        self._parts: dict[int, Part] = {}  # by the id of the parameter
         self._lists: list[list[torch.Tensor]] = []
         self._groups: list[dict[str, Any]] = []
         self._state: dict[Any, Any] = {}
-        #: by id of a parameter's state: that, and its own
+        #: by the id of a parameter's state dict: that dict, and the local one
         self._states: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-        #: by id of a container of its own: the optimizer's, the parameter it belongs to
+        #: by the id of a local container: the optimizer's, and the parameter of a state
         self._outside: dict[int, tuple[Any, Part | None]] = {}
-        #: by id of a part in the state: its DTensor
+        #: by the id of a local part in the state: its DTensor
         self._wholes: dict[int, torch.Tensor] = {}
         self._spread: list[Part] = []
         self._whole: list[torch.Tensor] = []
-        self._grad_specs: list[Any] = []  # of gradients, for parameters as they are
+        self._grad_specs: list[Any] = []  # specs like those of the parameters
         self._watch = Watch()
         self.given = Given()
-        self._known = False  # but for what `_watch` sees
+        self._known = False  # is all up to date, except what `_watch` notices?
         self._wrote = False
         #: has no parameter a gradient?
         self.idle = False
@@ -120,17 +123,18 @@ class LocalOptimizer:
     # ---------------------------------------------------------------- before a step
 
     def refresh(self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None) -> None:
-        """Hold what the optimizer holds; gradients are with `given`, who puts them.
+        """Update the local optimizer from the optimizer. Gradients are in `given`,
+        which sets them at the step.
 
-        Raises Unlike for what is no DTensor and no plain data, or is spread otherwise
-        than its parameter. `helper`: the library of the guards.
+        Raises Unlike for state that is neither a DTensor nor plain data, or that is
+        sharded differently than its parameter. `helper`: the library of the guards.
         """
-        known = self._known and not self._wrote
-        parts: list[Any] | None = self._watch.look(helper) if known else None
+        unchanged = self._known and not self._wrote
+        parts: list[Any] | None = self._watch.look(helper) if unchanged else None
         if parts is not None:
             self.idle, self.given.grads = False, parts
             return
-        if not (known and self._watch.same(helper)):
+        if not (unchanged and self._watch.same(helper)):
             self._known = False
             self._rebuild(optimizer)
             self._note(optimizer)
@@ -140,29 +144,31 @@ class LocalOptimizer:
 
     def _take_gradients(self) -> None:
         grads = [*map(_GRAD, self._whole)]
-        rest = (p.grad is None for p, _, _, spec in self._parts.values() if not spec)
-        self.idle = not any(g is not None for g in grads) and all(rest)
+        plain_are_none = (
+            p.grad is None for p, _, _, spec in self._parts.values() if not spec
+        )
+        self.idle = not any(g is not None for g in grads) and all(plain_are_none)
         if not self.idle:
             self.given.grads = [*self._parts_of(grads)]
 
     def _parts_of(self, grads: list[Any]) -> list[torch.Tensor | None]:
-        """The parts of gradients, most of which have the specs of the last ones."""
+        """The local parts of gradients; fast if their specs are those of last time."""
         if {*map(type, grads)} == {compat.dtensor_type()} and all(
             map(is_, map(compat.spec_of, grads), self._grad_specs)
         ):
             parts = [*map(compat.local_part, grads)]
             if {*map(type, parts)} == {torch.Tensor}:
                 return parts
-        found = [
+        new_parts = [
             None if g is None else part_of(g, part.spec, "the gradient")
             for g, part in zip(grads, self._spread, strict=True)
         ]
-        # these are alike to those of the parameters, which is not to be asked again
+        # these are like the parameters' specs, which is then not compared again
         self._grad_specs = [
             part.spec if g is None else compat.spec_of(g)
             for g, part in zip(grads, self._spread, strict=True)
         ]
-        return found
+        return new_parts
 
     def _rebuild(self, optimizer: Optimizer) -> None:
         groups, state = optimizer.param_groups, optimizer.state
@@ -170,18 +176,18 @@ class LocalOptimizer:
             raise Unlike("its groups are no list of dicts")
         if type(state) not in (dict, collections.defaultdict):
             raise Unlike(f"its state is a {type(state).__name__}")
-        known, self._parts = self._parts, {}
+        old_parts, self._parts = self._parts, {}
         for group in groups:
             if type(group[_PARAMS]) is not list:
                 raise Unlike("the parameters of a group are no list")
             for p in group[_PARAMS]:
                 if id(p) in self._parts:
                     raise Unlike("a parameter is in its groups twice")
-                self._parts[id(p)] = self._part(p, known.get(id(p)))
-        self._spread = [x for x in self._parts.values() if x.spec is not None]
-        self._grad_specs = [x.spec for x in self._spread]
-        self._whole = [x.whole for x in self._spread]
-        self.given = Given([x.here for x in self._spread])
+                self._parts[id(p)] = self._part(p, old_parts.get(id(p)))
+        self._spread = [part for part in self._parts.values() if part.spec is not None]
+        self._grad_specs = [part.spec for part in self._spread]
+        self._whole = [part.whole for part in self._spread]
+        self.given = Given([part.param for part in self._spread])
         self._outside = {}
         self._wholes = {}
         if type(self._state) is not type(state):
@@ -189,61 +195,67 @@ class LocalOptimizer:
         content = self._rebuild_state(state)
         self._state.clear()
         self._state.update(content)
-        own = self._groups = [
+        local_groups = self._groups = [
             self._groups[i] if i < len(self._groups) else {} for i in range(len(groups))
         ]
         self._lists = [
             self._lists[i] if i < len(self._lists) else [] for i in range(len(groups))
         ]
-        for ours, params, group in zip(own, self._lists, groups, strict=True):
-            params[:] = [self._parts[id(p)].here for p in group[_PARAMS]]
-            ours.clear()
-            ours.update(group)
-            ours[_PARAMS] = params
-            ours.update(unfused(ours))
-            if "foreach" in ours:
-                ours["foreach"] = self._form(optimizer, ours)
-            self._outside[id(ours)] = group, None
+        for local_group, params, group in zip(
+            local_groups, self._lists, groups, strict=True
+        ):
+            params[:] = [self._parts[id(p)].param for p in group[_PARAMS]]
+            local_group.clear()
+            local_group.update(group)
+            local_group[_PARAMS] = params
+            local_group.update(unfused(local_group))
+            if "foreach" in local_group:
+                local_group["foreach"] = self._form(optimizer, local_group)
+            self._outside[id(local_group)] = group, None
             self._outside[id(params)] = group[_PARAMS], None
-        inside = vars(self.itself)
-        listed = inside.get("param_groups", [])
-        listed[:] = own
-        made = {**vars(optimizer), "state": self._state, "param_groups": listed}
-        inside.clear()
-        inside.update(made)
+        attributes = vars(self.itself)
+        group_list = attributes.get("param_groups", [])
+        group_list[:] = local_groups
+        new_attributes = {
+            **vars(optimizer),
+            "state": self._state,
+            "param_groups": group_list,
+        }
+        attributes.clear()
+        attributes.update(new_attributes)
         self._outside[id(self._state)] = state, None
-        self._outside[id(listed)] = groups, None
-        self._outside[id(inside)] = vars(optimizer), None
+        self._outside[id(group_list)] = groups, None
+        self._outside[id(attributes)] = vars(optimizer), None
 
     @staticmethod
     def _form(optimizer: Optimizer, group: Mapping[str, Any]) -> Any:
-        """Torch's own steps choose the form with lists for plain tensors on a GPU, but
-        not for DTensors.
+        """The option `foreach` of a local group. torch's steps choose the foreach form
+        by default for plain tensors on a GPU, but not for DTensors.
         """
-        home = type(optimizer).step.__module__
-        if group["foreach"] is None and home.startswith("torch.optim."):
+        module = type(optimizer).step.__module__
+        if group["foreach"] is None and module.startswith("torch.optim."):
             return False
         return group["foreach"]
 
     def _rebuild_state(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
-        known, self._states = self._states, {}
+        old_states, self._states = self._states, {}
         content = {}
-        for p, held in state.items():
+        for p, values in state.items():
             part = self._parts.get(id(p))
             if part is None:
                 raise Unlike("it has state of something besides its parameters")
-            if type(held) is not dict:
+            if type(values) is not dict:
                 raise Unlike("the state of a parameter is no dict")
-            _, ours = known.get(id(held), (held, {}))
-            inner = {k: self._inside(v, k, part) for k, v in held.items()}
-            ours.clear()
-            ours.update(inner)
-            self._states[id(held)] = held, ours
-            self._outside[id(ours)] = held, part
-            content[part.here] = ours
+            _, local_values = old_states.get(id(values), (values, {}))
+            new_values = {k: self._local_value(v, k, part) for k, v in values.items()}
+            local_values.clear()
+            local_values.update(new_values)
+            self._states[id(values)] = values, local_values
+            self._outside[id(local_values)] = values, part
+            content[part.param] = local_values
         return content
 
-    def _part(self, p: Any, known: Part | None) -> Part:
+    def _part(self, p: Any, old: Part | None) -> Part:
         kind = compat.dtensor_type()
         if not (kind is not None and isinstance(p, kind)):
             return Part(p, p, p, None)
@@ -251,7 +263,7 @@ class LocalOptimizer:
             raise Unlike(f"a parameter is a {type(p).__name__}")
         spec = compat.spec_of(p)
         if not compat.is_summed_up(spec):
-            raise Unlike(f"a parameter is {_words(spec)}, parts to be added up")
+            raise Unlike(f"a parameter is {_describe(spec)}, parts to be added up")
         if not p.dim():
             raise Unlike("a parameter is a DTensor without dimensions")
         local = part_of(p, spec, "a parameter")
@@ -260,153 +272,169 @@ class LocalOptimizer:
         if not p.is_leaf:
             raise Unlike("a parameter is no leaf")
         if (
-            known is not None
-            and known.whole is p
-            and known.local is local
-            and known.here.is_set_to(local)
-            and known.here.dtype == local.dtype
+            old is not None
+            and old.whole is p
+            and old.local is local
+            and old.param.is_set_to(local)
+            and old.param.dtype == local.dtype
         ):
-            known.here.requires_grad_(p.requires_grad)
-            return known._replace(spec=spec)
-        here = torch.nn.Parameter(local.detach(), p.requires_grad)
-        return Part(p, local, here, spec)
+            old.param.requires_grad_(p.requires_grad)
+            return old._replace(spec=spec)
+        param = torch.nn.Parameter(local.detach(), p.requires_grad)
+        return Part(p, local, param, spec)
 
-    def _inside(self, x: Any, name: str, part: Part) -> Any:
-        """What stands for a value of a parameter's state."""
+    def _local_value(self, value: Any, name: str, part: Part) -> Any:
+        """The local optimizer's value for a value of a parameter's state."""
         kind = compat.dtensor_type()
-        if part.spec is None or not isinstance(x, torch.Tensor):
-            if kind is not None and isinstance(x, kind):
+        if part.spec is None or not isinstance(value, torch.Tensor):
+            if kind is not None and isinstance(value, kind):
                 raise Unlike(f"the state {name!r} of a plain parameter is a DTensor")
-            return x
-        if x.dim() == 0 and type(x) is torch.Tensor:
-            return x
-        local = part_of(x, part.spec, f"the state {name!r}")
-        if not _lies_as(local, part.local):
+            return value
+        if value.dim() == 0 and type(value) is torch.Tensor:
+            return value
+        local = part_of(value, part.spec, f"the state {name!r}")
+        if not _has_layout(local, part.local):
             raise Unlike(f"a part of the state {name!r} has another size")
-        self._wholes[id(local)] = x
+        self._wholes[id(local)] = value
         return local
 
     def _note(self, optimizer: Optimizer) -> None:
-        """Optimizer and parts hold the same now."""
-        theirs, ours = optimizer.param_groups, self._groups
-        inside = vars(optimizer), vars(self.itself)
-        both = [inside, *zip(theirs, ours, strict=True)]
-        tables = [*(held for held, _ in self._states.values()), optimizer.state]
-        rows: list[Any] = [theirs, *(group[_PARAMS] for group in theirs)]
-        inner, heres = [*self._wholes.values()], self.given.params
-        self._watch = Watch(both, tables, rows, self._whole, inner, heres)
+        """Watch the optimizer for changes from now on."""
+        groups, local_groups = optimizer.param_groups, self._groups
+        attributes = vars(optimizer), vars(self.itself)
+        pairs = [attributes, *zip(groups, local_groups, strict=True)]
+        tables = [*(values for values, _ in self._states.values()), optimizer.state]
+        lists: list[Any] = [groups, *(group[_PARAMS] for group in groups)]
+        state_dtensors, local_params = [*self._wholes.values()], self.given.params
+        self._watch = Watch(
+            pairs, tables, lists, self._whole, state_dtensors, local_params
+        )
         self._wrote = False
 
     # ---------------------------------------------------------------- after a step
 
     def outward(self, writes: list[Write]) -> list[Write]:
-        """All that is to be written, to the parts' optimizer and to the optimizer."""
-        made: dict[int, torch.Tensor] = {}
-        done: list[Write] = []
+        """Writes to the local optimizer, each followed by those to the optimizer."""
+        new_dtensors: dict[int, torch.Tensor] = {}
+        all_writes: list[Write] = []
         for write in writes:
-            done.append(write)
-            done += self._same_outside(write, made)
-        # until `settle`, should an interrupt come between the two
+            all_writes.append(write)
+            all_writes += self._mirrored(write, new_dtensors)
+        # stays true if an interrupt comes before `settle`
         self._wrote = self._wrote or bool(writes)
-        return done
+        return all_writes
 
     def settle(self) -> None:
-        """What `outward` gave has been done."""
+        """Update the records after the writes of `outward` have been done."""
         optimizer = self._owner()
         self._watch.count_up()
         if self._wrote and optimizer is not None:
             self._known = False
-            with contextlib.suppress(Unlike):  # the next call says so
+            with contextlib.suppress(Unlike):  # the next call raises it
                 self._rebuild(optimizer)
                 self._note(optimizer)
                 self._known = True
         self._wrote = False
 
-    def _same_outside(self, write: Any, made: dict[int, torch.Tensor]) -> list[Write]:
+    def _mirrored(
+        self, write: Any, new_dtensors: dict[int, torch.Tensor]
+    ) -> list[Write]:
         if isinstance(write, Each):
-            states = [self._outside[id(x)][0] for x in write.states]
+            states = [self._outside[id(value)][0] for value in write.states]
             return [Each(states, write.news)]
         function, args = write.func, write.args
         if function is torch._foreach_copy_:
             return []
         target = getattr(function, "__self__", None)
         if isinstance(target, (dict, list)):
-            rest = args
+            arguments = args
         else:
-            target, *rest = args
+            target, *arguments = args
         if id(target) not in self._outside:
-            return []  # the optimizer's own
-        theirs, part = self._outside[id(target)]
+            return []  # the optimizer's own container
+        counterpart, part = self._outside[id(target)]
         name = function.__name__
-        if isinstance(theirs, list) or name not in ("update", "pop", "clear"):
+        if isinstance(counterpart, list) or name not in ("update", "pop", "clear"):
             raise Unlike("the step replaces the optimizer's groups or parameters")
         if name == "clear":
-            return [functools.partial(theirs.clear)]
+            return [functools.partial(counterpart.clear)]
         if target is self._state:
-            return [self._of_state(theirs, name, rest, made)]
+            return [self._mirrored_state(counterpart, name, arguments, new_dtensors)]
         if name == "pop":
-            return [functools.partial(theirs.pop, *rest)]
-        news = rest[0]
+            return [functools.partial(counterpart.pop, *arguments)]
+        news = arguments[0]
         if part is None:
-            for key, x in news.items():
-                if key in (*_CELLS, _PARAMS) or _has_parts(x):
+            for key, value in news.items():
+                if key in (*_CELLS, _PARAMS) or _has_parts(value):
                     raise Unlike(f"the step keeps a part of a DTensor in {key!r}")
         else:
-            news = {k: self._spread_out(x, part, made) for k, x in news.items()}
-        return [functools.partial(type(theirs).update, theirs, news)]
+            news = {
+                k: self._outer_value(value, part, new_dtensors)
+                for k, value in news.items()
+            }
+        return [functools.partial(type(counterpart).update, counterpart, news)]
 
-    def _of_state(
-        self, theirs: Any, name: str, rest: Any, made: dict[int, torch.Tensor]
+    def _mirrored_state(
+        self,
+        state: Any,
+        name: str,
+        arguments: Any,
+        new_dtensors: dict[int, torch.Tensor],
     ) -> Write:
-        by_here = {id(part.here): part for part in self._parts.values()}
+        part_of_param = {id(part.param): part for part in self._parts.values()}
         if name == "pop":
-            key, *default = rest
-            return functools.partial(theirs.pop, by_here[id(key)].whole, *default)
+            key, *default = arguments
+            return functools.partial(state.pop, part_of_param[id(key)].whole, *default)
         news = {}
-        for key, held in rest[0].items():
-            part = by_here[id(key)]
-            if type(held) is not dict:
+        for key, local_values in arguments[0].items():
+            part = part_of_param[id(key)]
+            if type(local_values) is not dict:
                 raise Unlike("the state of a parameter is no dict")
-            own = {k: self._spread_out(x, part, made) for k, x in held.items()}
-            self._states[id(own)] = own, held
-            news[part.whole] = own
-        return functools.partial(type(theirs).update, theirs, news)
+            values = {
+                k: self._outer_value(x, part, new_dtensors)
+                for k, x in local_values.items()
+            }
+            self._states[id(values)] = values, local_values
+            news[part.whole] = values
+        return functools.partial(type(state).update, state, news)
 
-    def _spread_out(self, x: Any, part: Part, made: dict[int, torch.Tensor]) -> Any:
-        """What the optimizer holds for a value of a parameter's new state."""
-        if not isinstance(x, torch.Tensor):
-            if type(x) not in NUMBERS:
-                raise Unlike(f"the state of a parameter gets a {type(x).__name__}")
-            return x
-        if part.spec is None or not x.dim():
-            return x
-        if x is part.here:
+    def _outer_value(
+        self, value: Any, part: Part, new_dtensors: dict[int, torch.Tensor]
+    ) -> Any:
+        """The optimizer's value for a value of a parameter's new local state."""
+        if not isinstance(value, torch.Tensor):
+            if type(value) not in NUMBERS:
+                raise Unlike(f"the state of a parameter gets a {type(value).__name__}")
+            return value
+        if part.spec is None or not value.dim():
+            return value
+        if value is part.param:
             return part.whole
-        if x is part.here.grad:
+        if value is part.param.grad:
             return part.whole.grad
-        known = self._wholes.get(id(x)) or made.get(id(x))
-        if known is not None:
-            return known
-        if not _lies_as(x, part.local):
+        for existing in (self._wholes, new_dtensors):
+            if id(value) in existing:
+                return existing[id(value)]
+        if not _has_layout(value, part.local):
             raise Unlike("the step makes state of another size than its parameter")
-        made[id(x)] = compat.spread_as(x, part.whole)
-        return made[id(x)]
+        new_dtensors[id(value)] = compat.spread_as(value, part.whole)
+        return new_dtensors[id(value)]
 
 
-def _lies_as(x: torch.Tensor, other: torch.Tensor) -> bool:
-    """Has x another's sizes and order in memory? A part of one row keeps the stride
-    that rows of the whole have, which says nothing.
+def _has_layout(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Has `tensor` the shape and strides of `other`? Strides of dimensions of size 1 do
+    not count: a part of one row keeps the strides of the whole.
     """
-    if x.shape != other.shape:
+    if tensor.shape != other.shape:
         return False
-    steps = zip(x.shape, x.stride(), other.stride(), strict=True)
-    return not x.numel() or all(n == 1 or a == b for n, a, b in steps)
+    dimensions = zip(tensor.shape, tensor.stride(), other.stride(), strict=True)
+    return not tensor.numel() or all(n == 1 or a == b for n, a, b in dimensions)
 
 
-def _has_parts(x: Any) -> bool:
-    """Is a tensor with dimensions in what a step leaves in attributes?"""
-    if isinstance(x, torch.Tensor):
-        return bool(x.dim())
-    if isinstance(x, dict):
-        return any(map(_has_parts, x.values()))
-    return isinstance(x, (list, tuple, set)) and any(map(_has_parts, x))
+def _has_parts(value: Any) -> bool:
+    """Is there a tensor with dimensions in a value that a step assigns?"""
+    if isinstance(value, torch.Tensor):
+        return bool(value.dim())
+    if isinstance(value, dict):
+        return any(map(_has_parts, value.values()))
+    return isinstance(value, (list, tuple, set)) and any(map(_has_parts, value))

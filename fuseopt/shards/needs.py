@@ -1,4 +1,4 @@
-"""A step that parts do not suffice for -> the op that needs whole tensors."""
+"""Find the op for which a step needs whole tensors, not only local parts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..shadow.optimizer import Shadow
 
 
 def op_of_wholes(function: Any, optimizer: Optimizer) -> str:
-    """The first op by which a step does more than treat each element alike; "" where
-    there is none, or none is found.
+    """The first op of a step that does not treat each element alike; "" if none is
+    found.
 
-    `optimizer`: of parts, with gradients. The step is run dry, for one lane of each
-    kind at a time: some parts may have too few elements for what it does to them.
+    `optimizer`: the local one, with gradients. The step is rehearsed for one lane of
+    each kind separately, since some local parts may have too few elements for it.
     """
     try:
         lanes = Lanes(optimizer, False, False)
@@ -28,10 +28,10 @@ def op_of_wholes(function: Any, optimizer: Optimizer) -> str:
         shadow = Shadow(optimizer)
         try:
             shadow.refresh(optimizer)
-            found = rehearse(shadow.itself, function, lanes, [kind.lanes[0]])
+            record = rehearse(shadow.itself, function, lanes, [kind.lanes[0]])
         except Unlike:
             continue
-        op: str = found.beyond
+        op: str = record.beyond
         if op:
             return op
     return ""

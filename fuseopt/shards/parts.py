@@ -1,14 +1,12 @@
-"""A function of DTensors -> the graph of what it does to the parts of this process.
+"""Trace a function of DTensors to a graph of its calls on local parts.
 
 The function is run on stand-ins: DTensors of the same meshes, placements and sizes,
-whose parts have no contents. Below DTensor a mode writes down the calls of ATen and the
-collectives that reach parts, so that what is done to them, in which order, and what
-processes tell one another, is DTensor's own answer, whatever torch's version does.
-Nothing is sent while that is found out.
+with fake local parts. Below DTensor a mode records the ATen calls and collectives on
+local parts, so their order and arguments are those of torch's own DTensor, whatever its
+version. Nothing is sent while tracing.
 
-Numbers that the function is given are arguments of the graph. To find them again they
-have values that nobody else has, and other ones in a second run: both must make the
-same calls.
+Numbers among the arguments become arguments of the graph. They are recognized by
+unusual values, which differ in a second run: both runs must make the same calls.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from .. import compat
 from ..capture.fx.inner_calls import InnerCalls
 from ..shadow.lanes import Unlike
 
-#: What stands for the first number in each of two runs, times the odd numbers for more.
+#: The value of the first number in each of two runs; further ones are odd multiples.
 MARKS = (0.7390851332151607, 0.5671432904097838)
 
 
 class Parts(NamedTuple):
-    """A graph that takes parts, then numbers, and returns a tuple with one part.
+    """A graph that takes local parts, then numbers, and returns a tuple of one part.
 
-    `spec`: how the DTensor of that part is spread.
+    `spec`: that of the DTensor with the returned part.
     """
 
     gm: GraphModule
@@ -42,18 +40,18 @@ def parts_of(
     wholes: Sequence[Any],
     numbers: int,
 ) -> Parts:
-    """What `function(DTensors, numbers)`, which returns a DTensor, does to parts.
+    """The calls of `function(DTensors, numbers)`, which returns a DTensor, on parts.
 
-    `wholes`: DTensors like those that it is for; `numbers`: how many it is given.
-    Raises Unlike or EagerOnly where that depends on contents, on numbers, or on other
+    `wholes`: DTensors like those of later calls; `numbers`: how many numbers it takes.
+    Raises Unlike or EagerOnly if the calls depend on contents, on numbers, or on other
     tensors, and what the function raises.
     """
     runs = [
         _run(function, wholes, [mark * (2 * k + 1) for k in range(numbers)])
         for mark in MARKS
     ]
-    (recorder, result), (again, _) = runs
-    if recorder.calls != again.calls:
+    (recorder, result), (second_recorder, _) = runs
+    if recorder.calls != second_recorder.calls:
         raise Unlike("what is done to parts depends on a number")
     part = compat.local_part(result)
     if id(part) not in recorder.index:

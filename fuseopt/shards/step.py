@@ -1,9 +1,9 @@
-"""An optimizer of DTensors -> its step, compiled for the parts that this process has.
+"""The compiled step of an optimizer of DTensors, on their local parts.
 
-What is done to parts is what eager does to the whole where each element is treated
-alike: no sums, no sizes, no rows, no products of matrices. That is proven: by the proof
-that lanes of several sizes need as well, of the code; by the dry run and the capture,
-of each call of ATen. Any other step runs in eager, and the user is told what it needs.
+A step of local parts has the result of eager's step if it treats each element alike:
+without sums, sizes, rows, or products of matrices. That is proven: for the code by the
+proof that lanes of several sizes need as well, for each ATen call by the rehearsal and
+the capture. Other steps run in eager, and a Report says what they need.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Shards:
         self.local: LocalOptimizer | None = None
         self.few: Representatives | None = None
         self.spread = self.asked = False
-        #: why not, for good, and the op that needs whole tensors
+        #: the reason why no step is compiled, with the op that needs whole tensors
         self.why = ""
-        #: then: is it proven of the code that it does no more than call ATen, and asks
-        #: of tensors no more than sizes?
+        #: with a `why`: is it proven that the code only calls ATen, and reads only the
+        #: sizes of tensors?
         self.treats_tensors_alone = False
 
     def release(self) -> None:
-        """Keep nothing of the optimizer."""
+        """Release everything of the optimizer."""
         if self.few is not None:
             self.few.release()
         self.local = self.few = None
 
     def wants(self, optimizer: Optimizer, anew: bool = False) -> bool:
-        """Was a parameter of it a DTensor? `anew`: is one now?"""
+        """Was a parameter a DTensor in the first call? `anew`: or is one now?"""
         if not self.spread and (anew or not self.asked):
             self.spread, self.asked = is_spread(optimizer), True
         return self.spread
@@ -57,14 +57,14 @@ class Shards:
     def step(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> tuple[bool, str]:
-        """Do one step: was it done, and why not; "" where there is nothing to compile:
-        no gradient, or Dynamo is told to let it run as it is.
+        """Do one step. Returns whether it was done, and the reason if not, with the
+        placements of parameters; "" if there is nothing to compile: no gradient, or
+        Dynamo is told to run it in eager.
 
-        `make(backend)` compiles the step's function anew. Why not tells how parameters
-        are placed.
+        `make(backend)` compiles the step's function.
         """
-        done, why = self._step(optimizer, make)
-        return done, f"{why} (placed as {placed(optimizer)})" if why else ""
+        did_step, why = self._step(optimizer, make)
+        return did_step, f"{why} (placed as {placed(optimizer)})" if why else ""
 
     def _step(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
@@ -77,26 +77,26 @@ class Shards:
                 local.refresh(optimizer, self._helper())
                 if local.idle:
                     return False, ""
-                few = self.few = self.few or self._led(local)
-                if few.why:  # as options say
-                    return False, few.why
-                done = few.step(local.itself, make, local.given)
-                if not done:
-                    self._learn_why(local, few)
+                leader = self.few = self.few or self._led(local)
+                if leader.why:  # as options say
+                    return False, leader.why
+                did_step = leader.step(local.itself, make, local.given)
+                if not did_step:
+                    self._learn_why(local, leader)
             finally:
                 local.given.drop()
         except (Unlike, Misfit) as error:
             return False, str(error)
-        if done:
+        if did_step:
             local.settle()
-        return done, "" if done else self.why
+        return did_step, "" if did_step else self.why
 
-    def _learn_why(self, local: LocalOptimizer, few: Representatives) -> None:
-        """Why a step needs more than parts, with the op, if there is one."""
-        self.why = few.why
-        if not few.why:
+    def _learn_why(self, local: LocalOptimizer, leader: Representatives) -> None:
+        """Set `why`, with the op that needs whole tensors, if there is one."""
+        self.why = leader.why
+        if not leader.why:
             return
-        if "needs whole tensors" not in few.why:
+        if "needs whole tensors" not in leader.why:
             local.given.put()
             op = op_of_wholes(self.function, local.itself)
             self.why += f"; {beyond(op)}" if op else ""
@@ -104,10 +104,12 @@ class Shards:
         self.treats_tensors_alone = not (proof.why or proof.classes)
 
     def _led(self, local: LocalOptimizer) -> Representatives:
-        given = self.function, self.options, self.told
-        return Representatives(*given, outward=local.outward)
+        arguments = self.function, self.options, self.told
+        return Representatives(*arguments, outward=local.outward)
 
     def _helper(self) -> ctypes.PyDLL | None:
-        """The library of the guards, if it may read what lies in memory."""
-        few = self.few
-        return few.helper if few is not None and few.task.config.raw_fields else None
+        """The library of the guards, if it may read fields of objects in memory."""
+        leader = self.few
+        if leader is None or not leader.task.config.raw_fields:
+            return None
+        return leader.helper

@@ -1,7 +1,7 @@
-"""Does an optimizer of DTensors hold what it held when its parts were taken?
+"""Watch an optimizer of DTensors for changes since its local parts were read.
 
-Asked in C, where that can be, and else in Python; both mean the same by it. The helper
-also takes the parts of gradients, where they are spread as in the last call.
+It is compared in C if possible, else in Python, with the same meaning. The C code also
+reads the local parts of gradients, if their specs are those of the last call.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ _FLAG = attrgetter("requires_grad")
 _VERSION = attrgetter("_version")
 
 
-def _contents(tables: Sequence[Any], rows: Sequence[Any] = ()) -> Contents:
-    """What dicts and lists hold now."""
-    return Contents(tables, rows, [x.copy() for x in tables], [x.copy() for x in rows])
+def _contents(tables: Sequence[Any], lists: Sequence[Any] = ()) -> Contents:
+    """The present contents of dicts and lists."""
+    return Contents(
+        tables, lists, [x.copy() for x in tables], [x.copy() for x in lists]
+    )
 
 
 class Watch:
-    """What an optimizer and its DTensors hold now.
+    """The contents of an optimizer and its DTensors, to be compared later.
 
-    `both`: its attributes and its groups, each beside what stands for it, which follows
-    numbers that move. `tables`, `rows`: the dicts of its state, and its lists. `whole`:
-    its parameters that are DTensors, `inner`: those in its state. `heres`: what is
-    stepped in the stead of each parameter.
+    `pairs`: its attributes and each of its groups, with those of the local optimizer,
+    to which changed numbers are copied. `tables`, `lists`: the dicts of its state, and
+    its lists. `whole`: its parameters that are DTensors; `state_dtensors`: those in its
+    state. `local_params`: the local optimizer's parameter for each of `whole`.
 
-    `look`, where that finds nothing `same`, `begin` and `count_up` belong to one step:
-    the versions of parameters whose parts it changed are counted up.
+    In one step, `look` is called first; if it returns None, `same` and `begin`; at the
+    end `count_up`, which increases the versions of parameters that were changed.
     """
 
     def __init__(
         self,
-        both: Sequence[tuple[dict[str, Any], dict[str, Any]]] = (),
+        pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]] = (),
         tables: Sequence[Any] = (),
-        rows: Sequence[Any] = (),
+        lists: Sequence[Any] = (),
         whole: Sequence[Any] = (),
-        inner: Sequence[Any] = (),
-        heres: Sequence[torch.Tensor] = (),
+        state_dtensors: Sequence[Any] = (),
+        local_params: Sequence[torch.Tensor] = (),
     ) -> None:
-        self._both = both
-        self._plain = _contents([theirs for theirs, _ in both])
-        self._held = _contents(tables, rows)
-        self._whole, self._heres = whole, heres
-        self._seen = [*whole, *inner]
+        self._pairs = pairs
+        self._plain = _contents([source for source, _ in pairs])
+        self._held = _contents(tables, lists)
+        self._whole, self._local_params = whole, local_params
+        self._seen = [*whole, *state_dtensors]
         self._locals = [*map(compat.local_part, self._seen)]
         self._specs = [*map(compat.spec_of, self._seen)]
         self._at = [*map(torch.Tensor.data_ptr, self._locals)]
@@ -62,8 +64,8 @@ class Watch:
         self._versions: list[int] = []  # before the step; none if the guard has them
 
     def look(self, helper: ctypes.PyDLL | None) -> list[Any] | None:
-        """The parts of all gradients, if compiled code finds that all is as it was but
-        for numbers. `helper`: the library of the guards.
+        """The local parts of all gradients if compiled code finds no changes except
+        numbers; else None. `helper`: the library of the guards.
         """
         if self._guard is None or not self._follow(helper):
             return None
@@ -73,24 +75,26 @@ class Watch:
         return grads
 
     def _follow(self, helper: ctypes.PyDLL | None) -> bool:
-        """Is what the optimizer holds besides parameters and state what it held, but
-        for numbers? What stands for it gets these.
+        """Are the attributes and groups unchanged except for numbers? These are copied
+        to the local optimizer.
         """
         moved = self._plain.moved(helper)
         if moved:
-            places = [(ours, key) for theirs, ours in self._both for key in theirs]
-            for i, x in moved:
-                ours, key = places[i]
-                ours[key] = x
-            self._plain = _contents([theirs for theirs, _ in self._both])
+            places = [
+                (targets, key) for source, targets in self._pairs for key in source
+            ]
+            for i, number in moved:
+                targets, key = places[i]
+                targets[key] = number
+            self._plain = _contents([source for source, _ in self._pairs])
         return moved is not None
 
     def same(self, helper: ctypes.PyDLL | None) -> bool:
-        """The same, asked from Python where compiled code has found a change."""
-        found = None if self._guard is None else self._guard.found
+        """Is all unchanged except numbers? In Python, after `look` returned None."""
+        change = None if self._guard is None else self._guard.found
         if not self._follow(helper):
             return False
-        if found == GRADIENTS:
+        if change == GRADIENTS:
             return True
         same = (
             self._held.same(helper)
@@ -100,26 +104,26 @@ class Watch:
             and [*map(_FLAG, self._whole)] == self._flags
         )
         holdings = self._held.holdings
-        if found == OTHER:
-            self._guard = None  # it would see a change at each call where there is none
+        if change == OTHER:
+            self._guard = None  # it would report a change in each call
         elif same and not self._guarded and helper is not None and holdings is not None:
             self._guarded = True
-            made = PartGuard(helper, self._seen, self._heres, holdings)
-            self._guard = made if made.works else None
+            guard = PartGuard(helper, self._seen, self._local_params, holdings)
+            self._guard = guard if guard.works else None
         return same
 
     def begin(self, specs: Sequence[Any]) -> None:
-        """A step begins that `look` did not see; `specs`: of its gradients."""
-        self._versions = [*map(_VERSION, self._heres)]
+        """Begin a step for which `look` returned None; `specs`: of its gradients."""
+        self._versions = [*map(_VERSION, self._local_params)]
         if self._guard is not None:
             self._guard.expect(specs)
 
     def count_up(self) -> None:
-        """The step has ended."""
+        """End a step: increase the versions of the changed parameters."""
         before: Sequence[int] = self._versions
         if not before and self._guard is not None:
             if self._guard.bump():
                 return
             before = self._guard.versions
-        changed = map(ne, map(_VERSION, self._heres), before)
+        changed = map(ne, map(_VERSION, self._local_params), before)
         compat.bump_versions([*compress(self._whole, changed)])

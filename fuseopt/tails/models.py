@@ -190,6 +190,8 @@ def _key(averaging: Updated) -> tuple[Any, ...] | None:
     ):
         return None
     closure_values = [cell.cell_contents for cell in unwrapped.__closure__ or ()]
+    if not all(type(value) in (bool, int, float) for value in closure_values):
+        return None  # a decay that may change, such as a tensor
     return unwrapped.__code__, *((type(value), repr(value)) for value in closure_values)
 
 

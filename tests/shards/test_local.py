@@ -317,6 +317,37 @@ def test_2000_steps_leave_nothing(mesh: DeviceMesh, n: int, clip: bool) -> None:
     assert most - memory < 8 * 1024
 
 
+class Swaps(Optimizer):
+    """Two tensors of state take turns, or the older one is kept under another name."""
+
+    def __init__(self, params: Any, keeps: bool) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.keeps = keeps
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["a"] = torch.zeros_like(p)
+                    state["b"] = torch.zeros_like(p)
+                new = state["a"] * 0.9 + p.grad
+                p.add_(new + state["b"], alpha=-group["lr"])
+                if self.keeps:
+                    state["a"], state["b"] = new, state["a"]
+                else:
+                    state["a"].copy_(new)
+                    state["a"], state["b"] = state["b"], state["a"]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("n", [3, 20])
+def test_state_that_gets_another_name(mesh: DeviceMesh, n: int, keeps: bool) -> None:
+    """It raised: Boolean value of Tensor with more than one value is ambiguous."""
+    assert not compared(lambda ps: Swaps(ps, keeps), mesh, n, WAYS[0])
+
+
 @pytest.mark.parametrize("n", [6, 30])
 @pytest.mark.parametrize("at", [0, 1])
 def test_an_interrupt_after_the_writes(

@@ -119,6 +119,28 @@ def test_of_many_parameters_a_few_are_traced(case: str, frozen: bool) -> None:
     assert report.launches == 2
 
 
+def test_a_decay_that_is_a_tensor_moves_a_little() -> None:
+    """Numbers that print alike were taken for the same: the first one stayed."""
+    sides = []
+    for _ in range(2):
+        net, decay = deep(), torch.tensor(0.9)
+        average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[arg-type]
+        sides.append((net, average, decay, torch.optim.SGD(net.parameters(), lr=0.1)))
+    (net, average, decay, opt), (twin, other, moves, own) = sides
+    tail = fuseopt.tail(own, ema=[(other, twin)])
+    for n in range(6):
+        for x in (decay, moves):
+            x.fill_(0.9 if n < 3 else 0.9 + n * 1e-6)
+        for x in (net, twin):
+            torch.manual_seed(n)
+            x.zero_grad()
+            x(torch.randn(8, 6)).square().sum().backward()
+        opt.step()
+        average.update_parameters(net)
+        tail()
+        assert all(map(torch.equal, average.parameters(), other.parameters()))
+
+
 def test_models_that_do_not_fit() -> None:
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
