@@ -45,10 +45,12 @@ class Session:
         )
         #: the reported reason why an optimizer's step runs in eager
         self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        #: optimizers that fuseopt.compile was given
-        self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: clips that are left to the steps of optimizers
-        self.deferring: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: optimizers that fuseopt.compile was given, by identity
+        self.compiled: weakref.WeakValueDictionary[int, Any] = (
+            weakref.WeakValueDictionary()
+        )
+        #: the clips that are left to steps; None where there are none
+        self.deferred: Any = None
         #: optimizers that step in the backward
         self.in_backward: weakref.WeakSet[Any] = weakref.WeakSet()
         #: the tail of an optimizer that has one, weakly

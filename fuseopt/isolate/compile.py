@@ -61,7 +61,7 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
             f"the step of {type(optimizer).__name__} is a {type(current).__name__}, "
             "not a Python function, so Dynamo cannot trace it"
         )
-    session.compiled.add(optimizer)
+    session.compiled[id(optimizer)] = optimizer
     function, bound = function_and_binding
     optimizer.step = Step(optimizer, function) if bound else function  # type: ignore
     return optimizer

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -54,15 +54,6 @@ class Wanted:
     dynamic: bool | None = None
 
 
-class Deferred(Protocol):
-    """What is still to be done to gradients, with the next step or before it."""
-
-    def step(self, isolated: Isolated, alone: bool) -> bool:
-        """Do it and the step; False if only what was deferred is done. `alone`: has the
-        call no arguments?
-        """
-
-
 class Isolated:
     """The innermost function of one optimizer's step, compiled for it alone."""
 
@@ -94,8 +85,8 @@ class Isolated:
         self.race = self._raced()
         #: how often a step that Dynamo cut may still be traced again
         self.again = AGAIN
-        #: what was left to the next step
-        self.deferred: Deferred | None = None
+        #: the step that does a clip which was left to it, once there was one
+        self.clipped: Any = None
 
     def release(self) -> None:
         """Release all that belongs to the optimizer, and all that was compiled."""
@@ -132,6 +123,7 @@ class Isolated:
         """Set other options for later calls."""
         if dict(options) != self.options:
             self.options = dict(options)
+            self.clipped = None
             self.forget()
 
     def entry(self) -> tuple[Any, Any]:
@@ -143,8 +135,7 @@ class Isolated:
         def step(*args: Any, **kwargs: Any) -> Any:
             if (len(args) > 1 or kwargs) and self.arguments.say_nothing(args, kwargs):
                 args, kwargs = args[:1], {}
-            waits = self.deferred
-            if waits is not None and waits.step(self, len(args) == 1 and not kwargs):
+            if self._clips(alone=len(args) == 1 and not kwargs):
                 return None
             if self.race is None:
                 return self.run(args, kwargs)
@@ -154,6 +145,11 @@ class Isolated:
         disabled = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
         setattr(disabled, COMPILED, self)
         return disabled, step
+
+    def _clips(self, alone: bool) -> bool:
+        """Do what clips have left to this step; True if it is done as well."""
+        left = session.deferred
+        return left is not None and left.step(self, alone)
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Drop what was compiled if the optimizer's state, groups or code changed."""
@@ -233,7 +229,8 @@ class Isolated:
             if first is not None:
                 with torch.enable_grad():
                     result = first()
-                self.run(args[:1], {})
+                if not self._clips(alone=True):
+                    self.run(args[:1], {})
                 return result
         if alone and traces:
             with self.lock:
@@ -414,11 +411,14 @@ class Isolated:
             return value
         self.current[place] = value
         if place not in self.callables:
-            current = self.current
+            current, itself = self.current, weakref.ref(self)
 
             @torch.compiler.disable  # type: ignore[untyped-decorator]
             def closure(*args: Any, **kwargs: Any) -> Any:
-                return current[place](*args, **kwargs)
+                result = current[place](*args, **kwargs)
+                if (step := itself()) is not None:
+                    step._clips(alone=False)
+                return result
 
             self.callables[place] = closure
         return self.callables[place]

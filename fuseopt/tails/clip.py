@@ -22,8 +22,7 @@ from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..isolate.isolated import TRACES
 from ..shadow.whole import NotTraced
-from .arguments import gradients_of
-from .deferred import Owner, deferred_of, owners_of, report_once
+from .deferred import leave, report_once, settle, settle_by, why_not_left
 from .spread_clip import SpreadClip, check_memory
 
 Tensors = list[torch.Tensor]
@@ -71,8 +70,7 @@ def clip_grad_norm_(
         return torch.nn.utils.clip_grad_norm_(params, *torch_args)
     params_with_grad = [p for p in params if p.grad is not None]
     grads: list[Any] = [p.grad for p in params_with_grad]
-    for deferred in [*session.deferring]:
-        deferred.settle(grads)
+    settle(grads, "the next clip")
     are_dtensors = bool(grads) and compat.are_spread(grads[:1])
     why = _why_not(grads, are_dtensors)
     if not why and not are_dtensors:
@@ -85,13 +83,13 @@ def clip_grad_norm_(
         floats = float(max_norm), float(norm_type)
         arguments = _Given(params_with_grad, *floats, bool(error_if_nonfinite), foreach)
         norm = None
-        owners = _owners(params_with_grad, grads, are_dtensors) if defer else []
+        defers = bool(defer) and _may_defer(params_with_grad, grads, are_dtensors)
         with _lock:
-            clip = _clip_of(params_with_grad, are_dtensors, bool(owners))
+            clip = _clip_of(params_with_grad, are_dtensors, defers)
             if isinstance(clip, Clip):
                 norm = clip.call(arguments)
-                if norm is not None and owners:
-                    clip.leave(owners, foreach)
+                if norm is not None and clip.factor is not None:
+                    leave(clip.factor, grads, foreach)
         if isinstance(clip, SpreadClip):
             # without the lock: other processes may be threads of this one, and wait too
             norm = clip.call(grads, *floats, arguments.raises, foreach)
@@ -123,6 +121,8 @@ class Clip:
         if self.why:
             return None
         arguments.factor = self.factor
+        if self.factor is not None:
+            settle_by(self.factor)
         try:
             with torch.no_grad():
                 norm = self.compiled(arguments)
@@ -138,12 +138,6 @@ class Clip:
             options = arguments.norm_type, True, arguments.foreach
             return torch.nn.utils.get_total_norm(grads, *options)
         return norm
-
-    def leave(self, owners: Sequence[Owner], foreach: bool | None) -> None:
-        """Leave it to the steps of optimizers to scale gradients by `factor`."""
-        assert self.factor is not None
-        for isolated, params in owners:
-            deferred_of(isolated).leave(self.factor, gradients_of(params), foreach)
 
 
 @dataclass(eq=False)
@@ -229,20 +223,20 @@ def _clip_of(
 def _norm_like(params: Sequence[torch.Tensor]) -> torch.Tensor:
     """A new tensor with the dtype and the device of the total norm of gradients."""
     grad_of_dtype = {p.grad.dtype: p.grad for p in params if p.grad is not None}
-    samples = [g.detach().new_ones(1) for g in grad_of_dtype.values()]
-    return torch.nn.utils.get_total_norm(samples)
+    with torch.inference_mode(False):  # it outlives the mode
+        samples = [g.detach().new_ones(1) for g in grad_of_dtype.values()]
+        return torch.nn.utils.get_total_norm(samples)
 
 
-def _owners(
+def _may_defer(
     params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], are_dtensors: bool
-) -> list[Owner]:
-    """The steps to which a clip is left; [] and a Report if it cannot be deferred."""
-    owners, why = owners_of(params)
+) -> bool:
+    """May a clip be left to steps? If it may not, a Report says why."""
+    why = why_not_left(params)
     if are_dtensors:
         why = "gradients are DTensors"
     elif any(map(torch.Tensor.is_inference, grads)):
         why = "gradients of inference mode do not say whether they were written"
     if why:
         report_once(f"A clip is not left to the step: {why}")
-        return []
-    return owners
+    return not why

@@ -1,4 +1,4 @@
-"""A clip by the total norm that is left to the next compiled step: `defer="unsafe"`.
+"""A clip by the total norm that is left to compiled steps: `defer="unsafe"`.
 
 `fuseopt.clip_grad_norm_` takes the norm in one launch, and the kernel of the step
 scales the gradients that it reads anyway. Until that step, and after it, their memory
@@ -10,7 +10,10 @@ itself, they are scaled in memory before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -32,40 +35,116 @@ WRITTEN = (
     "that nobody knows what of them is still to be clipped; leave `defer` out, or set "
     "gradients to None where a step is skipped"
 )
+_VERSION = attrgetter("_version")
+
+
+class _Seen(NamedTuple):
+    """A gradient as the clip saw it. It is not kept alive: one that was replaced, or of
+    a step that was skipped, does not occupy memory.
+    """
+
+    gradient: weakref.ref[torch.Tensor]
+    version: int
+    address: int
+
+    def is_written(self, grad: torch.Tensor) -> bool:
+        """Was it written since, or given other memory?"""
+        return grad._version != self.version or grad.data_ptr() != self.address
+
+
+def _seen(grads: Sequence[torch.Tensor]) -> dict[int, _Seen]:
+    """Gradients as they are now, by their identities."""
+    fields = (
+        map(weakref.ref, grads),
+        map(_VERSION, grads),
+        map(torch.Tensor.data_ptr, grads),
+    )
+    return dict(zip(map(id, grads), map(_Seen, *fields), strict=True))
 
 
 class DeferredClip:
-    """The clips of one optimizer's gradients that are left to its compiled step.
-
-    A call of `leave` says that gradients are to be scaled; the next `step` or `settle`
-    does it.
+    """A clip that is left to steps: `left` are the gradients that are still to be
+    multiplied by `factor`, a tensor without dimensions, as torch does with this
+    `foreach`. Those of `stepped` were, in the kernel of a step, and not in memory.
     """
 
-    def __init__(self, isolated: Isolated, optimizer: Optimizer) -> None:
-        options = isolated.options
-        self._config = resolve(None, options)
-        self.in_one = InOne([optimizer], [isolated.function], self._config, options)
-        # has the optimizer stepped before, so that its state is there?
-        self._begun = False
-        self._content: dict[str, Any] = {}
-        self._factor: torch.Tensor | None = None
-        self._foreach: bool | None = None
-        self._version_of: dict[torch.Tensor, int] = {}
+    def __init__(
+        self, factor: torch.Tensor, grads: Sequence[torch.Tensor], foreach: bool | None
+    ) -> None:
+        self.factor = factor
+        self.foreach = foreach
+        self.left = _seen(grads)
+        self.stepped: set[int] = set()
 
-    def leave(self, factor: torch.Tensor, grads: Tensors, foreach: bool | None) -> None:
-        """Leave it to the next step to multiply `grads` by `factor`, a tensor without
-        dimensions, as torch does with this `foreach`.
+    def alive(self) -> Iterator[torch.Tensor]:
+        """The gradients that somebody still holds."""
+        references = (seen.gradient() for seen in self.left.values())
+        return (g for g in references if g is not None)
+
+    def of(self, grads: Iterable[torch.Tensor], until: str) -> Tensors:
+        """Those of `grads` that are still to be scaled, each once. `until`: the call
+        that asks. Raises RuntimeError if one of them was written.
+
+        Whoever writes a gradient after its step begins anew: zeros, the next backward.
         """
-        self._factor, self._foreach = factor, foreach
-        self._version_of = {g: g._version for g in grads}
-        session.deferring.add(self)
+        found: dict[int, torch.Tensor] = {}
+        for g in grads:
+            seen = self.left.get(id(g))
+            if seen is None or seen.gradient() is not g:
+                continue
+            if not seen.is_written(g):
+                found[id(g)] = g
+            elif id(g) not in self.stepped:
+                raise RuntimeError(WRITTEN.format(until))
+        return [*found.values()]
 
-    def settle(self, grads: Tensors) -> None:
-        """Scale in memory what is still to be scaled of `grads`."""
-        waiting = self._waiting(grads, "the next clip")
-        self._scale(waiting)
-        for g in waiting:
-            del self._version_of[g]
+    def scale(self, grads: Tensors) -> None:
+        """Scale gradients in memory, as torch's function does."""
+        with torch.no_grad():
+            if self.foreach is False:
+                for g in grads:
+                    g.mul_(self.factor)
+            else:
+                torch._foreach_mul_(grads, self.factor)
+        for g in grads:
+            del self.left[id(g)]
+
+
+class Deferred:
+    """The clips of this process that are left to steps; `session.deferred` while there
+    are any.
+    """
+
+    def __init__(self) -> None:
+        self.clips: list[DeferredClip] = []
+        self._lock = threading.RLock()
+
+    def add(self, clip: DeferredClip) -> None:
+        """Leave a clip to the next steps of its gradients."""
+        with self._lock:
+            self.clips.append(clip)
+            self._sweep()
+
+    def settle(self, grads: Sequence[torch.Tensor], until: str) -> None:
+        """Scale in memory what is still to be scaled of `grads`. `until`: the call that
+        asks. Raises RuntimeError, before anything is written, if one was written.
+        """
+        with self._lock:
+            self._scale([(clip, clip.of(grads, until)) for clip in self.clips])
+
+    def settle_by(self, factor: torch.Tensor) -> None:
+        """Scale in memory what is still to be scaled by `factor`, which the next clip
+        overwrites. Raises RuntimeError as `settle` does.
+        """
+        with self._lock:
+            self._scale(
+                [
+                    (clip, clip.of(clip.alive(), "the next clip"))
+                    for clip in self.clips
+                    if clip.factor is factor
+                ]
+            )
+            self.clips = [clip for clip in self.clips if clip.factor is not factor]
 
     def step(self, isolated: Isolated, alone: bool) -> bool:
         """Scale gradients and step; False if they were scaled at most, in memory.
@@ -74,58 +153,82 @@ class DeferredClip:
         Raises RuntimeError, before anything is written, if a gradient was written since
         it was to be scaled.
         """
-        if not self._version_of:  # as of most steps: do not wait for the lock
-            return False
         optimizer = isolated.owner()
         assert optimizer is not None
-        with isolated.lock:
-            if self._factor is None:  # another thread was first
-                return False
-            params = parameters_of([optimizer])
-            grads = gradients_of(params)
-            waiting = self._waiting(grads, "the step")
-            if alone and waiting and len(waiting) == len(grads):
-                if self._in_its_kernel(optimizer, params, grads):
-                    self._forget()
-                    return True
-            self._scale(waiting)
-            self._forget()
+        params = parameters_of([optimizer])
+        grads = gradients_of(params)
+        with self._lock:
+            found = [(clip, clip.of(grads, "the step")) for clip in self.clips]
+            found = [(clip, waiting) for clip, waiting in found if waiting]
+        if not found:
             return False
+        ((clip, waiting), *others) = found
+        if alone and not others and len(waiting) == len(grads):
+            step = isolated.clipped
+            if not isinstance(step, ClippedStep):
+                step = isolated.clipped = ClippedStep(isolated, optimizer)
+            with isolated.lock:
+                done = step(optimizer, clip.factor, params, grads)
+            if done:
+                with self._lock:
+                    clip.stepped.update(map(id, grads))
+                return True
+        with self._lock:
+            self._scale(found)
+        return False
 
-    def _waiting(self, grads: Tensors, until: str) -> Tensors:
-        """Those of `grads` that are still to be scaled. `until`: the call that asks."""
-        waiting = [g for g in grads if g in self._version_of]
-        if any(g._version != self._version_of[g] for g in waiting):
-            raise RuntimeError(WRITTEN.format(until))
-        return waiting
-
-    def _scale(self, grads: Tensors) -> None:
-        """Scale gradients in memory, as torch's function does."""
-        if not grads:
+    def _scale(self, found: Sequence[tuple[DeferredClip, Tensors]]) -> None:
+        """Scale gradients in memory, each by the factor of its clip."""
+        if not any(waiting for _, waiting in found):
+            self._sweep()
             return
-        assert self._factor is not None
-        with torch.no_grad():
-            if self._foreach is False:
-                for g in grads:
-                    g.mul_(self._factor)
-            else:
-                torch._foreach_mul_(grads, self._factor)
+        # all views of one tensor have one version: what is written here was not written
+        # by others
+        unwritten = [
+            (clip, g)
+            for clip in self.clips
+            for g in clip.alive()
+            if not clip.left[id(g)].is_written(g)
+        ]
+        for clip, waiting in found:
+            if waiting:
+                clip.scale(waiting)
+        for clip, g in unwritten:
+            if id(g) in clip.left:
+                clip.left.update(_seen([g]))
+        self._sweep()
 
-    def _forget(self) -> None:
-        session.deferring.discard(self)
-        self._factor, self._version_of = None, {}
+    def _sweep(self) -> None:
+        """Drop clips whose gradients are no more."""
+        self.clips = [x for x in self.clips if next(x.alive(), None) is not None]
+        session.deferred = self if self.clips else None
 
-    def _in_its_kernel(
-        self, optimizer: Optimizer, params: Tensors, grads: Tensors
+
+class ClippedStep:
+    """The step of one optimizer, in a kernel that scales gradients."""
+
+    def __init__(self, isolated: Isolated, optimizer: Optimizer) -> None:
+        options = isolated.options
+        self._config = resolve(None, options)
+        self.in_one = InOne([optimizer], [isolated.function], self._config, options)
+        # has the optimizer stepped before, so that its state is there?
+        self._begun = False
+        self._content: dict[str, Any] = {}
+
+    def __call__(
+        self,
+        optimizer: Optimizer,
+        factor: torch.Tensor,
+        params: Tensors,
+        grads: Tensors,
     ) -> bool:
-        """Step with a kernel that scales gradients; False if nothing was done."""
+        """Step with gradients times `factor`; False if nothing was done."""
         one = self.in_one
         if compat.stance() not in TRACES or not compat.without_modes():
             return False
         begun, self._begun = self._begun or has_state(optimizer), True
         if not begun or one.why or optimizer.defaults.get("differentiable"):
             return False
-        factor = self._factor
         with torch.no_grad():
             if one.repeats and self._content["factor"] is factor:
                 if one.again() is not None:
@@ -140,6 +243,30 @@ class DeferredClip:
                 )
             report_once(f"{said}; gradients are scaled in memory before it")
         return isinstance(result, tuple)
+
+
+def settle(grads: Sequence[torch.Tensor], until: str) -> None:
+    """Scale in memory what is still to be scaled of `grads`; see `Deferred.settle`."""
+    if session.deferred is not None:
+        session.deferred.settle(grads, until)
+
+
+def settle_of(optimizers: Sequence[Optimizer], until: str) -> None:
+    """The same of the gradients of optimizers."""
+    if session.deferred is not None:
+        session.deferred.settle(gradients_of(parameters_of(optimizers)), until)
+
+
+def settle_by(factor: torch.Tensor) -> None:
+    """Scale in memory what is still to be scaled by `factor`."""
+    if session.deferred is not None:
+        session.deferred.settle_by(factor)
+
+
+def leave(factor: torch.Tensor, grads: Tensors, foreach: bool | None) -> None:
+    """Leave it to steps to multiply `grads` by `factor`; see `DeferredClip`."""
+    deferred = session.deferred or Deferred()
+    deferred.add(DeferredClip(factor, grads, foreach))
 
 
 def content_of(factor: torch.Tensor | None) -> dict[str, Any]:
@@ -157,52 +284,33 @@ def content_of(factor: torch.Tensor | None) -> dict[str, Any]:
     }
 
 
-class Owner(NamedTuple):
-    """A compiled step, and those parameters of its optimizer that are clipped."""
-
-    isolated: Isolated
-    params: Tensors
-
-
-def owners_of(params: Sequence[torch.Tensor]) -> tuple[list[Owner], str]:
-    """The compiled steps of the optimizers that have `params`, and why a clip cannot be
-    left to them, "" if it can.
-    """
+def why_not_left(params: Sequence[torch.Tensor]) -> str:
+    """Why a clip of the gradients of `params` cannot be left to steps; "" if it can."""
     every = {*map(id, params)}
     places = {*every}
-    owners: list[Owner] = []
-    for optimizer in [*session.compiled]:
-        clipped = [p for p in parameters_of([optimizer]) if id(p) in every]
+    # all at once: other threads may compile meanwhile
+    compiled = [reference() for reference in session.compiled.valuerefs()]
+    for optimizer in filter(None, compiled):
+        clipped = {id(p) for p in parameters_of([optimizer])} & every
         if not clipped:
             continue
         name = type(optimizer).__name__
         isolated: Any = getattr(optimizer.step, COMPILED, None)
-        if not isinstance(isolated, Isolated) or isolated.owner() != optimizer:
-            return [], f"{name}.step is not the one that fuseopt.compile made"
+        if not isinstance(isolated, Isolated) or isolated.owner() is not optimizer:
+            return f"{name}.step is not the one that fuseopt.compile made"
         if not compat.unhooked(optimizer):
-            return [], f"hooks of {name} may read gradients"
+            return f"hooks of {name} may read gradients"
         if optimizer in session.tails:
-            return [], f"{name} has a tail, which clips by itself"
-        if not places.issuperset(map(id, clipped)):
-            return [], "a parameter is in two optimizers"
-        places.difference_update(map(id, clipped))
-        owners.append(Owner(isolated, clipped))
+            return f"{name} has a tail, which clips by itself"
+        if not places >= clipped:
+            return "a parameter is in two optimizers"
+        places -= clipped
     if places:
-        return [], "a parameter is in no optimizer that fuseopt.compile was given"
-    return owners, ""
+        return "a parameter is in no optimizer that fuseopt.compile was given"
+    return ""
 
 
 def report_once(text: str) -> None:
     """Have a Report of what runs otherwise, unless there is one that says the same."""
     if all(report.fallback != text for report in session.reports):
         session.reports.append(Report(fallback=text))
-
-
-def deferred_of(isolated: Isolated) -> DeferredClip:
-    """The deferred clip of a compiled step, made if there is none."""
-    clip = isolated.deferred
-    if not isinstance(clip, DeferredClip):
-        optimizer = isolated.owner()
-        assert optimizer is not None
-        clip = isolated.deferred = DeferredClip(isolated, optimizer)
-    return clip

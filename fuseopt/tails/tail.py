@@ -35,6 +35,7 @@ from .arguments import (
     parameters_of,
 )
 from .beside import Beside
+from .deferred import settle_of
 from .in_one import InOne
 from .led_parts import Clipped
 from .order import ClipOrder
@@ -113,6 +114,7 @@ class Tail:
                 "a fuseopt.tail compiles itself: call it outside of torch.compile"
             )
         with self._lock:
+            settle_of(self.optimizers, "the tail")
             self._beside.ask(average, step)
             if accumulated is None and step is None and self._steady is not None:
                 outcome = self._again(self._steady, average)

@@ -64,9 +64,9 @@ class DeferredClip:
     @property
     def led(self) -> bool:
         """Do a few lanes lead it?"""
-        deferred = getattr(self.side.opt.step, COMPILED).deferred
-        led = deferred.in_one.led
-        assert not deferred.in_one.why
+        clipped = getattr(self.side.opt.step, COMPILED).clipped
+        led = clipped.in_one.led
+        assert not clipped.in_one.why
         return led is not None and bool(led.forms)
 
 
