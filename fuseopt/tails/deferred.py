@@ -296,7 +296,7 @@ def why_not_left(params: Sequence[torch.Tensor]) -> str:
             continue
         name = type(optimizer).__name__
         isolated: Any = getattr(optimizer.step, COMPILED, None)
-        if not isinstance(isolated, Isolated) or isolated.owner() is not optimizer:
+        if not isinstance(isolated, Isolated) or isolated.owner() != optimizer:
             return f"{name}.step is not the one that fuseopt.compile made"
         if not compat.unhooked(optimizer):
             return f"hooks of {name} may read gradients"
