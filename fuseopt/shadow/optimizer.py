@@ -52,13 +52,17 @@ def unfused(group: dict[str, Any]) -> dict[str, bool]:
     """The options that replace `fused=True` in a group: those of the foreach step.
 
     Empty for a group without `fused`. On other devices than the CPU `capturable` is set
-    too, so that step counters are on the device, as for the fused kernels.
+    too, so that step counters are on the device, as for the fused kernels. Otherwise
+    Adam's foreach step takes no tensors as rate or betas, and its loop does.
     """
     if not group.get("fused"):
         return {}
     form = {"fused": False, "foreach": True}
     if any(p.device.type != "cpu" for p in group["params"]):
         form["capturable"] = True
+    elif group.get("capturable") is False:
+        numbers = group.get("lr"), *(group.get("betas") or ())
+        form["foreach"] = not any(isinstance(x, torch.Tensor) for x in numbers)
     return {key: value for key, value in form.items() if key in group}
 
 

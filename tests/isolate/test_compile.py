@@ -620,6 +620,20 @@ def test_fused_becomes_our_own(name: str, caplog: pytest.LogCaptureFixture) -> N
     assert (report.launches, report.fallback) == (1, "")
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_fused_with_a_tensor_as_rate(name: str) -> None:
+    """Adam's foreach step takes none."""
+    kind = getattr(torch.optim, name)
+
+    def build(params: Any, plain: bool) -> torch.optim.Optimizer:
+        return kind(params, lr=torch.tensor(1e-2), fused=not plain)
+
+    pair = Pair(build)
+    for _ in range(3):
+        pair.step()
+    assert launches() == [1]
+
+
 # ---------------------------------------------------------------- others' optimizers
 
 
