@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -38,28 +38,16 @@ WRITTEN = (
 _VERSION = attrgetter("_version")
 
 
-class _Seen(NamedTuple):
-    """A gradient as the clip saw it. It is not kept alive: one that was replaced, or of
-    a step that was skipped, does not occupy memory.
-    """
-
-    gradient: weakref.ref[torch.Tensor]
-    version: int
-    address: int
-
-    def is_written(self, grad: torch.Tensor) -> bool:
-        """Was it written since, or given other memory?"""
-        return grad._version != self.version or grad.data_ptr() != self.address
+#: A gradient as the clip saw it: weakly, so that one that was replaced, or of a step
+#: that was skipped, does not occupy memory; its version and its address.
+_Seen = tuple[weakref.ref[torch.Tensor], int, int]
 
 
 def _seen(grads: Sequence[torch.Tensor]) -> dict[int, _Seen]:
     """Gradients as they are now, by their identities."""
-    fields = (
-        map(weakref.ref, grads),
-        map(_VERSION, grads),
-        map(torch.Tensor.data_ptr, grads),
-    )
-    return dict(zip(map(id, grads), map(_Seen, *fields), strict=True))
+    addresses = map(torch.Tensor.data_ptr, grads)
+    every = zip(map(weakref.ref, grads), map(_VERSION, grads), addresses, strict=True)
+    return dict(zip(map(id, grads), every, strict=True))
 
 
 class DeferredClip:
@@ -78,7 +66,7 @@ class DeferredClip:
 
     def alive(self) -> Iterator[torch.Tensor]:
         """The gradients that somebody still holds."""
-        references = (seen.gradient() for seen in self.left.values())
+        references = (gradient() for gradient, _, _ in self.left.values())
         return (g for g in references if g is not None)
 
     def of(self, grads: Iterable[torch.Tensor], until: str) -> Tensors:
@@ -90,9 +78,9 @@ class DeferredClip:
         found: dict[int, torch.Tensor] = {}
         for g in grads:
             seen = self.left.get(id(g))
-            if seen is None or seen.gradient() is not g:
+            if seen is None or seen[0]() is not g:
                 continue
-            if not seen.is_written(g):
+            if seen[1] == g._version and seen[2] == g.data_ptr():
                 found[id(g)] = g
             elif id(g) not in self.stepped:
                 raise RuntimeError(WRITTEN.format(until))
@@ -188,7 +176,7 @@ class Deferred:
             (clip, g)
             for clip in self.clips
             for g in clip.alive()
-            if not clip.left[id(g)].is_written(g)
+            if clip.left[id(g)] == _seen([g])[id(g)]
         ]
         for clip, waiting in found:
             if waiting:
@@ -296,7 +284,8 @@ def why_not_left(params: Sequence[torch.Tensor]) -> str:
             continue
         name = type(optimizer).__name__
         isolated: Any = getattr(optimizer.step, COMPILED, None)
-        if not isinstance(isolated, Isolated) or isolated.owner() != optimizer:
+        owner: Any = isolated.owner() if isinstance(isolated, Isolated) else None
+        if owner is not optimizer:
             return f"{name}.step is not the one that fuseopt.compile made"
         if not compat.unhooked(optimizer):
             return f"hooks of {name} may read gradients"
