@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ WRITTEN = (
     "gradients to None where a step is skipped"
 )
 _VERSION = attrgetter("_version")
+_LIVING = weakref.ref.__call__
 
 
 #: A gradient as the clip saw it: weakly, so that one that was replaced, or of a step
@@ -69,12 +70,25 @@ class DeferredClip:
         references = (gradient() for gradient, _, _ in self.left.values())
         return (g for g in references if g is not None)
 
-    def of(self, grads: Iterable[torch.Tensor], until: str) -> Tensors:
+    def is_all_of(self, grads: Tensors) -> bool:
+        """Are `grads` all that is left, in its order, and unwritten? Asked in C."""
+        if not grads or [*map(id, grads)] != [*self.left]:
+            return False
+        references, versions, addresses = zip(*self.left.values(), strict=True)
+        return (
+            all(map(is_, map(_LIVING, references), grads))
+            and versions == tuple(map(_VERSION, grads))
+            and addresses == tuple(map(torch.Tensor.data_ptr, grads))
+        )
+
+    def of(self, grads: Tensors, until: str) -> Tensors:
         """Those of `grads` that are still to be scaled, each once. `until`: the call
         that asks. Raises RuntimeError if one of them was written.
 
         Whoever writes a gradient after its step begins anew: zeros, the next backward.
         """
+        if self.is_all_of(grads):
+            return grads
         found: dict[int, torch.Tensor] = {}
         for g in grads:
             seen = self.left.get(id(g))
@@ -118,7 +132,8 @@ class Deferred:
         asks. Raises RuntimeError, before anything is written, if one was written.
         """
         with self._lock:
-            self._scale([(clip, clip.of(grads, until)) for clip in self.clips])
+            self._sweep()
+            self._scale([(clip, clip.of([*grads], until)) for clip in self.clips])
 
     def settle_by(self, factor: torch.Tensor) -> None:
         """Scale in memory what is still to be scaled by `factor`, which the next clip
@@ -127,7 +142,7 @@ class Deferred:
         with self._lock:
             self._scale(
                 [
-                    (clip, clip.of(clip.alive(), "the next clip"))
+                    (clip, clip.of([*clip.alive()], "the next clip"))
                     for clip in self.clips
                     if clip.factor is factor
                 ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import AliasError, UnsupportedInput
-from ...ir.graph import Buffer, Graph, written_by
+from ...ir.graph import Buffer, Extern, Graph, written_by
 from ..tables.addresses import AddressPool
 
 #: (position of a tensor, of another one, bytes between them)
@@ -30,8 +30,8 @@ class Inputs:
     would write if the result were read; `mutated`: the indices of the tensors that it
     does write, sorted. `args`: the buffer of each argument by its index among the
     tensors. `strides`: (index, strides) of the tensors with whose strides memory was
-    proven apart, or views were made; `distances`: of tensors that share memory;
-    `twins`: index pairs (second, first) of arguments that are one tensor.
+    proven apart, views were made, or eager's loop was told; `distances`: of tensors
+    that share memory; `twins`: index pairs (second, first) of arguments that are one tensor.
     """
 
     buffers: tuple[Buffer, ...]
@@ -85,6 +85,10 @@ def inputs(
                 (x.source, full[0].source, x.first_byte - full[0].first_byte)
                 for x in full[1:]
             ]
+    if _has_tails(graph):
+        strides += [
+            (x.source, x.stride) for x in buffers if x.kind in ("static", "arg")
+        ]
     return Inputs(
         buffers,
         statics,
@@ -99,6 +103,14 @@ def inputs(
         distances,
         twins,
     )
+
+
+def _has_tails(graph: Graph) -> bool:
+    """Has a call other bits where eager's vectorized loop has ended? Which of a call's
+    elements that is depends on the strides of its operands, temps among them.
+    """
+    bodies = {id(n.body): n.body for n in graph.nodes if not isinstance(n, Extern)}
+    return any(x.op == "tail" for body in bodies.values() for x in body.instrs)
 
 
 #: How a tensor may move: to memory that the step does not write; to memory of its own.
