@@ -117,7 +117,7 @@ class Models:
         self.params.append(p)
         self.groups.append(group)
         self.beside[number] = [
-            torch.zeros((), device=of.device)
+            torch.zeros((), dtype=torch.float32, device=of.device)
             if dtypes is None
             else without_contents(torch.empty_like(of, dtype=dtypes[of.dtype]).detach())
             for dtypes in self.columns

@@ -90,7 +90,7 @@ class PartsForm:
         return self.inner.finish(captured, kinds, flag)
 
 
-class Beside:
+class LocalColumns:
     """The local parts of averages and copies, read again if these have changed."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class LedParts:
         self.local: LocalOptimizer | None = None
         self.norms: dict[Any, PartNorm] = {}
         self.forms: dict[Any, tuple[Representatives, torch.Tensor]] = {}
-        self.beside = Beside()
+        self.local_columns = LocalColumns()
         #: the representatives of the last call
         self.leader: Representatives | None = None
         # did the last call end normally?
@@ -156,7 +156,7 @@ class LedParts:
             leader.release()
         self.forms.clear()
         self.norms.clear()
-        self.beside = Beside()
+        self.local_columns = LocalColumns()
         self.local = self.leader = None
         self.compiling.forget()
 
@@ -215,7 +215,7 @@ class LedParts:
         if not compat.are_spread(params):
             raise Unlike("some of its parameters are DTensors, and others are not")
         local.refresh(self.optimizer, self._helper())
-        return self.beside.of(wholes, params)
+        return self.local_columns.of(wholes, params)
 
     def _led(
         self,

@@ -62,15 +62,21 @@ class Updated:
         pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
         number: torch.Tensor,
     ) -> None:
-        """Update some averages; `number` must be on their device."""
+        """Update some averages. `number`: the number of updates so far."""
         for averages, source in _groups(pairs):
-            if self.first:
-                torch._foreach_copy_(averages, source)
-            elif self.function is not None:
-                self.function(averages, source, number)
-            elif self.single is not None:
-                for a, p in zip(averages, source, strict=True):
-                    a.copy_(self.single(a, p, number))
+            self.average(averages, source, number)
+
+    def average(self, averages: Tensors, source: Tensors, number: torch.Tensor) -> None:
+        """Update averages of one device and dtype; traced, and in eager."""
+        if self.first:
+            torch._foreach_copy_(averages, source)
+            return
+        number = number.to(averages[0].device)
+        if self.function is not None:
+            self.function(averages, source, number)
+        elif self.single is not None:
+            for a, p in zip(averages, source, strict=True):
+                a.copy_(self.single(a, p, number))
 
     def finish(self, params: Iterable[torch.Tensor]) -> None:
         """Finish an update after the averages of `params` have been updated."""
@@ -78,10 +84,7 @@ class Updated:
         remaining = [
             (a.detach(), p.detach()) for a, p in self.pairs if id(p) not in updated_ids
         ]
-        for averages, source in _groups(remaining):
-            self.apply(
-                zip(averages, source, strict=True), self.number.to(averages[0].device)
-            )
+        self.apply(remaining, self.number)
         for averages, source in self.follows:
             torch._foreach_copy_(averages, source)
         self.number.add_(1)
@@ -208,14 +211,7 @@ def update(models: Iterable[Updated]) -> None:
     """Do what AveragedModel.update_parameters does; traced, and in eager."""
     for model in models:
         for averages, source in model.groups:
-            if model.first:
-                torch._foreach_copy_(averages, source)
-            elif model.function is not None:
-                model.function(averages, source, model.number.to(averages[0].device))
-            elif model.single is not None:
-                number = model.number.to(averages[0].device)
-                for a, p in zip(averages, source, strict=True):
-                    a.copy_(model.single(a, p, number))
+            model.average(averages, source, model.number)
         for averages, source in model.follows:
             torch._foreach_copy_(averages, source)
         model.number.add_(1)

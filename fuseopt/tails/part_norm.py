@@ -15,12 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from .. import compat
-from ..capture.fx.interpreter import OWN
-from ..compiler import internal_errors, pipeline
+from ..compiler import pipeline
 from ..compiler.report import Report
 from ..compiler.timing import Clock
 from ..config import Config
@@ -29,6 +28,7 @@ from ..runtime.step import CompiledStep
 from ..shadow.lanes import Unlike
 from ..shards.parts import parts_of
 from .fused import AllFollowed
+from .one_node import one_node, planned
 from .order import arranged
 
 Tensors = list[torch.Tensor]
@@ -175,13 +175,9 @@ class PartNorm:
             for value, node in zip(args[n : n + m], self._sent, strict=True):
                 value.copy_(env[node])
 
-        setattr(norms, OWN, True)
-        graph = Graph()
         names = [f"part{k}" for k in range(n)] + [f"value{k}" for k in range(m)]
         names += [] if divisor is None else ["divisor"]
-        graph.call_function(norms, tuple(map(graph.placeholder, names)))
-        graph.output(())
-        gm = GraphModule(torch.nn.Module(), graph)
+        gm = one_node(norms, names)
         args = [*parts, *self.values, *(() if divisor is None else (divisor,))]
 
         def tell(report: Report) -> None:
@@ -189,14 +185,8 @@ class PartNorm:
             self._told(report)
 
         plan = pipeline.replanner(gm, self._config, tell, Clock())
-        try:
-            program = plan(args)
-        except Exception as error:
-            if internal_errors.is_mishap(error):
-                then = "The tail runs in pieces."
-                arguments = error, gm, args, self._config, then
-                raise Unlike(internal_errors.tell(*arguments)) from error
-            raise
+        instead = "The tail runs in pieces."
+        program = planned(plan, gm, args, self._config, instead)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
         return CompiledStep(source, program, plan, AllFollowed())
 

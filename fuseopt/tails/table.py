@@ -21,7 +21,9 @@ class Table:
     """
 
     def __init__(self, n: int, device: torch.device) -> None:
-        self.numbers = torch.zeros((n, len(COLUMNS)), device=device)
+        self.numbers = torch.zeros(
+            (n, len(COLUMNS)), dtype=torch.float32, device=device
+        )
         rows = [[*row.unbind()] for row in self.numbers.unbind()]
         self.columns: list[Tensors] = [*map(list, zip(*rows, strict=True))]
         self._have_grads: list[bool] = []

@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Graph, GraphModule
 
-from ..capture.fx.interpreter import OWN
-from ..compiler import internal_errors, pipeline
+from ..compiler import pipeline
 from ..compiler.report import Report
 from ..compiler.timing import Clock
 from ..config import Config
@@ -32,6 +30,7 @@ from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shadow.lanes import Unlike
 from .fresh import Fresh
+from .one_node import one_node, planned
 from .order import dtypes_in_order
 from .sequence import TailInputs, factor_of, inverse_of, measure, skip_of
 from .stats import begin
@@ -224,14 +223,11 @@ class _TotalsGraph:
         self.factor_tensors = [x for x in self.factors if x is not None]
         self.fresh = Fresh([dtype for dtype in dtypes[:3] if dtype is not None], device)
         self.results: Tensors = []
-        graph = Graph()
         n_outs = len(self.factor_tensors) + self.n_cells + len(self.fresh.dtypes)
         names = ["grad"] * self.n + ["out"] * n_outs
         names += [("scale", "found", "divisor", "max_norm")[k] for k in self.order]
-        nodes = [graph.placeholder(f"{x}{k}") for k, x in enumerate(names)]
-        graph.call_function(self._function(n_outs), tuple(nodes))
-        graph.output(())
-        gm = GraphModule(torch.nn.Module(), graph)
+        names = [f"{x}{k}" for k, x in enumerate(names)]
+        gm = one_node(self._function(n_outs), names)
         args = self._args(grads, cells, self.fresh.take(), other_inputs)
 
         def tell(report: Report) -> None:
@@ -246,15 +242,8 @@ class _TotalsGraph:
             separate = [torch.empty_like(x) for x in args[first : first + self.n_cells]]
             return replan([*args[:first], *separate, *args[first + self.n_cells :]])
 
-        try:
-            program = plan(args)
-        except Exception as error:
-            if internal_errors.is_mishap(error):
-                then = "All lanes of the tail are traced."
-                raise Unlike(
-                    internal_errors.tell(error, gm, args, config, then)
-                ) from error
-            raise
+        instead = "All lanes of the tail are traced."
+        program = planned(plan, gm, args, config, instead)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
         #: the gradients of the call that is under way
         self.grads: Tensors = []
@@ -287,7 +276,6 @@ class _TotalsGraph:
                     raise CaptureError("the dtype of a total has changed")
                 out.copy_(x)
 
-        setattr(totals, OWN, True)
         return totals
 
     def _results(

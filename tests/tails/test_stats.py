@@ -177,6 +177,26 @@ def test_in_pieces() -> None:
     assert seen
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_default_dtype(dtype: torch.dtype) -> None:
+    """The table was made of it, and all lanes were traced for that."""
+    side = Side(MAKES["adamw"], SHAPES * 4)
+    tail = tail_of(side, clip_grad_norm=1.0, stats=True)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        for n in range(3):
+            side.set_grads(n)
+            for p in side.params:
+                p.grad = p.grad.to(p.dtype)  # type: ignore[union-attr]
+            out = call(side, tail)
+    finally:
+        torch.set_default_dtype(before)
+    assert out.stats is not None
+    assert out.stats.dtype == torch.float32
+    assert "the others do as these" in last_report().traced
+
+
 def test_names_of_rows() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
