@@ -242,7 +242,7 @@ class _Fork:
         tx.instruction_pointer = start
         while not self._is_there(start, end):
             leaves = leaving(tx.instructions[tx.instruction_pointer], tx) is not None
-            if leaves or not tx.step() or tx.instruction_pointer is None:
+            if leaves or not self._step() or tx.instruction_pointer is None:
                 raise Refused("one of them leaves")
         if tx.block_stack != blocks:
             raise Refused("one of them ends within another block")
@@ -252,6 +252,22 @@ class _Fork:
                 last.append(node)
                 last = node
         return [node for node in nodes if node.op.startswith("call")], _Frame(tx)
+
+    def _step(self) -> bool:
+        """Trace one instruction; returns whether the frame goes on. Raises Refused
+        where a call raises: eager may never come this way.
+        """
+        from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
+
+        try:
+            return bool(self.tx.step())
+        except Refused:
+            raise
+        except Exception as error:
+            dynamos = isinstance(error, TorchDynamoException)
+            if dynamos and not isinstance(error, TorchRuntimeError):
+                raise
+            raise Refused("one of them raises") from error
 
     @staticmethod
     def _after(node: Node) -> list[Node]:

@@ -1027,3 +1027,23 @@ def test_gradients_whose_strides_change_in_16_bits(
             momentum = "momentum_buffer"
             assert same_bits(fast.state[q][momentum], plain.state[p][momentum])
     assert len(fuseopt.reports()) <= 4
+
+
+def _row_of_a_vector(p: Any, state: Any, group: Any) -> None:
+    if p.grad.mean() > 100.0:
+        p[:, 1].mul_(0.5)
+    p.add_(p.grad)
+
+
+def _product_that_does_not_fit(p: Any, state: Any, group: Any) -> None:
+    if p.grad.abs().amax().item() > 100.0:
+        p.addmm_(p.grad, p.grad.new_ones(7, 7))
+    p.add_(p.grad)
+
+
+@pytest.mark.filterwarnings("ignore:fuseopt")
+@pytest.mark.parametrize("lanes", [1, 12])
+@pytest.mark.parametrize("body", [_row_of_a_vector, _product_that_does_not_fit])
+def test_a_way_that_raises_and_is_never_taken(body: Any, lanes: int) -> None:
+    """Both ways of a branch on a tensor are traced; eager takes the other one."""
+    steps_alike(body, [(8,), (5,)] * lanes, [{}] * 3)

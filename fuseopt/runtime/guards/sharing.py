@@ -31,7 +31,8 @@ class Inputs:
     does write, sorted. `args`: the buffer of each argument by its index among the
     tensors. `strides`: (index, strides) of the tensors with whose strides memory was
     proven apart, views were made, or eager's loop was told; `distances`: of tensors
-    that share memory; `twins`: index pairs (second, first) of arguments that are one tensor.
+    that share memory; `twins`: index pairs (second, first) of arguments that are one
+    tensor.
     """
 
     buffers: tuple[Buffer, ...]
