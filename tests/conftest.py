@@ -138,5 +138,6 @@ def _fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
     if session is not None:
         mishaps = list(session.session.mishaps)
         session.session.reset()
+        session.session.deferred = None
         expected = request.node.get_closest_marker("mishaps") is not None
         assert expected or not mishaps

@@ -135,7 +135,7 @@ class Isolated:
         def step(*args: Any, **kwargs: Any) -> Any:
             if (len(args) > 1 or kwargs) and self.arguments.say_nothing(args, kwargs):
                 args, kwargs = args[:1], {}
-            if self._clips(alone=len(args) == 1 and not kwargs):
+            if session.deferred and self._clips(len(args) == 1 and not kwargs):
                 return None
             if self.race is None:
                 return self.run(args, kwargs)

@@ -76,15 +76,15 @@ class Machine:
 
     def called(self, k: int) -> list[int]:
         """The fewest instructions of the function that an instruction calls, such as a
-        power in float64; [] where it calls none, or what only numbers near the ends of
-        a range need.
+        power in float64; [] where it calls none, where no way is found to its end, or
+        what only numbers near the ends of a range need.
         """
         op, operands, _, to = self.code[k]
         if not op.startswith("CALL") or "slowpath" in operands:
             return []
         assert to is not None, operands
         ways = [self.way(to, end, {}) for end in self.places("RET") if end > to]
-        return min(filter(None, ways), key=len)
+        return min(filter(None, ways), key=len, default=[])
 
     def way(self, start: int, end: int, through: Mapping[str, int]) -> list[int]:
         """The fewest instructions from `start` to before `end` that pass so many of
