@@ -36,12 +36,10 @@ def returned(
             else:
                 assert memory is not None
                 t = memory.tensor(x.buffer)
-                if buffer.kind == "view":
-                    # torch has views that are taken under no_grad require gradients
-                    # where their base does, and refuses to trace them once it changed
+                # torch has views that are taken under no_grad require gradients where
+                # their base does, and refuses to trace them once it changed
+                if buffer.kind == "view" or x.again:
                     t = t.detach()
-            if x.again:
-                t = t.detach()
             return torch.view_as_complex(t) if x.complex else t
         if isinstance(x, Alias):
             return tensors[buffers[x.buffer].source].detach()

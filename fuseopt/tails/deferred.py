@@ -81,6 +81,11 @@ class DeferredClip:
             and addresses == tuple(map(torch.Tensor.data_ptr, grads))
         )
 
+    def is_unwritten(self, grad: torch.Tensor) -> bool:
+        """Is a gradient that is left as it was, and in the same memory?"""
+        _, version, address = self.left[id(grad)]
+        return grad._version == version and grad.data_ptr() == address
+
     def of(self, grads: Tensors, until: str) -> Tensors:
         """Those of `grads` that are still to be scaled, each once. `until`: the call
         that asks. Raises RuntimeError if one of them was written.
@@ -94,7 +99,7 @@ class DeferredClip:
             seen = self.left.get(id(g))
             if seen is None or seen[0]() is not g:
                 continue
-            if seen[1] == g._version and seen[2] == g.data_ptr():
+            if self.is_unwritten(g):
                 found[id(g)] = g
             elif id(g) not in self.stepped:
                 raise RuntimeError(WRITTEN.format(until))
@@ -183,22 +188,17 @@ class Deferred:
     def _scale(self, found: Sequence[tuple[DeferredClip, Tensors]]) -> None:
         """Scale gradients in memory, each by the factor of its clip."""
         if not any(waiting for _, waiting in found):
-            self._sweep()
             return
         # all views of one tensor have one version: what is written here was not written
         # by others
         unwritten = [
-            (clip, g)
-            for clip in self.clips
-            for g in clip.alive()
-            if clip.left[id(g)] == _seen([g])[id(g)]
+            (clip, [*filter(clip.is_unwritten, clip.alive())]) for clip in self.clips
         ]
         for clip, waiting in found:
             if waiting:
                 clip.scale(waiting)
-        for clip, g in unwritten:
-            if id(g) in clip.left:
-                clip.left.update(_seen([g]))
+        for clip, grads in unwritten:
+            clip.left.update(_seen([g for g in grads if id(g) in clip.left]))
         self._sweep()
 
     def _sweep(self) -> None:

@@ -90,9 +90,8 @@ class Totals:
             cells or judged or any(x is not None for x in (scale, max_norm, found_inf))
         )
         if not is_needed:
-            ahead = Ahead(None, other_inputs, read_grads, cells)
-            ahead.factors = Factors(None, None, content["factor"])
-            return ahead
+            factors = Factors(None, None, content["factor"])
+            return Ahead(None, other_inputs, read_grads, cells, factors)
         if scale is not None and scale.device != grads[0].device:
             raise Unlike("the scaler's scale lies on another device")
         places = content["places"]
@@ -112,7 +111,7 @@ class Totals:
         if graph is None:
             graph = _TotalsGraph(content, grads, cells, self.config, self.notify)
         self._graphs[key] = graph
-        return Ahead(graph, other_inputs, read_grads, cells)
+        return Ahead(graph, other_inputs, read_grads, cells, graph.factors)
 
     def drop(self, ahead: Ahead) -> None:
         """Release a graph that does not fit the present gradients."""
@@ -139,8 +138,9 @@ class Ahead:
         other_inputs: tuple[Any, ...],
         read_grads: Callable[[], Tensors],
         cells: Tensors,
+        factors: Factors,
     ) -> None:
-        self.factors = NO_FACTORS if graph is None else graph.factors
+        self.factors = factors
         self.graph = graph
         self.other_inputs = other_inputs
         self.read_grads = read_grads

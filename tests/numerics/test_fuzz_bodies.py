@@ -6,13 +6,14 @@ and which of it shares memory. A failure prints the smallest body that still fai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from tests.beside import Run, apart, beside
 from tests.numerics.fuzz_bodies import Body, random_body
-from tests.numerics.test_fuzz_programs import fuzz
+from tests.numerics.test_fuzz_programs import fewest, fuzz
 
 TURNS = 3
 
@@ -29,28 +30,21 @@ def check(body: Body, folder: Path) -> str:
     return beside(path, build, apart, TURNS)
 
 
-def failure(body: Body, folder: Path) -> Exception | None:
-    try:
-        check(body, folder)
-    except Exception as error:
-        return error
-    return None
-
-
 def judge(body: Body, folder: Path) -> None:
     """Raise with the smallest body that fails, if this one does."""
-    found = failure(body, folder)
-    if found is None:
-        return
-    at = 0
-    while at < len(body.lines):
-        fewer = replace(body, lines=body.lines[:at] + body.lines[at + 1 :])
-        again = failure(fewer, folder) if fewer.lines else None
-        if type(again) is type(found):
-            body, found = fewer, again
-        else:
-            at += 1
-    raise AssertionError(f"{found}\n{body.text()}") from found
+
+    def failure(lines: Sequence[str]) -> Exception | None:
+        try:
+            if lines:
+                check(replace(body, lines=tuple(lines)), folder)
+        except Exception as error:
+            return error
+        return None
+
+    lines, found = fewest(body.lines, failure)
+    if found is not None:
+        smallest = replace(body, lines=tuple(lines))
+        raise AssertionError(f"{found}\n{smallest.text()}") from found
 
 
 @fuzz(6)

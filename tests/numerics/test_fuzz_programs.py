@@ -116,6 +116,23 @@ def check_dynamo(program: Program) -> None:
     check_report()
 
 
+def fewest(
+    lines: Sequence[str], failure: Callable[[Sequence[str]], Exception | None]
+) -> tuple[Sequence[str], Exception | None]:
+    """As few of some lines as still fail in the same way, and how; the lines and None
+    if they do not. `failure(lines)`: what goes wrong with some of them, or None.
+    """
+    found, at = failure(lines), 0
+    while found is not None and at < len(lines):
+        fewer = [*lines[:at], *lines[at + 1 :]]
+        again = failure(fewer)
+        if type(again) is type(found):
+            lines, found = fewer, again
+        else:
+            at += 1
+    return lines, found
+
+
 def check(test: Callable[[Program], None], program: Program) -> None:
     """Run a test; where it fails, on as few of the program's lines as still fail."""
 
@@ -126,18 +143,10 @@ def check(test: Callable[[Program], None], program: Program) -> None:
             return error
         return None
 
-    found = failure(program.lines)
-    if found is None:
-        return
-    lines, at = list(program.lines), 0
-    while at < len(lines):
-        fewer = lines[:at] + lines[at + 1 :]
-        again = failure(fewer)
-        if type(again) is type(found):
-            lines, found = fewer, again
-        else:
-            at += 1
-    raise AssertionError(f"{found}\n{replace(program, lines=tuple(lines))}") from found
+    lines, found = fewest(program.lines, failure)
+    if found is not None:
+        smallest = replace(program, lines=tuple(lines))
+        raise AssertionError(f"{found}\n{smallest}") from found
 
 
 @fuzz(40)

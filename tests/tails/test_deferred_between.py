@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 import fuseopt
 from fuseopt.compiler.session import COMPILED, session
-from tests.tails.test_deferred import clip, momentum, pair
+from tests.tails.test_deferred import clip, momentum, pair, step_both
 from tests.tails.twins import SHAPES, Side, differences, same
 
 Clip = Callable[..., Any]
@@ -246,11 +246,7 @@ def test_a_parameter_that_is_twice_in_a_group() -> None:
     for n in range(3):
         for side in (one, other):
             side.set_grads(n)
-        torch.nn.utils.clip_grad_norm_(one.params, 0.5)
-        one.opt.step()
-        clip(other, 0.5)
-        other.opt.step()
-        assert not differences(one, other)
+        step_both(one, other, 0.5)
 
 
 def test_a_first_clip_in_inference_mode() -> None:
