@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.counts import Counts
-from tests.tools.share import share_of
+from tests.tools.share import quick_of
 
 #: `make fuzz`: see tests/numerics/test_fuzz_programs.py
 settings.register_profile("fuzz", print_blob=True)
@@ -36,10 +36,17 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of the cases of a test that is marked as a family, most are slow."""
+    families: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         family = item.get_closest_marker("family")
-        if family is not None and share_of(item.nodeid, family.args[0]):
-            item.add_marker(pytest.mark.slow)
+        if family is not None and item.get_closest_marker("slow") is None:
+            test, _, _ = item.nodeid.partition("[")
+            families.setdefault((test, family.args[0]), []).append(item)
+    for (_, many), cases in families.items():
+        quick = quick_of([x.nodeid for x in cases], many)
+        for item in cases:
+            if item.nodeid not in quick:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

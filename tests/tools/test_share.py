@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.tools.share import parsed, share_of
+from tests.tools.share import parsed, quick_of, share_of
 
 
 def test_every_test_is_in_one_share() -> None:
@@ -28,6 +28,16 @@ def test_a_commit_names_a_share() -> None:
 def test_what_is_no_share_is_refused(share: str) -> None:
     with pytest.raises(pytest.UsageError, match="--share"):
         parsed(share, "ff")
+
+
+@pytest.mark.parametrize("cases", [1, 2, 5, 200])
+@pytest.mark.parametrize("many", [2, 10, 50])
+def test_of_a_family_few_cases_are_quick_and_never_none(cases: int, many: int) -> None:
+    names = [f"tests/test_x.py::test_y[{k}]" for k in range(cases)]
+    quick = quick_of(names, many)
+    assert quick <= set(names)
+    assert 1 <= len(quick) <= max(1, 2 * cases / many + 2)
+    assert quick == quick_of(names[::-1], many)
 
 
 @pytest.mark.slow
