@@ -65,8 +65,8 @@ EVERY = [
 ]
 
 
-@pytest.mark.family(27)
-@pytest.mark.family(27)
+@pytest.mark.family(30)
+@pytest.mark.family(30)
 @pytest.mark.parametrize("buckets", ["layer", 200, 32 << 20])
 @pytest.mark.parametrize("build", EVERY)
 def test_bits_and_state(build: Any, buckets: Any) -> None:
@@ -152,7 +152,7 @@ def test_all_buckets_share_one_program(
     assert not planned
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(8)
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -184,6 +184,7 @@ def in_groups(m: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("build", [adamw, momentum])
 def test_groups_and_what_is_set_in_them(build: Any) -> None:
     pair = Pair(build, groups=in_groups)

@@ -61,6 +61,7 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("blocks", [6, 12])
 def test_the_code_is_analysed_once_for_all_buckets(
     proofs: list[int], blocks: int

@@ -130,7 +130,7 @@ CALLS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 }
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(20)
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_between_fused_arithmetic(name: str) -> None:
     """Each runs where it stands; the arithmetic before and after it is fused."""
@@ -257,6 +257,7 @@ UPDATES: list[Update] = [
 ]
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("update", UPDATES, ids=lambda u: u.__name__)
 def test_calls_that_share_and_change_memory(update: Update) -> None:
     def flat(*triple: Tensor) -> Tensor | None:
@@ -270,6 +271,7 @@ def transposed() -> list[list[Tensor]]:
     return [[t.T for t in triple] for triple in state((6, 6))]
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize(
     "update",
     # Dynamo itself refuses out= that is not contiguous
@@ -283,6 +285,7 @@ def test_the_same_on_transposed_tensors(update: Update) -> None:
     assert not check(nothing, transposed).fallback
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("update", UPDATES, ids=lambda u: u.__name__)
 def test_strides_that_change_between_calls(update: Update) -> None:
     """Views and results of calls follow: Dynamo guards no gradient's strides."""

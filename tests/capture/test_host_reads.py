@@ -177,7 +177,7 @@ def by_fuseopt(opt: torch.optim.Optimizer) -> Callable[[], Any]:
     return fuseopt.compile(opt).step
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(8)
 @pytest.mark.parametrize("way", [by_torch, by_fuseopt])
 @pytest.mark.parametrize(
     "foreach", [pytest.param(True, marks=untraceable_adafactor), False]
@@ -254,6 +254,7 @@ class Branches(torch.optim.Optimizer):
                 self.large += p.dim()
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("way", [by_torch, by_fuseopt])
 def test_a_branch_on_a_value_is_told_once_and_the_pieces_compiled(

@@ -210,6 +210,7 @@ ONE_LAUNCH = {
 }
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", ONE_LAUNCH)
 def test_one_launch(name: str) -> None:
     case = ONE_LAUNCH[name]
@@ -432,7 +433,7 @@ def lay_out(how: str, params: Sequence[Any]) -> None:
                     p.data = rows.view(p.shape)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(8)
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
 @pytest.mark.parametrize(
     "how", ["transposed", "channels last", "gaps", "flat", "unaligned", "interleaved"]

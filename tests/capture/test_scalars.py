@@ -228,7 +228,7 @@ def make(seed: int) -> tuple[list[Tensor], list[Tensor], dict[str, Any]]:
     return p, g, c
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_of_numbers(name: str) -> None:
     step = FORMS[name]

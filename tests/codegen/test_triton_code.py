@@ -145,13 +145,14 @@ def check_nvidia(name: str, dtype: torch.dtype, gpu: str, folder: str) -> None:
     assert len(estimates) <= 2 * len(powers)
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(20)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_kernels(name: str, dtype: torch.dtype, folder: str) -> None:
     check_nvidia(name, dtype, "sm_90", folder)
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("gpu", NVIDIA)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_other_nvidia_gpus(gpu: str, dtype: torch.dtype, folder: str) -> None:

@@ -100,6 +100,7 @@ def numbers_of_the_host(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> 
     return found[-1]
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("dtype", BARS, ids=str)
 def test_corrections_of_the_host(
     dtype: torch.dtype, folder: str, sim: Any, monkeypatch: pytest.MonkeyPatch

@@ -118,7 +118,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("programs", [triton_table.PROGRAMS, 5, 1])
 @pytest.mark.parametrize("make", [counted, totalled])
 def test_every_order_gives_the_same_bits(
@@ -196,7 +196,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_race_is_seen(name: str, tmp_path: Path) -> None:
     make, edit = BROKEN[name]

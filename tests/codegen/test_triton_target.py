@@ -58,7 +58,7 @@ def assert_targets_agree(case: Case, compilers: Compilers) -> None:
 # ---------------------------------------------------------------- in the interpreter
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(15)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gives_the_bits_of_cpp(case: Case, compilers: Compilers) -> None:
     assert_targets_agree(case, compilers)

@@ -109,7 +109,7 @@ def held(opt: Optimizer) -> dict[str, Any]:
 
 
 @sets_no_attribute
-@pytest.mark.family(3)
+@pytest.mark.family(20)
 @pytest.mark.parametrize("way", [compiled, alone])
 @pytest.mark.parametrize("n", [3, 20])
 @pytest.mark.parametrize("kind", [Counts, Decays, Makes, Removes, Reads])

@@ -184,6 +184,7 @@ def beside(
     assert any(r.launches for r in fuseopt.reports())
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_state_that_is_made_anew_is_its_own_parameters(
     way: str, monkeypatch: pytest.MonkeyPatch
@@ -192,6 +193,7 @@ def test_a_state_that_is_made_anew_is_its_own_parameters(
     beside(Counts, lambda opt, p: opt.state.pop(p), way, monkeypatch)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_states_in_another_order_are_their_own_parameters(
     way: str, monkeypatch: pytest.MonkeyPatch
@@ -220,7 +222,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(15)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("ask", "put"), ASKED, ids=lambda f: f.__name__)
 def test_what_was_not_there_is_seen(

@@ -57,6 +57,7 @@ def repro(folder: Path, *given: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("target", ["cpp", "triton"])
 def test_the_same_text_in_a_fresh_process(target: str, tmp_path: Path) -> None:
     folder = dumped(
@@ -69,6 +70,7 @@ def test_the_same_text_in_a_fresh_process(target: str, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [f"{name}: the same text" for name in kernels]
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", [*OF_TORCH, *PAPERS])
 def test_every_kind_of_graph(name: str, tmp_path: Path, capsys: Any) -> None:
     folder = dumped(tmp_path, optimizer(name))
@@ -80,7 +82,7 @@ def test_every_kind_of_graph(name: str, tmp_path: Path, capsys: Any) -> None:
 SUMS = {"Adafactor", *(kind.__name__ for kind, _ in REDUCING)}
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(15)
 @pytest.mark.parametrize("name", [*OF_TORCH, *PAPERS])
 def test_kernels_run_alone(name: str, tmp_path: Path, capsys: Any) -> None:
     assert alone.main(dumped(tmp_path, optimizer(name)), ["--run"]) == 0

@@ -108,6 +108,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_more_lanes_need_no_more_calls_or_proofs(
     kind: str, counts: dict[str, int]
@@ -302,6 +303,7 @@ def test_a_build_that_fails_is_told_once(
     assert not any(torch.equal(p, b) for p, b in zip(params, before, strict=True))
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_first_step_does_not_import_inductor(way: str) -> None:
     """Dynamo would, to ask which gradients Inductor captured in a graph."""

@@ -80,6 +80,7 @@ def test_one_launch_at_1000_parameters(name: str) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", ELEVEN)
 def test_one_launch_with_two_dtypes(name: str) -> None:
     params = make_params([(5, 3)] * 2, torch.bfloat16) + make_params([(5, 3)] * 2)

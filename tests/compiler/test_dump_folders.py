@@ -79,6 +79,7 @@ def ended(process: subprocess.Popen[bytes]) -> str:
     return told
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize(
     ("module", "variables"),
     [

@@ -103,7 +103,7 @@ def of_fuseopt(caught: list[warnings.WarningMessage]) -> list[str]:
     return [t for t in texts if "internal error" in t]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(8)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_an_error_costs_one_warning(
@@ -127,6 +127,7 @@ def test_an_error_costs_one_warning(
     assert any("internal error" in r.fallback for r in fuseopt.reports())
 
 
+@pytest.mark.family(5)
 @pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.parametrize("phase", ["schedule", "bind"])
 def test_whatever_it_is(name: str, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ def test_whatever_it_is(name: str, phase: str, monkeypatch: pytest.MonkeyPatch) 
         pair.step(3)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(8)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_fallback_error_raises_and_nothing_is_written(
@@ -155,7 +156,7 @@ def test_fallback_error_raises_and_nothing_is_written(
     assert all(map(torch.equal, pair.mine, before))
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(8)
 @pytest.mark.parametrize("way", ["torch.compile", "fuseopt.compile"])
 @pytest.mark.parametrize("phase", [p for p in PHASES if p != "decide"])
 def test_an_error_at_a_later_call(
@@ -187,6 +188,7 @@ def test_an_error_of_the_led_step_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert "internal error" in fuseopt.reports()[-1].traced
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("phase", ["capture", "schedule", "bind", "move"])
 def test_what_is_not_ours_passes(

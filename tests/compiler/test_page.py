@@ -94,6 +94,7 @@ class Columns(Simple):
                 p.addcdiv_(p.grad, (rows * columns).sqrt() + 1e-8, value=-0.1)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(
     ("build", "code", "code_line"),
     [

@@ -294,6 +294,7 @@ def numpy_layerwise(optimizer: Any, t: int) -> None:
             p.mul_(decay[i]).sub_(p.grad * rates[i])
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("function", [numpy_cosine, numpy_then_step, numpy_layerwise])
 def test_a_schedule_in_numpy(function: Callable[..., None]) -> None:
     runs = []
@@ -532,6 +533,7 @@ def clip_step_average(optimizer: Any, params: list[Any], average: list[Tensor]) 
         torch._foreach_lerp_(average, params, 0.1)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("where", ["inductor", "eager", "error"])
 def test_clip_step_and_average_in_one_graph(where: str) -> None:
     """All of it is update, so nothing leaves it, whatever the fallback."""

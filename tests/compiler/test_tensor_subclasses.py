@@ -175,7 +175,7 @@ def run(program: str) -> str:
 WAYS = [("torch.compile", 3), ("fuseopt.compile", 3), ("fuseopt.compile", 16)]
 
 
-@pytest.mark.family(15)
+@pytest.mark.family(20)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("what", ["all", "later"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -202,7 +202,7 @@ def make(way: str, lanes: int, part: bool) -> tuple[list[torch.Tensor], object, 
     return params, optimizer, fuseopt.compile(optimizer).step
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(30)
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
 @pytest.mark.parametrize("what", ["param", "grad", "state"])
 @pytest.mark.parametrize("when", [0, 1, 2])
@@ -245,6 +245,7 @@ def test_freed_memory_is_refused_before_anything_is_written(
     assert not torch.equal(params[-1], before[-1])
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.filterwarnings("ignore")
 def test_parameters_without_contents_step_in_eager(way: str, lanes: int) -> None:

@@ -87,6 +87,7 @@ def test_what_goes_on_around_a_step(name, sim):
     assert "not_run" not in figures
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("name", ["awkward layouts", "awkward momentum"])
 def test_awkward_parameters_come_by_name(name):
     _, done = serve("correctness", cases=[{"name": f"scenario/{name}", "weight": 1}])

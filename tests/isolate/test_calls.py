@@ -142,6 +142,7 @@ def test_a_mode_sees_the_record_of_the_step(opt: Optimizer) -> None:
     assert any("record_function" in name for name in mode.seen)
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("grad", [True, False])
 def test_the_grad_mode_is_what_it_was(opt: Optimizer, grad: bool) -> None:
     with torch.set_grad_enabled(grad):

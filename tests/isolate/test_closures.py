@@ -54,7 +54,7 @@ class Pair:
         return closure
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(10)
 @pytest.mark.parametrize("name", ELEVEN)
 def test_few_lanes_lead_a_step_with_a_closure(name: str) -> None:
     pair = Pair(lambda params: make(name, params))
@@ -235,6 +235,7 @@ def test_what_is_another_form(kind: type) -> None:
     assert opening(code_of(kind)) == ""
 
 
+@pytest.mark.family(5)
 @pytest.mark.parametrize("kind", [First, Reads, Twice, Last, Forgets])
 def test_either_has_the_bits_of_eager(kind: type) -> None:
     pair = Pair(kind)

@@ -314,6 +314,7 @@ def test_what_took_the_backend_before_dynamo_is_told_what_others_are(
 # ---------------------------------------------------------------- schedulers
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("tensor", [False, True])
 @pytest.mark.parametrize("before", [False, True])
 def test_schedulers_made_before_or_after(before: bool, tensor: bool) -> None:
@@ -447,6 +448,7 @@ def test_a_parameter_group_is_added() -> None:
     assert launches() == [1, 1]
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("way", ["pickle", "deepcopy", "torch.save"])
 def test_a_copy_is_a_plain_optimizer(way: str) -> None:
     pair = Pair()
@@ -597,6 +599,7 @@ def test_grad_scaler_unscales_and_skips(fused: bool) -> None:
     assert launches() == [1]
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
 def test_fused_becomes_our_own(name: str, caplog: pytest.LogCaptureFixture) -> None:
     def build(params: Any, plain: bool) -> torch.optim.Optimizer:
@@ -698,6 +701,7 @@ class WithoutDecorator(torch.optim.Optimizer):
                 p.add_(p.grad.sign(), alpha=-0.1)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("kind", [Own, Younger, WithoutDecorator])
 def test_steps_of_others(kind: Any) -> None:
     pairs = [Pair(lambda params, plain: kind(params)) for _ in range(9)]
@@ -774,7 +778,7 @@ def test_explain_takes_a_compiled_step() -> None:
     assert not pair.opt.state
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(10)
 @pytest.mark.parametrize("name", ["Adadelta", "NAdam", "RAdam", "Rprop", "ASGD"])
 @pytest.mark.parametrize("foreach", [True, False])
 def test_other_optimizers_of_torch(name: str, foreach: bool) -> None:

@@ -92,6 +92,7 @@ def test_a_step_keeps_its_optimizer_and_no_longer() -> None:
     assert known() is None
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("when", ["before", "after", "in its place"])
 def test_schedulers(when: str) -> None:
     """No warning about an order of steps that is right."""
@@ -116,6 +117,7 @@ def test_schedulers(when: str) -> None:
     assert all("of 18 lanes" in r.traced for r in reports)
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize(
     "asked",
     [

@@ -198,6 +198,7 @@ class Pair:
 ALL = 2 * (1 + WARM) + 4 * ROUNDS
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("lanes", [4, 20], ids=["whole", "led"])
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_a_race_that_is_lost(

@@ -54,7 +54,7 @@ def states(params: Any, optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
         yield from (v for v in optimizer.state[p].values() if isinstance(v, Tensor))
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(40)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("name", ELEVEN)
 def test_no_distance_to_eagers_default(name: str, dtype: torch.dtype) -> None:

@@ -30,6 +30,7 @@ from tests.steps import Twins, eager_step, same_bits, set_grads
 # ---------------------------------------------------------------- values, types
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -117,6 +118,7 @@ def give(t: Twins, dtype: torch.dtype, seed: int) -> None:
             x.grad = grad.clone()
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "RMSprop"])
 @pytest.mark.parametrize(("own", "other"), MIXED)
 def test_gradients_that_change_their_dtype(

@@ -47,6 +47,6 @@ def judge(body: Body, folder: Path) -> None:
         raise AssertionError(f"{found}\n{smallest.text()}") from found
 
 
-@fuzz(6)
+@fuzz(3)
 def test_bodies(tmp_path: Path, seed: int) -> None:
     judge(random_body(seed), tmp_path)

@@ -76,7 +76,7 @@ def check(
     assert differences(mine, compiled, theirs, eager) == []
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lanes", [2, 20])
 @pytest.mark.parametrize("name", ["AdamW", "NAdam", "Adagrad"])
@@ -85,14 +85,14 @@ def test_bits_under_each_mode(name: str, lanes: int, mode: str) -> None:
     assert not any(r.fallback for r in fuseopt.reports())
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(15)
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", TORCHS)
 def test_bits_of_torch_optimizers(name: str, foreach: bool) -> None:
     check(name, 4, lambda seed: default_device(), foreach=foreach)
 
 
-@pytest.mark.family(8)
+@pytest.mark.family(20)
 @pytest.mark.parametrize("name", PAPERS)
 def test_bits_of_papers(name: str) -> None:
     check(name, 4, lambda seed: default_device())

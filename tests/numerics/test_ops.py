@@ -89,7 +89,7 @@ def floats() -> dict[torch.dtype, tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
     return found
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(40)
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_the_bits_of_eager(name: str, floats: Any) -> None:
     for dtype, (args, got) in floats.items():
@@ -101,6 +101,7 @@ def test_every_op_has_the_bits_of_eager(name: str, floats: Any) -> None:
             raise AssertionError(f"{name_of(dtype)}: {i.count(False)}, first {shown}")
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 def test_awkward_numbers_that_vector_loops_leave_over(dtype: torch.dtype) -> None:
     """softshrink and fmod, whose loops have no vectors of AVX-512, differed."""

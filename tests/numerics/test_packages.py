@@ -99,7 +99,7 @@ def accepts(make: Any, shape: tuple[int, ...]) -> bool:
     return True
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(60)
 @pytest.mark.parametrize(("package", "name"), cases(ELEMENTWISE))
 def test_elementwise_optimizers_are_one_launch(package: str, name: str) -> None:
     race(pair_of(package, name, fallback="error"))
@@ -108,6 +108,7 @@ def test_elementwise_optimizers_are_one_launch(package: str, name: str) -> None:
         assert report.externs == []
 
 
+@pytest.mark.family(20)
 @pytest.mark.parametrize(("package", "name"), cases(REDUCTIONS))
 def test_optimizers_with_reductions(package: str, name: str) -> None:
     race(pair_of(package, name, fallback="error"))

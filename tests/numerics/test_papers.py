@@ -23,7 +23,7 @@ def one_launch_each() -> None:
         assert not report.fallback
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(20)
 @pytest.mark.parametrize(("kind", "second"), ELEMENTWISE, ids=name_of)
 def test_elementwise_optimizers_are_one_launch(
     kind: type[Optimizer], second: dict[str, Any]
@@ -40,7 +40,7 @@ def test_optimizers_with_a_function_of_a_library(
     one_launch_each()
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize(("kind", "second"), REDUCING, ids=name_of)
 def test_optimizers_that_reduce(kind: type[Optimizer], second: dict[str, Any]) -> None:
     race(Pair(kind, second, fallback="error"))

@@ -156,7 +156,7 @@ def run(
         assert differences(optimizer, plain) == [], f"step {k}"
 
 
-@pytest.mark.family(18)
+@pytest.mark.family(60)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
@@ -185,7 +185,7 @@ def test_all_options(name: str, form: str, way: str, dtype: torch.dtype) -> None
             raise AssertionError(f"{described}: {error}") from error
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(20)
 @pytest.mark.parametrize("form", ["for-loop", "foreach"])
 @pytest.mark.parametrize("name", NAMES)
 def test_led_lanes_are_the_plain_optimizers(name: str, form: str) -> None:
@@ -209,7 +209,7 @@ def warm_up(name: str, form: str, way: str, **options: Any) -> Tensor:
     return p.detach()
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(10)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "Adafactor"])
@@ -220,6 +220,7 @@ def test_no_nan_where_the_rate_is_0(name: str, form: str, way: str) -> None:
     assert same_bits(got, warm_up(name, form, ""))
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
 def test_a_capturable_step_has_the_nan_of_its_own(name: str, way: str) -> None:
@@ -299,6 +300,7 @@ class Branching(torch.optim.Optimizer):
                     p.neg_()
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize(("lanes", "way"), [(2, "step"), (20, "optimizer")])
 def test_both_ways_of_a_branch_on_a_number(lanes: int, way: str) -> None:
     """One graph, whatever the counters are, and each lane goes its own way."""

@@ -211,6 +211,7 @@ def test_tails_are_those_of_each_call(dtype: torch.dtype, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_threads_that_share_a_lane_fold_it_in_order(
@@ -272,6 +273,7 @@ def test_gathered_blocks_of_small_kernels(
         assert all(same_bits(g, w) for g, w in zip(got, want, strict=True)), (n, m)
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_every_level_of_a_sum(dtype: torch.dtype) -> None:
     """Levels of a cascade are zeros until they are reached; sums of -0 are eager's."""
@@ -433,7 +435,7 @@ STEPS = {
 }
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("lanes", [3, 40])
 @pytest.mark.parametrize("name", STEPS)
 def test_launches_do_not_depend_on_the_number_of_lanes(name: str, lanes: int) -> None:

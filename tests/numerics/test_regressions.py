@@ -769,6 +769,7 @@ def _view_of_a_view(p: Any, *_: Any) -> None:
     p.sub_((m / m.norm()).view_as(p), alpha=0.1)
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("lanes", [1, 10])
 @pytest.mark.parametrize(
     "body",
@@ -902,6 +903,7 @@ def _expanded(state: Any, p: Any) -> None:
     state["rows"] = torch.zeros_like(p).expand(2, *p.shape)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("rest", [0, 1])
 @pytest.mark.parametrize("more", [_seen_again, _held_twice, _expanded])
 def test_new_state_that_shares_memory_and_is_not_yet_used(more: Any, rest: int) -> None:
@@ -923,6 +925,7 @@ def test_new_state_that_shares_memory_and_is_not_yet_used(more: Any, rest: int) 
     steps_alike(wait, [(4,), (3, 2)] * 12, [{}] * 4)
 
 
+@pytest.mark.family(5)
 @pytest.mark.parametrize(
     "kept",
     ["p.view(-1)", "p.view(p.shape)", "p[0]", "p.detach().view(-1)", "p.data[1:]"],
@@ -993,6 +996,7 @@ def _overwritten_sums(p: Any, state: Any, group: Any) -> None:
     p.mul_(sums)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("lanes", [1, 12])
 @pytest.mark.parametrize(
     "body", [_overwritten_norm, _overwritten_largest, _overwritten_sums]
@@ -1002,6 +1006,7 @@ def test_results_of_reductions_that_are_overwritten(body: Any, lanes: int) -> No
     steps_alike(body, [(6, 8), (5, 4)] * lanes, [{"lr": 0.1}] * 3, fallback="error")
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("lanes", [2, 18])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gradients_whose_strides_change_in_16_bits(
@@ -1041,6 +1046,7 @@ def _product_that_does_not_fit(p: Any, state: Any, group: Any) -> None:
     p.add_(p.grad)
 
 
+@pytest.mark.family(4)
 @pytest.mark.filterwarnings("ignore:fuseopt")
 @pytest.mark.parametrize("lanes", [1, 12])
 @pytest.mark.parametrize("body", [_row_of_a_vector, _product_that_does_not_fit])

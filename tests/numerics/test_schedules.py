@@ -150,7 +150,7 @@ def of_torch(name: str) -> tuple[dict[str, Any], list[str]]:
     return options, [STATE, USUAL] if name == "SGD" else [USUAL]
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(30)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ELEVEN)
@@ -165,6 +165,7 @@ def test_torch_optimizers(name: str, schedule: str, form: str) -> None:
     assert compilations(build, SCHEDULES[schedule], **given) == len(ways)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "NAdam"])
 def test_a_rate_that_is_a_tensor(name: str) -> None:
     options, ways = of_torch(name)
@@ -220,7 +221,7 @@ DIVIDE = {"ScheduleFreeSGD", "Gravity"}
 KEYED = {"AggMo"}
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(10)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     "name",
@@ -315,6 +316,7 @@ ASKED: dict[str, tuple[Callable[[float, int], Any], list[float]]] = {
 }
 
 
+@pytest.mark.family(4)
 @pytest.mark.filterwarnings("ignore:fuseopt:RuntimeWarning")  # text is made in eager
 @pytest.mark.parametrize("way", ["compile", "backend"])
 @pytest.mark.parametrize("name", ASKED)
@@ -339,6 +341,7 @@ def test_a_branch_is_asked_of_pythons_numbers(name: str, way: str) -> None:
 WAYS = {"cancels": 2, "order": 2, "scales": 2, "power": 2, "among": 2, "chain": 3}
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("name", WAYS)
 def test_a_branch_is_one_compilation_for_each_way(name: str) -> None:
     ask, rates = ASKED[name]

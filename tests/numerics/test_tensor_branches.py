@@ -137,6 +137,7 @@ def run(change: Change, **options: Any) -> None:
         assert differences(other, plain) == [], f"step {number}"
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("change", WHOLE, ids=lambda f: f.__name__)
 def test_both_ways_are_in_one_graph(change: Change) -> None:
     run(change, fallback="error")
@@ -144,7 +145,7 @@ def test_both_ways_are_in_one_graph(change: Change) -> None:
     assert not report.fallback
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(5)
 @pytest.mark.filterwarnings("ignore:fuseopt:RuntimeWarning")
 @pytest.mark.parametrize("change", APART, ids=lambda f: f.__name__)
 def test_a_choice_that_would_be_seen_is_eagers(change: Change) -> None:

@@ -146,7 +146,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(15)
 @pytest.mark.filterwarnings("ignore:fuseopt")
 @pytest.mark.parametrize("kind", EVERY)
 def test_bits_of_eager(kind: Callable[[Any], Optimizer]) -> None:
@@ -176,6 +176,7 @@ def test_a_counter_that_the_user_sets() -> None:
     assert len(fuseopt.reports()) == told
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("other", [3.0, True, torch.tensor(3.0)])
 def test_a_counter_of_another_type(other: Any) -> None:
     """Equal numbers of other types are others."""

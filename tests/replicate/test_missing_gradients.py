@@ -110,7 +110,7 @@ def momentum(params: Any) -> Optimizer:
 EVERY = [adamw, momentum, LAMB, AdaBelief]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize(
     ("way", "steps"),
     [
@@ -169,6 +169,7 @@ def test_what_is_written_down(tmp_path: Any) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("build", EVERY)
 def test_none_and_all(build: Any, counts: Counts) -> None:
     """Calls without any gradient, before there was one and after."""
@@ -185,6 +186,7 @@ def test_none_and_all(build: Any, counts: Counts) -> None:
     assert all("lanes" in r.traced for r in fuseopt.reports())
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("build", EVERY)
 def test_two_sets_in_turn_plan_nothing(
     build: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
@@ -219,7 +221,7 @@ def test_a_late_first_gradient(build: Any) -> None:
     assert len(fuseopt.reports()) <= 3
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(4)
 @pytest.mark.parametrize("build", EVERY)
 def test_a_call_that_fails_leaves_no_first_state(build: Any) -> None:
     """State that late lanes would get is not the optimizer's before all is launched."""
@@ -250,6 +252,7 @@ def test_a_call_that_fails_leaves_no_first_state(build: Any) -> None:
     pair.check()
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("build", EVERY)
 def test_gradients_side_by_side_in_one_storage(build: Any) -> None:
     """As in the buckets of DistributedDataParallel, and some of them are missing."""
@@ -309,7 +312,7 @@ class Change:
                     state[key] = value.double()
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(15)
 @pytest.mark.parametrize("build", EVERY)
 @pytest.mark.parametrize("change", [x for x in vars(Change) if not x.startswith("_")])
 def test_what_changes_between_steps(build: Any, change: str, counts: Counts) -> None:
@@ -340,7 +343,7 @@ def test_what_changes_between_steps(build: Any, change: str, counts: Counts) -> 
     assert counts.traces <= before + (3 if change == "add_group" else 2)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(4)
 @pytest.mark.parametrize("build", EVERY)
 def test_few_lanes_are_led_once_gradients_come_and_go(
     build: Any, counts: Counts

@@ -209,7 +209,7 @@ def one_cycle(opt: Optimizer) -> Any:
     return lr_scheduler.OneCycleLR(opt, 0.1, total_steps=100)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(8)
 @pytest.mark.parametrize("schedule", [exponential, one_cycle], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "tensor", "groups"])
 def test_a_schedule_compiles_nothing_anew(
@@ -424,6 +424,7 @@ class ByTheWay(Loop):
         return 3.0 if i in (5, 7) else 1.0
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(
     ("kind", "why"),
     [

@@ -185,7 +185,7 @@ class Cumulated(Extra):
         return g.cumsum(0)
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(12)
 @pytest.mark.parametrize(
     "kind",
     [

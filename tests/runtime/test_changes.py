@@ -70,6 +70,7 @@ def test_neighbours_of_other_steps_and_other_groups() -> None:
         assert made == step + 1 or step != step
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("which", ["transposed", "strided", "expanded", "offset"])
 def test_grads_of_other_strides(which: str) -> None:
     t = twins()

@@ -149,7 +149,7 @@ LIVE: list[tuple[Any, list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize(
     ("make", "changes"),
     LIVE,
@@ -514,6 +514,7 @@ def live_graphs(sim: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("isolated", [True, False])
 def test_graphs_go_with_their_optimizer(
     isolated: bool, sim: ModuleType, monkeypatch: pytest.MonkeyPatch

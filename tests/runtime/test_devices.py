@@ -99,6 +99,7 @@ class Both:
 # ------------------------------------------------------------ counters of the CPU
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_counters_of_the_cpu_beside_parameters_of_a_device(
@@ -131,6 +132,7 @@ class Begun(torch.optim.Optimizer):
                     p.sub_(p.grad * state["scale"].sum() * state["sizes"])
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("device", ["sim:0", "sim", None])
 @pytest.mark.parametrize("data", [0.25, [0.5, 0.25]], ids=str)
 def test_what_a_step_makes_lies_where_it_is_asked_to(
@@ -188,7 +190,7 @@ def test_the_counters_of_torch_optim(sim: ModuleType, name: str) -> None:
     assert [k.target for k in kernels].count("triton") == 1
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(10)
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", FOREACH)
 def test_bias_corrections_come_over_in_one_copy_and_without_a_wait(
@@ -241,6 +243,7 @@ def test_counters_that_an_eager_step_left_on_the_cpu(
     assert targets.count("triton") == 1
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_learning_rate_on_the_cpu_is_live(
     sim: ModuleType, dtype: torch.dtype
@@ -366,6 +369,7 @@ def state_of(both: Both) -> list[Tensor]:
     return found
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("other", ["cpu", "sim:1"])
 @pytest.mark.parametrize("late", [False, True], ids=["first", "later"])
 def test_a_grad_on_another_device_is_an_error_as_in_eager(

@@ -112,6 +112,7 @@ def test_moved_grads_are_one_copy_for_all_kernels(sim: ModuleType) -> None:
     assert found.h2d == 1
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("graphs", [True, False])
 def test_steps_follow_the_current_stream(graphs: bool, sim: ModuleType) -> None:
     twins = SimTwins(Clipped, whole=True, cudagraphs=graphs)
@@ -124,6 +125,7 @@ def test_steps_follow_the_current_stream(graphs: bool, sim: ModuleType) -> None:
         assert twins.differences() == []
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("graphs", [True, False])
 def test_another_device_than_the_current_one(graphs: bool, sim: ModuleType) -> None:
     twins = SimTwins(Clipped, whole=True, device="sim:1", cudagraphs=graphs)
@@ -170,6 +172,7 @@ def test_a_failed_launch_names_kernel_and_file(graphs: bool, sim: ModuleType) ->
     assert twins.differences() == []
 
 
+@pytest.mark.family(5)
 @pytest.mark.parametrize("n", range(1, 6))
 def test_without_memory_for_tables_nothing_is_written(n: int, sim: ModuleType) -> None:
     twins = SimTwins(PLAIN)

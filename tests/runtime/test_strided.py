@@ -167,7 +167,7 @@ def folded(dims: Sequence[int]) -> Step:
     return step
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(20)
 @pytest.mark.parametrize(
     ("shape", "dims"),
     [

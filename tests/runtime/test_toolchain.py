@@ -250,6 +250,7 @@ def both(cache_dir: Path, steps: int = 3) -> tuple[list[str], bool]:
     ], same
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("command", ["/nonexistent/g++", "false", "cat"])
 def test_steps_go_on_in_eager(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,7 +73,7 @@ def stepped(make: Any, way: str, lanes: int, pattern: str) -> list[Tensor]:
     return left
 
 
-@pytest.mark.family(9)
+@pytest.mark.family(40)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("pattern", ["1-", "-1-", "12*-", "11", "--1"])
 @pytest.mark.parametrize("case", [*range(len(OPTIONS)), "Decayed"])
@@ -149,6 +149,7 @@ def sharpened(way: str, lanes: int) -> tuple[list[Tensor], list[list[str]]]:
     return left, [sorted(optimizer.state[p]) for p in params]
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 def test_optimizers_that_share_their_state(way: str, lanes: int) -> None:
     """The one that holds the other stays in eager, and the other is compiled."""

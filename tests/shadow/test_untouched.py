@@ -202,7 +202,7 @@ def exhaust(twins: Twins, opcodes: bool, stride: int = 1) -> int:
             return k
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(4)
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 def test_a_steady_step_is_cut_off_at_every_line(build: Any, way: str) -> None:
     assert exhaust(Twins(build, 4), opcodes=False) > 100
@@ -223,6 +223,7 @@ def test_calls_that_follow_each_other_are_cut_off(way: str) -> None:
     assert k > 200
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 def test_at_every_line_the_optimizer_is_whole(build: Any, way: str) -> None:
     """As the handler of a signal, which may save a checkpoint, would find it."""
@@ -319,7 +320,7 @@ def interrupted(build: Any, times: int) -> Counter[str]:
 DROPPED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(4)
 @DROPPED
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 def test_signals_at_random_moments(build: Any, way: str) -> None:
@@ -572,9 +573,8 @@ def alone(*arguments: object) -> tuple[float, float]:
     return memory, count
 
 
-@pytest.mark.parametrize(
-    "way", ["led", *(pytest.param(w, marks=pytest.mark.slow) for w in ("whole", "few"))]
-)
+@pytest.mark.parametrize("way", ["led", "whole", "few"])
+@pytest.mark.slow
 def test_dropped_optimizers_leave_nothing(way: str) -> None:
     """Each left about a thousand objects and 0.6 MB."""
     _, count = alone(way, 20, 8)

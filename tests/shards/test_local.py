@@ -29,7 +29,7 @@ def last_report() -> Any:
     return fuseopt.reports()[-1]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(10)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("n", [1, 20])
 @pytest.mark.parametrize(("kind", "options"), TORCH, ids=lambda x: str(x)[-40:])
@@ -133,6 +133,7 @@ def test_other_placements_are_a_new_plan(mesh: DeviceMesh) -> None:
     assert not compared(lambda ps: AdamW(ps), mesh, 6, WAYS[0], between)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("kind", [SGD, AdamW, Lion])
 def test_a_part_of_one_row(mesh: DeviceMesh, kind: Any) -> None:
     """It is a view of the whole row, whose stride its gradient and state have not."""
@@ -167,6 +168,7 @@ def in_one_storage(optimizer: Optimizer, k: int) -> None:
         p.grad = DTensor(g, p._spec, requires_grad=False)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(
     "shape", [(3, 5), (8, 2), (4,)], ids=["empty", "even", "one element"]
 )
@@ -341,6 +343,7 @@ class Swaps(Optimizer):
                     state["a"], state["b"] = state["b"], state["a"]
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("n", [3, 20])
 def test_state_that_gets_another_name(mesh: DeviceMesh, n: int, keeps: bool) -> None:
@@ -348,6 +351,7 @@ def test_state_that_gets_another_name(mesh: DeviceMesh, n: int, keeps: bool) -> 
     assert not compared(lambda ps: Swaps(ps, keeps), mesh, n, WAYS[0])
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("n", [6, 30])
 @pytest.mark.parametrize("at", [0, 1])
 def test_an_interrupt_after_the_writes(

@@ -70,6 +70,7 @@ def test_clip_of_parts_of_every_kind(tmp_path: Path, world: int) -> None:
     together(cases, tmp_path, world)
 
 
+@pytest.mark.slow
 def test_steps_of_whole_tensors(tmp_path: Path) -> None:
     """Norms of parameters, in each process, and in all but one, which is eager."""
     together(["/FSDP2/LAMB", "eager elsewhere/FSDP2/LAMB"], tmp_path)
@@ -86,6 +87,7 @@ def test_steps_of_whole_tensors_beside_eagers(tmp_path: Path) -> None:
     together(cases, tmp_path, 4)
 
 
+@pytest.mark.slow
 def test_tails(tmp_path: Path) -> None:
     """In each process, and in one of them."""
     together(["tail/FSDP2/AdamW", "tail/FSDP2/SGD/torch"], tmp_path)

@@ -275,6 +275,7 @@ GIVEN: list[tuple[Change, list[int], bool]] = [
 ]
 
 
+@pytest.mark.family(5)
 @pytest.mark.parametrize(
     ("change", "found", "put"), GIVEN, ids=lambda x: getattr(x, "__name__", "")
 )
@@ -288,6 +289,7 @@ def test_gradients_change(
     assert seen.calls[-1] == STEADY
 
 
+@pytest.mark.family(4)
 @pytest.mark.filterwarnings("ignore:fuseopt")
 @pytest.mark.parametrize(
     "change", [to_be_added_up, on_all, of_a_subclass, of_another_size]

@@ -65,7 +65,7 @@ PLACES: list[tuple[Any, str, bool]] = [
 ]
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 @pytest.mark.parametrize(
     ("kind", "name", "done"), PLACES, ids=lambda x: getattr(x, "__name__", x)
@@ -137,6 +137,7 @@ def test_no_reference_is_lost_or_kept(mesh: DeviceMesh, seen: Seen) -> None:
     assert not seen.calls[-1][1]
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(
     "missing",
     ["part_places", "version_functions", "gradient_functions"],

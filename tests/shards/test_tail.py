@@ -122,6 +122,7 @@ def reports() -> list[Any]:
     return [r for r in fuseopt.reports() if str(r.traced).startswith("a tail")]
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("n", [1, 5])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_two_launches_and_torchs_collective(
@@ -214,6 +215,7 @@ def test_meshes_of_two_dimensions(
     assert not report.fallback
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("zero", [True, False])
 def test_gradients_that_are_missing_in_turn(mesh: DeviceMesh, zero: bool) -> None:
     pair = Pair(

@@ -18,7 +18,7 @@ def divide(side: Side, n: Any) -> None:
         p.grad.div_(n)
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(4)
 @pytest.mark.parametrize(
     ("dtype", "scaled", "clip"),
     [

@@ -77,7 +77,7 @@ def test_bits_of_the_formula(scaled: bool, dtype: torch.dtype) -> None:
 MANY = [(7, 5), (13,), (4, 3, 3, 3), ()] * 5
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("clips", ["alone", "norm", "value"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scaled", [False, True])

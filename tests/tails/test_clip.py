@@ -42,6 +42,7 @@ def both(one: list[Any], other: list[Any], *args: Any, **kwargs: Any) -> None:
     assert alike(one, other)
 
 
+@pytest.mark.family(5)
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, float("inf"), "inf"])
 def test_bits_in_two_launches(norm_type: Any) -> None:
     one, other = params(), params()
@@ -53,6 +54,7 @@ def test_bits_in_two_launches(norm_type: Any) -> None:
     assert len(fuseopt.reports()) <= 2
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("raises", [False, True])
 def test_dtypes_in_one_list(raises: bool, foreach: bool | None) -> None:

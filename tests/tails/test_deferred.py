@@ -69,6 +69,7 @@ def _cases() -> list[Any]:
     ]
 
 
+@pytest.mark.family(30)
 @pytest.mark.parametrize(("name", "lanes", "dtype"), _cases())
 def test_bits_of_eager(name: str, lanes: int, dtype: torch.dtype) -> None:
     shapes = SHAPES * (lanes // len(SHAPES))
@@ -192,6 +193,7 @@ def test_what_a_plain_clip_finds() -> None:
     assert not differences(one, other)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("norm_type", [1.0, float("inf")])
 def test_arguments_of_the_clip(norm_type: float, foreach: bool | None) -> None:
@@ -333,6 +335,7 @@ class Returns(torch.optim.SGD):
         return 7
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("shapes", [SHAPES, MANY], ids=["few", "many"])
 def test_a_step_that_returns_something(shapes: Any) -> None:
     def make(params: Any) -> Optimizer:

@@ -131,6 +131,7 @@ def sides() -> tuple[Side, Side]:
     return pair(momentum, SHAPES)
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, sides: tuple[Side, Side]) -> None:
     """None of them loses a clip, or clips twice."""

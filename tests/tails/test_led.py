@@ -48,7 +48,7 @@ def compare(
     assert differences(one, other, grads=True) == []
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("zero_grad", [False, True, "zeros"])
 @pytest.mark.parametrize("name", ["adamw", "sgd", "counting", "trust"])
 def test_bits_of_a_led_tail(name: str, zero_grad: Any) -> None:
@@ -284,6 +284,7 @@ def test_averages_that_move() -> None:
     assert led(tail)
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_averages_that_come_to_have_another_dtype(
@@ -334,6 +335,7 @@ def test_averages_that_share_memory() -> None:
         compare(one, other, tail, n, None)
 
 
+@pytest.mark.family(2)
 @pytest.mark.parametrize("when", ["compiled", "traced"])
 def test_an_interrupt(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was written, and the next call is whole."""

@@ -76,7 +76,7 @@ def deep() -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(10)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("case", [*CASES, "ema of one"])
 def test_of_many_parameters_a_few_are_traced(case: str, frozen: bool) -> None:

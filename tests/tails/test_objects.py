@@ -221,7 +221,7 @@ def trained(
     return [r.fallback for r in fuseopt.reports()[known:]]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(15)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", MODULES)
 def test_averages_of_modules(name: str, scaled: bool) -> None:
@@ -229,6 +229,7 @@ def test_averages_of_modules(name: str, scaled: bool) -> None:
     assert said == [""] * len(said)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", LISTS)
 def test_averages_of_lists(name: str, scaled: bool) -> None:

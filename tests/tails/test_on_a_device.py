@@ -51,7 +51,7 @@ class Side:
 
 
 @pytest.mark.family(2)
-@pytest.mark.parametrize("lanes", [3, 20])
+@pytest.mark.parametrize("lanes", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("capturable", [False, True])
 def test_a_step_that_is_skipped(sim, capturable: bool, lanes: int) -> None:
     """Counters on the CPU are not counted either; the host waits for the flag once, as

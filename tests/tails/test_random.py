@@ -115,7 +115,7 @@ class Random:
         return norm
 
 
-@pytest.mark.family(8)
+@pytest.mark.family(40)
 @pytest.mark.parametrize("seed", range(80))
 def test_random_tails(seed: int) -> None:
     """A limit that is a tensor was an ulp off: eager takes the reciprocal first."""
@@ -127,6 +127,7 @@ def test_random_tails(seed: int) -> None:
         assert found == []
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_limits_that_are_tensors(dtype: torch.dtype) -> None:
     """In one graph, with the bits of limits that are numbers."""

@@ -40,6 +40,7 @@ def is_steady(side: Side, tail: Tail) -> bool:
     return not looked
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("zero_grad", [False, True, "zeros"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_steady_call_is_short(zero_grad: Any, scaled: bool) -> None:
@@ -143,7 +144,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(20)
 @pytest.mark.parametrize("zero_grad", [False, True])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 def test_what_changes_is_noticed(change: Change, zero_grad: bool) -> None:
@@ -169,7 +170,7 @@ def test_what_changes_is_noticed(change: Change, zero_grad: bool) -> None:
     assert is_steady(other, tail)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("zero_grad", [False, True])
 @pytest.mark.parametrize("share", [shared, overlapping, partly])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -263,6 +264,7 @@ class LiveArray(Live):
         self.array[...] = value
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("kind", [Live, LiveArray])
 @pytest.mark.parametrize("name", ["clip_grad_norm", "grad_divisor", "decays"])
 def test_an_object_that_comes_to_be_another_number(name: str, kind: Any) -> None:

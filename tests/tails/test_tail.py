@@ -79,6 +79,7 @@ def last_report() -> fuseopt.Report:
     return fuseopt.reports()[-1]
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", ["adamw", "sgd", "counting", "trust"])
 def test_bits_of_clip_step_and_average(name: str) -> None:
     one, other = Side(MAKES[name]), Side(MAKES[name])
@@ -94,6 +95,7 @@ def test_bits_of_clip_step_and_average(name: str) -> None:
     assert last_report().launches == (3 if name == "trust" else 2)
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", ["adamw", "sgd", "counting", "trust"])
 def test_overflows_at_random_steps(name: str) -> None:
     """Parameters, state, counters and scale are eager's, from the first step on."""
@@ -174,6 +176,7 @@ def test_what_is_not_thrown_away_is_written() -> None:
             assert differences(one, other, grads=left is None) == []
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("lanes", [3, 20])
 @pytest.mark.parametrize("zero_grad", [1, np.bool_(True), 0, np.bool_(False)])
 def test_zero_grad_that_equals_a_bool(zero_grad: Any, lanes: int) -> None:

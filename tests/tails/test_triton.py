@@ -34,6 +34,7 @@ assert {k.target for k in report.kernels} == {"triton"}
 """
 
 
+@pytest.mark.slow
 def test_skips_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}

@@ -61,6 +61,7 @@ def by_name(path: Path) -> str:
     return path.stem
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("path", SCRIPTS, ids=by_name)
 def test_a_script_compiles_the_step(path: Path, tmp_path: Path) -> None:
     """In one launch, a tail in two; and fuseopt has nothing to warn of."""

@@ -99,6 +99,7 @@ def test_papers_treat_lanes_alike(kind: Any) -> None:
     assert of(kind).why == "" or kind.__name__ == "AggMo"
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("package", LED)
 def test_packages_are_led(package: str) -> None:
     """Of the classes of each that a dry run let lead, four of five lead still."""
