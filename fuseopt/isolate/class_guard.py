@@ -1,13 +1,16 @@
-"""Compare the attributes of an optimizer's classes with those of the last call.
+"""Compare the classes, the state and the groups of an optimizer with the last call's.
 
 Dynamo does not guard the methods that a step calls: if a class gets another method, or
-a method other code, the traced code would still run. They are compared at each call, by
-identity and in C calls, which takes little time.
+a method other code, the traced code would still run. And if a user replaces the state
+or the list of groups, as a load of a state dict does, code for the old objects would
+only count towards Dynamo's limit. All is compared at each call, by identity and in C
+calls, which takes little time.
 """
 
 from __future__ import annotations
 
 import types
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
@@ -20,37 +23,59 @@ _CODE = attrgetter("__code__")
 VALUES = frozenset({int, float, bool, str, complex, bytes})
 
 
-class Methods:
-    """The attributes of an optimizer's classes at the last call of `changed`."""
+class Structure:
+    """The classes of an optimizer with their attributes, its state and its groups."""
 
     def __init__(self) -> None:
+        self._state: Any = None
+        self._groups: Any = None
+        self._n = 0
         self._kind: type | None = None
-        self._classes: list[type] = []
+        #: the values of each class's dict, as they are at any time
+        self._views: list[Any] = []
         self._held: list[Any] = []
         self._functions: list[types.FunctionType] = []
         self._codes: list[types.CodeType] = []
 
-    def changed(self, optimizer: Optimizer) -> bool:
-        """Has the optimizer another class, or a class other objects or code?
+    @property
+    def known(self) -> bool:
+        """Has `take` been called since the last `forget`?"""
+        return self._kind is not None
 
-        False the first time.
+    def forget(self) -> None:
+        """Release all objects."""
+        self._kind = self._state = self._groups = None
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Are the state, the list of groups, its length, the class, and the objects and
+        code of its classes those that were taken?
         """
-        values: list[Any] = []
-        for c in self._classes:
-            values += vars(c).values()
-        if (
+        groups = optimizer.param_groups
+        return (
             self._kind is type(optimizer)
-            and len(values) == len(self._held)
-            and (all(map(is_, values, self._held)) or self._only_values(values))
+            and self._state is optimizer.state
+            and self._groups is groups
+            and self._n == len(groups)
+            and sum(map(len, self._views)) == len(self._held)
+            and (
+                all(map(is_, chain.from_iterable(self._views), self._held))
+                or self._only_values()
+            )
             and all(map(is_, map(_CODE, self._functions), self._codes))
-        ):
-            return False
-        first = self._kind is None
-        self._look(type(optimizer))
-        return not first
+        )
 
-    def _only_values(self, values: list[Any]) -> bool:
+    def take(self, optimizer: Optimizer) -> None:
+        """Let `holds` compare with what an optimizer has now. Whoever drops what was
+        compiled for something else does that first, should an exception come between.
+        """
+        self._kind = None
+        groups = optimizer.param_groups
+        self._state, self._groups, self._n = optimizer.state, groups, len(groups)
+        self._look(type(optimizer))
+
+    def _only_values(self) -> bool:
         """Did only numbers and strings change, whose values Dynamo guards?"""
+        values = [*chain.from_iterable(self._views)]
         pairs = zip(values, self._held, strict=True)
         if any(x is not y and not _alike(x, y) for x, y in pairs):
             return False
@@ -58,14 +83,15 @@ class Methods:
         return True
 
     def _look(self, kind: type) -> None:
-        self._kind = kind
         inside = kind.__mro__[: kind.__mro__.index(Optimizer)]
         mixed_in = kind.__mro__[kind.__mro__.index(Optimizer) + 1 :]
-        self._classes = [*inside, *(c for c in mixed_in if c is not object)]
-        self._held = [x for c in self._classes for x in vars(c).values()]
+        classes = [*inside, *(c for c in mixed_in if c is not object)]
+        self._views = [vars(c).values() for c in classes]
+        self._held = [*chain.from_iterable(self._views)]
         bare = [getattr(x, "__func__", x) for x in self._held]
         self._functions = [x for x in bare if isinstance(x, types.FunctionType)]
         self._codes = list(map(_CODE, self._functions))
+        self._kind = kind
 
 
 def _alike(x: Any, y: Any) -> bool:

@@ -31,7 +31,7 @@ from ..shadow.optimizer import Shadow, unfused
 from ..shadow.whole import Whole
 from ..shards.step import Shards
 from .arguments import Arguments
-from .class_guard import Methods
+from .class_guard import Structure
 from .compilations import Compilations
 from .decorators import cells, copied, leading
 from .race import Race, asks_for_it, may_race
@@ -67,10 +67,8 @@ class Isolated:
         self.options = dict(wanted.options)
         #: which parameters lacked a gradient, each time that all lanes were traced
         self.missing: set[tuple[bool, ...]] = set()
-        #: watches the classes that have the step's code
-        self.methods = Methods()
-        #: state, groups and their number in the last call
-        self.seen: tuple[Any, Any, int] = None, None, 0
+        #: classes, state and groups in the last call
+        self.structure = Structure()
         # by the places of functions among the arguments of a call: Dynamo does not see
         # when one of them is None in another call
         self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
@@ -90,17 +88,20 @@ class Isolated:
 
     def release(self) -> None:
         """Release all that belongs to the optimizer, and all that was compiled."""
+        self._release_compiled()
+        self.structure.forget()
+
+    def _release_compiled(self) -> None:
         self.compiled.clear()
         self.representatives.release()
         self.whole.release()
         self.shards.release()
         self.unfused = None
         self.compilations.forget()
-        self.seen = None, None, 0
 
     def forget(self) -> None:
         """Drop all that was compiled, and start again."""
-        self.release()
+        self._release_compiled()
         self.representatives = self._led()
         self.missing.clear()
         self.whole = Whole(self.function)
@@ -153,20 +154,10 @@ class Isolated:
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Drop what was compiled if the optimizer's state, groups or code changed."""
-        groups = optimizer.param_groups
-        # loading a state dict replaces the state: code for the old one would only
-        # count towards Dynamo's limit
-        state, known_groups, n = self.seen
-        changed = self.methods.changed(optimizer)
-        if (
-            changed
-            or state is not optimizer.state
-            or known_groups is not groups
-            or n != len(groups)
-        ):
-            if known_groups is not None:
+        if not self.structure.holds(optimizer):
+            if self.structure.known:
                 self.forget()
-            self.seen = optimizer.state, groups, len(groups)
+            self.structure.take(optimizer)
 
     def led(self, apart: Callable[[], None], kept: int) -> str | None:
         """Do one step, led by models however few lanes there are. Returns None, or the

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from operator import is_, itemgetter
+from collections.abc import Sequence
+from operator import is_
 from typing import Any, Protocol
 
 from ..runtime.guards.given import Given
@@ -88,12 +88,8 @@ class LaneTensors:
         self._others = 0, 0
         common = [place for place in order if place < graph]
         self._n_common = len(common)
-        #: picks the tensors of no lane from the graph's, in order
-        self._pick: Callable[[list[Any]], list[Any]] | None = None
-        if common:
-            # of one place it gives no tuple
-            pick = itemgetter(*common, common[0])
-            self._pick = lambda every: list(pick(every)[:-1])
+        #: picks the tensors of no lane from the arguments, in order
+        self._pick = models.picks(common) if common else None
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """See TensorSource. The pass that found the lanes' tensors has compared them
@@ -105,7 +101,7 @@ class LaneTensors:
         )
         if found.compared is guard and self._met is not None and same:
             found.compared = None
-            common = self._pick(self.models(args)) if self._pick else []
+            common = self._pick(args) if self._pick else []
             verdict = guard.look_at_others(common, *self._others)
             return verdict, (common, found.grads)
         tensors = self._all(args)

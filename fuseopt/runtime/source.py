@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 from torch.fx import GraphModule
@@ -59,6 +60,19 @@ class GraphTensors:
         gm = self.gm
         tensors = [*gm._buffers.values(), *gm._parameters.values()]
         return [*tensors, *self._given(args)]
+
+    def picks(self, places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
+        """A function of the arguments that returns the tensors at these places, of
+        which there is at least one.
+        """
+        n = len(self.gm._buffers) + len(self.gm._parameters)
+        given = min(places) >= n
+        at = [self.positions[i - n] for i in places] if given else [*places]
+        # of one place it gives no tuple
+        pick = itemgetter(*at, at[0])
+        if given:
+            return lambda args: list(pick(args)[:-1])
+        return lambda args: list(pick(self.tensors(args))[:-1])
 
     def tensor(self, args: Sequence[Any], i: int) -> Any:
         """See TensorSource."""

@@ -20,15 +20,16 @@ class Fresh:
 
     def __init__(self, dtypes: Sequence[torch.dtype], device: torch.device) -> None:
         self.dtypes = dtypes
-        self.device = device
+        with torch.inference_mode(False):
+            self._models = [torch.empty((), dtype=d, device=device) for d in dtypes]
         self._ready: list[Tensors] = []
 
     def take(self) -> Tensors:
         """The tensors for one call; nobody else has them."""
         if not self._ready:
             with torch.inference_mode(False):
+                # this takes half the time of `torch.empty`
                 self._ready = [
-                    [torch.empty((), dtype=d, device=self.device) for d in self.dtypes]
-                    for _ in range(CALLS)
+                    [*map(torch.empty_like, self._models)] for _ in range(CALLS)
                 ]
         return self._ready.pop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import is_
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..config import Config
-from ..isolate.class_guard import Methods
+from ..isolate.class_guard import Structure
 from ..shadow.lanes import Unlike
 from .fused import Fused
 from .led import Led
@@ -54,10 +53,8 @@ class InOne:
         if len(optimizers) == 1:
             self.led = Led(optimizers[0], functions[0], config, options)
             self.parts = LedParts(optimizers[0], functions[0], config, options)
-        self.methods = [Methods() for _ in optimizers]
-        #: the states and groups of the last call, and the number of groups
-        self._holders: list[Any] = []
-        self._sizes: list[int] = []
+        #: classes, state and groups of each in the last call
+        self._structures = [Structure() for _ in optimizers]
         #: can `again` repeat the last call?
         self.repeats = False
 
@@ -114,17 +111,19 @@ class InOne:
         """Release what was compiled if an optimizer's methods, or the objects of its
         state and groups, are others than in the last call.
         """
-        pairs = zip(self.methods, self.optimizers, strict=True)
-        changed = [methods.changed(optimizer) for methods, optimizer in pairs]
-        sizes = [len(o.param_groups) for o in self.optimizers]
-        holders = [x for o in self.optimizers for x in (o.state, o.param_groups)]
-        same = sizes == self._sizes and all(map(is_, holders, self._holders))
-        if self._holders and (True in changed or not same):
-            self.whole.release()
-            if self.led is not None:
-                self.led.release()
-                self.led.why = ""
-            if self.parts is not None:
-                self.parts.release()
-                self.parts.why = ""
-        self._holders, self._sizes = holders, sizes
+        structures, optimizers = self._structures, self.optimizers
+        if all(map(Structure.holds, structures, optimizers)):
+            return
+        if any(structure.known for structure in structures):
+            self._release()
+        for structure, optimizer in zip(structures, optimizers, strict=True):
+            structure.take(optimizer)
+
+    def _release(self) -> None:
+        self.whole.release()
+        if self.led is not None:
+            self.led.release()
+            self.led.why = ""
+        if self.parts is not None:
+            self.parts.release()
+            self.parts.why = ""

@@ -160,10 +160,9 @@ class Ahead:
         graph = self.graph
         if graph is None:
             return ()
-        if graph.follows_for(self):
-            launches = graph.follow(step)
-            if launches is not None:
-                return launches
+        launches = graph.follow(step, self)
+        if launches is not None:
+            return launches
         grads = self.read_grads()
         if len(grads) != graph.n:
             raise Other
@@ -352,15 +351,12 @@ class _TotalsGraph:
         self._linked = linked(self.step, *compared, unshared, other_tensors)
         self._ahead = weakref.ref(ahead)
 
-    def follows_for(self, ahead: Ahead) -> bool:
-        """Is it linked to a guard, for calls with the inputs of `ahead`?"""
-        return self._linked is not None and self._ahead() is ahead
-
-    def follow(self, step: CompiledStep) -> Launches | None:
+    def follow(self, step: CompiledStep, ahead: Ahead) -> Launches | None:
         """The launches for gradients that `step` has compared; None if it is not linked
-        to that guard.
+        to that guard, for calls with the inputs of `ahead`.
         """
-        assert self._linked is not None
+        if self._linked is None or self._ahead() is not ahead:
+            return None
         results = self.fresh.take()
         launches_and_memory = self._linked.launches(self.step, step, results)
         if launches_and_memory is None:
@@ -372,7 +368,8 @@ class _TotalsGraph:
     def drop(self) -> None:
         """Release what belongs to the call."""
         self._memory = None
-        self.pending.drop()
+        if self.pending.open:
+            self.pending.drop()
 
     def forget(self) -> None:
         """Compare nothing with the last call."""

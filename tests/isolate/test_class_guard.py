@@ -1,0 +1,137 @@
+"""What a compiled step notices of its optimizer's classes, state and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fuseopt
+from fuseopt.isolate.class_guard import Structure
+from fuseopt.isolate.isolated import Isolated
+from fuseopt.tails.in_one import InOne
+from tests.steps import same_bits
+
+
+def scaled(factor: float) -> Callable[..., torch.Tensor]:
+    return lambda self, grad: grad * factor
+
+
+def new_class() -> type[Any]:
+    class Scaled(torch.optim.Optimizer):
+        mixed: Any
+
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.5})
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.add_(self.mixed(p.grad), alpha=-group["lr"])
+
+    Scaled.mixed = scaled(1.0)
+    return Scaled
+
+
+def new_optimizer(kind: type[Any], n: int) -> Any:
+    params = [torch.nn.Parameter(torch.full((3,), k + 1.0)) for k in range(n)]
+    for k, p in enumerate(params):
+        p.grad = torch.full((3,), 0.25 * (k + 1))
+    return kind(params)
+
+
+def test_nothing_holds_before_it_was_taken() -> None:
+    optimizer, structure = new_optimizer(new_class(), 2), Structure()
+    assert not structure.known
+    assert not structure.holds(optimizer)
+    structure.take(optimizer)
+    assert structure.known
+    assert structure.holds(optimizer)
+    structure.forget()
+    assert not structure.known
+    assert not structure.holds(optimizer)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: setattr(type(x), "mixed", scaled(2.0)),
+        lambda x: setattr(type(x).mixed, "__code__", (lambda self, g: g + 1).__code__),
+        lambda x: setattr(type(x), "another", None),
+        lambda x: delattr(type(x), "mixed"),
+        lambda x: setattr(x, "__class__", new_class()),
+        lambda x: setattr(x, "state", dict(x.state)),
+        lambda x: setattr(x, "param_groups", [*x.param_groups]),
+        lambda x: x.param_groups.append({"params": [], "lr": 1.0}),
+    ],
+)
+def test_what_changes_does_not_hold(change: Callable[[Any], None]) -> None:
+    kind = new_class()
+    kind.mixed = lambda self, grad: grad
+    optimizer, structure = new_optimizer(kind, 2), Structure()
+    structure.take(optimizer)
+    change(optimizer)
+    assert not structure.holds(optimizer)
+    structure.take(optimizer)
+    assert structure.holds(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"), [(2.0, True), (2, False), ([1.0], False), (None, False)]
+)
+def test_numbers_of_a_class_are_guarded_by_dynamo(value: Any, holds: bool) -> None:
+    kind = new_class()
+    kind.number = 1.0
+    optimizer, structure = new_optimizer(kind, 2), Structure()
+    structure.take(optimizer)
+    kind.number = value
+    assert structure.holds(optimizer) is holds
+
+
+@pytest.mark.parametrize("n", [2, 20])
+@pytest.mark.parametrize("way", ["step", "tail"])
+def test_an_interrupt_while_old_code_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, way: str, n: int
+) -> None:
+    """The next call drops it."""
+    kind = new_class()
+    mine, theirs = new_optimizer(kind, n), new_optimizer(kind, n)
+    if way == "step":
+        step = fuseopt.compile(mine).step
+        owner, name = Isolated, "forget"
+    else:
+        step = fuseopt.tail(mine)
+        owner, name = InOne, "_release"
+
+    def both() -> None:
+        step()
+        theirs.step()
+        for p, q in zip(
+            mine.param_groups[0]["params"],
+            theirs.param_groups[0]["params"],
+            strict=True,
+        ):
+            assert same_bits(p.detach(), q.detach())
+
+    for _ in range(3):
+        both()
+
+    drop, calls = getattr(owner, name), []
+
+    def interrupted_once(self: Any) -> None:
+        calls.append(self)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        drop(self)
+
+    kind.mixed = scaled(3.0)
+    monkeypatch.setattr(owner, name, interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    for _ in range(3):
+        both()
+    assert len(calls) == 2
