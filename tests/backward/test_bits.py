@@ -21,6 +21,7 @@ from tests.counts import Counts
 from tests.papers.momentum import Lion
 from tests.papers.reducing import LAMB
 from tests.steps import same_bits
+from tests.versions import one_counter_for_all
 
 
 def adamw(params: Any) -> Optimizer:
@@ -53,7 +54,7 @@ def rmsprop(params: Any) -> Optimizer:
 
 EVERY = [
     torch.optim.Adafactor,
-    torch.optim.Adagrad,
+    pytest.param(torch.optim.Adagrad, marks=one_counter_for_all),
     rmsprop,
     adamw,
     momentum,
