@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 import fuseopt
-from tests.tails.twins import same
+from tests.tails.test_tail import MAKES, last_report
+from tests.tails.twins import Side, call, differences, same, tail_of
 
 
 def model() -> nn.Sequential:
@@ -123,3 +124,30 @@ def test_what_is_refused() -> None:
     give(m, 0)
     with pytest.raises(ValueError, match=r"\[9, 9\] is not in clip_parameters"):
         tail()
+
+
+@pytest.mark.family(6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+@pytest.mark.parametrize("name", ["adamw", "trust"])
+def test_other_numbers_of_threads(
+    name: str, norm_type: float, dtype: torch.dtype
+) -> None:
+    """Norms and steps are those of eager with as many, on which some of eager's own
+    bits depend; their number may change between the calls of one tail.
+    """
+    sizes = [(40000,), (301, 403), (33,), (), (2**18 + 5,)]
+    one, other = (Side(MAKES[name], sizes, dtype) for _ in range(2))
+    tail = tail_of(other, clip_grad_norm=1.0, norm_type=norm_type)
+    before = torch.get_num_threads()
+    try:
+        for n, threads in enumerate([1, 2, 4, 3, 1, 2]):
+            for side in (one, other):
+                side.set_grads(n)
+            torch.set_num_threads(threads)
+            norm = one.eager(1.0, norm_type=norm_type)
+            assert same(call(other, tail).norm, norm)
+            assert differences(one, other) == []
+    finally:
+        torch.set_num_threads(before)
+    assert last_report().launches == (3 if name == "trust" else 2)
