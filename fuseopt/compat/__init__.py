@@ -85,6 +85,7 @@ from .scaler import (
     stage_of,
 )
 from .schemas import Schema, changes_first, name_of, schema_of, written
+from .states import guard_states
 from .symbol_uses import trace_symbols
 from .symbols import (
     TraceAgain,
@@ -173,6 +174,7 @@ __all__ = [
     "gradient_functions",
     "gradient_getter",
     "gradient_of_lookup",
+    "guard_states",
     "has_one_owner",
     "has_step_hooks",
     "has_stepped",

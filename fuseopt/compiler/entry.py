@@ -102,6 +102,7 @@ def attach() -> None:
         compat.leave_guards_untimed()
         compat.keep_attributes(BACKEND)
         compat.read_attributes(BACKEND)
+        compat.guard_states(BACKEND)
         compat.trace_power(BACKEND)
         compat.power_unchecked()
         compat.trace_rewrites(BACKEND)
