@@ -109,7 +109,7 @@ from .tensors import (
     vector_library,
     wraps_others,
 )
-from .traced import Traced, dynamo_errors, stance
+from .traced import Traced, dynamo_errors, must_fail, reason_of, stance
 from .tracing import traces_step
 from .watched import watched
 from .wrappers import (
@@ -194,6 +194,7 @@ __all__ = [
     "leave_no_patches",
     "local_part",
     "metadata_guard",
+    "must_fail",
     "name_of",
     "negated_view",
     "never_compiled",
@@ -212,6 +213,7 @@ __all__ = [
     "profiler_range",
     "ran",
     "read_attributes",
+    "reason_of",
     "refusal_of",
     "refusals_pass",
     "requires_grad_function",

@@ -24,15 +24,32 @@ def stance() -> str:
     return str(told.stance) if told.backend is None else "other"
 
 
+def must_fail() -> bool:
+    """Was Dynamo told to fail rather than to trace anew, at all or beyond its limit?"""
+    asked = getattr(torch._dynamo.config, "fail_on_recompile_limit_hit", False)
+    return bool(asked) or stance() == "fail_on_recompile"
+
+
+#: Dynamo's error where it has traced a function as often as it does, and its base.
+_LIMIT, _ANY = "FailOnRecompileLimitHit", "TorchDynamoException"
+
+
 @functools.cache
 def dynamo_errors() -> tuple[type[Exception], ...]:
     """What Dynamo raises where it does not trace what it was told to trace whole.
 
-    Relies on the class of which all its errors are; () where there is none.
+    Relies on the class of its errors, and on that of another which is none of them;
+    classes that there are not are left out.
     """
     module = importlib.import_module("torch._dynamo.exc")
-    base = getattr(module, "TorchDynamoException", None)
-    return () if base is None else (base,)
+    return tuple(x for n in (_ANY, _LIMIT) if (x := getattr(module, n, None)))
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's first line, or its type where it says nothing."""
+    if type(error).__name__ == _LIMIT:
+        return "torch has traced it as often as it does (recompile_limit)"
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @functools.cache

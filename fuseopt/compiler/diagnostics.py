@@ -113,8 +113,9 @@ def odd_gradient(p: torch.Tensor) -> bool:
 
 
 def _apart(optimizer: torch.optim.Optimizer) -> bool:
-    """Was its step compiled by fuseopt.compile?"""
-    return optimizer in session.apart or hasattr(optimizer.step, COMPILED)
+    """Was its step compiled by fuseopt.compile, or given to torch.compile itself?"""
+    given = optimizer in session.apart or optimizer in session.bound
+    return given or hasattr(optimizer.step, COMPILED)
 
 
 def tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:

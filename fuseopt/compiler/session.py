@@ -36,6 +36,8 @@ class Session:
         self.uncollected = 0  # dropped optimizers since the last collection
         self.warned: set[str] = set()
         self.mishaps: list[str] = []  # errors of fuseopt's own
+        #: optimizers whose `step` torch.compile was given for fuseopt
+        self.bound: weakref.WeakSet[Any] = weakref.WeakSet()
         #: shadows of optimizers whose steps are compiled apart from all others
         self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
         #: those of them whose tensors have no memory, with the function that gives them

@@ -87,6 +87,7 @@ def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
     if function_and_binding is None:
         return None
     function, bound = function_and_binding
+    session.bound.add(optimizer)
     compiled: Any = HeldStep(optimizer, function) if bound else function
     # torch.compile for another backend begins with the step as it was
     compiled._torchdynamo_orig_callable = step

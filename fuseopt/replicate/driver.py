@@ -241,7 +241,7 @@ class Representatives:
         except Exception as error:
             if isinstance(error, OUT_OF_MEMORY):
                 raise
-            if call.entered or compat.stance() == "fail_on_recompile":
+            if call.entered or compat.must_fail():
                 raise
             # whatever it is, the whole step says it again if it is the step's own
             self._sound = True

@@ -174,12 +174,12 @@ class Whole:
             return False, None
         except Exception as error:
             expected = isinstance(error, (Unlike, *compat.dynamo_errors()))
-            if pending.begun or (steady and not expected) or _forbidden():
+            if pending.begun or (steady and not expected) or compat.must_fail():
                 raise
             if isinstance(error, OUT_OF_MEMORY):
                 raise  # nothing is wrong with the step
             # whatever it is, the step says it again if it is the step's own
-            self.why = str(error).strip().partition("\n")[0] or type(error).__name__
+            self.why = compat.reason_of(error)
             if self.shadow is not None:
                 self.refused = compat.refusal_of(self.shadow.itself)
             self.release()
@@ -194,8 +194,3 @@ class Whole:
             self.quiet = False
         for step in self.steps:
             step.forget()
-
-
-def _forbidden() -> bool:
-    """Is Dynamo set to fail rather than to recompile?"""
-    return compat.stance() == "fail_on_recompile"

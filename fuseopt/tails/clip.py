@@ -130,7 +130,7 @@ class Clip:
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
                 raise
             check_memory([p.grad for p in arguments.params if p.grad is not None])
-            self.why = str(error).strip().partition("\n")[0] or type(error).__name__
+            self.why = compat.reason_of(error)
             self.compilations.forget()
             return None
         if arguments.raises and not bool(torch.isfinite(norm)):

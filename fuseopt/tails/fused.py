@@ -109,13 +109,13 @@ class Fused:
             if isinstance(error, OUT_OF_MEMORY) or self.pending.begun:
                 raise
             expected = isinstance(error, (*REFUSALS, *compat.dynamo_errors()))
-            if (was_quiet and not expected) or compat.stance() == "fail_on_recompile":
+            if (was_quiet and not expected) or compat.must_fail():
                 raise
             # if the error is the step's own, the pieces raise it again
             self._sound = True
             cause = error.__cause__ if _is_observed(error) else error
-            reason = str(cause).strip().partition("\n")[0]
-            self.why = reason or type(error).__name__
+            assert cause is not None
+            self.why = compat.reason_of(cause)
             self.release()
             return None
         finally:

@@ -75,7 +75,7 @@ class SpreadClip:
         except Exception as error:
             check_memory(parts)
             # if it is an error of the user, torch's function raises it again
-            self.why = str(error).strip().partition("\n")[0] or type(error).__name__
+            self.why = compat.reason_of(error)
             self.for_ever = True
             return None
         (part,) = compiled.run(*parts, max_norm)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
+from torch.optim import SGD, lr_scheduler
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -26,7 +26,15 @@ from torch.optim.optimizer import (
 
 import fuseopt
 from fuseopt.errors import ConfigError, FuseoptError, NotAnOptimizer, UnsupportedInput
-from tests.steps import differences, eager_step, has, make, make_params, set_grads
+from tests.steps import (
+    differences,
+    eager_step,
+    has,
+    make,
+    make_params,
+    same_bits,
+    set_grads,
+)
 from tests.versions import limit_counts_the_dead
 
 SHAPES = [(3, 4), (5,)]
@@ -201,6 +209,40 @@ def test_an_isolated_step_warns_when_dynamo_gives_up() -> None:
     (text,) = warned(run)
     assert text.startswith("fuseopt: torch has compiled the step of one SGD as often ")
     assert "TORCH_LOGS=recompiles" in text
+
+
+@pytest.mark.parametrize("way", ["own", "bound", "tail"])
+def test_a_steady_step_goes_on_when_dynamo_gives_up(way: str) -> None:
+    """Its graphs are compiled whole, so that Dynamo raises beyond its limit."""
+
+    def parameters() -> list[Any]:
+        return [torch.nn.Parameter(torch.ones(n)) for n in (3, 5)]
+
+    def run() -> None:
+        (plain, eager), (params, opt) = (
+            (ps, SGD(ps, lr=0.1, momentum=0.9)) for ps in (parameters(), parameters())
+        )
+        step: Any = opt.step
+        if way == "own":
+            fuseopt.compile(opt)
+            step = opt.step
+        elif way == "bound":
+            step = torch.compile(step, backend="fuseopt")
+        else:
+            step = fuseopt.tail(opt)
+        for n in range(12):
+            if n % 3 == 0:
+                for p, q in zip(plain, params, strict=True):
+                    p.grad = torch.full_like(p, n - 5.0)
+                    q.grad = p.grad.clone()
+                for group in (eager.param_groups[0], opt.param_groups[0]):
+                    group["nesterov"], group["maximize"] = n % 2 == 1, n > 5
+            eager.step()
+            step()
+            assert all(map(same_bits, params, plain))
+
+    (text,) = warned(run)
+    assert text.startswith("fuseopt: torch has compiled the step of one SGD as often ")
 
 
 def test_any_function_warns_when_dynamo_gives_up() -> None:
