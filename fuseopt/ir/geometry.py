@@ -43,3 +43,13 @@ def is_block(shape: Sequence[int], stride: Sequence[int]) -> bool:
                 return False
             expected *= n
     return True
+
+
+def memory_order(shape: Sequence[int], stride: Sequence[int]) -> Shape:
+    """Equal for tensors of one shape whose elements are met alike in order of memory:
+    the dimensions of a block, the outermost first, else -1 and the strides.
+    """
+    dims = [d for d, n in enumerate(shape) if n != 1]
+    if is_block(shape, stride):
+        return tuple(sorted(dims, key=lambda d: -stride[d]))
+    return -1, *(stride[d] for d in dims)

@@ -19,6 +19,7 @@ from itertools import chain, combinations
 from typing import Any, cast
 
 from ..ir.alias import overlaps, shared_storages
+from ..ir.geometry import memory_order
 from ..ir.graph import (
     Column,
     Extern,
@@ -262,7 +263,11 @@ class _Facts:
                     yield list(map(self.entry.__contains__, v))
             for v in node.writes:
                 yield list(map(self.final.__contains__, v))
-            reduces |= node.body.reduction != ""
+            if node.body.reduction:
+                reduces = True
+                operands = map(graph.buffers.__getitem__, self.columns[i][0])
+                orders = [memory_order(b.shape, b.stride) for b in operands]
+                yield orders if whole else [orders[k] for k in rows]
             yield node.dims
             for c in self.columns[i]:
                 touched[c if whole else tuple([c[k] for k in rows])] = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from ..ir.geometry import memory_order
 from ..ir.graph import Extern, Refusal, SchedulerNode, kept
 from ..ir.sets import UnionFind
 from .alignment import Aligned
@@ -22,8 +23,9 @@ from .dependencies import CPU, Edge, Stages, device, space
 from .grouping import SharedNumbers
 from .legality import Pair, why_not
 
-#: The dimensions that a lane's reductions take away, and the shape they take it from.
-Geometry = tuple[tuple[int, ...], tuple[int, ...]]
+#: The dimensions that a lane's reductions take away, the shape they take it from, and
+#: the order of memory in which they go over it.
+Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class _Stager:
@@ -186,7 +188,7 @@ class _Stager:
         }
         space = self._geometry(i) if self.reduces[i] else None
         if len(spaces | ({space} if space else set())) > 1:
-            return "two reductions of other dimensions or shapes"
+            return "two reductions of other dimensions, shapes or orders of memory"
         after = [e for e in beside if self._after(e)]
         if not after:
             return None
@@ -205,11 +207,13 @@ class _Stager:
     def _geometry(self, i: int) -> Geometry:
         node = self.nodes[i]
         assert isinstance(node, SchedulerNode)
-        return node.dims, self.spaces[i]
+        operand = self.graph.buffers[self.graph.values[node.reads[0]]]
+        order = memory_order(operand.shape, operand.stride)
+        return node.dims, self.spaces[i], order
 
     def _fits(self, i: int, geometry: Geometry) -> bool:
         """Does a pointwise node run over the results of its lane's reductions?"""
-        dims, whole = geometry
+        dims, whole, _ = geometry
         count = 1
         for n in kept(whole, dims):
             count *= n

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import AliasError, UnsupportedInput
+from ...ir.geometry import Shape, memory_order
 from ...ir.graph import Buffer, Extern, Graph, written_by
 from ..tables.addresses import AddressPool
 
@@ -30,9 +31,10 @@ class Inputs:
     would write if the result were read; `mutated`: the indices of the tensors that it
     does write, sorted. `args`: the buffer of each argument by its index among the
     tensors. `strides`: (index, strides) of the tensors with whose strides memory was
-    proven apart, views were made, or eager's loop was told; `distances`: of tensors
-    that share memory; `twins`: index pairs (second, first) of arguments that are one
-    tensor.
+    proven apart, views were made, ATen is called, or eager's loop was told; `orders`:
+    (index, shape, order of memory) of those that decide in which order is added up, and
+    how results lie; `distances`: of tensors that share memory; `twins`: index pairs
+    (second, first) of arguments that are one tensor.
     """
 
     buffers: tuple[Buffer, ...]
@@ -41,6 +43,7 @@ class Inputs:
     mutated: list[int]
     args: dict[int, int]
     strides: list[tuple[int, tuple[int, ...]]]
+    orders: list[tuple[int, Shape, Shape]]
     distances: list[Distance]
     twins: tuple[tuple[int, int], ...]
 
@@ -53,8 +56,13 @@ class Inputs:
         """Are the strides of a call's tensors those that the plan assumes? For most
         tensors any are.
         """
-        return all(strides[i] == planned for i, planned in self.strides) and all(
-            strides[i] == strides[k] for i, k in self.twins
+        return (
+            all(strides[i] == planned for i, planned in self.strides)
+            and all(strides[i] == strides[k] for i, k in self.twins)
+            and all(
+                memory_order(shape, strides[i]) == planned
+                for i, shape, planned in self.orders
+            )
         )
 
 
@@ -86,10 +94,12 @@ def inputs(
                 (x.source, full[0].source, x.first_byte - full[0].first_byte)
                 for x in full[1:]
             ]
-    if _has_tails(graph):
-        strides += [
-            (x.source, x.stride) for x in buffers if x.kind in ("static", "arg")
-        ]
+    given = [x for x in buffers if x.kind in ("static", "arg")]
+    orders: list[tuple[int, Shape, Shape]] = []
+    if _has_tails(graph) or any(isinstance(n, Extern) for n in graph.nodes):
+        strides += [(x.source, x.stride) for x in given]
+    elif _has_orders(graph):
+        orders = [(x.source, x.shape, memory_order(x.shape, x.stride)) for x in given]
     return Inputs(
         buffers,
         statics,
@@ -101,6 +111,7 @@ def inputs(
         ),
         {x.source: b for b, x in enumerate(buffers) if x.kind == "arg"},
         strides,
+        orders,
         distances,
         twins,
     )
@@ -112,6 +123,14 @@ def _has_tails(graph: Graph) -> bool:
     """
     bodies = {id(n.body): n.body for n in graph.nodes if not isinstance(n, Extern)}
     return any(x.op == "tail" for body in bodies.values() for x in body.instrs)
+
+
+def _has_orders(graph: Graph) -> bool:
+    """Does anything hang on the order in which elements lie in memory? Sums do, and new
+    tensors lie as what they are made from.
+    """
+    reduces = any(n.body.reduction for n in graph.nodes if not isinstance(n, Extern))
+    return reduces or any(len(graph.buffers[b].shape) > 1 for b in graph.outputs)
 
 
 #: How a tensor may move: to memory that the step does not write; to memory of its own.
