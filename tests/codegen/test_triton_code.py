@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fuseopt.codegen.target import Source
+from fuseopt.codegen.triton.chunks import MANY
 from fuseopt.codegen.triton.kernel import TritonTarget
 from fuseopt.ir.graph import DTYPE_BYTES, Kernel
 from fuseopt.runtime.triton.build import TritonBuilder, compile_offline
@@ -123,7 +124,9 @@ def check_nvidia(name: str, dtype: torch.dtype, gpu: str, folder: str) -> None:
     loads, stores = accesses(kernel, block, warps * 32)
     ptx = made["ptx"]
     # those of the first chunk, and in the loop those of the next; whole, and in part
-    assert len(re.findall(r"\bld\.global\.v4\.b32", ptx)) == 4 * loads
+    # where there are registers for both
+    kinds = 2 - (dtype == BF16 and loads >= 2 * MANY)
+    assert len(re.findall(r"\bld\.global\.v4\.b32", ptx)) == 2 * kinds * loads
     assert len(re.findall(r"\bst\.global\.v4\.b32", ptx)) == stores
     used = resources(made["cubin"], folder)
     assert used["STACK"] == used["LOCAL"] == 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...ir.graph import Variant
+from ...ir.graph import DTYPE_BYTES, Variant
 from .quotients import Quotients, conditions, quotients
 from .text import indent, over_lines
 from .variant import ALIGNED, RECORD, Function
@@ -20,6 +20,9 @@ GROUP = 16
 #: Lanes of a program that takes several, elements of each at a time, and elements that
 #: a lane may have to be one of them.
 ROWS, COLUMNS, SMALL = 8, 32, 128
+
+#: Tensors of 16 bits that a chunk is loaded from; see `crowded`.
+MANY = 6
 
 #: Above the lane stores of a program that takes whole lanes.
 WHOLE = """\
@@ -123,13 +126,12 @@ class Chunks:
 
     def loads(self, left: str, place: Mapping[int, str]) -> list[str]:
         """Loads of a chunk of `left` elements. A full one needs no mask, and no
-        registers set to zero where it is not. (Of float64 the branches would take more
-        registers than three programs of a multiprocessor have.)
+        registers set to zero where it is not; but branches take registers.
         """
         w = self.w
         if not w.loads:
             return []
-        if self.wide:
+        if self.crowded:
             few = [f"few = {inside(left)}"]
             return [*few, *w.element_loads(place, ", mask=few")]
         return [
@@ -141,9 +143,15 @@ class Chunks:
         ]
 
     @property
-    def wide(self) -> bool:
-        """Are there elements of float64?"""
-        return any(self.v.slots[s].dtype == "f64" for s in self.w.element_slots)
+    def crowded(self) -> bool:
+        """Would more branches take more registers than three programs of a
+        multiprocessor have? As counted in machine code of sm_90: with elements of
+        float64, and of 16 bits where they are of MANY tensors.
+        """
+        if any(self.v.slots[s].dtype == "f64" for s in self.w.element_slots):
+            return True
+        sizes = [DTYPE_BYTES[self.v.instrs[i].dtype] for i in self.w.loads]
+        return sizes.count(2) >= MANY
 
     def checks(self) -> list[str]:
         """How far the main path goes: nowhere, where a divisor is not in its range."""
@@ -174,7 +182,7 @@ class Chunks:
             further = {s: f"a{s} + (at + BLOCK)" for s in w.element_slots}
             then = self.loads("grouped - at - BLOCK", further)
             body += NEXT.splitlines()
-            body += then if self.wide else ["if at + BLOCK < end:", *indent(then)]
+            body += then if self.crowded else ["if at + BLOCK < end:", *indent(then)]
         return ["for at in range(0, end, BLOCK):", *indent(body)]
 
     # ---------------------------------------------------------------- several lanes
