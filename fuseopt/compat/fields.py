@@ -25,7 +25,7 @@ class TensorFunctions(NamedTuple):
     """How to read a tensor from C.
 
     `handle`: the offset in bytes of the pointer to its TensorImpl in the Python object.
-    Addresses of C functions that take this pointer: `data` to `strides`, and `bump`,
+    Addresses of C functions that take this pointer: `data` to `bytes`, and `bump`,
     which is 0 where torch has none. The others: `Fields`, `storage`, `first` and
     `memory` in bytes; `words` is 0 where no fields were found.
     """
@@ -38,6 +38,7 @@ class TensorFunctions(NamedTuple):
     device_index: int
     sizes: int
     strides: int
+    bytes: int
     bump: int
     storage: int
     first: int
@@ -66,7 +67,8 @@ class Fields(NamedTuple):
     memory: int = 0
 
 
-#: How many words of a TensorImpl and of a storage are searched; each has more.
+#: How many words of a TensorImpl and of a storage are searched; each has as many. A
+#: TensorImpl has one more where its dispatch keys, which come last, are not among them.
 _TENSOR, _STORAGE = 22, 7
 
 
@@ -91,8 +93,11 @@ def fields() -> Fields:
     """
     try:
         t = _sample()
-        words = _words(t._cdata, _TENSOR)
+        size = _TENSOR
         keys = torch._C._dispatch_keys(t).raw_repr()
+        if keys not in _words(t._cdata, size):
+            size += 1
+        words = _words(t._cdata, size)
         storage = words.index(t.untyped_storage()._cdata)
         first = words.index(3) - 1
         inlined = words.index(101) - first - 1
@@ -117,9 +122,9 @@ def fields() -> Fields:
         _sample(device="meta"),
         torch._neg_view(_sample()),
     ]
-    if any(_words(o._cdata, _TENSOR)[first:last] == region for o in others):
+    if any(_words(o._cdata, size)[first:last] == region for o in others):
         return Fields()
-    like = _words(others[0]._cdata, _TENSOR)[first:last]
+    like = _words(others[0]._cdata, size)[first:last]
     kind = [i for i, (a, b) in enumerate(zip(region, like, strict=True)) if a != b]
     if len(kind) != 1:
         return Fields()
@@ -162,6 +167,7 @@ _NAMES = {
     "device_index": "aoti_torch_get_device_index",
     "sizes": "aoti_torch_get_sizes",
     "strides": "aoti_torch_get_strides",
+    "bytes": "aoti_torch_get_storage_size",
 }
 _REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
 _GRADIENT = "_ZNK3c1010TensorImpl4gradEv"

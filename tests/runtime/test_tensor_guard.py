@@ -146,6 +146,18 @@ def test_a_lazy_clone_is_not_written(asked: ctypes.PyDLL | None) -> None:
     assert ts[0].data_ptr() != torch._C._data_address(clone)
 
 
+def test_memory_that_was_taken_away_is_seen(asked: ctypes.PyDLL | None) -> None:
+    """Also of a part of it, which has an address all the same."""
+    for part in (torch.zeros(20)[4:], torch.zeros(20)):
+        ts = [*tensors(), part]
+        probe = probe_of(ts, asked)
+        assert probe.look(*places(ts)) == 0
+        memory = part.untyped_storage()
+        memory.resize_(0)
+        assert probe.look(*places(ts)) & CHANGED
+        memory.resize_(80)
+
+
 def test_a_dict_that_lost_its_tensors(helper: ctypes.PyDLL) -> None:
     ts = tensors()
     probe = probe_of(ts, helper)

@@ -17,6 +17,7 @@ struct Functions {
   int32_t (*device_index)(void*, int32_t*);
   int32_t (*sizes)(void*, int64_t**);
   int32_t (*strides)(void*, int64_t**);
+  int32_t (*bytes)(void*, int64_t*);  // of its storage
   void (*bump)(void*);  // version counter of an at::Tensor; may throw, or be null
   int64_t storage;      // where in a TensorImpl its storage lies
   int64_t first,
@@ -210,10 +211,17 @@ static bool follow(const Functions* f, const Known* k, int64_t moved) {
 
 // Has a tensor elements, but no memory for them? A wrapper has none of its own; a view
 // of memory that was taken away has an address all the same.
-static bool nowhere(const Functions* f, const char* impl, const void* address,
+static bool nowhere(const Functions* f, char* tensor, const void* address,
                     const int64_t* metadata) {
-  const char* storage = f->words ? *(char**)(impl + f->storage) : 0;
-  if (address && (!storage || *(const uint64_t*)(storage + f->memory))) return false;
+  bool held = address;
+  if (held && f->words) {
+    const char* storage = *(char**)(*(char**)tensor + f->storage);
+    held = !storage || *(const uint64_t*)(storage + f->memory);
+  } else if (held) {
+    int64_t bytes = 0;
+    held = f->bytes(tensor, &bytes) || bytes;
+  }
+  if (held) return false;
   for (int64_t d = 0; d < metadata[DIMS]; ++d)
     if (metadata[DIMS + 1 + d] == 0) return false;
   return true;
@@ -234,7 +242,7 @@ static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
   if (!alike && !same_kind(f, tensor, k->metadata + k->begins[i], fields)) return OTHER;
   void* address = 0;
   if (f->data(tensor, &address)) return UNASKED;
-  if (nowhere(f, impl, address, k->metadata + k->begins[i])) return UNASKED;
+  if (nowhere(f, tensor, address, k->metadata + k->begins[i])) return UNASKED;
   k->now[i] = (uint64_t)address;
   if (k->now[i] != k->addresses[i]) return MOVED;
   see(f, k, i);
