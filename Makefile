@@ -18,7 +18,7 @@ REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
 HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h fuseopt/runtime/tables/*.h
 
-.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers replay wild matrix gpu bench bench-gpu docs lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events replay wild matrix gpu bench bench-gpu docs lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -50,10 +50,10 @@ test-share: $(VENV)/stamp-test
 test-all: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests -m "not gpu" $(TEST_FLAGS)
 
-# Programs, then optimizers. The same ones again: make fuzz
+# Programs, optimizers, then what users do. The same ones again: make fuzz
 # PROGRAM_FLAGS="--hypothesis-seed=<as it printed>" FUZZ_FLAGS="--first <as it printed>".
 # Of the latter, those that an earlier run got done are not run again.
-fuzz: fuzz-programs fuzz-optimizers
+fuzz: fuzz-programs fuzz-optimizers fuzz-events
 
 fuzz-programs: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py \
@@ -63,6 +63,11 @@ fuzz-programs: $(VENV)/stamp-test
 
 fuzz-optimizers: $(VENV)/stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.tools.fuzz $(FUZZ_FLAGS)
+
+# Seeds from the first to behind the last: other ones with EVENT_SEEDS="1000 2000".
+EVENT_SEEDS ?= 0 300
+fuzz-events: $(VENV)/stamp-test
+	$(BIN)/python -m tests.numerics.fuzz_events $(EVENT_SEEDS)
 
 # A part of the tests: make replay REPLAY_FLAGS="--tests tests/scheduler/test_stages.py".
 replay: $(VENV)/stamp-test
