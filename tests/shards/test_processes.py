@@ -26,7 +26,9 @@ def together(cases: list[str], folder: Path, world: int = 2) -> None:
     """
     meet = folder / f"meet{len([*folder.iterdir()])}"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.shards.processes", ";".join(cases)]
+    # whoever aborts, if only when Python ends, says where
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.shards.processes"]
+    command.append(";".join(cases))
     logs = [folder / f"log{rank}" for rank in range(world)]
     group = []
     for rank, log in enumerate(logs):
