@@ -113,9 +113,8 @@ def odd_gradient(p: torch.Tensor) -> bool:
 
 
 def _apart(optimizer: torch.optim.Optimizer) -> bool:
-    """Was its step compiled by fuseopt.compile, or given to torch.compile itself?"""
-    given = optimizer in session.apart or optimizer in session.bound
-    return given or hasattr(optimizer.step, COMPILED)
+    """Was its step compiled by fuseopt.compile?"""
+    return optimizer in session.apart or hasattr(optimizer.step, COMPILED)
 
 
 def tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
@@ -123,7 +122,7 @@ def tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> Non
     limit = "torch has compiled {} as often as it does one function, and runs in eager "
     if optimizer is None:
         what, why = function, "any call that these compilations do not fit."
-    elif _apart(optimizer):
+    elif _apart(optimizer) or optimizer in session.bound:
         what = f"the step of one {type(optimizer).__name__}"
         why = "any call that these do not fit."
     else:
