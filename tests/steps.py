@@ -150,6 +150,11 @@ def same_bits(got: Tensor, want: Tensor) -> bool:
     return bool((equal | (got.isnan() & want.isnan())).all())
 
 
+def turned(x: Any) -> Any:
+    """The same numbers, with the first dimension as the innermost."""
+    return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() > 1 else x
+
+
 def differences(
     params: Sequence[Any],
     optimizer: torch.optim.Optimizer,

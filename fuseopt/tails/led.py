@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from .. import compat
 from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..config import Config
@@ -246,7 +247,7 @@ class Led:
         try:
             result = self._step(content, drops, params, grads)
         except REFUSALS as error:
-            self.why = str(error).partition("\n")[0] or type(error).__name__
+            self.why = compat.reason_of(error)
             result = None
         self._sound = True
         if result is None:

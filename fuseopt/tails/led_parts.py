@@ -233,7 +233,7 @@ class LedParts:
                 local, content, drops, grads, wholes, columns, norms_asked
             )
         except (Misfit, *REFUSALS) as error:
-            self.why = str(error).partition("\n")[0] or type(error).__name__
+            self.why = compat.reason_of(error)
             result = None
         self._sound = True
         if result is not None:

@@ -24,7 +24,7 @@ import fuseopt
 from tests.papers.adaptive import AdaBelief
 from tests.papers.momentum import Lion
 from tests.papers.reducing import LAMB
-from tests.steps import same_bits
+from tests.steps import same_bits, turned
 
 Build = Callable[[Any, random.Random], Optimizer]
 Event = Callable[["Training", random.Random], None]
@@ -147,11 +147,6 @@ def alike(x: Any, y: Any) -> bool:
 # ---------------------------------------------------------------- what a user does
 
 
-def _turned(x: Tensor) -> Tensor:
-    """The same numbers, with the first dimension as the innermost."""
-    return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() > 1 else x
-
-
 def new_gradients(training: Training, rng: random.Random) -> None:
     """Of some None, some in the old memory, some laid out otherwise."""
     for p in training.stepped():
@@ -163,7 +158,7 @@ def new_gradients(training: Training, rng: random.Random) -> None:
         elif how < 0.5 and p.grad is not None:
             p.grad.copy_(grad)
         else:
-            p.grad = _turned(grad) if how < 0.55 else grad
+            p.grad = turned(grad) if how < 0.55 else grad
 
 
 def all_gradients(training: Training, rng: random.Random) -> None:
@@ -246,7 +241,7 @@ def other_memory(training: Training, rng: random.Random) -> None:
 
 def other_layout(training: Training, rng: random.Random) -> None:
     p = rng.choice(training.params)
-    p.data, p.grad = _turned(p.data), None
+    p.data, p.grad = turned(p.data), None
 
 
 def other_dtype(training: Training, rng: random.Random) -> None:

@@ -14,14 +14,9 @@ from torch import Tensor
 import fuseopt
 from tests.numerics.test_regressions import Each
 from tests.papers.reducing import LAMB
-from tests.steps import differences, make_params, same_bits, set_grads
+from tests.steps import differences, make_params, same_bits, set_grads, turned
 
 SHAPES = [(33, 17), (6, 4), (5, 3, 8)]
-
-
-def turned(x: Tensor) -> Tensor:
-    """The same numbers, with the first dimension as the innermost."""
-    return x.transpose(0, -1).contiguous().transpose(0, -1)
 
 
 def of_both(x: Tensor, y: Tensor) -> None:

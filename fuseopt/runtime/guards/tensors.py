@@ -173,11 +173,11 @@ class TensorGuard:
         if not self._guard(*tensors):
             return CHANGED | MOVED
         self._now[:] = array("Q", map(torch.Tensor.data_ptr, tensors))
-        moved = self._now != self.addresses
+        if self._now == self.addresses:
+            return 0
         full = [t for t in tensors if t.numel()]
-        if moved and not all(t.untyped_storage().nbytes() for t in full):
-            return CHANGED | MOVED
-        return MOVED * moved
+        held = all(t.untyped_storage().nbytes() for t in full)
+        return MOVED if held else CHANGED | MOVED
 
     def look_at_others(self, tensors: list[Any], places: int, n: int) -> int:
         """The result of `look`, where lanes.LaneGuard has compared all other tensors.
