@@ -2,9 +2,16 @@
 # Needed on the machine: Python >= 3.10, make and a C++ compiler.
 
 PYTHON ?= python3
-VENV := .venv
+# Another torch, in an environment of its own: make test TORCH=2.15
+TORCH ?=
+VENV := $(if $(TORCH),.venv-$(TORCH),.venv)
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+ifneq ($(TORCH),)
+# what a machine has set for pip may hold back a torch that is asked for by name
+export PIP_CONSTRAINT := $(CURDIR)/tests/tools/no_cap.txt
+endif
 
 # Flags for one's own runs, as in `make test TEST_FLAGS="-x -k adamw"`.
 TEST_FLAGS ?= -n auto
@@ -18,7 +25,7 @@ REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
 HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h fuseopt/runtime/tables/*.h
 
-.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events replay wild matrix gpu bench bench-gpu docs lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events replay wild matrix newest gpu bench bench-gpu docs lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -28,7 +35,8 @@ help:
 	@echo "make fuzz      2,000 random programs and optimizers, other ones each time"
 	@echo "make replay    does what the tests compile differ from the last commit?"
 	@echo "make wild      trainings with public packages, and the examples"
-	@echo "make matrix    the wheel with each Python and torch that are to be had"
+	@echo "make matrix    the wheel with the Pythons and torches that users have"
+	@echo "make newest    the wheel with the newest torch, as CI runs it"
 	@echo "make bench     the benchmarks, on a CPU, in 15 minutes"
 	@echo "make bench-gpu the same ones on a GPU"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast; nine minutes"
@@ -57,7 +65,8 @@ fuzz: fuzz-programs fuzz-optimizers fuzz-events
 
 fuzz-programs: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py \
-		tests/numerics/test_fuzz_bodies.py -m "not slow" \
+		tests/numerics/test_fuzz_bodies.py \
+		tests/numerics/test_fuzz_stores.py -m "not slow" \
 		--hypothesis-profile=fuzz --hypothesis-show-statistics -n auto \
 		--timeout 3600 $(PROGRAM_FLAGS)
 
@@ -82,6 +91,10 @@ wild: $(VENV)/stamp-test $(VENV)/stamp-wild $(VENV)/stamp-timm
 # MATRIX_FLAGS="--pythons 3.12 --torches 2.13".
 matrix: $(VENV)/stamp-test
 	$(BIN)/python -m tests.tools.matrix $(MATRIX_FLAGS)
+
+# The newest torch that setup.cfg admits, in an environment that pip fills.
+newest: $(VENV)/stamp-test
+	$(BIN)/python -m tests.tools.matrix --newest
 
 # Goes on where an earlier run stopped. All there is: BENCH_FLAGS="--suite full".
 bench: $(VENV)/stamp-test $(VENV)/stamp-bench
@@ -112,21 +125,26 @@ format: $(VENV)/stamp-dev
 	$(BIN)/clang-format -i $(HEADERS)
 
 clean:
-	rm -rf $(VENV) build demo/out bench/out fuseopt.egg-info
+	rm -rf .venv .venv-* build demo/out bench/out fuseopt.egg-info
 
 # By itself, for it asks for torchvision: each wheel of that loads beside one build of
 # torch alone, and tests/wild does without. The rest that it asks for is there.
-$(VENV)/stamp-timm: constraints.txt | $(VENV)/stamp-wild
-	$(PIP) install --constraint constraints.txt --no-deps timm
+$(VENV)/stamp-timm: $(CONSTRAINTS) | $(VENV)/stamp-wild
+	$(PIP) install --constraint $(CONSTRAINTS) --no-deps timm
 	touch $@
 
 # One stamp for each extra: a target installs what it needs and no more. Every
 # install reads the constraints, so that nothing can change the version of torch.
-$(VENV)/stamp-%: setup.cfg pyproject.toml constraints.txt | $(VENV)/stamp
-	$(PIP) install --constraint constraints.txt setuptools
-	$(PIP) install --constraint constraints.txt --no-build-isolation \
+$(VENV)/stamp-%: setup.cfg pyproject.toml $(CONSTRAINTS) | $(VENV)/stamp
+	$(PIP) install --constraint $(CONSTRAINTS) "setuptools >= 77"
+	$(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation \
 		--editable ".[$*]"
 	touch $@
+
+# The versions of the tests, but for torch, and for what a torch pins itself.
+$(VENV)/constraints.txt: constraints.txt | $(VENV)/stamp
+	grep -v -E '^(torch|triton|setuptools)==' constraints.txt > $@
+	echo "torch==$(TORCH).*" >> $@
 
 # A stamp rather than the interpreter's file, which is there before pip is.
 $(VENV)/stamp:

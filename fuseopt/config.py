@@ -15,6 +15,9 @@ from typing import Any
 
 from .errors import ConfigError
 
+#: Versions of torch that all tests pass with: from the first, to before the last. The
+#: matrix of tests, what pip may install and what `doctor` says follow from it.
+CHECKED = ((2, 11), (2, 16))
 #: The modes of torch.compile, and what each says of `cudagraphs`, unless options do;
 #: kernels are never tuned on a step's own state, so that no mode asks for that.
 MODES: dict[str, bool | None] = {
@@ -113,6 +116,12 @@ def _checked(name: str, value: Any, said: str = "") -> Any:
     if choices is None and not isinstance(value, (str, type(None))):
         raise ConfigError(f"option {name}={value!r}: expected a path")
     return value
+
+
+def switched_off(environ: Mapping[str, str] | None = None) -> frozenset[str]:
+    """The names of capabilities in FUSEOPT_WITHOUT, which fuseopt is to do without."""
+    said = (os.environ if environ is None else environ).get("FUSEOPT_WITHOUT", "")
+    return frozenset(x.strip() for x in said.split(",") if x.strip())
 
 
 def of_mode(mode: str | None) -> dict[str, Any]:

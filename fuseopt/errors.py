@@ -3,7 +3,7 @@ and what to do.
 
 Every error here is raised before a step has written anything: a step is whole or not
 at all. (An ATen call that no rule covers runs between kernels as it is; if that raises,
-the kernels before it have run, as in eager.)
+what the kernels before it have written is put back.)
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class UnsupportedInput(FuseoptError):
 
 class NotAnOptimizer(FuseoptError, TypeError):
     """fuseopt.compile was given something that is no torch.optim.Optimizer."""
+
+
+class UnsupportedTorch(FuseoptError):
+    """The installed torch gives no way to do what a step needs; nothing was written."""
 
 
 class NotABackend(FuseoptError, TypeError):

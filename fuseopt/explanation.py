@@ -22,7 +22,7 @@ from .compiler.timing import Clock
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
 from .isolate.decorators import peel
-from .isolate.isolated import unfuse
+from .isolate.unfused import unfuse
 from .shards.local import is_spread
 from .tails.advice import tail_of
 

@@ -135,7 +135,8 @@ def _fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
     """Forget what earlier tests compiled: Dynamo gives up on `step` after eight.
 
     It resets the backends it was given, so not one that a test has wrapped. An error of
-    fuseopt's own, after which eager ran, fails a test that is not marked `mishaps`.
+    fuseopt's own, after which eager ran, fails a test that is not marked `mishaps`. A
+    test whose use of a capability has switched it off fails, and no later one lacks it.
     """
     yield
     dynamo = sys.modules.get("torch._dynamo")
@@ -147,4 +148,13 @@ def _fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
         session.session.reset()
         session.session.deferred = None
         expected = request.node.get_closest_marker("mishaps") is not None
+        assert not _switched_off()
         assert expected or not mishaps
+
+
+def _switched_off() -> dict[str, str]:
+    """The capabilities that use has switched off, and why. They are there again."""
+    from fuseopt import compat
+
+    lacking = {x.name: (x, x.known()) for x in compat.lacking() if not x.off}
+    return {name: why for name, (x, why) in lacking.items() if x.probe_again() != why}

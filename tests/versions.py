@@ -31,3 +31,7 @@ one_counter_for_all = pytest.mark.skipif(
 golden_graphs = pytest.mark.skipif(
     OLD, reason="torch 2.11 lists the tensors of a step in another order"
 )
+knows_lerp = pytest.mark.skipif(
+    VERSION < (2, 13),
+    reason="before torch 2.13 Dynamo takes calls that scale apart with other rounding",
+)

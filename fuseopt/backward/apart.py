@@ -21,7 +21,7 @@ from .. import compat
 from ..replicate.dry_run import Record, rehearse
 from ..replicate.models import without_contents
 from ..shadow.lanes import Lanes, Unlike
-from ..shadow.optimizer import stand_in, unfused
+from ..shadow.stand_in import stand_in, unfused
 from ..uniformity import prove
 from .part import attributes_of
 

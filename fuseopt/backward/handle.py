@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -15,6 +14,7 @@ from .. import compat
 from ..compiler.session import session
 from ..config import resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
+from ..locks import new_rlock
 from ..tails.arguments import parameters_of
 from .buckets import BYTES, Bucket, buckets_of
 from .lookups import Lookups
@@ -52,7 +52,7 @@ class InBackward(Optimizer):
         # Optimizer.__init__ is not called: the groups are those of `optimizer`
         self.optimizer = optimizer
         self._opt_called = False
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._passes: weakref.WeakValueDictionary[int, _Pass] = (
             weakref.WeakValueDictionary()
         )

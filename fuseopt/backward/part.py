@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ..shadow.double import OUTSIDE, is_hooks
 from ..shadow.lanes import Unlike
-from ..shadow.optimizer import stand_in, unfused
+from ..shadow.stand_in import stand_in, unfused
 
 
 class Part:

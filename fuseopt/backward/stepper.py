@@ -9,7 +9,6 @@ traces the step again or the kinds of parameters change.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -21,7 +20,9 @@ from ..compiler.diagnostics import tell_of_step
 from ..compiler.entry import attach
 from ..config import resolve
 from ..errors import CaptureError, UnsupportedInput
-from ..isolate.isolated import Isolated, Wanted
+from ..isolate.compilations import Wanted
+from ..isolate.isolated import Isolated
+from ..locks import new_rlock
 from ..shadow.double import holdings, own_attributes
 from ..shadow.lanes import Unlike
 from ..tails.arguments import parameters_of
@@ -47,7 +48,7 @@ class Stepper:
         self.optimizer = optimizer
         self.kept = BEYOND
         #: one thread at a time
-        self.lock = threading.RLock()
+        self.lock = new_rlock()
         config = resolve(None, options)
         if config.verify:
             raise UnsupportedInput("verify=True compares steps of all parameters")

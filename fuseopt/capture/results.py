@@ -6,10 +6,13 @@ that the step computed).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from ..ir.graph import Buffer
 from .scalars.device import NumberRef
 from .scalars.host import Sym
 
@@ -67,6 +70,19 @@ def leaves(result: Any) -> Iterator[Leaf]:
     else:
         for x in result:
             yield from leaves(x)
+
+
+def is_of_the_call(result: Any, buffers: Sequence[Buffer]) -> bool:
+    """Is all that is returned known before the step has run: numbers of the host, and
+    tensors that it was given? A tensor may stand for those of lanes, which are not.
+    """
+    inputs = ("static", "arg")
+    return all(
+        buffers[x.buffer].kind in inputs
+        if isinstance(x, Returned)
+        else not isinstance(getattr(x, "value", x), (NumberRef, torch.Tensor))
+        for x in leaves(result)
+    )
 
 
 def result_buffers(result: Any) -> list[int]:

@@ -24,7 +24,7 @@ from .aten.dtypes import PARTS
 from .aten.externs import Call
 from .fx.given_memory import Given
 from .fx.interpreter import Interpreter
-from .results import Alias, Itself, Known, Returned, leaves, result_buffers
+from .results import Alias, Itself, Known, Returned
 from .scalars.device import Computed, NumberRef
 from .scalars.host import Sym
 
@@ -153,17 +153,4 @@ def _numbered(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
             b._replace(storage=numbers.setdefault(b.storage, len(numbers)))
             for b in buffers
         ]
-    )
-
-
-def read_at_once(captured: Captured) -> bool:
-    """Does the caller of the graph read numbers of its results at once?
-
-    Dynamo returns a float that a step computed in a 0-d float64 tensor, which its code
-    reads as soon as the graph has run.
-    """
-    result, buffers = captured.result, captured.graph.buffers
-    scalars = [b for b in result_buffers(result) if not buffers[b].shape]
-    return any(buffers[b].dtype == "f64" for b in scalars) or any(
-        isinstance(x, NumberRef) for x in leaves(result)
     )

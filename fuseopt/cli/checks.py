@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from .cache import megabytes, usage
 
-#: Versions of torch whose private parts were checked: from, and before.
-CHECKED = ((2, 11), (2, 14))
 #: The entry point by which Dynamo finds the backend: its group, its name.
 ENTRY_POINT = ("torch_dynamo_backends", "fuseopt")
 
@@ -41,15 +39,39 @@ def torch_version() -> Finding:
         import torch
     except ImportError as error:
         return Finding("torch", "fail", str(error), "pip install 'torch>=2.11'")
-    version = torch.__version__
-    numbers = tuple(int(x) for x in version.split("+")[0].split(".")[:2])
-    if numbers < CHECKED[0]:
-        return Finding("torch", "fail", version, "pip install 'torch>=2.11'")
-    if numbers >= CHECKED[1]:
+    from .. import compat
+    from ..config import CHECKED
+
+    version, unchecked = torch.__version__, compat.unchecked()
+    if unchecked:
         first, end = (".".join(map(str, x)) for x in CHECKED)
-        told = f"{version} is newer than what was checked ({first} to before {end})"
-        return Finding("torch", "warn", told, f"pip install 'torch<{end}'")
+        state = "fail" if "older" in unchecked else "warn"
+        remedy = f"pip install 'torch>={first},<{end}'"
+        return Finding("torch", state, unchecked, remedy)
     return Finding("torch", "ok", version)
+
+
+def capabilities() -> Finding:
+    """What fuseopt relies on that torch does not promise: is all of it there?"""
+    from .. import compat
+    from ..compiler.entry import attach
+
+    attach()
+    compat.patches.build()
+    for x in compat.switches.table.values():
+        x.available()
+    every, lacking = len(compat.switches.table), compat.lacking()
+    unknown = sorted(compat.switches.asked() - compat.switches.table.keys() - {"all"})
+    told = [f"{every - len(lacking)} of {every} are there"]
+    told += [f"{x.name}: {x.missing()}. Without: {x.without}" for x in lacking]
+    told += [f"FUSEOPT_WITHOUT names {x!r}, which there is not" for x in unknown]
+    state = "warn" if lacking or unknown else "ok"
+    remedy = "" if state == "ok" else "python -m fuseopt doctor --verbose"
+    if any(not x.off for x in lacking):
+        remedy = "pip install a torch that was checked; report this line"
+    elif lacking or unknown:
+        remedy = "unset FUSEOPT_WITHOUT"
+    return Finding("parts of torch", state, "\n".join(told), remedy)
 
 
 def entry_point() -> Finding:
@@ -158,6 +180,7 @@ def all_checks() -> Iterator[Callable[[], Finding]]:
         import torch
     except ImportError:
         return
+    yield capabilities
     yield gpu
     yield lambda: step_on("cpu")
     if torch.cuda.is_available():

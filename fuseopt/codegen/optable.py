@@ -144,6 +144,10 @@ LIBRARY["vsqrt", "f32"] = Vector("", "sqrtf", 1)
 LIBRARY["vsqrt", "f64"] = Vector("", "sqrt", 1)
 
 
+#: How the text of a kernel names the functions that call the library.
+VECTOR_KINDS = ("sleef", "vendor")
+
+
 def library_call(
     op: str, dtype: str, n: str, args: list[tuple[str, int]], out: str
 ) -> str:

@@ -1,14 +1,14 @@
-"""All uses of torch that are not its public API. Checked with torch 2.11.0 and 2.13.0.
-
-Each function says what it relies on, and what happens where it is missing.
-"""
+"""All uses of torch that are not its public API, as capabilities: see capability.py."""
 
 from .accelerators import (
     before_process_groups_end,
     end_allocation,
     end_generator_capture,
 )
-from .attributes import keep_attributes, read_attributes
+from .attached import HOOKS
+from .autocast import ENTER as ENTER_AUTOCAST
+from .autocast import EXIT as EXIT_AUTOCAST
+from .autocast import autocasts, may_cast
 from .backward import (
     at_end_of_backward,
     backward_under_way,
@@ -17,12 +17,19 @@ from .backward import (
     is_nested,
     why_no_backward_is_known,
 )
-from .bound_steps import Asked, on_bound_step
-from .branches import trace_branches
+from .bound_steps import Asked, BoundSteps
+from .capability import (
+    Capability,
+    lacking,
+    lacks,
+    switches,
+    unchecked,
+)
 from .contexts import scalar_outputs
 from .counters import stay_symbolic, take_for_symbols
 from .debug import debug_folder, trace_artifact
 from .dicts import dict_version
+from .disabled import disabled, initialize, never_compiled
 from .dtensors import (
     alike,
     are_spread,
@@ -41,19 +48,6 @@ from .dtensors import (
     spread_as,
     waiting,
 )
-from .dynamo import (
-    cuts_noted,
-    disabled,
-    initialize,
-    leave_no_patches,
-    never_compiled,
-    number_sources,
-    on_failure,
-    on_graph_break,
-    on_recompile_limit,
-    on_trace,
-    refusal_of,
-)
 from .fields import (
     Codes,
     TensorFunctions,
@@ -63,20 +57,31 @@ from .fields import (
     tensor_functions,
     version_functions,
 )
+from .functions import (
+    BACKEND_NAME,
+    CHECKS,
+    COMPILING,
+    INDUCTOR,
+    OVERRIDDEN,
+    SCRIPTING,
+    inductor,
+    tree_map,
+)
 from .grouping import dtypes_in_order
-from .guard_latency import leave_guards_untimed
-from .guards import trace_guarded
 from .hazards import acts_otherwise
-from .imports import spare_inductor
-from .kept import Fakes, forget, tidy
-from .modes import numbers_pass_modes
+from .kept import Fakes, Life, forget, tidy
+from .kernels import is_as_ruled
+from .leaving import refusal_of, refuse_step
 from .nodes import gives_to, gradient_of_lookup, is_lookup, nodes_near
-from .plain import as_if_compiling, trace_plainly
-from .powers import power_unchecked, trace_power
+from .notices import Limits, cuts_noted
+from .numpy_floats import is_numpy_float, may_follow_numpy
+from .patches import patches
+from .plain import as_if_compiling
 from .profiling import profiled, profiler_range
 from .refusals import refusals_pass
-from .rewrites import WRITTEN_AS, trace_rewrites
+from .rewrites import WRITTEN_AS
 from .scaler import (
+    SCALER,
     STAGES,
     founds_of,
     has_stepped,
@@ -85,8 +90,15 @@ from .scaler import (
     stage_of,
 )
 from .schemas import Schema, changes_first, name_of, schema_of, written
-from .states import guard_states
-from .symbol_uses import trace_symbols
+from .sound import (
+    held_to_plain_code,
+    is_sound,
+    refused_graph,
+    unknown_input,
+    unsound,
+    unsound_graph,
+)
+from .sources import number_sources
 from .symbols import (
     TraceAgain,
     can_stay_symbolic,
@@ -96,9 +108,14 @@ from .symbols import (
     symbol_sources,
 )
 from .tensors import (
+    DISPATCH_MODE,
+    FAKE,
     GRAD_SWITCH,
     HIGHER_ORDER,
     MAKE_TENSOR,
+    NO_FUNCTION,
+    OVERLOAD,
+    VECTORS,
     LibraryStruct,
     bound_op,
     bump_versions,
@@ -109,9 +126,18 @@ from .tensors import (
     vector_library,
     wraps_others,
 )
-from .traced import Traced, dynamo_errors, must_fail, reason_of, stance
+from .traced import (
+    STANCE,
+    Traced,
+    dynamo_errors,
+    is_limit,
+    must_fail,
+    reason_of,
+    stance,
+)
 from .tracing import traces_step
 from .watched import watched
+from .window import Window, settle_interrupted
 from .wrappers import (
     DECORATED,
     FALLBACK,
@@ -126,30 +152,52 @@ from .wrappers import (
 )
 
 __all__ = [
+    "BACKEND_NAME",
+    "CHECKS",
+    "COMPILING",
     "DECORATED",
+    "DISPATCH_MODE",
+    "ENTER_AUTOCAST",
+    "EXIT_AUTOCAST",
+    "FAKE",
     "FALLBACK",
     "GRAD_MODE",
     "GRAD_SWITCH",
     "HIGHER_ORDER",
+    "HOOKS",
+    "INDUCTOR",
     "MAKE_TENSOR",
+    "NO_FUNCTION",
+    "OVERLOAD",
+    "OVERRIDDEN",
     "PROFILED",
+    "SCALER",
+    "SCRIPTING",
     "SORTS_BY_DIMS",
     "STAGES",
+    "STANCE",
+    "VECTORS",
     "WRITTEN_AS",
     "Asked",
+    "BoundSteps",
+    "Capability",
     "Codes",
     "Fakes",
     "LibraryStruct",
+    "Life",
+    "Limits",
     "Schema",
     "TensorFunctions",
     "TraceAgain",
     "Traced",
+    "Window",
     "acts_otherwise",
     "alike",
     "are_spread",
     "arrived",
     "as_if_compiling",
     "at_end_of_backward",
+    "autocasts",
     "backward_under_way",
     "before_process_groups_end",
     "bound_op",
@@ -174,25 +222,31 @@ __all__ = [
     "gradient_functions",
     "gradient_getter",
     "gradient_of_lookup",
-    "guard_states",
     "has_one_owner",
     "has_step_hooks",
     "has_stepped",
     "has_symbols",
+    "held_to_plain_code",
     "hint_of",
     "in_place",
+    "inductor",
     "initialize",
+    "is_as_ruled",
     "is_collective",
+    "is_limit",
     "is_lookup",
     "is_nested",
+    "is_numpy_float",
     "is_plain_scaler",
+    "is_sound",
     "is_summed_up",
     "is_wait",
     "is_wrapper",
-    "keep_attributes",
-    "leave_guards_untimed",
-    "leave_no_patches",
+    "lacking",
+    "lacks",
     "local_part",
+    "may_cast",
+    "may_follow_numpy",
     "metadata_guard",
     "must_fail",
     "name_of",
@@ -200,48 +254,43 @@ __all__ = [
     "never_compiled",
     "nodes_near",
     "number_sources",
-    "numbers_pass_modes",
-    "on_bound_step",
-    "on_failure",
-    "on_graph_break",
-    "on_recompile_limit",
-    "on_trace",
     "part_places",
+    "patches",
     "plainly",
-    "power_unchecked",
     "profiled",
     "profiler_range",
     "ran",
-    "read_attributes",
     "reason_of",
     "refusal_of",
     "refusals_pass",
+    "refuse_step",
+    "refused_graph",
     "requires_grad_function",
     "scalar_outputs",
     "scale_of",
     "schema_of",
+    "settle_interrupted",
     "shapes_of",
-    "spare_inductor",
     "spec_of",
     "spread",
     "spread_as",
     "stage_of",
     "stance",
     "stay_symbolic",
+    "switches",
     "symbol_sources",
     "take_for_symbols",
     "tensor_functions",
     "tidy",
     "trace_artifact",
-    "trace_branches",
-    "trace_guarded",
-    "trace_plainly",
-    "trace_power",
-    "trace_rewrites",
-    "trace_symbols",
     "traces_step",
+    "tree_map",
+    "unchecked",
     "undisturbed",
     "unhooked",
+    "unknown_input",
+    "unsound",
+    "unsound_graph",
     "vector_library",
     "version_functions",
     "waiting",

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .names import find
+
 log = logging.getLogger("fuseopt")
 
 
@@ -19,7 +21,7 @@ def end_allocation(device: torch.device, pool: Any) -> None:
     capture did say so, nothing happens: the allocator then asks a stream that is not
     capturing any more at each allocation.
     """
-    end = getattr(torch._C, f"_{device.type}_endAllocateToPool", None)
+    end = find(f"torch._C:_{device.type}_endAllocateToPool", None)
     if end is not None:
         try:
             end(device.index, pool)

@@ -1,70 +1,63 @@
-"""Have a traced step's writes to attributes of its optimizer reach the optimizer.
-
-Dynamo does not enter an optimizer among the objects whose changes it writes back, so
-that `self.count += 1` in a step is seen by the rest of the trace and then lost, with
-any backend (torch 2.11 to 2.13).
-"""
+"""Have a traced step's reads and writes of its optimizer's attributes be Python's."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-from .dynamo import leads_to
+from .layers import leads_to, traces_for
+from .names import attribute_of, find
+from .patches import Hook, Patcher, patch
+from .tracing import tracing
 
 
-def keep_attributes(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`, enter an optimizer when it is first written.
+@patch(
+    "attribute-writes",
+    "what a step writes to its optimizer (self.count += 1) is kept",
+    "a step that writes attributes of its optimizer runs in eager",
+    bits=True,
+)
+def WRITES(patcher: Patcher) -> None:
+    """Enter an optimizer among the objects whose changes Dynamo writes back.
 
-    Relies on the methods with which Dynamo notes that an attribute is written, and on
-    its table of objects by their identity. Where they are others, what a step writes
-    to its optimizer is lost, as with any backend.
+    Dynamo does not, so that such a write is seen by the rest of the trace and then
+    lost, with any backend (torch 2.11 to 2.15). Relies on the method with which Dynamo
+    notes a write, and on its table of objects by their identity.
     """
-    try:
-        from torch._dynamo.side_effects import SideEffects
-        from torch._dynamo.variables.optimizer import OptimizerVariable
-    except ImportError:
-        return
-    kind: Any = SideEffects
-    store = getattr(kind, "store_attr", None)
-    if store is None:
-        return
+    effects = find("torch._dynamo.side_effects:SideEffects")
+    optimizer = find("torch._dynamo.variables.optimizer:OptimizerVariable")
+    backend = patcher.backend
 
-    @functools.wraps(store)
-    def stored(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
-        variables = getattr(self, "id_to_variable", None)
-        if variables is not None and isinstance(item, OptimizerVariable):
+    def stored(original: Hook, self: Any, item: Any, *args: Any, **more: Any) -> Any:
+        if isinstance(item, optimizer):
+            tracing.stored.add(str(args[0]) if args else "")
             value = item.value
-            graph = self.output_graph_weakref()
-            ours = leads_to(getattr(graph, "compiler_fn", None), backend)
-            if ours and id(value) not in variables:
-                variables[id(value)] = item
+            ours = leads_to(self.output_graph_weakref().compiler_fn, backend)
+            if ours and id(value) not in self.id_to_variable:
+                self.id_to_variable[id(value)] = item
                 self.keepalive.append(value)
-        return store(self, item, *args, **kwargs)
+        return original(self, item, *args, **more)
 
-    kind.store_attr = stored
+    patcher.around(effects, "store_attr", stored, "self", "item", "name", "value")
 
 
-def read_attributes(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`, an attribute is read by its whole name.
-
-    Dynamo takes each name that is a part of "_init_group" for that method: a counter
-    `self.t` is then no number (torch 2.11 to 2.13). Relies on the method with which it
-    reads an optimizer's attributes; where that is another, such a step runs in eager.
+@patch(
+    "attribute-reads",
+    "an attribute of an optimizer is read by its whole name",
+    "a step that reads an attribute like self.t or self.group runs in eager",
+    bits=True,
+)
+def READS(patcher: Patcher) -> None:
+    """Dynamo takes each name that is a part of "_init_group" for that method: a counter
+    `self.t` is then no number (torch 2.11 to 2.15).
     """
-    try:
-        from torch._dynamo.variables.optimizer import OptimizerVariable
-    except ImportError:
-        return
-    kind: Any = OptimizerVariable
-    read = kind.var_getattr
+    kind = find("torch._dynamo.variables.optimizer:OptimizerVariable")
+    name_of_read = attribute_of(kind, "tp_getattro_impl", "var_getattr")
+    backend = patcher.backend
 
-    @functools.wraps(read)
-    def whole(self: Any, tx: Any, name: str) -> Any:
+    def whole(original: Hook, self: Any, tx: Any, name: str) -> Any:
         part = name in "_init_group" and name != "_init_group"
-        if part and leads_to(getattr(tx.output, "compiler_fn", None), backend):
-            return super(kind, self).var_getattr(tx, name)
-        return read(self, tx, name)
+        if part and traces_for(tx, backend):
+            return getattr(super(kind, self), name_of_read)(tx, name)
+        return original(self, tx, name)
 
-    kind.var_getattr = whole
+    patcher.around(kind, name_of_read, whole, "self", "tx", "name")

@@ -7,37 +7,54 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch.autograd import Variable
-from torch.optim import Optimizer, optimizer
+from torch.optim import Optimizer
 
-_task = getattr(torch._C, "_current_graph_task_id", None)
-_engine = getattr(Variable, "_execution_engine", None)
-_run = getattr(torch.autograd.graph, "_engine_run_backward", None)
+from .capability import probed
+from .names import Missing, find
+
+
+@probed(
+    "backwards",
+    "it is known which backward runs, and when it ends",
+    "fuseopt.in_backward raises an error; steps after the backward are as before",
+)
+def BACKWARDS() -> None:
+    task = find("torch._C:_current_graph_task_id")
+    find("torch.autograd:Variable._execution_engine.queue_callback")
+    find("torch.autograd.graph:_engine_run_backward")
+    if torch.is_grad_enabled() and task() == -1:
+        seen: list[int] = []
+        x: Any = torch.zeros(1, device="cpu", requires_grad=True)
+        x.register_hook(lambda _: seen.append(task()))
+        (x * 1).sum().backward()
+        if seen == [-1] or not seen:
+            raise Missing("torch._C._current_graph_task_id says nothing in a backward")
 
 
 def why_no_backward_is_known() -> str:
-    """What this version of torch lacks by which a backward is known; "" if nothing."""
-    if _task is None:
-        return "torch._C._current_graph_task_id"
-    if not hasattr(_engine, "queue_callback"):
-        return "Variable._execution_engine.queue_callback"
-    if _run is None:
-        return "torch.autograd.graph._engine_run_backward"
-    return ""
+    """Why this version of torch does not say which backward runs; "" if it does."""
+    return BACKWARDS.missing()
 
 
 def backward_under_way() -> int:
     """A number of the backward that calls a hook; -1 outside of one."""
-    return -1 if _task is None else int(_task())
+    task = _task()
+    return -1 if task is None else int(task())
+
+
+@functools.cache
+def _task() -> Any:
+    return find("torch._C:_current_graph_task_id", None)
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call something once all gradients of the backward under way have come; never,
     where it ends by an exception.
     """
-    Variable._execution_engine.queue_callback(callback)
+    find("torch.autograd:Variable._execution_engine").queue_callback(callback)
 
 
 def is_nested() -> bool:
@@ -57,11 +74,21 @@ def is_nested() -> bool:
 
 
 def _backwards(frame: types.FrameType | None) -> int:
-    n = 0
+    n, run = 0, find("torch.autograd.graph:_engine_run_backward", None)
     while frame is not None:
-        n += frame.f_code is getattr(_run, "__code__", None)
+        n += frame.f_code is getattr(run, "__code__", None)
         frame = frame.f_back
     return n
+
+
+@probed(
+    "counted-owners",
+    "a gradient that nobody else holds is freed within the backward",
+    "fuseopt.in_backward frees gradients after the backward",
+)
+def OWNERS() -> None:
+    find("torch:Tensor._use_count")
+    find("torch._C:_storage_Use_Count")
 
 
 def has_one_owner(t: torch.Tensor) -> bool:
@@ -77,7 +104,7 @@ def _counted(t: torch.Tensor) -> tuple[int, int, int]:
     storage = t.untyped_storage()
     return (
         t._use_count(),  # type: ignore[attr-defined]
-        torch._C._storage_Use_Count(storage._cdata),
+        find("torch._C:_storage_Use_Count")(storage._cdata),
         sys.getrefcount(t),
     )
 
@@ -85,9 +112,7 @@ def _counted(t: torch.Tensor) -> tuple[int, int, int]:
 @functools.cache
 def _counted_of_gradient() -> tuple[int, int, int] | None:
     """The counts of a tensor that a parameter owns besides a caller."""
-    if not hasattr(torch.Tensor, "_use_count"):
-        return None
-    if not hasattr(torch._C, "_storage_Use_Count"):
+    if not OWNERS.available():
         return None
     owner = torch.zeros(1, requires_grad=True)
     owned = torch.zeros(1)
@@ -104,8 +129,8 @@ def has_step_hooks(of: Optimizer) -> bool:
     return bool(
         getattr(of, "_optimizer_step_pre_hooks", None)
         or getattr(of, "_optimizer_step_post_hooks", None)
-        or getattr(optimizer, "_global_optimizer_pre_hooks", None)
-        or getattr(optimizer, "_global_optimizer_post_hooks", None)
+        or find("torch.optim.optimizer:_global_optimizer_pre_hooks", None)
+        or find("torch.optim.optimizer:_global_optimizer_post_hooks", None)
     )
 
 

@@ -1,16 +1,35 @@
-"""Take over `torch.compile(optimizer.step, backend=...)` of a bound step."""
+"""Take over `torch.compile(optimizer.step, backend=...)` of a bound step.
+
+torch.compile looks up its backend, then calls the object that compiles. Between the two
+it is inside one call, in one thread. There the method of that object is exchanged, for
+this one call; when it is called, or when torch.compile ends in another way, it is as it
+was.
+
+From torch 2.15 on, torch tells a backend of each lookup. An older torch keeps what it
+has looked up and tells nobody; there, the backend's name in its table reports a lookup.
+"""
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import sys
+import threading
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
-from .dynamo import layers_of
+from ..locks import new_rlock
+from .capability import probed
+from .layers import layers_of
+from .names import Missing, attribute_of, find, takes
+
+#: The public function, before anything could stand in its place.
+_COMPILE = torch.compile
 
 
 @dataclass(frozen=True)
@@ -23,34 +42,172 @@ class Asked:
     dynamic: bool | None = None
 
 
-def on_bound_step(
-    backend: Callable[..., Any],
-    take: Callable[[Any, torch.optim.Optimizer, Asked], Any],
-) -> None:
-    """Let `take(function, optimizer, asked)` answer where `torch.compile` is given the
-    bound step of an optimizer for `backend`, or what stands in the place of its `step`;
-    where it gives None, Dynamo compiles as ever.
+#: Attributes of what compiles that a step can follow, and others that it cannot.
+HOOKS, DYNAMIC = ("_hooks",), ("_dynamic",)
+SHAPES = ("_dynamic_shapes", "_shapes_spec")
 
-    Relies on the class of what `torch._dynamo.optimize` returns, and its attributes
-    (torch 2.11.0, 2.13.0); where they are others, Dynamo compiles as ever.
+
+@probed(
+    "bound-steps",
+    "torch.compile(optimizer.step) is compiled apart from all other optimizers",
+    "Dynamo traces all parameters, and all optimizers of a class share one step",
+)
+def BOUND_STEPS() -> None:
+    kind = find("torch._dynamo.eval_frame:OptimizeContext")
+    takes(kind.__call__, "self", "fn")
+    base = find("torch._dynamo.eval_frame:_TorchDynamoContext.__init__")
+    names = set(base.__code__.co_names)
+    for wanted in (HOOKS, DYNAMIC, ("fullgraph",), ("export",), ("_package",)):
+        if not names & set(wanted):
+            raise Missing(f"_TorchDynamoContext has no {wanted[0]}")
+    parameters = {"shapes_spec", "dynamic_shapes"} & set(base.__code__.co_varnames)
+    if parameters and not names & set(SHAPES):
+        raise Missing("_TorchDynamoContext keeps its shapes elsewhere")
+    attribute_of(torch, "compile")
+    if not _is_told():
+        lookup = find("torch._dynamo.backends.registry:lookup_backend")
+        if "_BACKENDS" not in lookup.__code__.co_names or type(_table()) is not dict:
+            raise Missing("lookup_backend reads no table _BACKENDS")
+
+
+class BoundSteps:
+    """Lets `take(function, optimizer, asked)` answer where torch.compile is given the
+    bound step of an optimizer for `backend`, or what stands in the place of its `step`.
+
+    Where it gives None, Dynamo compiles the function. `left(optimizer)` is called where
+    nothing can be taken over. `context()` is entered around each call of a function
+    that torch.compile compiles for the backend: torch lets a backend give one.
     """
-    try:
-        from torch._dynamo.eval_frame import OptimizeContext
-    except ImportError:
-        return
-    theirs = OptimizeContext.__call__
 
-    @functools.wraps(theirs)
-    def call(self: Any, fn: Any) -> Any:
+    def __init__(
+        self,
+        backend: Callable[..., Any],
+        take: Callable[[Any, torch.optim.Optimizer, Asked], Any],
+        left: Callable[[torch.optim.Optimizer], None],
+        context: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self.backend = backend
+        self.take = take
+        self.left = left
+        self.context = context
+        self._lock = new_rlock()
+        #: the threads for which the method is exchanged, by what torch.compile made
+        self._waiting: dict[int, weakref.ref[Any] | None] = {}
+        self._theirs: Any = None
+
+    def look(self) -> None:
+        """Called when the backend is looked up, by torch.compile or by another."""
+        if not _is_told():
+            _watch_names(self.look)
+        wrapper, given = _in_compile()
+        if wrapper is None:
+            return
+        if wrapper is not True:
+            wrapper.backend_ctx_ctor = self.context
+        if not BOUND_STEPS.available():
+            owner = owner_of(given)
+            if owner is not None:
+                self.left(owner)
+            return
+        kind = find("torch._dynamo.eval_frame:OptimizeContext")
+        thread = threading.get_ident()
+        with self._lock:
+            reference = None
+            if wrapper is not True:
+                # torch.compile may end without a call: with an error
+                reference = weakref.ref(wrapper, lambda _: self._done(thread))
+            self._waiting[thread] = reference
+            if self._theirs is None:
+                self._theirs = theirs = kind.__call__
+
+                def call(context: Any, fn: Any) -> Any:
+                    return self._call(theirs, context, fn)
+
+                kind.__call__ = call
+
+    def _done(self, thread: int) -> None:
+        with self._lock:
+            self._waiting.pop(thread, None)
+            if not self._waiting and self._theirs is not None:
+                kind = find("torch._dynamo.eval_frame:OptimizeContext")
+                kind.__call__, self._theirs = self._theirs, None
+
+    def _call(self, theirs: Callable[..., Any], context: Any, fn: Any) -> Any:
         owner = owner_of(fn)
-        asked = None if owner is None else _asked(self, backend)
+        asked = None if owner is None else _asked(context, self.backend)
+        self._done(threading.get_ident())
         if owner is not None and asked is not None:
-            taken = take(fn, owner, asked)
+            taken = self.take(fn, owner, asked)
             if taken is not None:
                 return taken
-        return theirs(self, fn)
+        return theirs(context, fn)
 
-    OptimizeContext.__call__ = call  # type: ignore[method-assign]
+
+def _in_compile() -> tuple[Any, Any]:
+    """What torch.compile makes of a backend, while it looks it up in this thread, True
+    where it has made it already; and what it is given. (None, None) elsewhere.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    wrapper: Any = None
+    while frame is not None:
+        if frame.f_code is _COMPILE.__code__:
+            return True if wrapper is None else wrapper, frame.f_locals.get("model")
+        if wrapper is None:
+            held = [*map(frame.f_locals.get, ("self", "backend", "compiler_fn"))]
+            kinds = [type(x).__name__ for x in held]
+            if "_TorchCompileWrapper" in kinds:
+                wrapper = held[kinds.index("_TorchCompileWrapper")]
+        frame = frame.f_back
+    return None, None
+
+
+class _Name(str):
+    """A backend's name as a key of torch's table: calls `look` where it is looked up.
+
+    A dict compares a key that is looked up with its own, or asks it for its hash.
+    """
+
+    @staticmethod
+    def look() -> None:
+        """Set to another once the name is in the table."""
+
+    def __eq__(self, other: object) -> bool:
+        self.look()
+        return str.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        self.look()
+        return str.__hash__(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
+def _is_told() -> bool:
+    """Whether torch tells a backend of each lookup: torch 2.15 does."""
+    name = "torch._dynamo.eval_frame:_maybe_fire_backend_init"
+    return find(name, None) is not None
+
+
+def _table() -> Any:
+    """How torch loads each backend, by name: an entry point, None if it is there."""
+    return find("torch._dynamo.backends.registry:_BACKENDS", None)
+
+
+def _watch_names(look: Callable[[], None]) -> None:
+    """Let the names by which torch loads the backend report a lookup."""
+    table = _table()
+    if not isinstance(table, dict):
+        return
+    home = f"{__name__.partition('.')[0]}."
+    for name, point in [*table.items()]:
+        if type(name) is str and str(getattr(point, "value", "")).startswith(home):
+            watched = _Name(name)
+            entry = {watched: point}
+            # no Python code runs between the two: no thread sees the name missing
+            both = partial(table.pop, name, None), partial(table.update, entry)
+            [*map(partial.__call__, both)]
+            vars(watched)["look"] = look
 
 
 def owner_of(function: Any) -> torch.optim.Optimizer | None:
@@ -84,7 +241,7 @@ def _asked(context: Any, backend: Callable[..., Any]) -> Asked | None:
     others = (
         getattr(context, "export", True),
         getattr(context, "_package", None),
-        getattr(context, "_shapes_spec", None),
+        *(getattr(context, name, None) for name in SHAPES),
         getattr(hooks, "guard_filter_fn", None),
         not getattr(context, "first_ctx", False),
     )

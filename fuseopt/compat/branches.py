@@ -14,20 +14,21 @@ return, draw a random number), Dynamo ends its graph there, as it does by itself
 from __future__ import annotations
 
 import dis
-import functools
-import importlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from .dynamo import leads_to
+from .layers import traces_for
 from .meetings import Place, Refused, is_read, leaving, meeting_of
+from .names import find
+from .patches import Hook, Patcher, patch
 from .plain import is_unknown
 from .schemas import written
+from .symbols import on_instruction
 from .tensor_branches import (
     choose,
     refuse_branch,
@@ -43,51 +44,40 @@ JUMPS = ("POP_JUMP_IF", "POP_JUMP_FORWARD_IF", "POP_JUMP_BACKWARD_IF")
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_")
 
 
-def trace_branches(backend: Callable[..., Any]) -> None:
-    """Have Dynamo trace both ways of branches on unknown numbers, for `backend`.
+@patch(
+    "branches",
+    "both ways of a branch on an unknown number are traced, and one is chosen",
+    "a step with such a branch is compiled in pieces",
+)
+def BRANCHES(patcher: Patcher) -> None:
+    """Have Dynamo trace both ways of branches on unknown numbers.
 
     Relies on Dynamo's tables from an opcode to the function that traces it, and on how
-    its translator keeps a frame's variables; where these differ, such a branch ends
-    the graph.
+    its translator keeps a frame's variables.
     """
-    try:
-        from torch._dynamo import symbolic_convert
-        from torch._dynamo.variables.tensor import SymNodeVariable
+    base = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
+    SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    find("torch._dynamo.variables.base:ValueMutationNew")
+    find("torch._dynamo.variables.builder:wrap_fx_proxy")
+    find("torch._dynamo.utils:set_example_value")
+    backend = patcher.backend
+    watch_choices(patcher)
 
-        classes = [symbolic_convert.InstructionTranslatorBase]
-        for c in classes:
-            classes += c.__subclasses__()
-        codes = [
-            code
-            for name, code in dis.opmap.items()
-            if name.startswith(JUMPS) and name.endswith(("TRUE", "FALSE"))
-        ]
-        tables = {id(c.dispatch_table): c.dispatch_table for c in classes}
-        watch_choices()
-    except (ImportError, AttributeError):
-        return
-
-    def both(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def jump(self: Any, inst: Any) -> Any:
-            if not leads_to(getattr(self.output, "compiler_fn", None), backend):
-                return original(self, inst)
-            if self.indexof[inst] in watched.one_way.get(self.f_code, ()):
-                return original(self, inst)
-            value = truth_of(self, self.stack[-1]) or self.stack[-1]
-            if isinstance(value, SymNodeVariable) and is_unknown(value.sym_num):
-                self.stack[-1] = value
-                _Fork(self, inst).run()
-                return None
+    def jump(original: Hook, self: Any, inst: Any) -> Any:
+        if not traces_for(self, backend):
             return original(self, inst)
+        if self.indexof[inst] in watched.one_way.get(self.f_code, ()):
+            return original(self, inst)
+        value = truth_of(self, self.stack[-1]) or self.stack[-1]
+        if isinstance(value, SymNodeVariable) and is_unknown(value.sym_num):
+            self.stack[-1] = value
+            _Fork(self, inst).run()
+            return None
+        return original(self, inst)
 
-        return jump
-
-    for table in tables.values():
-        for code in codes:
-            original: Any = table[code]
-            if original is not None:
-                table[code] = both(original)
+    for name in dis.opmap:
+        if name.startswith(JUMPS) and name.endswith(("TRUE", "FALSE")):
+            on_instruction(patcher, base, name, jump)
 
 
 # ---------------------------------------------------------------- what a way changes
@@ -199,8 +189,7 @@ class _Fork:
         as the arguments that a mode hands on). Raises Refused where it would.
         """
         tx, effects = self.tx, self.tx.output.side_effects
-        kind: Any = importlib.import_module("torch._dynamo.variables.base")
-        kind = kind.ValueMutationNew
+        kind = find("torch._dynamo.variables.base:ValueMutationNew")
         init = kind.__init__
         new: list[Any] = []  # strong references, so that no identity is used again
 
@@ -257,8 +246,8 @@ class _Fork:
         """Trace one instruction; returns whether the frame goes on. Raises Refused
         where a call raises: eager may never come this way.
         """
-        from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
-
+        TorchDynamoException = find("torch._dynamo.exc:TorchDynamoException")
+        TorchRuntimeError = find("torch._dynamo.exc:TorchRuntimeError")
         try:
             return bool(self.tx.step())
         except Refused:
@@ -335,8 +324,7 @@ class _Fork:
 
     @staticmethod
     def _bind(node: Node) -> None:
-        from torch._dynamo.utils import set_example_value
-
+        set_example_value = find("torch._dynamo.utils:set_example_value")
         set_example_value(node, node.meta["example_value"])
 
     def _choose_memory(
@@ -388,8 +376,7 @@ class _Fork:
 
     def _choice(self, x: Any, y: Any) -> Any:
         """A variable of Dynamo's that is `x` where the condition holds, else `y`."""
-        from torch._dynamo.variables.tensor import SymNodeVariable
-
+        SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
         if x is y:
             return x
         example = tensor_of(x) if tensor_of(y) is not None else None

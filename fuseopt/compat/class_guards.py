@@ -12,20 +12,27 @@ import abc
 import contextlib
 import enum
 import functools
+import operator
 import sys
+import types
 import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from .dynamo import refuse
+from .guards import guard
 from .hazards import VALUES
-from .hooks import Hook, around, ask, asks
+from .hooks import ask, asks
+from .leaving import refuse
+from .names import find
+from .patches import Hook, Patcher
 
 
-def guard_builtins() -> None:
+@guard("guard-builtins", "a guard that no global hides a builtin")
+def BUILTINS(patcher: Patcher) -> None:
     """Guard that no global of the module hides a builtin which the step names."""
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    kind = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
 
     def load(original: Hook, self: Any, name: Any) -> Any:
         if asks(self):
@@ -37,7 +44,7 @@ def guard_builtins() -> None:
             ask(self, what, functools.partial(names.isdisjoint, globals_))
         return original(self, name)
 
-    around(InstructionTranslatorBase, "load_builtin_from_argval", load)
+    patcher.around(kind, "load_builtin_from_argval", load, "self", "argval")
 
 
 #: Packages whose classes nobody changes while a step runs.
@@ -72,7 +79,10 @@ class Classes:
             id(type(x) if isinstance(x, (*VALUES, type(None))) else x)
             for x in attributes.values()
         ]
-        codes = [id(getattr(_bare(x), "__code__", None)) for x in attributes.values()]
+        bare = map(_bare, attributes.values())
+        codes = [
+            id(x.__code__ if type(x) is types.FunctionType else None) for x in bare
+        ]
         return id(kind.__mro__), [*attributes], values, codes
 
     def same(self) -> bool:
@@ -86,8 +96,13 @@ class Classes:
 
 
 def _bare(x: Any) -> Any:
-    """The function in a property, a class method, a static method."""
-    return getattr(x, "fget", None) or getattr(x, "__func__", x)
+    """The function in a property, a class method, a static method; any other object as
+    it is, of which nothing is asked that code of a user's might answer.
+    """
+    kind = type(x)
+    if issubclass(kind, property):
+        return x.fget
+    return x.__func__ if issubclass(kind, (staticmethod, classmethod)) else x
 
 
 def _steady(kind: type) -> bool:
@@ -109,10 +124,11 @@ def _note_class(tx: Any, value: Any) -> None:
     classes.note(kind)
 
 
-def guard_classes() -> None:
+@guard("guard-classes", "a guard on what the classes hold that a step uses")
+def CLASSES(patcher: Patcher) -> None:
     """A class that a step uses, or whose objects it uses, holds what it held."""
-    from torch._dynamo.variables.builder import VariableBuilder
-    from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+    builder = find("torch._dynamo.variables.builder:VariableBuilder")
+    kind = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")
 
     def build(original: Hook, self: Any, value: Any) -> Any:
         variable = original(self, value)
@@ -125,15 +141,15 @@ def guard_classes() -> None:
             _note_class(tx, self.value)
         return original(self, tx, args, kwargs)
 
-    around(VariableBuilder, "__call__", build)
-    around(UserDefinedClassVariable, "call_function", call)
+    patcher.around(builder, "__call__", build, "self", "value")
+    patcher.around(kind, "call_function", call, "self", "tx", "args", "kwargs")
 
 
 #: Classes of classes that answer for themselves, but the same at each time.
-STEADY = (type, enum.EnumMeta, torch._C._TensorMeta)
+STEADY = (type, enum.EnumMeta, type(torch.Tensor))
 
 
-def _guard_kinds(tx: Any, kinds: Any) -> None:
+def _guard_kinds(tx: Any, kinds: Any, asked: Any, function: Any) -> None:
     try:
         constant = kinds.as_python_constant()
     except NotImplementedError:
@@ -146,31 +162,141 @@ def _guard_kinds(tx: Any, kinds: Any) -> None:
             continue
         check = getattr(type(kind), "__instancecheck__", type.__instancecheck__)
         if check is abc.ABCMeta.__instancecheck__:
-            # whoever registers with any of them changes this
-            ask(tx, "no class registers", _Registered().same)
+            # whoever registers with it may change this
+            _note_answer(tx, kind, asked, function)
         elif isinstance(kind, type) and not any(
             check is x.__instancecheck__ for x in (*STEADY, type(torch.nn.Parameter))
         ):
             refuse(tx, f"it asks {kind.__name__} who is an instance")
 
 
-class _Registered:
-    """What abstract classes say of how often a class registered with one of them."""
+def _note_answer(tx: Any, kind: Any, asked: Any, function: Any) -> None:
+    """Guard whether an object's class counts as one of an abstract class."""
+    answers = vars(tx.output).get("fuseopt_answers")
+    if answers is None:
+        answers = tx.output.fuseopt_answers = _Answers()
+        ask(tx, "abstract classes have the classes that they had", answers.same)
+    try:
+        constant = function is issubclass
+        subject = asked.as_python_constant() if constant else asked.python_type()
+        answers.note(subject, kind)
+    except (NotImplementedError, TypeError):
+        answers.any = True
+
+
+class _Answers:
+    """Which classes count as subclasses of which abstract ones.
+
+    The answers are asked for again where a class has registered with an abstract class
+    since. `any`: one of the classes is not known, so that each registration counts.
+    """
 
     def __init__(self) -> None:
+        self.any = False
         self._token = abc.get_cache_token()
+        self._pairs: list[tuple[type, type, bool]] = []
+
+    def note(self, subject: type, kind: type) -> None:
+        self._pairs.append((subject, kind, issubclass(subject, kind)))
 
     def same(self) -> bool:
-        return abc.get_cache_token() == self._token
+        token = abc.get_cache_token()
+        if token != self._token:
+            if self.any or any(issubclass(a, b) is not x for a, b, x in self._pairs):
+                return False
+            self._token = token
+        return True
 
 
-def guard_instances() -> None:
+@guard("guard-instances", "a guard on who is an instance of an abstract class")
+def INSTANCES(patcher: Patcher) -> None:
     """Who is an instance of a class, or a subclass, remains so."""
-    from torch._dynamo.variables.builtin import BuiltinVariable
+    kind = find("torch._dynamo.variables.builtin:BuiltinVariable")
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if self.fn in (isinstance, issubclass) and len(args) == 2 and asks(tx):
-            _guard_kinds(tx, args[1])
+            _guard_kinds(tx, args[1], args[0], self.fn)
         return original(self, tx, args, kwargs)
 
-    around(BuiltinVariable, "call_function", call)
+    patcher.around(kind, "call_function", call, "self", "tx", "args", "kwargs")
+
+
+#: What Python makes of methods that are written in C.
+IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+class _Methods:
+    """What torch.Tensor and torch.nn.Parameter have under some names."""
+
+    KINDS = (torch.Tensor, torch.nn.Parameter)
+
+    def __init__(self) -> None:
+        self._names: dict[str, bool] = {}
+        self._absent: list[str] = []
+        #: what there is now under these names; no function of Python's, for each call
+        self._now: Callable[[], Iterable[Any]] = tuple
+        self._held: list[Any] = []
+
+    def note(self, name: str) -> bool:
+        """Note what has a name; is it torch's own?"""
+        if name not in self._names:
+            found = [getattr(kind, name, None) for kind in self.KINDS]
+            self._names[name] = all(map(_of_torch, found))
+            if None in found:
+                self._absent.append(name)
+            present = [x for x in self._names if x not in self._absent]
+            if present:
+                look = operator.attrgetter(*present)
+                self._now = functools.partial(map, look, self.KINDS)
+                self._held = list(self._now())
+        return self._names[name]
+
+    def same(self) -> bool:
+        try:
+            now = list(self._now())
+        except AttributeError:
+            return False
+        return now == self._held and not (
+            self._absent and any(hasattr(torch.Tensor, x) for x in self._absent)
+        )
+
+
+def _of_torch(method: Any) -> bool:
+    """Is it a method of torch's, or none at all?"""
+    if type(method) is types.FunctionType:
+        home = str(method.__globals__.get("__name__"))
+        return home.partition(".")[0] == "torch"
+    return method is None or type(method) in IN_C
+
+
+def _note_method(tx: Any, name: str) -> None:
+    """Guard that tensors have the method of a name which they have now."""
+    methods = vars(tx.output).get("fuseopt_methods")
+    if methods is None:
+        methods = tx.output.fuseopt_methods = _Methods()
+        ask(tx, "tensors have the methods that they had", methods.same)
+    if not methods.note(name):
+        refuse(tx, f"it calls Tensor.{name}, in whose place somebody has put another")
+
+
+@guard("guard-tensor-methods", "a guard on the methods of tensors that a step calls")
+def TENSOR_METHODS(patcher: Patcher) -> None:
+    """A method of tensors is torch's, and is not exchanged: Dynamo guards neither."""
+    tensor = find("torch._dynamo.variables.tensor:TensorVariable")
+    builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
+
+    def method(original: Hook, self: Any, tx: Any, name: str, *more: Any) -> Any:
+        if asks(tx):
+            _note_method(tx, name)
+        return original(self, tx, name, *more)
+
+    def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(self.fn, "__module__", "") == "_operator" and asks(tx):
+            if any(isinstance(x, tensor) for x in args):
+                name = self.fn.__name__.strip("_")
+                for one in (f"__{name}__", f"__r{name}__"):
+                    _note_method(tx, one)
+        return original(self, tx, args, kwargs)
+
+    patcher.around(tensor, "call_method", method, "self", "tx", "name")
+    patcher.around(builtin, "call_function", call, "self", "tx", "args", "kwargs")

@@ -11,6 +11,8 @@ import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .names import find
+
 _MISSING = object()
 
 
@@ -29,9 +31,10 @@ def setting(config: Any, **values: Any) -> Iterator[None]:
 
 def scalar_outputs() -> Any:
     """A context in which Dynamo takes `.item()` into its graphs, in this thread."""
-    import torch._dynamo
-
-    return setting(torch._dynamo.config, capture_scalar_outputs=True)
+    config = find("torch._dynamo:config", None)
+    if not hasattr(config, "capture_scalar_outputs"):
+        return contextlib.nullcontext()
+    return setting(config, capture_scalar_outputs=True)
 
 
 def within_copy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -14,11 +14,16 @@ def take_for_symbols(values: frozenset[int]) -> None:
     them in the state of a parameter, for any numbers; nothing else may be one of them.
     """
     tracing.counted = values
+    tracing.asks = False
 
 
-def is_counted(value: int, name: str) -> bool:
+def is_counted(value: object, name: str) -> bool:
     """Is an integer in the state of a parameter to be taken for any number?"""
-    return value in tracing.counted and name.startswith("L['self'].state[")
+    return (
+        type(value) is int
+        and value in tracing.counted
+        and name.startswith("L['self'].state[")
+    )
 
 
 def stay_symbolic(gm: torch.fx.GraphModule, values: frozenset[int]) -> bool:
@@ -28,6 +33,8 @@ def stay_symbolic(gm: torch.fx.GraphModule, values: frozenset[int]) -> bool:
     """
     if not values:
         return True
+    if tracing.asks:
+        return False
     for node in gm.graph.find_nodes(op="placeholder"):
         number = node.meta.get("example_value")
         if not isinstance(number, torch.SymInt):

@@ -5,15 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from .capability import probed
+from .names import find, takes
+
+
+@probed(
+    "debug-files",
+    "dumps lie beside those of TORCH_COMPILE_DEBUG, and tlparse shows them",
+    "compile_debug and TORCH_TRACE show nothing of fuseopt's",
+)
+def DEBUG_FILES() -> None:
+    takes(find("torch._dynamo.utils:get_debug_dir"))
+    takes(find("torch._logging._internal:trace_structured"), "name", "metadata_fn")
+
 
 def debug_folder() -> str | None:
     """A folder beside theirs, for this run; None where torch does not say where.
 
-    Relies on the function that names it (torch 2.11.0, 2.13.0).
+    Relies on the function that names it.
     """
-    try:
-        from torch._dynamo.utils import get_debug_dir
-    except ImportError:
+    get_debug_dir = find("torch._dynamo.utils:get_debug_dir", None)
+    if get_debug_dir is None or not DEBUG_FILES.available():
         return None
     return os.path.join(get_debug_dir(), "fuseopt")
 
@@ -22,13 +34,11 @@ def trace_artifact(name: str, text: Callable[[], str]) -> None:
     """Put a text into the trace that TORCH_TRACE asks for, and tlparse shows.
 
     `text` is called where somebody asked. Relies on the function with which torch's
-    compilers do so (torch 2.11.0, 2.13.0); where it is another, nothing is written.
+    compilers do so; where it is another, nothing is written.
     """
-    try:
-        from torch._logging._internal import trace_structured
-    except ImportError:
+    if not DEBUG_FILES.available():
         return
-    trace_structured(
+    find("torch._logging._internal:trace_structured")(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "string"},
         payload_fn=text,

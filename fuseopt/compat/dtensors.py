@@ -19,8 +19,22 @@ from typing import Any
 
 import torch
 
+from ..errors import EagerOnly
+from .capability import probed
+from .names import Missing, find
+
 local_part = attrgetter("_local_tensor")
 spec_of = attrgetter("_spec")
+
+
+@probed(
+    "dtensors",
+    "a step of DTensors is compiled to the step of the parts of this process",
+    "steps of DTensors run in eager",
+)
+def DTENSORS() -> None:
+    find("torch.distributed.tensor:DTensor._local_tensor")
+    find("torch.distributed.tensor:DTensor._spec")
 
 
 def dtensor_type() -> Any:
@@ -28,8 +42,8 @@ def dtensor_type() -> Any:
     it, so that no tensor is one.
     """
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    has_parts = hasattr(kind, "_local_tensor") and hasattr(kind, "_spec")
-    return kind if has_parts else None
+    there = kind is not None and (DTENSORS.there or DTENSORS.available())
+    return kind if there else None
 
 
 def part_places() -> tuple[int, int] | None:
@@ -48,8 +62,9 @@ def _slots(kind: Any) -> tuple[int, int] | None:
         return None
     try:
         cpu = torch.device("cpu")
-        sample = torch.Tensor._make_wrapper_subclass(kind, (1,), device=cpu)
-    except (AttributeError, RuntimeError, TypeError):
+        make = find("torch:Tensor._make_wrapper_subclass")
+        sample = make(kind, (1,), device=cpu)
+    except (AttributeError, RuntimeError, TypeError, Missing):
         return None
     if type(sample) is not kind:
         return None
@@ -139,9 +154,10 @@ def waiting() -> Any:
 
 def fake_mode() -> Any:
     """A mode that makes tensors without contents of others."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode()
+    mode = find("torch._subclasses.fake_tensor:FakeTensorMode", None)
+    if mode is None:
+        raise EagerOnly(f"torch {torch.__version__} has no FakeTensorMode")
+    return mode()
 
 
 def spread(local: torch.Tensor, spec: Any) -> Any:

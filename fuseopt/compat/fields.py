@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import BaseTorchFunctionMode
 
+from .capability import cached, probed
 from .libraries import torch_library
+from .names import Missing, find
 
 
 class TensorFunctions(NamedTuple):
@@ -84,8 +86,63 @@ def _sample(dtype: torch.dtype = torch.float64, device: str = "cpu") -> torch.Te
     return memory.as_strided((3, 5), (101, 17), 307)
 
 
-@functools.cache
+@probed(
+    "raw-fields",
+    "the fields of a tensor are compared where they lie in memory",
+    "torch's functions of C are called for each tensor: some microseconds more a call",
+)
+def RAW_FIELDS() -> None:
+    if not _searched().words:
+        raise Missing("the fields of a tensor were not found in its memory")
+
+
+@probed(
+    "tensor-functions",
+    "tensors are compared in C",
+    "tensors are compared in Python: some hundred microseconds more a call",
+)
+def FUNCTIONS() -> None:
+    if _shims() is None or _handle_offset((torch.zeros(1, device="cpu"),)) is None:
+        raise Missing("libtorch_cpu exports no functions that read a tensor")
+
+
+@probed(
+    "requires-grad-in-c",
+    "whether a tensor requires a gradient is read in C",
+    "it is read in Python: some microseconds more a call",
+)
+def REQUIRES_GRAD() -> None:
+    if not _required():
+        raise Missing("libc10 exports no TensorImpl::requires_grad")
+
+
+@probed(
+    "gradients-in-c",
+    "the gradient of a parameter is read in C",
+    "it is read in Python: some microseconds more a call",
+)
+def GRADIENTS() -> None:
+    if _gradient_functions() is None:
+        raise Missing("torch's libraries export no TensorImpl::grad that reads it")
+
+
+@probed(
+    "versions-in-c",
+    "the version of a tensor is counted in C",
+    "it is counted in Python: some microseconds more a call",
+)
+def VERSIONS() -> None:
+    if _version_functions() is None:
+        raise Missing("libtorch_cpu exports no version of a tensor")
+
+
 def fields() -> Fields:
+    """The offsets of a tensor's fields in this version of torch."""
+    return _searched() if RAW_FIELDS.available() else Fields()
+
+
+@functools.cache
+def _searched() -> Fields:
     """Search for the offsets of a tensor's fields in this version of torch.
 
     Relies on `Tensor._cdata` and `UntypedStorage._cdata` being addresses. Everything
@@ -94,7 +151,7 @@ def fields() -> Fields:
     try:
         t = _sample()
         size = _TENSOR
-        keys = torch._C._dispatch_keys(t).raw_repr()
+        keys = find("torch._C:_dispatch_keys")(t).raw_repr()
         if keys not in _words(t._cdata, size):
             size += 1
         words = _words(t._cdata, size)
@@ -109,7 +166,7 @@ def fields() -> Fields:
             return Fields()
         shape = [2, 3, 5], [101, 17], [307, 15]
         places = 0, 1 + inlined, 1 + 2 * inlined
-    except (ValueError, AttributeError, RuntimeError):
+    except (ValueError, AttributeError, RuntimeError, Missing):
         return Fields()
     if any(
         region[at : at + len(values)] != values
@@ -120,7 +177,7 @@ def fields() -> Fields:
         _sample(torch.int64),
         _sample(torch.complex128),
         _sample(device="meta"),
-        torch._neg_view(_sample()),
+        find("torch:_neg_view")(_sample()),
     ]
     if any(_words(o._cdata, size)[first:last] == region for o in others):
         return Fields()
@@ -131,7 +188,7 @@ def fields() -> Fields:
     # a lazy clone shares its memory until one of both is written: the owner changes
     lender = torch.zeros(8, device="cpu")
     owner = _owner(lender, storage, memory)
-    torch._lazy_clone(lender)
+    find("torch:_lazy_clone")(lender)
     if _owner(lender, storage, memory) == owner:
         return Fields()
     return Fields(storage, first, last - first, kind[0], inlined, memory)
@@ -201,7 +258,7 @@ def tensor_functions(
     Relies on the stable C shim of AOTInductor, and on finding the pointer to a tensor's
     TensorImpl in its Python object. `raw`: with the offsets of fields in memory.
     """
-    shims = _shims()
+    shims = _shims() if FUNCTIONS.available() else None
     offset = _handle_offset(tensors) if shims is not None else None
     if shims is None or offset is None:
         return None
@@ -242,12 +299,20 @@ def requires_grad_function(tensors: Sequence[torch.Tensor]) -> tuple[int, int] |
     a C++ function from that pointer to whether the tensor requires a gradient); None
     where one of them is not known.
     """
+    if not REQUIRES_GRAD.available() or not _required():
+        return None
     offset = _handle_offset(tensors)
-    return None if offset is None or not _required() else (offset, _required())
+    return None if offset is None else (offset, _required())
+
+
+@cached
+def gradient_functions() -> tuple[int, int, int] | None:
+    """What `_gradient_functions` found; None where they are not there."""
+    return _gradient_functions() if GRADIENTS.available() else None
 
 
 @functools.cache
-def gradient_functions() -> tuple[int, int, int] | None:
+def _gradient_functions() -> tuple[int, int, int] | None:
     """Addresses of three C++ functions: the gradient of a TensorImpl; the Python object
     of a C++ tensor; is a torch function mode on? None where torch lacks one of them.
 
@@ -269,7 +334,7 @@ def gradient_functions() -> tuple[int, int, int] | None:
         if wrap(get(t._cdata)) is not t.grad:
             return None
     # a mode may be on already, and the result is cached for the whole process
-    already = torch._C._len_torch_function_stack() > 0
+    already = find("torch._C:_len_torch_function_stack")() > 0
     with BaseTorchFunctionMode():
         within = mode()
     if mode() != already or not within:
@@ -278,8 +343,14 @@ def gradient_functions() -> tuple[int, int, int] | None:
     return a, b, c
 
 
-@functools.cache
+@cached
 def version_functions() -> tuple[int, int] | None:
+    """What `_version_functions` found; None where they are not there."""
+    return _version_functions() if VERSIONS.available() else None
+
+
+@functools.cache
+def _version_functions() -> tuple[int, int] | None:
     """Addresses of two C++ functions of a tensor: read its version counter, and count
     it up; None where torch lacks one of them. Tried on a tensor.
     """

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 
 import torch
+
+from .capability import probed
+from .names import find, takes
+
+GROUP = "torch.utils._foreach_utils:_group_tensors_by_device_and_dtype"
+
+
+@probed(
+    "dtype-order",
+    "sums over tensors of several dtypes have eager's order",
+    "a tail or a clip over tensors of several dtypes runs in eager",
+)
+def DTYPE_ORDER() -> None:
+    takes(find(GROUP), "tensorlistlist")
 
 
 def dtypes_in_order(tensors: Sequence[torch.Tensor]) -> list[torch.dtype] | None:
@@ -18,6 +31,7 @@ def dtypes_in_order(tensors: Sequence[torch.Tensor]) -> list[torch.dtype] | None
     """
     if len({t.dtype for t in tensors}) < 2:
         return []
-    home = importlib.import_module("torch.utils._foreach_utils")
-    group = getattr(home, "_group_tensors_by_device_and_dtype", None)
-    return None if group is None else [dtype for _, dtype in group([list(tensors)])]
+    if not DTYPE_ORDER.available():
+        return None
+    group = find(GROUP)
+    return [dtype for _, dtype in group([list(tensors)])]

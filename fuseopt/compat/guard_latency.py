@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import logging
 from typing import Any
 
+from .names import find
+from .patches import Hook, Patcher, patch
 from .tracing import traces_step
 
 
-def leave_guards_untimed() -> None:
-    """While a step is traced for fuseopt, do not time the guards that were built.
+@patch(
+    "untimed-guards",
+    "guards are not timed",
+    "each trace takes some 50 ms longer",
+)
+def UNTIMED_GUARDS(patcher: Patcher) -> None:
+    """While a step is traced, do not time the guards that were built.
 
     The time stands in Dynamo's logs alone. To take it, Dynamo empties the processor's
     caches, which takes longer than to build the guards: some 50 ms, of all the other
-    data too. Where somebody reads these logs it is taken. Relies on the function with
-    which Dynamo times, and on the logs that hold its result; where they have other
-    names, guards are timed.
+    data too. Where somebody reads these logs it is taken.
     """
-    try:
-        guards: Any = importlib.import_module("torch._dynamo.guards")
-        measure = guards.profile_guard_manager
-        log = guards.guards_log
-        structured = importlib.import_module("torch._logging._internal").trace_log
-    except (ImportError, AttributeError):
-        return
+    guards = find("torch._dynamo.guards")
+    log = find("torch._dynamo.guards:guards_log")
+    structured = find("torch._logging._internal:trace_log")
 
-    @functools.wraps(measure)
-    def latency(*args: Any, **kwargs: Any) -> Any:
+    def latency(original: Hook, *args: Any, **kwargs: Any) -> Any:
         read = log.isEnabledFor(logging.DEBUG) or structured.handlers
-        if traces_step() and not read:
-            return 0.0
-        return measure(*args, **kwargs)
+        return 0.0 if traces_step() and not read else original(*args, **kwargs)
 
-    guards.profile_guard_manager = latency
+    patcher.around(guards, "profile_guard_manager", latency)

@@ -6,62 +6,49 @@ class holds. Each hook here adds a guard of Dynamo's where the trace depends on 
 fact; Dynamo's compiled guards then check it at each call. torch.optim's own code
 depends on none of these facts, and its traces are left alone.
 
-Checked with torch 2.13, and by name with 2.11. Where torch lacks the function that a
-hook relies on, that hook is left out, and Dynamo has only its own guards.
+Without one of these hooks, a step of a class that is not torch's runs in eager, unless
+its code provably depends on no such fact (plain_code.py).
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
-import importlib
 import inspect
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import class_guards, hazards
-from .dynamo import refuse
-from .hooks import Hook, all_kinds, around, asks, found_at, install, name_of
+from .hooks import add_lambda, all_kinds, asks, found_at, install, name_of
+from .leaving import refuse
+from .names import attribute_of, find, takes
+from .outcomes import node_of, settled
+from .patches import Hook, Patch, Patcher, patch
 from .plain import OPTIM
 from .tracing import traces_own, traces_step
 
+#: What a step loses without a guard.
+LOST = "steps of classes that are not torch's run in eager, unless they are plain code"
 
-def trace_guarded() -> None:
-    """Put the hooks in place; they act where a step is traced for our backend."""
-    for put in (
-        _guard_misses,
-        _guard_contents,
-        _guard_identity,
-        _guard_places,
-        _guard_methods,
-        _trace_groups,
-        _guard_metadata,
-        _keep_kinds,
-        class_guards.guard_builtins,
-        class_guards.guard_classes,
-        class_guards.guard_instances,
-        hazards.refuse_values,
-        hazards.refuse_texts,
-        hazards.refuse_symbols,
-        hazards.refuse_random,
-        hazards.refuse_addresses,
-        hazards.refuse_caches,
-    ):
-        with contextlib.suppress(ImportError, AttributeError):
-            put()
+
+def guard(name: str, gives: str) -> Callable[[Hook], Patch]:
+    """Make a capability of a function that puts hooks which add a guard."""
+    return patch(name, gives, LOST, bits=True)
 
 
 # ---------------------------------------------------------------- what is absent
 
 
-def _guard_misses() -> None:
+@guard("guard-misses", "a guard that a name which an object lacks is still absent")
+def MISSES(patcher: Patcher) -> None:
     """Guard the absence of names that objects lack, and of keys that dicts lack."""
-    from torch._dynamo.exc import ObservedAttributeError
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.variables.base import VariableTracker
+    ObservedAttributeError = find("torch._dynamo.exc:ObservedAttributeError")
+    GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
+    base = find("torch._dynamo.variables.base:VariableTracker")
+    find("torch._dynamo.guards:GuardBuilder.HASATTR")
+    read = attribute_of(base, "tp_getattro_impl", "var_getattr")
 
     def look(original: Hook, self: Any, tx: Any, name: str) -> Any:
         try:
@@ -77,11 +64,11 @@ def _guard_misses() -> None:
             install(*attribute_guard(GuardBuilder, self.source, name))
         return answer
 
-    for kind in set(all_kinds(VariableTracker)):
-        if "var_getattr" in vars(kind):
-            around(kind, "var_getattr", look)
+    for kind in set(all_kinds(base)):
+        if read in vars(kind):
+            patcher.around(kind, read, look, "self", "tx", "name")
         if "call_obj_hasattr" in vars(kind):
-            around(kind, "call_obj_hasattr", ask)
+            patcher.around(kind, "call_obj_hasattr", ask, "self", "tx", "name")
 
 
 def attribute_guard(builder: Any, source: Any, name: str) -> tuple[Any, Any]:
@@ -89,26 +76,26 @@ def attribute_guard(builder: Any, source: Any, name: str) -> tuple[Any, Any]:
 
     torch 2.11 puts it at the attribute's source; later versions take its name.
     """
-    from torch._dynamo.source import AttrSource
-
     if "attr" in inspect.signature(builder.HASATTR).parameters:
         return source, functools.partial(builder.HASATTR, attr=name)
-    return AttrSource(source, name), builder.HASATTR
+    return find("torch._dynamo.source:AttrSource")(source, name), builder.HASATTR
 
 
 # ---------------------------------------------------------------- what containers hold
 
 
-def _guard_contents() -> None:
+@guard("guard-contents", "a guard on the keys of each dict that is read, in order")
+def CONTENTS(patcher: Patcher) -> None:
     """Guard the keys of each dict that is read, and their order.
 
     The same holds for an object's `__dict__`, where the step reads that.
     """
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.builder import VariableBuilder
-    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
-
+    GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
+    AttrSource = find("torch._dynamo.source:AttrSource")
+    builder = find("torch._dynamo.variables.builder:VariableBuilder")
+    held = find("torch._dynamo.variables.user_defined:UserDefinedObjectVariable")
+    find("torch._dynamo.guards:GuardBuilder.DICT_KEYS_MATCH")
+    find("torch._dynamo.guards:GuardBuilder.ID_MATCH")
     tables = (dict, collections.OrderedDict, collections.defaultdict)
 
     def build(original: Hook, self: Any, value: Any) -> Any:
@@ -132,15 +119,26 @@ def _guard_contents() -> None:
                 _note_tensor(variable, value)
         return variable
 
-    def attributes(original: Hook, self: Any, tx: Any) -> Any:
-        if asks(tx) and self.source is not None:
-            source = AttrSource(self.source, "__dict__")
+    def guard_attributes(variable: Any, tx: Any) -> None:
+        if asks(tx) and variable.source is not None:
+            source = AttrSource(variable.source, "__dict__")
             tx.output.guard_on_key_order.add(source)
             install(source, GuardBuilder.DICT_KEYS_MATCH)
+
+    def attributes(original: Hook, self: Any, tx: Any) -> Any:
+        guard_attributes(self, tx)
         return original(self, tx)
 
-    around(VariableBuilder, "__call__", build)
-    around(UserDefinedObjectVariable, "get_dict_vt", attributes)
+    def read(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        if name == "__dict__":
+            guard_attributes(self, tx)
+        return original(self, tx, name)
+
+    patcher.around(builder, "__call__", build, "self", "value")
+    if hasattr(held, "get_dict_vt"):
+        patcher.around(held, "get_dict_vt", attributes, "self", "tx")
+    else:  # torch 2.11
+        patcher.around(held, "var_getattr", read, "self", "tx", "name")
 
 
 def _guard_order(tx: Any, source: Any, value: Any) -> None:
@@ -159,12 +157,8 @@ def _guard_order(tx: Any, source: Any, value: Any) -> None:
         def same(local: Any) -> bool:
             return list(eval(lookup, {"L": local, "G": globals_})) == keys
 
-        add = builder.guard_manager.root.add_lambda_guard
-        parts = [f"list({name}) == {keys}"]
-        try:
-            add(same, parts, guard.user_stack)
-        except TypeError:  # as before torch 2.13
-            add(same, parts)
+        root, parts = builder.guard_manager.root, [f"list({name}) == {keys}"]
+        add_lambda(root, same, parts, guard.user_stack)
 
     install(source, ordered)
 
@@ -172,28 +166,66 @@ def _guard_order(tx: Any, source: Any, value: Any) -> None:
 # ---------------------------------------------------------------- which object it is
 
 
-def _guard_identity() -> None:
+@guard("guard-identity", "a guard on objects that are compared with `is`")
+def IDENTITY(patcher: Patcher) -> None:
     """Guard the identity of objects that are compared with `is`."""
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.symbolic_convert import compare_op_handlers
-    from torch._dynamo.variables.builtin import BuiltinVariable
-    from torch._dynamo.variables.constant import ConstantVariable
+    GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
+    handlers = find("torch._dynamo.symbolic_convert:compare_op_handlers")
+    builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
+    ConstantVariable = find("torch._dynamo.variables.constant:ConstantVariable")
+    find("torch._dynamo.guards:GuardBuilder.ID_MATCH")
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if self.fn in (operator.is_, operator.is_not) and asks(tx):
             sides = [x.realize() for x in args]
+            args = sides = _told_apart(tx, sides)
             if not any(isinstance(x, ConstantVariable) for x in sides):
                 for x in sides:
-                    install(x.source, GuardBuilder.ID_MATCH)
+                    if node_of(x) is None:  # a number is no other object
+                        install(x.source, GuardBuilder.ID_MATCH)
         return original(self, tx, args, kwargs)
 
-    around(BuiltinVariable, "call_function", call)
+    patcher.around(builtin, "call_function", call, "self", "tx", "args", "kwargs")
     # the table of operators holds the method from before the hook
     for name in ("is", "is not"):
-        compare_op_handlers[name] = compare_op_handlers[name].__self__.call_function
+        function = operator.is_ if name == "is" else operator.is_not
+        patcher.item(handlers, name, _late(builtin(function)))
 
 
-def _guard_places() -> None:
+def _told_apart(tx: Any, sides: list[Any]) -> list[Any]:
+    """What `is` compares, with a truth as a constant.
+
+    Refuses two numbers of which one moves: Dynamo makes other objects of them than
+    Python has.
+    """
+    if not any(map(node_of, sides)):
+        return sides
+    if not all(node_of(x) is not None or _is_number(x) for x in sides):
+        return sides  # a number is no such object
+    truths = [settled(tx, x) if x.python_type() is bool else x for x in sides]
+    told = [x if now is None else now for x, now in zip(sides, truths, strict=True)]
+    if any(node_of(x) is not None or x.python_type() is not bool for x in told):
+        refuse(tx, "it asks whether two numbers are one object, and they change")
+    return told
+
+
+def _is_number(x: Any) -> bool:
+    return bool(x.is_python_constant()) and isinstance(
+        x.as_python_constant(), (int, float)
+    )
+
+
+def _late(variable: Any) -> Hook:
+    """A call of one of Dynamo's functions that looks up its method anew."""
+
+    def compare(tx: Any, args: Any, kwargs: Any) -> Any:
+        return variable.call_function(tx, args, kwargs)
+
+    return compare
+
+
+@guard("guard-places", "a guard on which parameter a state belongs to")
+def PLACES(patcher: Patcher) -> None:
     """Keep the guards on identity that Dynamo leaves out for sources in an optimizer.
 
     Dynamo reads the state of a parameter by its position among the keys of `state`, and
@@ -201,39 +233,45 @@ def _guard_places() -> None:
     was deleted and made anew stands last, and each other one would be taken for its
     neighbour's. Nor does Dynamo guard which of the parameters an attribute is.
     """
-    guards: Any = importlib.import_module("torch._dynamo.guards")
-    left_out = guards.is_from_optimizer_source
+    guards = find("torch._dynamo.guards")
 
-    @functools.wraps(left_out)
-    def asked(source: Any) -> bool:
-        return not traces_step() and bool(left_out(source))
+    def asked(original: Hook, source: Any) -> bool:
+        return not traces_step() and bool(original(source))
 
-    guards.is_from_optimizer_source = asked
+    patcher.around(guards, "is_from_optimizer_source", asked, "source")
 
 
 # ---------------------------------------------------------------- what is called
 
 
-def _guard_methods() -> None:
+@guard("guard-methods", "a guard on the code of each method that is called")
+def METHODS(patcher: Patcher) -> None:
     """Guard the code of each method that is called, and the class that defines it."""
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.source import TypeDictSource
-    from torch._dynamo.variables.functions import UserMethodVariable
-    from torch._dynamo.variables.user_defined import (
-        UserDefinedClassVariable,
-        UserDefinedObjectVariable,
-    )
+    GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
+    TypeDictSource = find("torch._dynamo.source:TypeDictSource")
+    method = find("torch._dynamo.variables.functions:UserMethodVariable")
+    on_classes = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")
+    on_objects = find("torch._dynamo.variables.user_defined:UserDefinedObjectVariable")
+    translator = find("torch._dynamo.symbolic_convert:InstructionTranslator")
+    lacks = find("torch._dynamo.guards:GuardBuilder.DICT_NOT_CONTAINS", None)
+    if lacks is None:  # torch 2.11
+        contains = find("torch._dynamo.guards:GuardBuilder.DICT_CONTAINS")
+        takes(contains, "self", "guard", "key", "invert")
+        lacks = functools.partial(contains, invert=True)
+    find("torch._dynamo.guards:GuardBuilder.CLOSURE_MATCH")
 
-    def walk(original: Hook, self: Any, tx: Any, name: str) -> Any:
-        defined_at = original(self, tx, name)
+    def walk(original: Hook, self: Any, *place: Any) -> Any:
+        defined_at = original(self, *place)
+        name = place[-1]  # torch 2.11 and 2.12 give no translator
+        tx = place[0] if len(place) > 1 else translator.current_tx()
         if asks(tx):
             # Dynamo guards that classes lack the name, but for the first of them
-            on_class = isinstance(self, UserDefinedClassVariable)
+            on_class = isinstance(self, on_classes)
             kind = self.value if on_class else type(self.value)
             source = self.source if on_class else self.cls_source
             if name not in vars(kind) and source is not None:
-                lacks = functools.partial(GuardBuilder.DICT_NOT_CONTAINS, key=name)
-                install(TypeDictSource(source), lacks)
+                guard = functools.partial(lacks, key=name)
+                install(TypeDictSource(source), guard)
         return defined_at
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -243,31 +281,43 @@ def _guard_methods() -> None:
                 install(source, GuardBuilder.CLOSURE_MATCH)
         return original(self, tx, args, kwargs)
 
-    around(UserMethodVariable, "call_function", call)
-    around(UserDefinedClassVariable, "get_source_by_walking_mro", walk)
-    around(UserDefinedObjectVariable, "get_source_by_walking_mro", walk)
+    patcher.around(method, "call_function", call, "self", "tx", "args", "kwargs")
+    for kind in (on_classes, on_objects):
+        if hasattr(kind, "get_source_by_walking_mro"):
+            patcher.around(kind, "get_source_by_walking_mro", walk, "self")
 
 
-def _trace_groups() -> None:
+@guard("traced-groups", "`_init_group` of classes that are not torch's is traced")
+def GROUPS(patcher: Patcher) -> None:
     """Have `_init_group` of a class that is not torch's traced like any other method.
 
-    Dynamo runs it instead of tracing it, and guards nothing that it reads.
+    Dynamo runs it instead of tracing it, and guards nothing that it reads. From torch
+    2.15 on it does so in a method of this name, which may decline.
     """
-    from torch._dynamo.variables.optimizer import OptimizerVariable
-    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+    kind = find("torch._dynamo.variables.optimizer:OptimizerVariable")
+    plain = find("torch._dynamo.variables.user_defined:UserDefinedObjectVariable")
+
+    def is_own(value: Any) -> bool:
+        function = inspect.unwrap(getattr(type(value), "_init_group", None) or is_own)
+        code = getattr(function, "__code__", None)
+        return code is None or not code.co_filename.startswith(OPTIM)
 
     def call(
         original: Hook, self: Any, tx: Any, name: str, args: Any, kwargs: Any
     ) -> Any:
-        if name == "_init_group" and traces_own():
-            function = inspect.unwrap(getattr(type(self.value), name, None) or call)
-            code = getattr(function, "__code__", None)
-            if code is None or not code.co_filename.startswith(OPTIM):
-                plain = UserDefinedObjectVariable.call_method
-                return plain(self, tx, name, args, kwargs)
+        if name == "_init_group" and traces_own() and is_own(self.value):
+            return plain.call_method(self, tx, name, args, kwargs)
         return original(self, tx, name, args, kwargs)
 
-    around(OptimizerVariable, "call_method", call)
+    def decline(original: Hook, self: Any, *args: Any) -> Any:
+        return None if traces_own() and is_own(self.value) else original(self, *args)
+
+    if "call_method" in vars(kind):
+        names = "self", "tx", "name", "args", "kwargs"
+        patcher.around(kind, "call_method", call, *names)
+    else:
+        find("torch._dynamo.variables.optimizer:OptimizerVariable.tp_methods")
+        patcher.around(kind, "_init_group", decline, "self", "tx", "args", "kwargs")
 
 
 # ---------------------------------------------------------------- what tensors are
@@ -283,14 +333,18 @@ METADATA = (
 )
 
 
-def _guard_metadata() -> None:
+@guard("guard-metadata", "a guard on the metadata of a tensor that a step reads")
+def TENSORS(patcher: Patcher) -> None:
     """Guard the metadata that a step reads of a tensor which Dynamo guards by identity
     alone.
     """
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.constant import ConstantVariable
-    from torch._dynamo.variables.tensor import TensorVariable
+    GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
+    AttrSource = find("torch._dynamo.source:AttrSource")
+    ConstantVariable = find("torch._dynamo.variables.constant:ConstantVariable")
+    kind = find("torch._dynamo.variables.tensor:TensorVariable")
+    read = attribute_of(kind, "tp_getattro_impl", "var_getattr")
+    find("torch._dynamo.guards:GuardBuilder.TENSOR_MATCH")
+    find("torch._dynamo.guards:GuardBuilder.CONSTANT_MATCH")
 
     def asked(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
         if traces_own():
@@ -325,12 +379,11 @@ def _guard_metadata() -> None:
                 refuse(tx, f"it calls {name!r} of a tensor")
         return result
 
-    around(TensorVariable, "var_getattr", attribute)
-    around(TensorVariable, "call_method", method)
-    around(TensorVariable, "method_attr_requires_grad", wants_gradient)
+    patcher.around(kind, read, attribute, "self", "tx", "name")
+    patcher.around(kind, "call_method", method, "self", "tx", "name")
+    patcher.around(kind, "method_attr_requires_grad", wants_gradient, "self", "tx")
     for name in METADATA:
-        if hasattr(TensorVariable, f"method_{name}"):
-            around(TensorVariable, f"method_{name}", asked)
+        patcher.around(kind, f"method_{name}", asked, "self")
 
 
 SOURCE, GUARDED = "fuseopt_source", "fuseopt_guarded"
@@ -362,10 +415,12 @@ def _note_tensor(variable: Any, value: torch.Tensor) -> None:
         proxy.node.meta[KIND] = type(value)
 
 
-def _keep_kinds() -> None:
+@guard("guard-kinds", "`type(p)` is a parameter's class, guarded")
+def KINDS(patcher: Patcher) -> None:
     """Let `type(p)` be a parameter's class, also one that is not torch's, guarded."""
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.variables.tensor import TensorVariable
+    GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
+    variable = find("torch._dynamo.variables.tensor:TensorVariable")
+    find("torch._dynamo.guards:GuardBuilder.TYPE_MATCH")
 
     def kind(original: Hook, self: Any) -> Any:
         if traces_own():
@@ -377,4 +432,4 @@ def _keep_kinds() -> None:
                 return node.meta[KIND]
         return original(self)
 
-    around(TensorVariable, "python_type", kind)
+    patcher.around(variable, "python_type", kind, "self")

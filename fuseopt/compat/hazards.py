@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
+import operator
 import os
+import sys
 from typing import Any
 
 from torch.optim import Optimizer
 
-from .dynamo import refuse
-from .hooks import Hook, all_kinds, around, asks
+from .guards import guard
+from .hooks import all_kinds, asks
+from .leaving import refuse
+from .names import Missing, attribute_of, either, find
 from .outcomes import is_among
+from .patches import Hook, Patcher
 from .symbol_uses import constant
-from .tracing import traces_own, traces_step
+from .tracing import traces_own, traces_step, tracing
 from .watched import watched
 
 #: What a class may define without that its values are compared or computed otherwise.
@@ -28,13 +34,19 @@ HARMLESS = frozenset(
     ]
 )
 VALUES = (bool, int, float, complex, str, bytes)
+#: Functions whose first answer Dynamo keeps.
+KEPT_ANSWERS = tuple(
+    getattr(sys, name)
+    for name in ("getrecursionlimit", "get_int_max_str_digits")
+    if hasattr(sys, name)  # the latter is not in every Python 3.10
+)
 CONTAINERS = (dict, list, collections.OrderedDict, collections.defaultdict)
 
 
 def acts_otherwise(value: Any) -> bool:
     """Is it a number or a text with operators of its own?"""
     kind = type(value)
-    if kind in VALUES or not isinstance(value, VALUES):
+    if kind in VALUES or not issubclass(kind, VALUES):
         return False
     base = next(x for x in kind.__mro__ if x in VALUES)
     operators = vars(base).keys() - HARMLESS
@@ -42,19 +54,28 @@ def acts_otherwise(value: Any) -> bool:
     return any(operators & vars(x).keys() for x in derived)
 
 
-def refuse_values() -> None:
+@guard("refused-values", "values that Dynamo takes for others are refused")
+def VALUES_REFUSED(patcher: Patcher) -> None:
     """No value is used that Dynamo takes for another one, or for a constant."""
-    from torch._dynamo.variables.builder import VariableBuilder
+    kind = find("torch._dynamo.variables.builder:VariableBuilder")
 
     def build(original: Hook, self: Any, value: Any) -> Any:
         why = _untraceable(value) if asks(self.tx) else ""
-        if not why and type(value) in CONTAINERS and traces_step():
-            why = _is_copied(self.tx, value)
+        if any(value is x for x in KEPT_ANSWERS) and asks(self.tx):
+            # unwrap ends its loop by the limit, whatever that is
+            now = getattr(self.tx.output, "current_tx", self.tx)
+            if now.f_code is not inspect.unwrap.__code__:
+                why = f"it calls sys.{value.__name__}"
+        if not why and traces_step():
+            if type(value) in CONTAINERS:
+                why = _is_copied(self.tx, value)
+            elif hasattr(type(value), "__next__"):
+                why = f"it reads a {type(value).__name__}, which yields its items once"
         if why:
             refuse(self.tx, why)
         return original(self, value)
 
-    around(VariableBuilder, "__call__", build)
+    patcher.around(kind, "__call__", build, "self", "value")
 
 
 def _is_copied(tx: Any, value: Any) -> str:
@@ -71,18 +92,28 @@ def _is_copied(tx: Any, value: Any) -> str:
 def _untraceable(value: Any) -> str:
     """Why a step that uses a value must run in eager; "" if nothing is known."""
     if acts_otherwise(value):
-        return f"it uses a {type(value).__name__}, which has operators of its own"
+        kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        return f"it uses a {name}, which has operators of its own"
     if value is os.environ or value is os.getenv:
         return "it reads variables of the environment"
-    if type(value) is collections.deque and value.maxlen is not None:
+    kind = type(value)
+    if kind is collections.deque and value.maxlen is not None:
         return "it uses a deque that has a greatest length"
+    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
+        return "it uses a truth value of numpy's"
+    if issubclass(kind, dict) and hasattr(kind, "__missing__"):
+        makes = next(c for c in kind.__mro__ if "__missing__" in vars(c))
+        if makes.__module__ not in ("collections", "builtins"):
+            return f"it uses a {kind.__name__}, which makes missing items itself"
     return ""
 
 
-def refuse_texts() -> None:
+@guard("refused-texts", "text that is made of a number which moves is refused")
+def TEXTS(patcher: Patcher) -> None:
     """No text is made of a number that moves: Dynamo would keep it as it is."""
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-    from torch._dynamo.variables.tensor import SymNodeVariable
+    kind = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
+    SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
 
     def text(original: Hook, self: Any, *args: Any) -> Any:
         if asks(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
@@ -92,13 +123,15 @@ def refuse_texts() -> None:
             self.stack[-1] = number
         return original(self, *args)
 
-    around(InstructionTranslatorBase, "_format_value", text)
+    patcher.around(kind, "_format_value", text, "self")
 
 
-def refuse_symbols() -> None:
+@guard("refused-searches", "a number which moves is not looked for in a list")
+def SEARCHES(patcher: Patcher) -> None:
     """A number that moves is not looked for in a list: Dynamo would not find it."""
-    from torch._dynamo.variables.lists import BaseListVariable
-    from torch._dynamo.variables.tensor import SymNodeVariable
+    base = find("torch._dynamo.variables.lists:BaseListVariable")
+    SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    name = attribute_of(base, "sq_contains_impl", "sq_contains", "call_method")
 
     def contains(original: Hook, self: Any, tx: Any, item: Any) -> Any:
         if not asks(tx):
@@ -111,14 +144,28 @@ def refuse_symbols() -> None:
             return answer
         return original(self, tx, item)
 
-    for kind in set(all_kinds(BaseListVariable)):
-        if "sq_contains" in vars(kind):
-            around(kind, "sq_contains", contains)
+    def called(
+        original: Hook, self: Any, tx: Any, name: str, args: Any, kwargs: Any
+    ) -> Any:
+        if name == "__contains__" and len(args) == 1 and not kwargs:
+            rest = functools.partial(_with_name, original, name)
+            return contains(rest, self, tx, args[0])
+        return original(self, tx, name, args, kwargs)
+
+    hook: Hook = called if name == "call_method" else contains
+    for kind in set(all_kinds(base)):
+        if name in vars(kind):
+            patcher.around(kind, name, hook, "self", "tx")
 
 
-def refuse_random() -> None:
+def _with_name(method: Hook, name: str, self: Any, tx: Any, item: Any) -> Any:
+    return method(self, tx, name, [item], {})
+
+
+@guard("refused-numpy", "random numbers of numpy's are refused")
+def RANDOM(patcher: Patcher) -> None:
     """What numpy draws is not what Dynamo draws in its place."""
-    from torch._dynamo.variables.misc import NumpyVariable
+    kind = find("torch._dynamo.variables.misc:NumpyVariable")
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         owner = type(getattr(self.value, "__self__", None))
@@ -127,12 +174,191 @@ def refuse_random() -> None:
             refuse(tx, "it draws random numbers of numpy's")
         return original(self, tx, args, kwargs)
 
-    around(NumpyVariable, "call_function", call)
+    patcher.around(kind, "call_function", call, "self", "tx", "args", "kwargs")
 
 
-def refuse_addresses() -> None:
+@guard("refused-arrays", "numbers of numpy's that a step computes are refused")
+def ARRAYS(patcher: Patcher) -> None:
+    """No number of numpy's that a step computes outlives its graph: it would be an
+    array, which is what Dynamo has in its place.
+    """
+    output = find("torch._dynamo.output_graph:OutputGraph")
+    array = find("torch._dynamo.variables.tensor:NumpyNdarrayVariable")
+
+    def finish(original: Hook, self: Any, tx: Any, rv: Any, *more: Any) -> Any:
+        ours = traces_own() and asks(tx)
+        if ours and any(isinstance(x, array) and x.ndim == 0 for x in rv):
+            refuse(tx, "it keeps a number of numpy's, of which Dynamo makes an array")
+        return original(self, tx, rv, *more)
+
+    patcher.around(output, "compile_and_call_fx_graph", finish, "self", "tx", "rv")
+
+
+@guard("refused-draws", "random numbers of Python's are refused")
+def DRAWS(patcher: Patcher) -> None:
+    """No number of Python's generators is drawn, and no generator is made or read.
+
+    Dynamo keeps the state that a `random.Random` has while it traces: each call would
+    draw the same numbers and put the generator back. It shows a backend any number
+    drawn as a tensor of float32, and hands it over in one of float64.
+    """
+    builder = find("torch._dynamo.variables.builder:VariableBuilder")
+    source = find("torch._dynamo.source:RandomValueSource")
+    held = find("torch._dynamo.variables.misc:RandomVariable")
+    made = find("torch._dynamo.variables.misc:RandomClassVariable")
+
+    def draw(original: Hook, self: Any, value: Any) -> Any:
+        if isinstance(self.source, source) and asks(self.tx):
+            refuse(self.tx, "it draws random numbers of Python's")
+        return original(self, value)
+
+    def use(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if asks(tx):
+            refuse(tx, "it uses a generator of Python's random numbers (random.Random)")
+        return original(self, tx, *args, **kwargs)
+
+    patcher.around(builder, "wrap_unspecialized_primitive", draw, "self", "value")
+    patcher.around(held, "call_method", use, "self", "tx")
+    patcher.around(made, "call_function", use, "self", "tx")
+
+
+@guard("refused-calls", "calls whose effects Dynamo loses are refused")
+def CALLS(patcher: Patcher) -> None:
+    """No call is traced whose effect on a container Dynamo loses."""
+
+    def refusing(names: tuple[str, ...]) -> Hook:
+        def call(original: Hook, self: Any, tx: Any, name: str, *args: Any) -> Any:
+            if name in names and self.source is not None and asks(tx):
+                refuse(tx, f"it calls {name}, which Dynamo does not follow")
+            return original(self, tx, name, *args)
+
+        return call
+
+    lists = find("torch._dynamo.variables.lists:ListVariable")
+    ordered = either(
+        "torch._dynamo.variables.user_defined:OrderedDictVariable",
+        "torch._dynamo.variables.dicts:ConstDictVariable",  # before torch 2.13
+    )
+    hook = refusing(("__iadd__", "__imul__"))
+    patcher.around(lists, "call_method", hook, "self", "tx", "name")
+    hook = refusing(("move_to_end",))
+    patcher.around(ordered, "call_method", hook, "self", "tx", "name")
+
+
+@guard("refused-constants", "what was refused is not computed as a constant instead")
+def CONSTANTS(patcher: Patcher) -> None:
+    """Where a trace was refused, Dynamo calls no function to go on with its answer.
+
+    It does so where all arguments are constants, modules and classes among them.
+    """
+    home = find("torch._dynamo.variables.builtin")
+    builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
+
+    def may(original: Hook, *args: Any, **kwargs: Any) -> bool:
+        return not tracing.refusal and bool(original(*args, **kwargs))
+
+    patcher.around(home, "check_unspec_or_constant_args", may)
+    patcher.around(builtin, "has_constant_handler", may)
+
+
+@guard("refused-attributes", "what code makes of modules and classes is refused")
+def MADE(patcher: Patcher) -> None:
+    """No attribute is read, or asked for, that a module's `__getattr__` makes, or the
+    class of a class; and no item that a class makes.
+
+    Dynamo calls such code while it traces, and its guards call it at each step.
+    """
+    kind = find("torch._dynamo.variables.misc:PythonModuleVariable")
+    classes = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")
+
+    def asked(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        if asks(tx) and (made := _made_by_module(self, name)):
+            refuse(tx, made)
+        return original(self, tx, name)
+
+    def of_class(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        if asks(tx) and (made := _made_by_class(self.value, name)):
+            refuse(tx, made)
+        return original(self, tx, name)
+
+    def load(original: Hook, self: Any, name: str) -> Any:
+        # from torch 2.14 on, it calls such code where a trace is refused below
+        holder = self.stack[-1].realize()
+        if isinstance(holder, kind):
+            asked(_nothing, holder, self, name)
+        elif isinstance(holder, classes):
+            of_class(_nothing, holder, self, name)
+        return original(self, name)
+
+    def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn is operator.getitem and args and asks(tx):
+            holder = args[0].realize()
+            if isinstance(holder, classes) and _makes_items(holder.value):
+                refuse(tx, f"{holder.value.__name__} makes its items itself")
+        return original(self, tx, args, kwargs)
+
+    builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
+    patcher.around(builtin, "call_function", call, "self", "tx", "args", "kwargs")
+    base = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
+    if "generic_getattr" in base._load_attr.__code__.co_names:
+        patcher.around(base, "_load_attr", load, "self", "attr")
+    read = attribute_of(kind, "tp_getattro_impl", "var_getattr")
+    patcher.around(kind, read, asked, "self", "tx", "name")
+    patcher.around(kind, "call_obj_hasattr", asked, "self", "tx", "name")
+    read = attribute_of(classes, "tp_getattro_impl", "var_getattr")
+    patcher.around(classes, read, of_class, "self", "tx", "name")
+
+
+def _nothing(*args: Any) -> None:
+    pass
+
+
+def _makes_items(value: Any) -> bool:
+    """Does code of a user's give the items of a class?"""
+    made = getattr(value, "__class_getitem__", None)
+    return inspect.isfunction(getattr(made, "__func__", made)) and (
+        value.__module__.partition(".")[0] not in sys.stdlib_module_names
+    )
+
+
+def _made_by_module(module: Any, name: str) -> str:
+    """Does a module make an attribute by its `__getattr__`? "" if not."""
+    held = vars(module.value)
+    if name in held or "__getattr__" not in held or module.is_torch:
+        return ""
+    return f"{held['__name__']} makes its {name} itself"
+
+
+def _made_by_class(value: Any, name: str) -> str:
+    """Does the class of a class make an attribute? "" if not."""
+    above: Any = type(value)
+    homes = (c.__module__.partition(".")[0] for c in above.__mro__ if name in vars(c))
+    home = next(homes, "")
+    if not home or home in ("builtins", "abc", "enum", "torch"):
+        return ""
+    return f"{above.__name__} makes {name} of {value.__name__}"
+
+
+@guard("refused-identities", "the identity of a container is refused")
+def IDENTITIES(patcher: Patcher) -> None:
+    """No step asks which object a container is: it may be a copy that a shadow has."""
+    builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
+
+    def call(original: Hook, self: Any, tx: Any, *args: Any) -> Any:
+        kinds = [x.realize().python_type() for x in args]
+        if asks(tx) and any(
+            issubclass(kind, (dict, list, Optimizer)) for kind in kinds
+        ):
+            refuse(tx, "it asks for the id of a container")
+        return original(self, tx, *args)
+
+    patcher.around(builtin, "call_id", call, "self", "tx")
+
+
+@guard("refused-addresses", "the address and the version of a tensor are refused")
+def ADDRESSES(patcher: Patcher) -> None:
     """Where a tensor lies, and how often it was written, is no constant."""
-    from torch._dynamo.variables.tensor import TensorVariable
+    kind = find("torch._dynamo.variables.tensor:TensorVariable")
 
     def asked(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if traces_own():
@@ -141,15 +367,18 @@ def refuse_addresses() -> None:
         return original(self, tx, *args, **kwargs)
 
     for name in ("method_data_ptr", "method_const_data_ptr", "method_attr__version"):
-        if hasattr(TensorVariable, name):
-            around(TensorVariable, name, asked)
+        if hasattr(kind, name):
+            patcher.around(kind, name, asked, "self")
+    if not hasattr(kind, "method_data_ptr"):
+        raise Missing("TensorVariable has no method_data_ptr")
 
 
-def refuse_caches() -> None:
+@guard("refused-caches", "functions with a cache are refused")
+def CACHES(patcher: Patcher) -> None:
     """What functools.lru_cache has kept is not looked through; torch's own caches keep
     what is the same for a whole process, such as its list of functions with a device.
     """
-    from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+    kind = find("torch._dynamo.variables.functions:WrapperUserFunctionVariable")
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         cached = isinstance(self.wrapper_obj, functools._lru_cache_wrapper)
@@ -158,4 +387,4 @@ def refuse_caches() -> None:
             refuse(tx, "it calls a function that has a cache")
         return original(self, tx, args, kwargs)
 
-    around(WrapperUserFunctionVariable, "call_function", call)
+    patcher.around(kind, "call_function", call, "self", "tx", "args", "kwargs")

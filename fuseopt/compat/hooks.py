@@ -1,22 +1,20 @@
-"""Put hooks around Dynamo's methods while it traces a step for our backend.
+"""Install guards while Dynamo traces a step for our backend.
 
 Relies on the functions by which Dynamo installs guards, and on its expressions for
-where a value was found. Checked with torch 2.13, and by name with 2.11.
+where a value was found.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from .names import find
 from .tracing import traces_own, traces_step
 
-Hook = Callable[..., Any]
 TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
@@ -26,17 +24,6 @@ def asks(tx: Any) -> bool:
         return False
     now = getattr(tx.output, "current_tx", tx)
     return traces_own() or not now.f_code.co_filename.startswith(TORCH)
-
-
-def around(owner: Any, name: str, hook: Hook) -> None:
-    """Let `hook(original, self, ...)` stand in the place of a method."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return hook(original, *args, **kwargs)
-
-    setattr(owner, name, method)
 
 
 def install(source: Any, *kinds: Any) -> None:
@@ -63,7 +50,7 @@ def guard_again(guard: Any) -> None:
     what it has traced.
     """
     if guard is not None:
-        importlib.import_module("torch._dynamo.guards").install_guard(guard)
+        find("torch._dynamo.guards:install_guard")(guard)
 
 
 def name_of(source: Any) -> str:
@@ -88,16 +75,23 @@ def ask(tx: Any, what: str, holds: Callable[[], bool]) -> None:
     if what in asked:
         return
     asked.add(what)
-    source = importlib.import_module("torch._dynamo.source").GlobalStateSource()
+    source = find("torch._dynamo.source:GlobalStateSource")()
 
     def create(builder: Any, guard: Any) -> None:
-        add = builder.guard_manager.root.add_lambda_guard
-        try:
-            add(lambda _: holds(), [what], guard.user_stack)
-        except TypeError:  # as before torch 2.13
-            add(lambda _: holds(), [what])
+        root = builder.guard_manager.root
+        add_lambda(root, lambda _: holds(), [what], guard.user_stack)
 
     install(source, create)
+
+
+def add_lambda(
+    manager: Any, holds: Callable[[Any], bool], parts: list[str], stack: Any
+) -> None:
+    """Add a guard that calls a function; `parts`: what it checks, for Dynamo's log."""
+    try:
+        manager.add_lambda_guard(holds, parts, stack)
+    except TypeError:  # as before torch 2.13
+        manager.add_lambda_guard(holds, parts)
 
 
 def all_kinds(base: type[Any]) -> Iterator[type[Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import linecache
 import types
 import weakref
@@ -12,6 +11,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+
+from .capability import probed
+from .names import Missing, find
+
+
+@probed(
+    "freed-compilations",
+    "what Dynamo keeps of a compiled step is freed with its optimizer",
+    "a process that makes many optimizers grows",
+)
+def FREED() -> None:
+    find("torch._C:_dynamo.eval_frame._debug_get_cache_entry_list")
+    find("torch._C:_dynamo.eval_frame.reset_code")
+    find("torch._dynamo.eval_frame:cached_backends")
 
 
 class Fakes:
@@ -26,20 +39,42 @@ class Fakes:
 
     def __init__(self) -> None:
         self._shapes: list[weakref.ref[Any]] = []
+        #: may a trace hold weak references to the tensors that it was given?
+        self.hold = False
         #: the files that the graphs are said to be in
         self.files: list[str] = []
 
     def note(self) -> None:
         """Called by a backend: remember what this trace has."""
+        self.hold = True
         # the graph's, which torch.fx has just made; a module of its does not say which
         last = next(reversed(linecache.cache), "")
         if last.startswith("<eval_with_key>"):
             self.files.append(last)
-        context = torch._guards.TracingContext.try_get()
+        tracing = find("torch._guards:TracingContext", None)
+        context = None if tracing is None else tracing.try_get()
         shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
         if shapes is not None:
             self._shapes = [x for x in self._shapes if x() is not None]
             self._shapes.append(weakref.ref(shapes))
+
+    def unhand(self) -> None:
+        """After a trace: drop its weak references to the tensors that it was given.
+
+        torch swaps no tensor that has one (`torch.utils.swap_tensors`). Relies on where
+        a trace's fakes note of which tensor they are; elsewhere, the references stay.
+        """
+        self.hold = False
+        for reference in self._shapes:
+            for tracked in getattr(reference(), "tracked_fakes", None) or ():
+                mode = getattr(getattr(tracked, "fake", None), "fake_mode", None)
+                converter = getattr(mode, "fake_tensor_converter", None)
+                describer = getattr(
+                    getattr(converter, "meta_converter", None), "describer", None
+                )
+                known = getattr(describer, "lookup_tensor", None)
+                if known is not None:
+                    known.clear()
 
     def forget(self) -> None:
         """Let go what nobody traces with any more."""
@@ -56,6 +91,21 @@ class Fakes:
                     clear()
 
 
+class Life:
+    """Asks whether a tensor's memory is still there, without a reference to the tensor.
+
+    Relies on torch's weak reference to memory; without it, memory counts as there.
+    """
+
+    def __init__(self, t: torch.Tensor) -> None:
+        weakly: Any = find("torch.multiprocessing.reductions:StorageWeakRef", None)
+        self._memory = None if weakly is None else weakly(t.untyped_storage())
+
+    def lasts(self) -> bool:
+        """Is the memory there?"""
+        return self._memory is None or not self._memory.expired()
+
+
 def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None:
     """Drop what Dynamo has compiled of some code for one backend, and the backend.
 
@@ -66,9 +116,11 @@ def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None
     the registry of Python's finalizers, and the table of Dynamo's module; where they
     are elsewhere, both stay, which costs memory and nothing else.
     """
+    if not FREED.available():
+        return
     try:
-        evaluated: Any = importlib.import_module("torch._dynamo.eval_frame")
-        eval_frame = torch._C._dynamo.eval_frame
+        backends = find("torch._dynamo.eval_frame:cached_backends")
+        eval_frame = find("torch._C:_dynamo.eval_frame")
         guards = {
             id(entry.guard_manager)
             for code in codes
@@ -76,13 +128,12 @@ def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None
         }
         for code in codes:
             eval_frame.reset_code(code)
-        backends = evaluated.cached_backends
         for key, entry in [*backends.items()]:
             if entry is backend or getattr(entry, "compiler_fn", None) is backend:
                 backends.pop(key, None)
         _drop_finalizers(guards)
-    except (ImportError, AttributeError):
-        return
+    except (Missing, AttributeError) as error:
+        FREED.broke(error)
 
 
 def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
@@ -92,24 +143,25 @@ def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
     the places of frames; the source text of graphs. Relies on the lists that these are
     in; one that is missing is left out.
     """
-    with contextlib.suppress(ImportError, AttributeError):
-        converter: Any = importlib.import_module("torch._dynamo.convert_frame")
+    if not FREED.available():
+        return
+    with contextlib.suppress(Missing, AttributeError):
+        converter = find("torch._dynamo.convert_frame")
         for tracker in (converter.input_codes, converter.output_codes):
             tracker.seen[:] = [ref for ref in tracker.seen if ref() is not None]
-    with contextlib.suppress(ImportError, AttributeError):
-        utils: Any = importlib.import_module("torch._dynamo.utils")
-        context = utils.get_metrics_context()
+    with contextlib.suppress(Missing, AttributeError):
+        context = find("torch._dynamo.utils:get_metrics_context")()
         if not context.in_progress():
             context._edits.clear()
-    with contextlib.suppress(ImportError, AttributeError):
-        state: Any = importlib.import_module("torch._dynamo.eval_frame").dynamo_tls
+    with contextlib.suppress(Missing, AttributeError):
+        state = find("torch._dynamo.eval_frame:dynamo_tls")
         places = {f"{c.co_name} {c.co_filename}:{c.co_firstlineno}" for c in codes}
         infos = state.traced_frame_infos
         infos[:] = [info for info in infos if info not in places]
     for name in graphs:
         linecache.cache.pop(name, None)
-        with contextlib.suppress(AttributeError):
-            torch.fx.graph_module._loader.eval_cache.pop(name, None)
+        with contextlib.suppress(Missing, AttributeError):
+            find("torch.fx.graph_module:_loader").eval_cache.pop(name, None)
 
 
 def _drop_finalizers(guards: set[int]) -> None:

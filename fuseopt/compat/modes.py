@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from .dynamo import leads_to
-from .hooks import Hook, around
+from .layers import traces_for
+from .names import find
+from .patches import Hook, Patcher, patch
 
 
-def numbers_pass_modes(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`: let no mode see how a number leaves a graph.
+@patch(
+    "numbers-pass-modes",
+    "numbers leave a graph unseen by the torch function mode that is on",
+    "with such a mode on, as torch.set_default_device sets one, steps run in eager",
+    bits=True,
+)
+def NUMBERS_PASS_MODES(patcher: Patcher) -> None:
+    """Let no mode see how a number leaves a graph.
 
-    Dynamo puts it into a tensor, which is no call of the user's. With a mode on, as
-    `torch.set_default_device` sets one, the mode is traced into that call when the
-    graph has its outputs already, and the graph returns None in the number's place
-    (torch 2.13). Relies on the method that makes the tensor, and on the switch for
-    modes in a trace; where they are others, nothing is changed.
+    Dynamo puts it into a tensor, which is no call of the user's. With a mode on, the
+    mode is traced into that call when the graph has its outputs already, and the graph
+    returns None in the number's place (torch 2.13). Relies on the method that makes the
+    tensor, and on the switch for modes in a trace.
     """
-    try:
-        from torch._dynamo.variables.tensor import SymNodeVariable
-    except ImportError:
-        return
+    kind = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    backend = patcher.backend
 
     def as_tensor(original: Hook, self: Any, tx: Any, *args: Any) -> Any:
-        state: Any = getattr(tx, "symbolic_torch_function_state", None)
-        ours = leads_to(getattr(tx.output, "compiler_fn", None), backend)
-        if not ours or not hasattr(state, "torch_function_mode_enabled"):
+        if not traces_for(tx, backend):
             return original(self, tx, *args)
+        state: Any = tx.symbolic_torch_function_state
         before = state.torch_function_mode_enabled
         state.torch_function_mode_enabled = False
         try:
@@ -35,5 +37,4 @@ def numbers_pass_modes(backend: Callable[..., Any]) -> None:
         finally:
             state.torch_function_mode_enabled = before
 
-    if hasattr(SymNodeVariable, "as_tensor"):
-        around(SymNodeVariable, "as_tensor", as_tensor)
+    patcher.around(kind, "as_tensor", as_tensor, "self", "tx")

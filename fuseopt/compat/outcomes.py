@@ -7,8 +7,7 @@ is what Python computes from the numbers as they are now, in the order of the st
 the guard computes the same again at each call. So one compilation serves all numbers
 with the same answers.
 
-Relies on what Dynamo notes at the nodes of its graph. Checked with torch 2.13, and by
-name with 2.11; where it is missing, Dynamo answers and guards as ever.
+Relies on what Dynamo notes at the nodes of its graph.
 """
 
 from __future__ import annotations
@@ -21,7 +20,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .hooks import found_at, guard_again, guard_here, name_of
+from .counters import is_counted
+from .hooks import add_lambda, found_at, guard_again, guard_here, name_of
+from .names import find
+from .tracing import tracing
 
 #: Modules whose functions give the same for the same numbers.
 HOMES = ("_operator", "operator", "math", "builtins")
@@ -38,13 +40,15 @@ WRITTEN: dict[Any, Callable[..., Any]] = {
             *("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos"),
             *("atan", "log2"),
         )
-        if (function := getattr(torch, f"_sym_{name}", None)) is not None
+        if (function := find("torch:_sym_" + name, None)) is not None
     },
 }
 #: The same number, as a node's value or as an argument.
 Number = int | float | bool
 NUMBERS = (int, float, bool)
 KNOWN = "fuseopt_number"
+#: The types of a number that is a symbol.
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Unknown(Exception):
@@ -224,11 +228,14 @@ def guard_number(
         return value
     holds = condition.function(value, read)
     names, sources = [*condition.sources], [*condition.sources.values()]
+    for name, source in condition.sources.items():
+        tracing.asks |= is_counted(found_at(tx, source), name)
     what = f"{node.target} of {', '.join(names)} is {value}"
 
     def create(builder: Any, guard: Any) -> None:
         if len(sources) == 1:
-            _add(builder.get_guard_manager(guard), holds, what, guard)
+            manager = builder.get_guard_manager(guard)
+            add_lambda(manager, holds, [what], guard.user_stack)
             return
         text = f"({', '.join(names)},)"
         values_of = compile(text, "<numbers of a step>", "eval")
@@ -240,33 +247,30 @@ def guard_number(
             except Exception:
                 return False  # one of them is no longer there
 
-        _add(builder.guard_manager.root, all_hold, what, guard)
+        root = builder.guard_manager.root
+        add_lambda(root, all_hold, [what], guard.user_stack)
 
     asked[key] = guard_here(sources[0], create), condition
     return value
 
 
-def _add(manager: Any, holds: Callable[[Any], bool], what: str, guard: Any) -> None:
-    try:
-        manager.add_lambda_guard(holds, [what], guard.user_stack)
-    except TypeError:  # as before torch 2.13
-        manager.add_lambda_guard(holds, [what])
-
-
 # ---------------------------------------------------------------- for the trace
+
+
+def constant_of(value: Any) -> Any:
+    """Dynamo's variable of a constant."""
+    return find("torch._dynamo.variables.constant:ConstantVariable").create(value)
 
 
 def settled(tx: Any, value: Any) -> Any:
     """A variable of Dynamo's that is a number of the host -> the same as a constant,
     which a guard holds to; None for any other variable.
     """
-    from torch._dynamo.variables.constant import ConstantVariable
-
     node = node_of(value)
     if node is None:
         return None
     try:
-        return ConstantVariable.create(guard_number(tx, node))
+        return constant_of(guard_number(tx, node))
     except Unknown:
         return None
 
@@ -286,8 +290,6 @@ def is_among(tx: Any, item: Any, items: Any) -> Any:
     """Is a number one of these? As a constant with a guard; None where it cannot be
     said.
     """
-    from torch._dynamo.variables.constant import ConstantVariable
-
     try:
         listed = [x.as_proxy() for x in items]
         proxy = tx.output.create_proxy(
@@ -297,13 +299,13 @@ def is_among(tx: Any, item: Any, items: Any) -> Any:
     except (Unknown, NotImplementedError):
         return None
     tx.output.remove_node(proxy.node)
-    return ConstantVariable.create(answer)
+    return constant_of(answer)
 
 
 def node_of(value: Any) -> Node | None:
     """The node of a variable of Dynamo's that is a symbol."""
     number = getattr(value, "sym_num", None)
-    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if not isinstance(number, SYMBOLS):
         return None
     node: Node = value.as_proxy().node
     return node

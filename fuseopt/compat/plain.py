@@ -13,14 +13,16 @@ import functools
 import operator
 import os
 import sys
-import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from .dynamo import leads_to
+from ..locks import new_lock
+from .layers import traces_for
+from .names import Missing, find
+from .patches import Hook, Patcher, patch
 from .tracing import tracing
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -43,21 +45,8 @@ def answers_as_eager(code: types.CodeType) -> bool:
     return not getattr(code, "co_qualname", code.co_name).startswith(BASE)
 
 
-def trace_plainly(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`: optimizers take the ways of eager.
-
-    Relies on Dynamo's table of handlers, on the methods with which it changes groups
-    and counters, and on how it makes symbols of `.item()`. Where they are others, it
-    does as ever, and the step is traced as capturable.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        _answer_as_eager(backend)
-        _keep_groups(backend)
-        _keep_numbers(backend)
-
-
-def _ours(tx: Any, backend: Callable[..., Any]) -> bool:
-    return leads_to(getattr(tx.output, "compiler_fn", None), backend)
+#: What a step loses where Dynamo traces it otherwise than eager runs it.
+LOST = "steps whose counters take part in the arithmetic run in eager"
 
 
 # ---------------------------------------------------------------- is it compiled?
@@ -69,9 +58,11 @@ RESUMED = "torch_dynamo_resume_in_"
 @functools.cache
 def _asked() -> list[Any]:
     """What code asks to know whether it is being compiled."""
-    from torch._dynamo import external_utils
-
-    homes = torch.compiler, torch._utils, external_utils
+    homes = (
+        torch.compiler,
+        find("torch._utils", None),
+        find("torch._dynamo.external_utils", None),
+    )
     functions = [getattr(home, "is_compiling", None) for home in homes]
     return [
         x for x in (*functions, torch.compiler.is_dynamo_compiling) if x is not None
@@ -84,32 +75,36 @@ def _forwarding() -> frozenset[types.CodeType]:
     return frozenset(asked.__code__ for asked in _asked()[1:])
 
 
-def _answer_as_eager(backend: Callable[..., Any]) -> None:
-    from torch._dynamo.variables.constant import ConstantVariable
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+@patch(
+    "plain-answers",
+    "an optimizer that asks whether it is being compiled is told what eager says",
+    LOST,
+    bits=True,
+)
+def ANSWERS(patcher: Patcher) -> None:
+    ConstantVariable = find("torch._dynamo.variables.constant:ConstantVariable")
+    in_graph = find("torch._dynamo.variables.torch:TorchInGraphFunctionVariable")
+    handlers = in_graph._get_handlers()
+    backend = patcher.backend
 
-    handlers: Any = TorchInGraphFunctionVariable._get_handlers()
-
-    def answering(original: Any) -> Any:
-        @functools.wraps(original)
-        def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-            if answers_as_eager(tx.f_code) and _ours(tx, backend) and _steps(tx):
-                capturable = tx.symbolic_locals.get("capturable")
-                # for a capturable group all ways of torch.optim compute the same; its
-                # check for devices with graphs is left out, as Dynamo leaves it out
-                torchs = tx.f_code.co_filename.startswith(OPTIM)
-                if not torchs or capturable is None or not _is_true(capturable):
-                    return ConstantVariable.create(False)
-            return original(this, tx, *args, **kwargs)
-
-        return handle
+    def handle(original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if answers_as_eager(tx.f_code) and traces_for(tx, backend) and _steps(tx):
+            capturable = tx.symbolic_locals.get("capturable")
+            # for a capturable group all ways of torch.optim compute the same; its
+            # check for devices with graphs is left out, as Dynamo leaves it out
+            torchs = tx.f_code.co_filename.startswith(OPTIM)
+            if not torchs or capturable is None or not _is_true(capturable):
+                return ConstantVariable.create(False)
+        return original(this, tx, *args, **kwargs)
 
     def _is_true(x: Any) -> bool:
         return bool(x.is_python_constant() and x.as_python_constant())
 
+    if torch.compiler.is_compiling not in handlers:
+        raise Missing("Dynamo has no handler of torch.compiler.is_compiling")
     for asked in _asked():
         if asked in handlers:
-            handlers[asked] = answering(handlers[asked])
+            patcher.handler(handlers, asked, handle)
 
 
 def _steps(tx: Any) -> bool:
@@ -152,44 +147,42 @@ def _type_of(tx: Any, variable: Any) -> type:
 # ---------------------------------------------------------------- groups and counters
 
 
-def _keep_groups(backend: Callable[..., Any]) -> None:
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.base import VariableTracker
-    from torch._dynamo.variables.lazy import LazyVariableTracker
-    from torch._dynamo.variables.optimizer import OptimizerVariable
+@patch(
+    "plain-groups",
+    "Dynamo leaves `capturable` and the counters of an optimizer as they are",
+    LOST,
+    bits=True,
+)
+def GROUPS(patcher: Patcher) -> None:
+    """Dynamo traces each group as capturable, and moves counters to the device of the
+    parameters. From torch 2.15 on it asks a method of its own whether it may.
+    """
+    AttrSource = find("torch._dynamo.source:AttrSource")
+    VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
+    LazyVariableTracker = find("torch._dynamo.variables.lazy:LazyVariableTracker")
+    kind = find("torch._dynamo.variables.optimizer:OptimizerVariable")
+    backend = patcher.backend
 
-    set_capturable = OptimizerVariable._set_capturable
-    move_step = OptimizerVariable.move_step_if_cpu
-    call_method = OptimizerVariable.call_method
-
-    @functools.wraps(set_capturable)
-    def keep(self: Any, tx: Any) -> None:
-        if not _ours(tx, backend):
-            set_capturable(self, tx)
+    def keep(original: Hook, self: Any, tx: Any) -> None:
+        if not traces_for(tx, backend):
+            original(self, tx)
             return
         # what else it does: all that the groups hold is guarded
         source = self.source and AttrSource(self.source, "param_groups")
         groups = VariableTracker.build(tx, self.value.param_groups, source)
         LazyVariableTracker.realize_all(groups)
 
-    @functools.wraps(call_method)
-    def call(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        before = tracing.groups_kept
-        tracing.groups_kept = _ours(tx, backend)
-        try:
-            return call_method(self, tx, name, args, kwargs)
-        finally:
-            tracing.groups_kept = before
+    def move(original: Hook, self: Any) -> None:
+        if not tracing.hooked:
+            original(self)
 
-    @functools.wraps(move_step)
-    def move(self: Any) -> None:
-        if not tracing.groups_kept:
-            move_step(self)
+    def is_safe(original: Hook, self: Any, group: Any) -> bool:
+        return not tracing.hooked and bool(original(self, group))
 
-    kind: Any = OptimizerVariable
-    kind._set_capturable = keep
-    kind.call_method = call
-    kind.move_step_if_cpu = move
+    patcher.around(kind, "_set_capturable", keep, "self", "tx")
+    patcher.around(kind, "move_step_if_cpu", move, "self")
+    if hasattr(kind, "_safe_to_set_capturable"):
+        patcher.around(kind, "_safe_to_set_capturable", is_safe, "self", "group")
 
 
 # ---------------------------------------------------------------- numbers of tensors
@@ -203,30 +196,34 @@ ARITHMETIC = frozenset(
 )
 
 
-def _keep_numbers(backend: Callable[..., Any]) -> None:
-    """Numbers read with `.item()`, and arithmetic on them, are symbols of their own.
-
-    Dynamo would work out what each is of the others, and assert that no power is
+@patch(
+    "plain-numbers",
+    "numbers read with .item(), and arithmetic on them, are symbols",
+    "a step that computes with its counters as Python's numbers is cut into pieces",
+    bits=True,
+)
+def NUMBERS(patcher: Patcher) -> None:
+    """Dynamo would work out what each is of the others, and assert that no power is
     complex: torch.optim branches where it might be.
     """
-    from torch._dynamo.variables.base import VariableTracker
-    from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
-    symbol: Any = SymNodeVariable
+    VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
+    symbol = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    TensorVariable = find("torch._dynamo.variables.tensor:TensorVariable")
+    in_graph = find("torch._dynamo.variables.torch:TorchInGraphFunctionVariable")
+    find("torch.fx.experimental.symbolic_shapes:ShapeEnv.create_unbacked_symfloat")
     make = symbol.create.__func__
-    item = TensorVariable.method_item
+    handlers = in_graph._get_handlers()
+    backend = patcher.backend
 
     def fresh(tx: Any) -> Any:
         return tx.output.shape_env.create_unbacked_symfloat()
 
     def create(cls: Any, tx: Any, proxy: Any, sym_num: Any = None, **more: Any) -> Any:
-        if sym_num is None and _is_number(proxy.node) and _ours(tx, backend):
+        if sym_num is None and _is_number(proxy.node) and traces_for(tx, backend):
             sym_num = fresh(tx)
         return make(cls, tx, proxy, sym_num, **more)
 
-    @functools.wraps(item)
-    def read(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def read(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         value = self.proxy.node.meta.get("example_value")
         if (
             args
@@ -234,41 +231,35 @@ def _keep_numbers(backend: Callable[..., Any]) -> None:
             or not isinstance(value, torch.Tensor)
             or value.dim()
             or not value.is_floating_point()
-            or not _ours(tx, backend)
+            or not traces_for(tx, backend)
             or not (_captures_numbers() or tx.f_code.co_filename.startswith(OPTIM))
         ):
-            return item(self, tx, *args, **kwargs)
+            return original(self, tx, *args, **kwargs)
         proxy = tx.output.create_proxy("call_method", "item", (self.as_proxy(),), {})
-        return SymNodeVariable.create(tx, proxy, fresh(tx))
+        return symbol.create(tx, proxy, fresh(tx))
 
-    handlers: Any = TorchInGraphFunctionVariable._get_handlers()
-    original_tensor = handlers.get(torch.as_tensor)
-
-    def as_tensor(this: Any, tx: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def as_tensor(original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         """Of a number that nobody knows: what makes one does not ask for it."""
-        unknown = isinstance(x, SymNodeVariable) and is_unknown(x.sym_num)
-        if not unknown or args or not _ours(tx, backend):
-            return (
-                original_tensor(this, tx, x, *args, **kwargs)
-                if original_tensor
-                else None
-            )
+        unknown = (
+            len(args) == 1
+            and isinstance(args[0], symbol)
+            and is_unknown(args[0].sym_num)
+        )
+        if not unknown or not traces_for(tx, backend):
+            return original(this, tx, *args, **kwargs)
         keywords = {k: v for k, v in kwargs.items() if not v.is_constant_none()}
         dtype = VariableTracker.build(tx, torch.get_default_dtype())
         keywords.setdefault("dtype", dtype)
-        make = TorchInGraphFunctionVariable(torch.scalar_tensor)
-        return make.call_function(tx, [x], keywords)
+        return in_graph(torch.scalar_tensor).call_function(tx, list(args), keywords)
 
-    handlers[torch.as_tensor] = as_tensor
     bound: Any = classmethod
-    symbol.create = bound(create)
-    TensorVariable.method_item = read  # type: ignore[method-assign]
+    patcher.handler(handlers, torch.as_tensor, as_tensor)
+    patcher.attribute(symbol, "create", bound(create))
+    patcher.around(TensorVariable, "method_item", read, "self", "tx")
 
 
 def _captures_numbers() -> bool:
-    import torch._dynamo
-
-    return bool(torch._dynamo.config.capture_scalar_outputs)
+    return bool(find("torch._dynamo:config").capture_scalar_outputs)
 
 
 def is_unknown(x: Any) -> bool:
@@ -291,7 +282,7 @@ def _is_number(node: Any) -> bool:
 # ---------------------------------------------------------------- without Dynamo
 
 
-_patching = threading.Lock()
+_patching = new_lock()
 
 
 @contextlib.contextmanager

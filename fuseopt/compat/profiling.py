@@ -1,4 +1,4 @@
-"""Ranges of torch's profiler. Checked with torch 2.11 and 2.13."""
+"""Ranges of torch's profiler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-_FAST: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+from .names import find
+
+_FAST: Any = find("torch._C:_profiler._RecordFunctionFast", None)
 
 
 #: Does a profiler of torch's record what this process does? A function of C, since it

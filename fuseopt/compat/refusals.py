@@ -9,8 +9,22 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from .capability import probed
+from .names import Missing, find, takes
+
 if TYPE_CHECKING:
     from ..errors import FuseoptError
+
+
+@probed(
+    "plain-errors",
+    "an error of fuseopt's reaches the caller as it is",
+    "Dynamo puts it into an error of its own, whose text holds it",
+)
+def PLAIN_ERRORS() -> None:
+    kind = find("torch._dynamo.exc:BackendCompilerFailed")
+    takes(kind.__init__, "self", "backend_fn", "inner_exception")
+    takes(kind.remove_dynamo_frames, "self")
 
 
 @contextlib.contextmanager
@@ -21,7 +35,7 @@ def refusals_pass(backend: Callable[..., Any]) -> Iterator[None]:
     with the backend's name and ends with how to report it to PyTorch. Relies on its not
     doing so with exceptions derived from that very class, and on the method by which it
     shortens their tracebacks; where that is another one, the caller gets what Dynamo
-    makes of it. Run with 2.13.0; 2.11.0 and 2.14.1 have the same in their sources.
+    makes of it.
     """
     try:
         yield
@@ -43,16 +57,15 @@ def _passed(
     """The same error as one that Dynamo lets through; None if it is one already, or
     cannot be one.
     """
-    if sys.modules.get("torch._dynamo") is None:
+    if sys.modules.get("torch._dynamo") is None or not PLAIN_ERRORS.available():
         return None
     try:
-        from torch._dynamo.exc import BackendCompilerFailed
-
+        BackendCompilerFailed = find("torch._dynamo.exc:BackendCompilerFailed")
         if isinstance(error, BackendCompilerFailed):
             return None
         kind: Any = type(error)
         converted: Exception = _kind(kind, BackendCompilerFailed)(backend, error, frame)
-    except (ImportError, TypeError):
+    except (Missing, TypeError):
         return None
     return converted.with_traceback(error.__traceback__)
 

@@ -8,13 +8,14 @@ hooks than these, its own forms stand; those of torch 2.13 are the same.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .dynamo import leads_to
+from .layers import traces_for
+from .names import Missing, find
+from .patches import Hook, Patcher, patch
 
 #: In the `meta` of a node: the method that was written, of which it is the last call.
 WRITTEN_AS = "fuseopt_written_as"
@@ -46,92 +47,100 @@ def foreach_lerp(start: Any, end: Any, weight: Any) -> Any:
     return start
 
 
-def trace_rewrites(backend: Callable[..., Any]) -> None:
-    """Where Dynamo traces for `backend`: a foreach lerp, `addcmul_` and `addcdiv_` with
-    a value, `add_` with a tensor as alpha, each in one form. A call of lists reads the
-    number of a tensor as alpha, as eager does.
+@patch(
+    "rewrites",
+    "calls that scale or interpolate come in one form, whatever Dynamo's version",
+    "steps in which Dynamo takes such a call apart run in eager",
+    bits=True,
+)
+def REWRITES(patcher: Patcher) -> None:
+    """A foreach lerp, `addcmul_` and `addcdiv_` with a value, `add_` with a tensor as
+    alpha, each in one form. A call of lists reads the number of a tensor as alpha, as
+    eager does.
 
     Relies on Dynamo's table of handlers, and on its methods for those of tensors.
     """
-    try:
-        from torch._dynamo.variables.base import VariableTracker
-        from torch._dynamo.variables.lists import BaseListVariable
-        from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
-        handlers: Any = TorchInGraphFunctionVariable._get_handlers()
-    except (ImportError, AttributeError):
-        return
+    VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
+    BaseListVariable = find("torch._dynamo.variables.lists:BaseListVariable")
+    SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    TensorVariable = find("torch._dynamo.variables.tensor:TensorVariable")
+    in_graph = find("torch._dynamo.variables.torch:TorchInGraphFunctionVariable")
+    shapes = find("torch.fx.experimental.symbolic_shapes")
+    handlers = in_graph._get_handlers()
+    backend = patcher.backend
 
     def ours(tx: Any) -> bool:
-        return leads_to(getattr(tx.output, "compiler_fn", None), backend)
+        return traces_for(tx, backend)
 
     def call(tx: Any, function: Any, *args: Any) -> Any:
-        return TorchInGraphFunctionVariable(function).call_function(tx, list(args), {})
+        return in_graph(function).call_function(tx, list(args), {})
 
     def fused(name: str, target: Any, tx: Any, product: Any, scale: Any) -> Any:
-        from torch._inductor import inductor_prims
-
-        result = call(tx, inductor_prims.fma, product, scale, target)
+        fma = find("torch._inductor.inductor_prims:fma")
+        result = call(tx, fma, product, scale, target)
         # its line of source does not say so where a mode calls the method
         copied = target.call_method(tx, "copy_", [result], {})
         copied.as_proxy().node.meta[WRITTEN_AS] = name
         return copied
 
-    original_lerp = handlers.get(torch._foreach_lerp_)
+    if torch._foreach_lerp_ not in handlers:
+        raise Missing("Dynamo has no handler of torch._foreach_lerp_")
 
-    def lerp(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if not ours(tx) or original_lerp is None:
-            return original_lerp(this, tx, *args, **kwargs) if original_lerp else None
+    def lerp(original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if not ours(tx):
+            return original(this, tx, *args, **kwargs)
         if len(args) != 3 or kwargs or isinstance(args[2], BaseListVariable):
             return None  # a list of weights is traced as it is
-        _hide_frames()
         function = VariableTracker.build(tx, foreach_lerp)
         return tx.inline_user_function_return(function, list(args), {})
 
-    def scaled(function: Any) -> None:
-        original = handlers.get(function)
+    def quotient(original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        """`torch.addcdiv`, which Dynamo takes apart: eager scales the first factor."""
+        if ours(tx) and not isinstance(kwargs.get("value"), TensorVariable):
+            return None
+        return original(this, tx, *args, **kwargs)
 
-        def traced(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def scaled(function: Any) -> None:
+        def traced(
+            original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             alpha = kwargs.get("alpha")
             if not isinstance(alpha, TensorVariable) or not ours(tx):
-                return original(this, tx, *args, **kwargs) if original else None
+                return original(this, tx, *args, **kwargs)
             number = alpha.call_method(tx, "item", [], {})
-            again = TorchInGraphFunctionVariable(function)
+            again = in_graph(function)
             return again.call_function(tx, list(args), {**kwargs, "alpha": number})
 
-        handlers[function] = traced
+        patcher.handler(handlers, function, traced)
 
     def method(name: str, make: Callable[..., Any]) -> None:
-        original = getattr(TensorVariable, name, None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
-        def traced(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        def traced(
+            original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             result = make(this, tx, *args, **kwargs) if ours(tx) else NotImplemented
-            return (
-                original(this, tx, *args, **kwargs)
-                if result is NotImplemented
-                else result
-            )
+            if result is NotImplemented:
+                return original(this, tx, *args, **kwargs)
+            return result
 
-        setattr(TensorVariable, name, traced)
+        patcher.around(TensorVariable, name, traced, "self", "tx")
 
-    def addcmul(this: Any, tx: Any, a: Any, b: Any, *, value: Any = None) -> Any:
-        if value is None:
+    def addcmul(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 2 or [*kwargs] != ["value"]:
             return None
-        return fused("addcmul_", this, tx, call(tx, torch.mul, a, b), value)
+        product = call(tx, torch.mul, *args)
+        return fused("addcmul_", this, tx, product, kwargs["value"])
 
-    def addcdiv(this: Any, tx: Any, a: Any, b: Any, *, value: Any = None) -> Any:
-        if value is None:
+    def addcdiv(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 2 or [*kwargs] != ["value"]:
             return None
-        return fused("addcdiv_", this, tx, call(tx, torch.div, a, b), value)
+        quotient = call(tx, torch.div, *args)
+        return fused("addcdiv_", this, tx, quotient, kwargs["value"])
 
-    def add(this: Any, tx: Any, other: Any, *, alpha: Any = None) -> Any:
-        if not isinstance(alpha, TensorVariable):
+    def add(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        alpha = kwargs.get("alpha")
+        if len(args) != 1 or len(kwargs) != 1 or not isinstance(alpha, TensorVariable):
             return None
-        return fused("add_", this, tx, other, alpha)
+        return fused("add_", this, tx, args[0], alpha)
 
     def is_number(value: Any) -> bool:
         if isinstance(value.realize(), SymNodeVariable):
@@ -139,8 +148,11 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
         is_constant = value.is_python_constant()
         return is_constant and type(value.as_python_constant()) in (int, float)
 
-    def fill(this: Any, tx: Any, key: Any, value: Any) -> Any:
+    def fill(this: Any, tx: Any, *args: Any) -> Any:
         """`x[mask] = number`, for a mask of x's shape."""
+        if len(args) != 2:
+            return NotImplemented
+        key, value = args
         sizes = [getattr(x, "_size", None) for x in (this, key)]
         if (
             not isinstance(key, TensorVariable)
@@ -153,25 +165,16 @@ def trace_rewrites(backend: Callable[..., Any]) -> None:
         this.call_method(tx, "masked_fill_", [key, value], {})
         return VariableTracker.build(tx, None)
 
-    handlers[torch._foreach_lerp_] = lerp
+    def without_this_file(original: Hook) -> set[str]:
+        """The files that source lines of nodes leave out: they name the user's own."""
+        return {*original(), __file__}
+
+    patcher.around(shapes, "uninteresting_files", without_this_file)
+    patcher.handler(handlers, torch._foreach_lerp_, lerp)
+    patcher.handler(handlers, torch.addcdiv, quotient)
     method("method___setitem__", fill)
     for scale in ("add", "add_", "sub", "sub_"):
         scaled(getattr(torch, f"_foreach_{scale}"))
     method("method_addcmul_", addcmul)
     method("method_addcdiv_", addcdiv)
     method("method_add_", add)
-
-
-@functools.cache
-def _hide_frames() -> None:
-    """Leave this file out of the source lines of nodes: they name the user's own.
-
-    Relies on the set of files that Dynamo leaves out; without it, a node that stands
-    for a lerp names this file.
-    """
-    try:
-        from torch.fx.experimental.symbolic_shapes import uninteresting_files
-
-        uninteresting_files().add(__file__)
-    except (ImportError, AttributeError):
-        return

@@ -1,7 +1,7 @@
 """GradScaler's private API: the stage and the found_inf flags of each optimizer.
 
-Checked with torch 2.11 and 2.13: a dict by the optimizer's id, with the stage that it
-is in and a flag for each device. Where that is missing, an AttributeError tells of it.
+Relies on a dict by the optimizer's id, with the stage that it is in and a flag for each
+device.
 """
 
 from __future__ import annotations
@@ -9,10 +9,29 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.amp import grad_scaler
 from torch.optim import Optimizer
 
-STAGES: Any = grad_scaler.OptState
+from .capability import probed
+from .names import Missing, find
+
+STAGES: Any = find("torch.amp.grad_scaler:OptState", None)
+
+
+@probed(
+    "grad-scaler",
+    "what a GradScaler knows of an optimizer is read and set",
+    "fuseopt.tail raises an error for a scaler; it steps without one",
+)
+def SCALER() -> None:
+    for name in ("READY", "UNSCALED", "STEPPED"):
+        find(f"torch.amp.grad_scaler:OptState.{name}")
+    kind = find("torch.amp:GradScaler")
+    for name in (*METHODS, "_check_scale_growth_tracker"):
+        find(f"torch.amp:GradScaler.{name}")
+    if "_per_optimizer_states" not in kind.__init__.__code__.co_names:
+        raise Missing("torch.amp.GradScaler has no _per_optimizer_states")
+
+
 #: The methods that a tail stands for; a scaler with others is not torch's.
 METHODS = ("unscale_", "step", "_unscale_grads_", "_maybe_opt_step")
 
@@ -20,7 +39,7 @@ METHODS = ("unscale_", "step", "_unscale_grads_", "_maybe_opt_step")
 def is_plain_scaler(scaler: torch.amp.GradScaler) -> bool:
     """Does a scaler unscale and skip as torch's own does?"""
     plain: Any = torch.amp.GradScaler
-    return all(
+    return SCALER.available() and all(
         getattr(getattr(scaler, name, None), "__func__", None) is getattr(plain, name)
         for name in METHODS
     )

@@ -3,33 +3,37 @@
 In a call with tensors a symbol stands where arithmetic has an operand. Elsewhere it
 becomes a constant, which a guard holds to, unless it has changed before. A branch goes
 one way, as long as the number says so, and functions of `math` stay what they are.
-
-Checked with torch 2.13, and by name with 2.11. Where what a hook relies on is missing,
-Dynamo does as ever.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import functools
+import inspect
 import math
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from .hooks import Hook, around
+from .leaving import refuse
+from .names import attribute_of, find
 from .outcomes import (
     HOMES,
+    SYMBOLS,
     WRITTEN,
     Unknown,
+    constant_of,
     guard_number,
     node_of,
     number_of,
     settled,
     truth,
 )
-from .symbols import has_moved, has_symbols, make_symbols, on_instruction
+from .patches import Hook, Patcher, patch
+from .symbols import FLOATS, has_moved, has_symbols, on_instruction
 from .tracing import traces_step
 
 #: Calls of which a symbol may be an operand: by name, without `_foreach_` and `_`.
@@ -47,33 +51,38 @@ FIRST_ONLY = frozenset({"pow", "ipow", "float_power"})
 VALUES = {"full": (1, "fill_value"), "full_like": (1, "fill_value")}
 
 
-def trace_symbols(backend: Callable[..., Any]) -> None:
-    """Numbers of an optimizer are symbols, where Dynamo traces for `backend`."""
-    if not make_symbols(backend):
-        return
-    for put in (_answer_exactly, _settle_operands, _trace_functions):
-        with contextlib.suppress(ImportError, AttributeError):
-            put()
-
-
 # ---------------------------------------------------------------- what is asked
 
 
-def _answer_exactly() -> None:
+@patch(
+    "exact-answers",
+    "what a step asks of its numbers is answered as Python answers it, with a guard",
+    "numbers that move are constants until they have moved",
+    needs=(FLOATS,),
+)
+def ANSWERS(patcher: Patcher) -> None:
     """What a trace asks of a number of the host is Python's answer, guarded."""
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-    from torch._dynamo.variables.tensor import SymNodeVariable
+    kind = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    base = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
+    translator = find("torch._dynamo.symbolic_convert:InstructionTranslator")
+    attribute_of(translator, "current_tx")
 
     def evaluate(original: Hook, self: Any, *args: Any) -> Any:
-        tx = _translator()
-        if tx is not None and traces_step():
+        if traces_step():
             node = node_of(self)
             with contextlib.suppress(Unknown):
                 if node is not None:
-                    return guard_number(tx, node)
+                    return guard_number(translator.current_tx(), node)
         return original(self, *args)
 
-    around(SymNodeVariable, "evaluate_expr", evaluate)
+    patcher.around(kind, "evaluate_expr", evaluate, "self")
+
+    def extreme(original: Hook, self: Any, tx: Any, a: Any, b: Any) -> Any:
+        picked = _picked(tx, self.fn, a, b) if traces_step() else None
+        return original(self, tx, a, b) if picked is None else picked
+
+    builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
+    patcher.around(builtin, "_call_min_max_binary", extreme, "self", "tx", "a", "b")
 
     codes = [
         name
@@ -81,33 +90,70 @@ def _answer_exactly() -> None:
         if "JUMP" in name and "IF" in name and name.endswith(("TRUE", "FALSE", "POP"))
     ]
     for name in codes:
-        on_instruction(InstructionTranslatorBase, name, _jump)
+        on_instruction(patcher, base, name, _jump)
+
+
+def _picked(tx: Any, function: Any, a: Any, b: Any) -> Any:
+    """The larger or the smaller of two numbers of different types; None for others.
+
+    Python gives one of the two as it is. Dynamo's symbol of it is always a float.
+    """
+    nodes = [node_of(x) for x in (a, b)]
+    operator_of = {max: operator.gt, min: operator.lt}
+    if nodes == [None, None] or function not in operator_of:
+        return None
+    try:
+        given = [
+            x.as_python_constant() if node is None else node
+            for x, node in zip((a, b), nodes, strict=True)
+        ]
+        if len({type(number_of(tx, x)) for x in given}) == 1:
+            return None
+        proxies = b.as_proxy(), a.as_proxy()
+        proxy = tx.output.create_proxy(
+            "call_function", operator_of[function], proxies, {}
+        )
+        takes_second = guard_number(tx, proxy.node)
+    except (Unknown, NotImplementedError):
+        return None
+    tx.output.remove_node(proxy.node)
+    return b if takes_second else a
+
+
+@functools.cache
+def _jumps_either_way() -> bool:
+    """Does Dynamo jump where the truth of an object is a symbol, if so or if not?
+
+    Before torch 2.13 it does. Relies on the text of its function.
+    """
+    jump = find("torch._dynamo.symbolic_convert:generic_jump", None)
+    try:
+        return jump is None or "if result.evaluate_expr():" in inspect.getsource(jump)
+    except (OSError, TypeError):
+        return True
+
+
+def _has_own_truth(value: Any) -> bool:
+    """Is it an object whose truth code of a user's gives?"""
+    held = getattr(value.realize(), "value", None)
+    says = getattr(type(held), "__bool__", None) or getattr(type(held), "__len__", None)
+    return inspect.isfunction(says)
 
 
 def _jump(original: Hook, self: Any, inst: Any) -> Any:
     """A branch on a number of the host: one way, as long as the number says so."""
     value = self.stack[-1]
+    if _jumps_either_way() and traces_step() and _has_own_truth(value):
+        refuse(self, "it branches on an object whose truth is given by code")
     outcome = truth(self, value) if traces_step() else None
     if outcome is None:
         return original(self, inst)
-    from torch._dynamo.variables.constant import ConstantVariable
-
     before = len(self.stack)
-    self.stack[-1] = ConstantVariable.create(outcome)
+    self.stack[-1] = constant_of(outcome)
     done = original(self, inst)
     if len(self.stack) == before:  # `x or y` gives x itself
         self.stack[-1] = value
     return done
-
-
-def _translator() -> Any:
-    """What Dynamo traces the code of a frame with, now."""
-    try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        return InstructionTranslator.current_tx()
-    except (ImportError, AttributeError):
-        return None
 
 
 # ---------------------------------------------------------------- what becomes of them
@@ -123,9 +169,15 @@ def constant(tx: Any, value: Any) -> Any:
     return settled(tx, value)
 
 
-def _settle_operands() -> None:
+@patch(
+    "settled-operands",
+    "a number is a symbol where arithmetic has an operand, and else a constant",
+    "numbers that move are constants until they have moved",
+    needs=(FLOATS,),
+)
+def OPERANDS(patcher: Patcher) -> None:
     """In a call with tensors a symbol stands where it is an operand of arithmetic."""
-    from torch._dynamo.output_graph import SubgraphTracer
+    kind = find("torch._dynamo.output_graph:SubgraphTracer")
 
     def create(original: Hook, self: Any, *operands: Any, **named: Any) -> Any:
         if len(operands) == 4 and has_symbols() and traces_step():
@@ -136,7 +188,7 @@ def _settle_operands() -> None:
                 operands = kind, target, args, kwargs
         return original(self, *operands, **named)
 
-    around(SubgraphTracer, "create_proxy", create)
+    patcher.around(kind, "create_proxy", create, "self")
 
 
 def _leaves(x: Any) -> Iterator[Any]:
@@ -155,7 +207,7 @@ def _is_arithmetic(target: Any, args: Any, kwargs: Any) -> bool | None:
     for x in _leaves((args, kwargs)):
         if isinstance(x, torch.fx.Proxy):
             value = x.node.meta.get("example_value")
-            symbol = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+            symbol = isinstance(value, SYMBOLS)
             symbols |= symbol
             tensors |= not symbol
     if not symbols:
@@ -201,15 +253,23 @@ FUNCTIONS = (
 )
 
 
-def _trace_functions() -> None:
+@patch(
+    "symbolic-math",
+    "functions of math of a number that moves stay symbolic",
+    "a step that calls them is compiled anew at each value",
+    needs=(FLOATS,),
+)
+def MATH(patcher: Patcher) -> None:
     """Functions of `math` of numbers of the host stay what they are."""
-    from torch._dynamo.variables.tensor import SymNodeVariable
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    in_graph = find("torch._dynamo.variables.torch:TorchInGraphFunctionVariable")
+    find("torch.fx.experimental.symbolic_shapes:ShapeEnv.create_unbacked_symfloat")
+    handlers = in_graph._get_handlers()
 
-    handlers: Any = TorchInGraphFunctionVariable._get_handlers()
-
-    def stay(function: Any, original: Any) -> Any:
-        def handle(this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def stay(function: Any) -> Any:
+        def handle(
+            original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             variables = [x.realize() for x in args]
             if (
                 traces_step()
@@ -233,11 +293,11 @@ def _trace_functions() -> None:
                 except Unknown:
                     pass
                 tx.output.remove_node(proxy.node)
-            return original(this, tx, *args, **kwargs) if original else None
+            return original(this, tx, *args, **kwargs)
 
         return handle
 
     for name in FUNCTIONS:
         function = getattr(math, name, None)
         if function is not None:
-            handlers[function] = stay(function, handlers.get(function))
+            patcher.handler(handlers, function, stay(function))

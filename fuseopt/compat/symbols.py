@@ -8,30 +8,26 @@ until it has changed once. What a step asks of a number is in outcomes.py, what 
 with it in symbol_uses.py.
 
 A trace that cannot be followed with symbols is made once more without.
-
-Checked with torch 2.13, and by name with 2.11. Where what a hook relies on is missing,
-numbers are constants until they have changed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dis
-import functools
-import importlib
 import inspect
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from .counters import is_counted
-from .dynamo import leads_to
-from .hooks import Hook, around, found_at, install, name_of
+from .hooks import found_at, install, name_of
+from .names import Missing, find, takes
+from .patches import Hook, Patcher, patch
 from .tracing import traces_step, tracing
 from .watched import watched
 
@@ -40,26 +36,14 @@ log = logging.getLogger("fuseopt")
 
 def can_stay_symbolic() -> bool:
     """Can integers that a step counts be symbols?"""
-    return watched.asks_of_integers
-
-
-def make_symbols(backend: Callable[..., Any]) -> bool:
-    """Have numbers enter traces for `backend` as symbols; False where it cannot be."""
-    try:
-        _trace_again(backend)
-        _make_symbols()
-    except (ImportError, AttributeError):
-        return False
-    with contextlib.suppress(ImportError, AttributeError):
-        _find_counters()
-    return True
+    return COUNTERS.available()
 
 
 def _moves(builder: Any) -> bool:
     """May a number that Dynamo is about to take in be a symbol from now on?"""
-    from torch._dynamo import config
-    from torch._dynamo.source import is_constant_source, is_from_defaults
-
+    config = find("torch._dynamo:config")
+    is_constant_source = find("torch._dynamo.source:is_constant_source")
+    is_from_defaults = find("torch._dynamo.source:is_from_defaults")
     source = builder.source
     return (
         traces_step()
@@ -94,19 +78,32 @@ def _is_foreign(tx: Any, source: Any) -> bool:
 # ---------------------------------------------------------------- symbols
 
 
-def _make_symbols() -> None:
-    """Floats are symbols, and so are integers that the step counts."""
-    from torch._dynamo import config
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.variables.builder import GraphArg, VariableBuilder
-    from torch._dynamo.variables.tensor import SymNodeVariable
-    from torch.fx.experimental.symbolic_shapes import DimDynamic
+LOST = "numbers that move are constants until they have moved: two compilations more"
 
-    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
-    tracked = builder.TrackedFake
-    look = builder.process_automatic_dynamic
-    pgo: Any = importlib.import_module("torch._dynamo.pgo")
-    entry, moved = pgo.FrameStateSizeEntry, pgo.auto_dynamic
+
+@patch("float-symbols", "floats of an optimizer are symbols from the start", LOST)
+def FLOATS(patcher: Patcher) -> None:
+    """Floats are symbols. A trace with symbols that fails is made again without."""
+    config = find("torch._dynamo:config")
+    GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
+    GraphArg = find("torch._dynamo.variables.builder:GraphArg")
+    kind = find("torch._dynamo.variables.builder:VariableBuilder")
+    SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    DimDynamic = find("torch.fx.experimental.symbolic_shapes:DimDynamic")
+    tracked = find("torch._dynamo.variables.builder:TrackedFake")
+    look = find("torch._dynamo.variables.builder:process_automatic_dynamic")
+    entry = find("torch._dynamo.pgo:FrameStateSizeEntry")
+    moved = find("torch._dynamo.pgo:auto_dynamic")
+    env_kind = find("torch.fx.experimental.symbolic_shapes:ShapeEnv")
+    find("torch._dynamo.guards:GuardBuilder.TYPE_MATCH")
+    find("torch._dynamo.source:is_constant_source")
+    find("torch._dynamo.source:is_from_defaults")
+    takes(look, "tx", "name", "entry")
+    takes(env_kind.create_unspecified_symbol, "self", "val", "source", "dynamic_dim")
+    takes(env_kind.create_symfloatnode, "self", "sym")
+    fields = inspect.signature(GraphArg).parameters
+    if not {"pass_arg_as_tensor", "is_tensor", "example_strong_ref"} <= fields.keys():
+        raise Missing("GraphArg has other fields")
 
     def wrap_float(original: Hook, self: Any, value: float) -> Any:
         if (
@@ -144,9 +141,21 @@ def _make_symbols() -> None:
         tracing.symbols.append(name_of(source))
         return variable
 
-    around(VariableBuilder, "wrap_symfloat", wrap_float)
-    if "dynamism" not in inspect.signature(VariableBuilder.wrap_symint).parameters:
-        return
+    patcher.around(kind, "wrap_symfloat", wrap_float, "self", "value")
+    home = find("torch._dynamo.convert_frame")
+    patcher.outside(home, "compile_frame", _again, "code", "globals")
+
+
+@patch(
+    "counter-symbols",
+    "integers that a step counts are symbols from the start",
+    "a step that counts in Python is compiled twice more",
+    needs=(FLOATS,),
+)
+def COUNTERS(patcher: Patcher) -> None:
+    kind = find("torch._dynamo.variables.builder:VariableBuilder")
+    SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    DimDynamic = find("torch.fx.experimental.symbolic_shapes:DimDynamic")
 
     def wrap_int(original: Hook, self: Any, value: int, *args: Any, **more: Any) -> Any:
         tx, source = self.tx, self.source
@@ -163,8 +172,7 @@ def _make_symbols() -> None:
             note_moved(tx, variable.proxy.node)
         return variable
 
-    around(VariableBuilder, "wrap_symint", wrap_int)
-    watched.asks_of_integers = True
+    patcher.around(kind, "wrap_symint", wrap_int, "self", "value", "dynamism")
 
 
 def _pattern(source: Any) -> str:
@@ -180,15 +188,23 @@ def _pattern(source: Any) -> str:
     return f"{_pattern(base)}.{step if isinstance(step, str) else '*'}"
 
 
-def _find_counters() -> None:
+@patch(
+    "found-counters",
+    "integers that a step replaces are found while it is traced",
+    "a step that counts in Python is compiled twice more",
+    needs=(COUNTERS,),
+)
+def FOUND_COUNTERS(patcher: Patcher) -> None:
     """Have each integer that the step replaces by another one traced as a symbol.
 
     The trace begins anew at the first such integer that it meets, which is in the first
     round of a loop over lanes.
     """
-    from torch._dynamo.exc import SpeculationRestartAnalysis
-    from torch._dynamo.source import AttrSource, DictGetItemSource
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    anew = find("torch._dynamo.exc:SpeculationRestartAnalysis")
+    optimizer = find("torch._dynamo.variables.optimizer:OptimizerVariable")
+    AttrSource = find("torch._dynamo.source:AttrSource")
+    DictGetItemSource = find("torch._dynamo.source:DictGetItemSource")
+    base = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
 
     def note(tx: Any, value: Any, source: Any) -> None:
         value = value.realize() if value.source is None else value
@@ -201,7 +217,7 @@ def _find_counters() -> None:
         pattern = _pattern(source)
         if pattern not in counters:
             counters.add(pattern)
-            raise SpeculationRestartAnalysis(restart_reason=f"{pattern} is counted")
+            raise anew(restart_reason=f"{pattern} is counted")
 
     def active() -> bool:
         return traces_step() and not tracing.constants
@@ -216,26 +232,26 @@ def _find_counters() -> None:
 
     def attribute(original: Hook, self: Any, inst: Any) -> Any:
         value, owner = self.stack[-2:]
+        if isinstance(owner, optimizer):
+            tracing.stores.add(inst.argval)
         if active() and getattr(owner, "source", None):
             note(self, value, AttrSource(owner.source, inst.argval))
         return original(self, inst)
 
-    on_instruction(InstructionTranslatorBase, "STORE_SUBSCR", item)
-    on_instruction(InstructionTranslatorBase, "STORE_ATTR", attribute)
+    on_instruction(patcher, base, "STORE_SUBSCR", item)
+    on_instruction(patcher, base, "STORE_ATTR", attribute)
 
 
-def on_instruction(base: Any, name: str, hook: Hook) -> None:
+def on_instruction(patcher: Patcher, base: Any, name: str, hook: Hook) -> None:
     """Put a hook around what traces an instruction, where Dynamo looks it up."""
     kinds = [base]
     for kind in kinds:
         kinds += kind.__subclasses__()
     for table in {id(k.dispatch_table): k.dispatch_table for k in kinds}.values():
         original: Any = table[dis.opmap[name]]
-
-        def traced(self: Any, inst: Any, original: Any = original) -> Any:
-            return hook(original, self, inst)
-
-        table[dis.opmap[name]] = functools.wraps(original)(traced)
+        if original is not None:
+            takes(original, "self", "inst")
+            patcher.item(table, dis.opmap[name], patcher.guarded(original, hook))
 
 
 # ---------------------------------------------------------------- which have changed
@@ -297,28 +313,22 @@ def _is_anothers(error: Exception) -> bool:
     return within is not None and not isinstance(within, (TraceAgain, FuseoptError))
 
 
-def _trace_again(backend: Callable[..., Any]) -> None:
+def _again(original: Hook, *args: Any, **kwargs: Any) -> Any:
     """A trace with symbols that fails is made once more without."""
-    converter: Any = importlib.import_module("torch._dynamo.convert_frame")
-    trace = converter._compile
-
-    @functools.wraps(trace)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        if not any(leads_to(x, backend) for x in args if callable(x)):
-            return trace(*args, **kwargs)
-        before, tracing.symbols = tracing.symbols, []
-        try:
-            return trace(*args, **kwargs)
-        except Exception as error:
-            if not has_symbols() or _is_anothers(error):
-                raise
-            log.debug("a step is traced with constants: %s", error)
-            with plainly():
-                return trace(*args, **kwargs)
-        finally:
-            tracing.symbols = before
-
-    converter._compile = traced
+    if not tracing.hooked:
+        return original(*args, **kwargs)
+    before, tracing.symbols = tracing.symbols, []
+    try:
+        return original(*args, **kwargs)
+    except Exception as error:
+        skipped = isinstance(error, find("torch._dynamo.exc:SkipFrame", ()))
+        if skipped or not has_symbols() or _is_anothers(error):
+            raise
+        log.debug("a step is traced with constants: %s", error)
+        with plainly():
+            return original(*args, **kwargs)
+    finally:
+        tracing.symbols = before
 
 
 def hint_of(x: Any) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .hooks import Hook, around
+from .names import find
+from .patches import Hook, Patcher
 from .schemas import written
 from .tracing import traces_step
 from .watched import watched
@@ -29,9 +30,9 @@ def truth_of(tx: Any, value: Any) -> Any:
     """Whether a tensor is true, as a number that nobody knows; None for any other
     variable, and for tensors of which eager does not ask that.
     """
-    from torch._dynamo.variables.base import VariableTracker
-    from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-
+    VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
+    SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
+    TensorVariable = find("torch._dynamo.variables.tensor:TensorVariable")
     if not isinstance(value, TensorVariable) or not traces_step():
         return None
     if torch.is_grad_enabled():
@@ -56,8 +57,7 @@ def truth_of(tx: Any, value: Any) -> Any:
 
 def tensor_of(value: Any) -> torch.Tensor | None:
     """What a trace takes a variable for that is a tensor; None for any other."""
-    from torch._dynamo.variables.tensor import TensorVariable
-
+    TensorVariable = find("torch._dynamo.variables.tensor:TensorVariable")
     if type(value.realize()) is not TensorVariable:
         return None
     example = value.as_proxy().node.meta.get("example_value")
@@ -78,8 +78,7 @@ def are_alike(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 def choose(tx: Any, condition: Node, x: Any, y: Any, branch: Branch) -> Any:
     """A variable that is one tensor or the other. None where they are unlike."""
-    from torch._dynamo.variables.builder import wrap_fx_proxy
-
+    wrap_fx_proxy = find("torch._dynamo.variables.builder:wrap_fx_proxy")
     a, b = tensor_of(x), tensor_of(y)
     if a is None or b is None or not are_alike(a, b):
         return None
@@ -106,12 +105,12 @@ def _storage(t: torch.Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
 
-def watch_choices() -> None:
+def watch_choices(patcher: Patcher) -> None:
     """What was chosen is neither written nor kept, nor written what it was chosen from.
 
     Relies on the method by which Dynamo's tracer makes the nodes of its graph.
     """
-    from torch._dynamo.output_graph import SubgraphTracer
+    kind = find("torch._dynamo.output_graph:SubgraphTracer")
 
     def create(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
         node = original(self, *args, **kwargs)
@@ -123,7 +122,7 @@ def watch_choices() -> None:
             _refuse_any(written(node), {**chosen, **notes["fuseopt_sides"]})
         return node
 
-    around(SubgraphTracer, "create_node", create)
+    patcher.around(kind, "create_node", create, "self")
 
 
 def _refuse_any(nodes: Any, branches: dict[int, Branch]) -> None:
@@ -145,7 +144,6 @@ def _tensors(x: Any) -> Iterator[torch.Tensor]:
 
 def refuse_branch(code: CodeType, place: int, why: str) -> None:
     """Begin the trace anew, and let Dynamo end its graph at a branch."""
-    from torch._dynamo.exc import SpeculationRestartAnalysis
-
+    anew = find("torch._dynamo.exc:SpeculationRestartAnalysis")
     watched.one_way.setdefault(code, set()).add(place)
-    raise SpeculationRestartAnalysis(restart_reason=why)
+    raise anew(restart_reason=why)

@@ -10,32 +10,92 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 
+from ..errors import EagerOnly
+from .capability import probed
 from .libraries import torch_library
+from .names import Missing, find
 
 #: Targets of FX nodes: `torch.cond` and its like, and the switch of `torch.no_grad`,
 #: which sets the grad mode without an object that undoes it.
-HIGHER_ORDER = HigherOrderOperator
-GRAD_SWITCH = torch._C._set_grad_enabled
-#: A view of a tensor's memory that reads it negated, as `x.conj().imag` does.
-negated_view = torch._neg_view
+
+
+class _Nothing:
+    """Stands for a class that torch lacks: no object is one of it."""
+
+
+class _NoMode:
+    """Stands for a mode that torch lacks: to enter it is an error."""
+
+    def __enter__(self) -> Any:
+        raise EagerOnly(f"torch {torch.__version__} has no TorchDispatchMode")
+
+    def __exit__(self, *_: object) -> None:
+        """Never entered."""
+
+
+def _switch_grad(mode: bool) -> None:
+    """Do what torch's function does that Dynamo writes into graphs."""
+    torch.set_grad_enabled(mode)
+
+
+#: A mode that sees each ATen call, by which a graph is recorded.
+DISPATCH_MODE: Any = find("torch.utils._python_dispatch:TorchDispatchMode", _NoMode)
+HIGHER_ORDER: Any = find("torch._ops:HigherOrderOperator", _Nothing)
+OVERLOAD: Any = find("torch._ops:OpOverload", type(torch.ops.aten.add.Tensor))
+FAKE: Any = find("torch._subclasses.fake_tensor:FakeTensor", _Nothing)
+GRAD_SWITCH: Any = find("torch._C:_set_grad_enabled", _switch_grad)
+#: What a class of tensors has in the place of a `__torch_function__` that does nothing.
+NO_FUNCTION: Any = find("torch._C:_disabled_torch_function_impl", None)
 #: `torch.tensor` in a graph of Dynamo's: of a constant, and of a number that changes.
-MAKE_TENSOR = (
-    torch.tensor,
-    *((torch._refs.tensor,) if hasattr(torch, "_refs") else ()),
+MAKE_TENSOR = tuple(
+    x for x in (torch.tensor, find("torch._refs:tensor", None)) if x is not None
 )
+
+
+def negated_view(t: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor's memory that reads it negated, as `x.conj().imag` does."""
+    view = find("torch:_neg_view", None)
+    if view is None:
+        raise EagerOnly(f"torch {torch.__version__} has no _neg_view")
+    seen: torch.Tensor = view(t)
+    return seen
+
+
+@probed(
+    "bound-ops",
+    "an ATen call is made without torch's layer of Python",
+    "each extern takes a microsecond longer",
+)
+def BOUND_OPS() -> None:
+    find("torch._ops:OpOverload")
+    op = getattr(torch.ops.aten.neg.default, "_op", None)
+    if op is None or float(op(torch.ones(1, device="cpu"))) != -1.0:
+        raise Missing("torch._ops.OpOverload has no _op that does the same")
 
 
 def bound_op(func: Callable[..., Any]) -> Callable[..., Any]:
     """An overload of an ATen op as the function of C that it calls.
 
-    Relies on `OpOverload.__call__` calling `_op` and nothing else (torch 2.11 and
-    2.13). What is no such overload, or has no `_op`, is called as it is.
+    Relies on `OpOverload.__call__` calling `_op` and nothing else (torch 2.11 to
+    2.15). What is no such overload, or has no `_op`, is called as it is.
     """
-    if type(func) is not OpOverload:
+    if type(func) is not OVERLOAD or not BOUND_OPS.available():
         return func
     return getattr(func, "_op", func)
+
+
+@probed(
+    "metadata-in-c",
+    "the layouts of tensors are compared in C where no compiler is there",
+    "they are compared in Python",
+)
+def METADATA() -> None:
+    kind = find("torch._C._dynamo.guards:TensorGuards")
+    t, other = torch.zeros(2, 3, device="cpu"), torch.zeros(3, 2, device="cpu").t()
+    guard = kind(t, dynamic_dims_sizes=[[2, 3]], dynamic_dims_strides=[[3, 1]])
+    if not guard.check(t) or guard.check(other):
+        raise Missing("TensorGuards compares something else")
 
 
 def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
@@ -45,25 +105,34 @@ def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """
     if not tensors:
         return lambda: True
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-
+    kind = find("torch._C._dynamo.guards:TensorGuards", None)
+    if kind is not None and METADATA.available():
         # torch types these as flat lists; a list for each tensor is what they take
         sizes: list[Any] = [list(t.shape) for t in tensors]
         strides: list[Any] = [list(t.stride()) for t in tensors]
-        guard = TensorGuards(
-            *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-        )
-        if guard.check(*tensors):
-            return guard.check
-    except (ImportError, TypeError, AttributeError):
-        pass
+        try:
+            guard = kind(
+                *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+            )
+            if guard.check(*tensors):
+                return guard.check  # type: ignore[no-any-return]
+        except (TypeError, AttributeError) as error:
+            METADATA.broke(error)
     expected = [_metadata(t) for t in tensors]
     return lambda *now: [_metadata(t) for t in now] == expected
 
 
 def _metadata(t: torch.Tensor) -> tuple[Any, ...]:
     return (t.dtype, t.device, tuple(t.shape), t.stride())
+
+
+@probed(
+    "device-hints",
+    "shape rules know the device that a tensor without memory stands for",
+    "a step whose products depend on strides of a decomposition runs in eager",
+)
+def DEVICE_HINTS() -> None:
+    find("torch._meta_registrations:device_hint")
 
 
 @contextlib.contextmanager
@@ -76,7 +145,7 @@ def shapes_of(device_of: Callable[[torch.Tensor], str]) -> Iterator[None]:
     """
     rules: Any = sys.modules.get("torch._meta_registrations")
     original = getattr(rules, "device_hint", None)
-    if original is None:
+    if original is None or not DEVICE_HINTS.available():
         yield
         return
 
@@ -99,18 +168,18 @@ def wraps_others(t: torch.Tensor) -> bool:
     alone.
     """
     if type(t) not in (torch.Tensor, torch.nn.Parameter):
-        keys = torch._C._dispatch_keys(t)
-        if keys.has(torch._C.DispatchKey.Python):
+        keys_of = find("torch._C:_dispatch_keys", None)
+        python = find("torch._C:DispatchKey.Python", None)
+        if keys_of is None or python is None or keys_of(t).has(python):
             return True
     return any(asked(t) for asked in _wrapped())
 
 
 @functools.cache
 def _wrapped() -> tuple[Callable[[torch.Tensor], bool], ...]:
-    functorch = getattr(torch._C, "_functorch", None)
     checks = (
-        getattr(torch, "_is_functional_tensor", None),
-        getattr(functorch, "is_functorch_wrapped_tensor", None),
+        find("torch:_is_functional_tensor", None),
+        find("torch._C:_functorch.is_functorch_wrapped_tensor", None),
     )
     return tuple([x for x in checks if x is not None])
 
@@ -164,6 +233,28 @@ def _library_functions(symbols: tuple[str, ...]) -> Any:
         if function is not None:
             functions[k] = ctypes.cast(function, ctypes.c_void_p).value
     return functions
+
+
+@probed(
+    "vector-library",
+    "kernels of the CPU call the vector functions that eager calls",
+    "steps that take logarithms or exponentials of tensors run in eager on a CPU",
+    bits=True,
+)
+def VECTORS() -> None:
+    torch_library_exports("vmsSqrt", "vmdSqrt")
+
+
+def torch_library_exports(*symbols: str) -> None:
+    """Check that libtorch_cpu can be opened, and note which functions it exports.
+
+    Raises Missing where it cannot be opened: a torch that is built without MKL exports
+    none of these, and eager does not call them either.
+    """
+    try:
+        torch_library("libtorch_cpu", ctypes.CDLL)
+    except OSError as error:
+        raise Missing(str(error)) from None
 
 
 @functools.cache

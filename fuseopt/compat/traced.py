@@ -4,29 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import _symbolic_trace as _fx
 
+from .capability import probed
 from .contexts import setting
+from .names import Missing, find
+from .tracing import tracing
+from .watched import watched
+from .window import settle_interrupted
+
+
+@probed(
+    "stance",
+    "what torch.compiler.set_stance asks for is followed",
+    "each call is Dynamo's own, which follows it: some 20 microseconds more",
+)
+def STANCE() -> None:
+    told = find("torch._dynamo.eval_frame:_stance")
+    if not isinstance(told.stance, str) or not hasattr(told, "backend"):
+        raise Missing("torch._dynamo.eval_frame._stance says something else")
+    with torch.compiler.set_stance("eager_on_recompile"):
+        if _eval_frame()._stance.stance != "eager_on_recompile":
+            raise Missing("torch.compiler.set_stance is kept elsewhere")
 
 
 def stance() -> str:
-    """What `torch.compiler.set_stance` told Dynamo last; "other": another backend.
-
-    Relies on where Dynamo keeps that; an AttributeError tells of another place.
+    """What `torch.compiler.set_stance` told Dynamo last; "other": another backend, or
+    torch does not say.
     """
+    if not (STANCE.there or STANCE.available()):
+        return "other"
     told = _eval_frame()._stance
     return str(told.stance) if told.backend is None else "other"
 
 
+@functools.cache
+def _eval_frame() -> Any:
+    return find("torch._dynamo.eval_frame")
+
+
 def must_fail() -> bool:
     """Was Dynamo told to fail rather than to trace anew, at all or beyond its limit?"""
-    asked = getattr(torch._dynamo.config, "fail_on_recompile_limit_hit", False)
+    config = find("torch._dynamo:config", None)
+    asked = getattr(config, "fail_on_recompile_limit_hit", False)
     return bool(asked) or stance() == "fail_on_recompile"
 
 
@@ -41,20 +65,33 @@ def dynamo_errors() -> tuple[type[Exception], ...]:
     Relies on the class of its errors, and on that of another which is none of them;
     classes that there are not are left out.
     """
-    module = importlib.import_module("torch._dynamo.exc")
-    return tuple(x for n in (_ANY, _LIMIT) if (x := getattr(module, n, None)))
+    names = (f"torch._dynamo.exc:{name}" for name in (_ANY, _LIMIT))
+    return tuple(x for name in names if (x := find(name, None)))
+
+
+def is_limit(error: BaseException) -> bool:
+    """Has Dynamo traced a function as often as it does?"""
+    return type(error).__name__ == _LIMIT
 
 
 def reason_of(error: BaseException) -> str:
     """An error's first line, or its type where it says nothing."""
-    if type(error).__name__ == _LIMIT:
+    if is_limit(error):
         return "torch has traced it as often as it does (recompile_limit)"
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-@functools.cache
-def _eval_frame() -> Any:
-    return importlib.import_module("torch._dynamo.eval_frame")
+@probed(
+    "direct-calls",
+    "what Dynamo has compiled is called without torch.compile's work at each call",
+    "a call takes some 30 microseconds longer",
+)
+def DIRECT_CALLS() -> None:
+    find("torch._C:_dynamo.eval_frame._debug_get_cache_entry_list")
+    find("torch._C:_dynamo.eval_frame.get_eval_frame_callback")
+    if _fx_traces() is None:
+        raise Missing("torch.fx does not say whether it traces")
+    find("torch._C:_is_tracing")
 
 
 class Traced:
@@ -67,8 +104,12 @@ class Traced:
     with a code object; where it does not so, `compiled` is called.
     """
 
-    def __init__(self, compiled: Callable[..., Any], function: Any) -> None:
+    def __init__(
+        self, compiled: Callable[..., Any], function: Any, times: int = 1
+    ) -> None:
         self.compiled = compiled
+        #: how many times as often as any function Dynamo may trace this one
+        self.times = times
         self.function = function
         #: what guards are asked of besides `self`
         self.closed = {
@@ -81,14 +122,23 @@ class Traced:
         self.known: list[tuple[Any, Callable[[Any], bool], Callable[[Any], Any]]] = []
 
     def __call__(self, x: Any) -> Any:
-        if traced_by_nobody():
+        if self.known and traced_by_nobody():
             arguments = {"self": x, **self.closed}
             for guards, fit, run in self.known:
                 # Dynamo takes the entry away when it drops the graph
                 if guards.cache_entry is not None and fit(arguments):
                     return run(x)
-        with _no_records():
-            result = self.compiled(x)
+        watched.ask()
+        before = tracing.given
+        tracing.given = [*getattr(x, "optimizers", (x,))]
+        try:
+            with _no_records(), _more_traces(self.times):
+                result = self.compiled(x)
+        except BaseException:
+            settle_interrupted()
+            raise
+        finally:
+            tracing.given = before
         self._note()
         return result
 
@@ -104,16 +154,19 @@ class Traced:
     def _note(self) -> None:
         """Take over the graphs that Dynamo now has for the function."""
         graphs: list[Any] = []
+        self.known = graphs
+        if not DIRECT_CALLS.available():
+            return
+        entries = find("torch._C:_dynamo.eval_frame._debug_get_cache_entry_list")
         try:
-            eval_frame = torch._C._dynamo.eval_frame
-            for entry in eval_frame._debug_get_cache_entry_list(self.function.__code__):
+            for entry in entries(self.function.__code__):
                 guards = entry.guard_manager
                 if guards.cache_entry is not None:
                     run = self._called(entry.code)
                     graphs.append((guards, guards.root.check, run))
-        except AttributeError:
+        except AttributeError as error:
             graphs.clear()
-        self.known = graphs
+            DIRECT_CALLS.broke(error)
 
     def _called(self, code: types.CodeType) -> Callable[[Any], Any]:
         """What was compiled, as a function that calls its graph itself.
@@ -135,18 +188,41 @@ def traced_by_nobody() -> bool:
     """Does neither Dynamo nor another tracer follow what is called now?"""
     try:
         callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+        fx_traces = _fx_traces()
         return callback is None and not (
-            torch._C._is_tracing() or _fx._is_fx_tracing_flag
+            fx_traces is None or torch._C._is_tracing() or fx_traces()
         )
     except AttributeError:
         return False
+
+
+@functools.cache
+def _fx_traces() -> Callable[[], bool] | None:
+    """Does torch.fx trace in this thread? None where torch does not say."""
+    asked = find("torch.fx._symbolic_trace:_get_is_fx_tracing", None)
+    if asked is not None:
+        return asked  # type: ignore[no-any-return]
+    home = find("torch.fx._symbolic_trace", None)
+    flag = find("torch.fx._symbolic_trace:_is_fx_tracing_flag", None)
+    if home is None or flag is None:
+        return None
+    # before torch 2.14, a flag of the process
+    return functools.partial(getattr, home, "_is_fx_tracing_flag")
+
+
+def _more_traces(times: int) -> contextlib.AbstractContextManager[Any]:
+    """Let Dynamo trace a function some times as often as it does any."""
+    config = find("torch._dynamo:config", None)
+    if times == 1 or not hasattr(config, "recompile_limit"):
+        return contextlib.nullcontext()
+    return setting(config, recompile_limit=times * config.recompile_limit)
 
 
 def _no_records() -> contextlib.AbstractContextManager[Any]:
     """Let Dynamo write no marks for profilers into what it compiles: of a small step
     they are a tenth. Where it has no such setting, it writes what it will.
     """
-    config = importlib.import_module("torch._dynamo.config")
+    config = find("torch._dynamo:config", None)
     if not hasattr(config, "record_runtime_overhead"):
         return contextlib.nullcontext()
     return setting(config, record_runtime_overhead=False)

@@ -9,10 +9,15 @@ to the trace that is under way in a thread is in tracing.py.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
 from torch.optim import Optimizer
+
+
+def _to_nobody(*_: Any) -> None:
+    """Nobody wants to be told."""
 
 
 class Watched:
@@ -22,8 +27,10 @@ class Watched:
     code, the instructions of branches both of whose ways cannot be traced. `counters`:
     by code, patterns of where the integers are found that it counts. `refused`: why
     Dynamo may not trace the steps of optimizers, which showed while it did. `shadows`:
-    by what stands for an optimizer in a trace, its shadow, weakly. `asks_of_integers`:
-    has Dynamo been given the question which integers are to be symbols?
+    by what stands for an optimizer in a trace, its shadow, weakly. `plain`: the plain
+    code of steps. `tell_of_...`: whom to call when Dynamo ends a graph,
+    reaches its limit, or fails, and when a trace is refused. `ask`: has Dynamo say when
+    it traces.
     """
 
     def __init__(self) -> None:
@@ -42,7 +49,14 @@ class Watched:
         self.shadows: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = (
             weakref.WeakKeyDictionary()
         )
-        self.asks_of_integers = False
+        self.plain: weakref.WeakKeyDictionary[Optimizer, Any] = (
+            weakref.WeakKeyDictionary()
+        )
+        self.ask: Callable[[], None] = _to_nobody
+        self.tell_of_break: Callable[..., None] = _to_nobody
+        self.tell_of_limit: Callable[..., None] = _to_nobody
+        self.tell_of_failure: Callable[..., None] = _to_nobody
+        self.tell_of_refusal: Callable[..., None] = _to_nobody
 
 
 watched = Watched()

@@ -11,6 +11,10 @@ from .report import Report
 from .session import COMPILED, session
 from .untraceable import untraceable
 
+#: A bound step that Dynamo has traced as often as it does is traced anew after so many
+#: calls without a trace, each time.
+AFTER = (16, 128, 1024)
+
 
 def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
     """Raise UnsupportedInput for a step that Dynamo would run in eager, silently."""
@@ -56,7 +60,8 @@ def shared_state(optimizer: torch.optim.Optimizer) -> str:
 
 def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
     """The reason why a step runs in eager, which is reported; "" if it is traced."""
-    why = compat.refusal_of(optimizer) or untraceable(optimizer)
+    why = compat.refusal_of(optimizer) or compat.unsound(optimizer)
+    why = why or untraceable(optimizer)
     why = why or _odd_gradient_of(optimizer)
     if not why:
         return shared_state(optimizer)
@@ -70,8 +75,23 @@ def tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
         return  # a stand-in: the optimizer itself is reported
     session.eager[optimizer] = why
     session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+    tell_of_lacks()
     name = type(optimizer).__name__
     session.warn_once(f"fuseopt: {name}.step runs in eager: {why}.")
+
+
+def tell_of_lacks() -> None:
+    """Warn once that torch lacks something, where nobody has switched it off."""
+    lacking = [x for x in compat.lacking() if not x.off]
+    if lacking:
+        names = ", ".join(x.name for x in lacking)
+        every = len(compat.switches.table)
+        session.warn_once(
+            f"fuseopt: torch {torch.__version__} lacks {len(lacking)} of the {every} "
+            f"things that fuseopt uses without a promise: {names}. "
+            "`python -m fuseopt doctor` says what each costs.",
+            "what torch lacks",
+        )
 
 
 def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
@@ -117,22 +137,33 @@ def _apart(optimizer: torch.optim.Optimizer) -> bool:
     return optimizer in session.apart or hasattr(optimizer.step, COMPILED)
 
 
-def tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
-    """Warn that something runs in eager from now on: Dynamo itself only logs it."""
+def tell_of_limit(
+    function: str, optimizer: torch.optim.Optimizer | None, guard: str = ""
+) -> None:
+    """Warn that something runs in eager from now on: Dynamo itself only logs it.
+
+    `guard`: the one that failed last.
+    """
     limit = "torch has compiled {} as often as it does one function, and runs in eager "
     if optimizer is None:
         what, why = function, "any call that these compilations do not fit."
     elif _apart(optimizer) or optimizer in session.bound:
         what = f"the step of one {type(optimizer).__name__}"
-        why = "any call that these do not fit."
+        why = (
+            "any call that these do not fit. Where calls settle, it is traced "
+            f"{len(AFTER)} times more, after {', '.join(map(str, AFTER))} calls."
+        )
     else:
         what = f"{type(optimizer).__name__}.step"
         why = (
             "any optimizer that these compilations do not fit, this one included: all "
             "of a class share one step. fuseopt.compile(optimizer) compiles each apart."
         )
+    last = f" The guard that failed last: `{guard}`." if guard else ""
     session.warn_once(
-        f"fuseopt: {limit.format(what)}{why} TORCH_LOGS=recompiles shows what differs."
+        f"fuseopt: {limit.format(what)}{why}{last} TORCH_LOGS=recompiles shows what "
+        "differs.",
+        f"limit of {what}",
     )
 
 
@@ -161,6 +192,8 @@ def tell_of_failure(
     function: str, reason: str, optimizer: torch.optim.Optimizer | None
 ) -> None:
     """Warn that Dynamo itself fails on code, which runs in eager."""
+    if optimizer is not None and optimizer in session.apart:
+        return  # a stand-in: the optimizer itself is tried next
     what = function if optimizer is None else f"{type(optimizer).__name__}: {function}"
     why = f"Dynamo fails on it: {reason}"
     session.reports.append(Report(fallback=f"{what} runs in eager: {why}"))

@@ -23,6 +23,7 @@ from ..runtime.binding import Binding
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from . import internal_errors, pipeline
+from .diagnostics import tell_of_lacks, tell_of_step
 from .partition import Part, decide, join
 from .report import PartReport, Report
 from .see_through import SeenThrough, holds_wrappers
@@ -40,7 +41,19 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph of a step. Raises ConfigError, UnsupportedInput."""
     config = resolve(mode, options)
-    args = list(example_inputs)
+    tell_of_lacks()
+    why, owners = compat.unsound_graph(gm)
+    if why:
+        for owner in owners:
+            tell_of_step(owner, why)
+        compat.refuse_step(owners, why)
+    compiled = _compiled(gm, list(example_inputs), config)
+    return compat.held_to_plain_code(compiled, gm, owners) if owners else compiled
+
+
+def _compiled(
+    gm: GraphModule, args: Sequence[Any], config: Config
+) -> Callable[..., Any]:
     clock = Clock()
     try:
         decision = decide(gm, args, compat.traces_step())
@@ -48,6 +61,8 @@ def compile_graph(
         why = _failed(error, gm, args, config)
         return _fall_back(gm, args, config, why, True)
     clock.lap("decide")
+    if decision.parts or decision.whole == "update":
+        refuse_unknown(gm)
     if decision.parts:
         return _split(gm, args, config, decision.parts)
     if decision.whole != "update":
@@ -55,6 +70,18 @@ def compile_graph(
         return _fall_back(gm, args, config, decision.why, eager)
     parts = [PartReport("all", "fuseopt", decision.why)] if decision.why else []
     return _update(gm, args, config, parts, clock)
+
+
+def refuse_unknown(gm: GraphModule) -> None:
+    """Have the code of an update run in eager that is given what nobody knows."""
+    why, owners = compat.unknown_input(gm)
+    if why:
+        for owner in owners:
+            tell_of_step(owner, why)
+        if not owners:
+            session.reports.append(Report(fallback=f"It runs in eager: {why}"))
+            session.warn_once(f"fuseopt: an update runs in eager: {why}.")
+        compat.refuse_step(owners, why)
 
 
 def _update(
@@ -246,7 +273,7 @@ def _elsewhere(config: Config, reason: str, eager: bool = False) -> str:
     """Where to run what is no update. Raises CaptureError if nowhere."""
     if config.fallback == "error":
         raise CaptureError(f"{reason} (options={{'fallback': 'error'}} was given)")
-    where = "eager" if eager else config.fallback
+    where = "eager" if eager or not compat.INDUCTOR.available() else config.fallback
     log.info("a graph goes to %s: %s", where, reason)
     return where
 
@@ -265,9 +292,7 @@ def _run_elsewhere(
 ) -> Callable[..., Any]:
     if where == "eager":
         return as_eager(gm)
-    from torch._inductor.compile_fx import compile_fx
-
-    return compile_fx(gm, list(args))  # type: ignore[return-value]
+    return compat.inductor(gm, args)
 
 
 def _verified(gm: GraphModule, args: Sequence[Any], step: Callable[[], Any]) -> Any:

@@ -1,12 +1,13 @@
-"""The backend object that Dynamo calls with each graph, and the patches of Dynamo.
+"""The backend object that Dynamo calls with each graph, and how it is attached.
 
-All that compiles is imported with the first graph. Only the patches that Dynamo needs
-before it traces a step are applied earlier: as soon as the backend is asked for in a
-process that has imported Dynamo.
+All that compiles is imported with the first graph. Only what must hear of a trace when
+it begins is attached earlier: as soon as torch looks up the backend in a process that
+has imported Dynamo.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule
 
-    from ..compat import Asked
+    from ..compat import Asked, BoundSteps, Window
 
 
 class Backend:
     """The backend, which Dynamo calls with each graph. There is one object, BACKEND."""
 
     def __init__(self) -> None:
-        #: has `attach` patched Dynamo?
-        self.attached = False
+        #: what follows Dynamo's traces; None until `attach`
+        self.window: Window | None = None
+        #: what answers for bound steps; None until `attach`
+        self.bound_steps: BoundSteps | None = None
         #: compiles the bound step of an optimizer, see `take_bound_steps`
         self.take: Callable[[Any, torch.optim.Optimizer, Asked], Any] | None = None
 
@@ -40,7 +43,7 @@ class Backend:
 
         `mode` and `options` as in fuseopt.config. Raises ConfigError, UnsupportedInput.
         """
-        attach()
+        resume()
         from ..compat import refusals_pass
         from .dispatch import compile_graph
 
@@ -49,16 +52,23 @@ class Backend:
 
     @property
     def __name__(self) -> str:
-        # torch.compile asks a backend for its name when Dynamo is loaded, and before
-        # it traces: that serves whoever took hold of the backend before Dynamo was
-        attach_to_loaded()
+        # torch.compile asks a backend for its name
+        self._dynamo_backend_init()
         return "fuseopt"
+
+    def _dynamo_backend_init(self) -> None:
+        """torch 2.15 calls this whenever it looks up the backend."""
+        attach_to_loaded()
 
     def __repr__(self) -> str:
         return "<backend fuseopt>"
 
     def reset(self) -> None:
         """Called by torch._dynamo.reset(): forget reports, release graphs."""
+        if self.window is not None:
+            from ..compat import settle_interrupted
+
+            settle_interrupted()
         if f"{__package__}.session" in sys.modules:
             from .session import session
 
@@ -79,38 +89,47 @@ def take_bound_steps(
 
 
 def attach_to_loaded() -> None:
-    """Attach, if Dynamo is imported completely."""
+    """Called when the backend is looked up: attach, if Dynamo is imported."""
     if hasattr(sys.modules.get("torch._dynamo"), "optimize"):
         attach()
+        assert BACKEND.bound_steps is not None
+        BACKEND.bound_steps.look()
 
 
 def attach() -> None:
-    """Import Dynamo and patch it for traces for this backend, once."""
-    with _attaching:
-        if BACKEND.attached:
-            return
-        BACKEND.attached = True
-        from .. import compat
+    """Import Dynamo, and ask it to say when it traces. Raises nothing."""
+    window = BACKEND.window
+    if window is None:
+        with _attaching:
+            window = BACKEND.window or _attached()
+    window.ask()
 
-        compat.on_bound_step(BACKEND, _take_bound_step)
-        compat.on_trace(BACKEND, _refuse_untraceable, _keep_from_dynamo)
-        compat.leave_no_patches(BACKEND)
-        compat.trace_plainly(BACKEND)
-        compat.numbers_pass_modes(BACKEND)
-        compat.trace_branches(BACKEND)
-        compat.trace_guarded()
-        compat.leave_guards_untimed()
-        compat.keep_attributes(BACKEND)
-        compat.read_attributes(BACKEND)
-        compat.guard_states(BACKEND)
-        compat.trace_power(BACKEND)
-        compat.power_unchecked()
-        compat.trace_rewrites(BACKEND)
-        compat.trace_symbols(BACKEND)
-        compat.spare_inductor()
-        compat.on_recompile_limit(BACKEND, _tell_of_limit)
-        compat.on_graph_break(BACKEND, _tell_of_graph_break)
-        compat.on_failure(BACKEND, _tell_of_failure)
+
+def resume() -> None:
+    """Called with each graph: begin a trace anew that no hooks were in force for."""
+    attach()
+    assert BACKEND.window is not None
+    BACKEND.window.resume()
+
+
+def _attached() -> Window:
+    from .. import compat
+    from . import told
+
+    compat.patches.serve(BACKEND, compat.HOOKS)
+    compat.watched.tell_of_break = told.of_graph_break
+    compat.watched.tell_of_limit = told.of_limit
+    compat.watched.tell_of_failure = told.of_failure
+    compat.watched.tell_of_refusal = told.of_refusal
+    compat.Limits(BACKEND).listen()
+    refuse = functools.partial(told.refuse_untraceable, BACKEND)
+    window = compat.Window(BACKEND, refuse, told.kept_from_dynamo)
+    BACKEND.bound_steps = compat.BoundSteps(
+        BACKEND, _take_bound_step, told.left, lambda: window
+    )
+    compat.watched.ask = window.ask
+    BACKEND.window = window
+    return window
 
 
 def refuse_module() -> NoReturn:
@@ -130,39 +149,3 @@ def _take_bound_step(
 ) -> Any:
     take = BACKEND.take
     return None if take is None else take(function, optimizer, asked)
-
-
-def _refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
-    from ..compat import refusals_pass
-    from .diagnostics import refuse_untraceable
-
-    with refusals_pass(BACKEND):
-        refuse_untraceable(optimizer)
-
-
-def _keep_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
-    from .diagnostics import kept_from_dynamo
-
-    return kept_from_dynamo(optimizer)
-
-
-def _tell_of_limit(function: str, optimizer: torch.optim.Optimizer | None) -> None:
-    from .diagnostics import tell_of_limit
-
-    tell_of_limit(function, optimizer)
-
-
-def _tell_of_graph_break(
-    place: str, reason: str, optimizer: torch.optim.Optimizer
-) -> None:
-    from .diagnostics import tell_of_graph_break
-
-    tell_of_graph_break(place, reason, optimizer)
-
-
-def _tell_of_failure(
-    function: str, reason: str, optimizer: torch.optim.Optimizer | None
-) -> None:
-    from .diagnostics import tell_of_failure
-
-    tell_of_failure(function, reason, optimizer)

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
@@ -18,9 +18,10 @@ from .. import compat
 from ..capture import Captured, capture
 from ..capture.fx.inputs import check_contents, static_tensors
 from ..codegen import CppTarget, Source, Target
+from ..codegen.optable import VECTOR_KINDS
 from ..compat.gc_pause import collector_paused
 from ..config import Config
-from ..errors import CannotBuild, ConfigError
+from ..errors import CannotBuild, ConfigError, EagerOnly
 from ..ir.graph import Schedule
 from ..ir.verifier import check_graph, check_schedule
 from ..runtime import run_tables
@@ -187,8 +188,19 @@ def _lower(
     places = {kernel.name: place_of(buffers, kernel) for kernel in plan.kernels}
     targets = {name: target_of(config, device) for name, device in places.items()}
     sources = {k.name: targets[k.name].render(k) for k in plan.kernels}
+    if not compat.VECTORS.available():
+        _refuse_vectors(source.text for source in sources.values())
     clock.lap("codegen")
     return Lowered(captured, plan, sources, targets, places)
+
+
+def _refuse_vectors(texts: Iterable[str]) -> None:
+    """Raise EagerOnly where a kernel calls functions of eager's vector library."""
+    if any(f"{kind}(t.library" in text for text in texts for kind in VECTOR_KINDS):
+        raise EagerOnly(
+            f"torch {torch.__version__} lacks vector-library, whose functions have "
+            f"eager's bits ({compat.VECTORS.missing()})"
+        )
 
 
 def _describe(report: Report, lowered: Lowered) -> None:

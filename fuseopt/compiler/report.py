@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .. import compat
 from ..ir.expressions import formulas
 from ..ir.geometry import numel
 from ..ir.graph import Graph, Kernel, Refusal, Run, Schedule, Variant, symbols
@@ -106,6 +107,8 @@ class Report:
     that does in one graph what such a function does in several.
     numbers: formulas of what the host computes at each call. dump_dir: the folder of
     the dump, if there is one.
+    lacks: what fuseopt does without, since torch lacks it or somebody switched it off,
+    and what a step loses.
     """
 
     launches: int = 0
@@ -127,6 +130,7 @@ class Report:
     least_bytes: int = 0
     cuts: list[str] = field(default_factory=list)
     instead: str = ""
+    lacks: list[str] = field(default_factory=compat.lacks)
 
     def follow(self, first: Report) -> None:
         """Add the Report of another graph, which runs right before this one."""
@@ -204,6 +208,7 @@ class Report:
         sentences += [f"the graph ends at {line}" for line in self.cuts]
         if self.instead:
             sentences.append(f"in one graph: {self.instead}")
+        sentences += self.lacks
         if self.fallback:
             return sentences
         if self.cudagraph:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from .. import compat
@@ -121,6 +120,8 @@ class SeenThrough:
         tensors = self._tensors(args)
         self.layouts = [*map(layout_of, tensors)]
         self.inside = _inside(self.gm, tensors, self.layouts, self.places, args)
+        if compat.autocasts():
+            _refuse_casts(self.inside.gm)
         leaves = self._leaves(tensors)
         assert leaves is not None
         rest = [args[k] for k in self.others]
@@ -202,6 +203,16 @@ def _inside(
     )
     made = GraphModule(torch.nn.Module(), graph)
     return _Inside(made, one.written, one.results)
+
+
+def _refuse_casts(gm: GraphModule) -> None:
+    """Raise EagerOnly for a cast of a tensor within: autocast may keep that of the
+    wrapper, though the wrapper changes.
+    """
+    cast = torch.ops.aten._to_copy.default
+    for node in gm.graph.find_nodes(op="call_function", target=cast):
+        if node.args[0].op in ("placeholder", "get_attr"):
+            raise EagerOnly("autocast may keep a cast of what they hold")
 
 
 class _Run:
@@ -392,7 +403,10 @@ class _Run:
         if [*map(id, now)] != [*map(id, hollow)]:
             raise EagerOnly("a wrapper holds other tensors after the step")
         for call in self.calls.calls:
-            if isinstance(call.func, OpOverload) and op_info(call.func).schema.seeded:
+            if (
+                isinstance(call.func, compat.OVERLOAD)
+                and op_info(call.func).schema.seeded
+            ):
                 raise EagerOnly(f"{call.func} draws random numbers")
 
     def _result(self, x: Any) -> Any:

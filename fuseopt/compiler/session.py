@@ -7,11 +7,8 @@ import functools
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
-
-import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..runtime.cpp.build import Builder
 from ..runtime.cpp.vector import Vectors
@@ -59,8 +56,8 @@ class Session:
         self.tails: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
             weakref.WeakKeyDictionary()
         )
-        #: by the first parameter with a gradient, then by all such: what clips these
-        self.clips: MutableMapping[torch.Tensor, dict[Any, Any]] = WeakIdKeyDictionary()
+        #: what clips gradients, by the id of the first parameter that has one
+        self.clips: dict[int, Any] = {}
         #: optimizers of whose steps Dynamo has ended a graph
         self.cut: weakref.WeakSet[Any] = weakref.WeakSet()
 

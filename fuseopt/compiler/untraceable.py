@@ -25,9 +25,12 @@ def untraceable(optimizer: Optimizer) -> str:
     for group in optimizer.param_groups:
         for key, value in group.items():
             if compat.acts_otherwise(value):
+                kind = type(value)
+                base = next(x for x in kind.__mro__ if x.__module__ == "builtins")
                 return (
-                    f"the group's {key!r} is a {type(value).__name__}, which has "
-                    "operators of its own"
+                    f"the group's {key!r} is a {kind.__module__}.{kind.__qualname__}, "
+                    f"which has operators of its own; {base.__name__}(...) of it, "
+                    "where it is set, lets the step be compiled"
                 )
         for kind in {type(p) for p in group["params"]}:
             if _has_functions(kind):
@@ -43,7 +46,7 @@ def _has_functions(kind: type[torch.Tensor]) -> bool:
     plain: Any = (
         torch.Tensor.__torch_function__,
         torch.nn.Parameter.__torch_function__,
-        torch._C._disabled_torch_function_impl,
+        compat.NO_FUNCTION,
     )
     function = getattr(attribute, "__func__", attribute)
     if any(function is getattr(x, "__func__", x) for x in plain):
@@ -60,7 +63,11 @@ def _names(optimizer: Optimizer) -> Iterator[str]:
         if kind.__module__.startswith("torch."):
             continue
         for value in vars(kind).values():
-            function = inspect.unwrap(getattr(value, "__func__", value))
+            if isinstance(value, (staticmethod, classmethod)):
+                value = value.__func__
+            if not isinstance(value, types.FunctionType):
+                continue
+            function = inspect.unwrap(value)
             if isinstance(function, types.FunctionType):
                 for code in every_code(function.__code__):
                     yield from code.co_names

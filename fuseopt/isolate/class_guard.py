@@ -88,7 +88,10 @@ class Structure:
         classes = [*inside, *(c for c in mixed_in if c is not object)]
         self._views = [vars(c).values() for c in classes]
         self._held = [*chain.from_iterable(self._views)]
-        bare = [getattr(x, "__func__", x) for x in self._held]
+        bare = [
+            x.__func__ if isinstance(x, (staticmethod, classmethod)) else x
+            for x in self._held
+        ]
         self._functions = [x for x in bare if isinstance(x, types.FunctionType)]
         self._codes = list(map(_CODE, self._functions))
         self._kind = kind

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import compat
-from ..compiler.entry import BACKEND
+from ..compiler.entry import BACKEND, resume
 from ..compiler.report import Report
 from ..compiler.session import session
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Options of fuseopt.config for a step, and other arguments of torch.compile."""
+
+    options: Mapping[str, Any]
+    fullgraph: bool = False
+    dynamic: bool | None = None
 
 
 class Compilations:
@@ -44,6 +54,7 @@ class Compilations:
         fakes, reports = self.fakes, self.told
 
         def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
+            resume()
             fakes.note()
             first = len(session.reports)
             try:

@@ -19,8 +19,9 @@ from ..compiler.entry import attach
 from ..compiler.session import COMPILED, session
 from ..config import of_mode, resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
+from .compilations import Wanted
 from .decorators import peel, rewrap
-from .isolated import Isolated, Wanted
+from .isolated import Isolated
 from .methods import HeldStep, Step
 
 log = logging.getLogger("fuseopt")

@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,34 +22,28 @@ from ..compiler.entry import BACKEND
 from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
+from ..locks import new_rlock
 from ..replicate.driver import Representatives
 from ..runtime.commit import write
 from ..shadow.lanes import Unlike
-from ..shadow.optimizer import Shadow, unfused
+from ..shadow.optimizer import Shadow
 from ..shadow.whole import Whole
 from ..shards.step import Shards
 from .arguments import Arguments
 from .class_guard import Structure
-from .compilations import Compilations
+from .compilations import Compilations, Wanted
 from .decorators import cells, copied, leading
+from .groups import LISTS, PARAMS, read_once
+from .judged import Judged
 from .race import Race, asks_for_it, may_race
+from .retries import Retries
+from .unfused import unfuse
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
 #: The stances of torch.compiler with which Dynamo runs compiled code.
 TRACES = ("default", "eager_on_recompile", "fail_on_recompile")
 #: How often a step is traced again that made state where its graph was cut.
 AGAIN = 2
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """How a step is to be compiled: options of fuseopt.config, and other arguments of
-    torch.compile.
-    """
-
-    options: Mapping[str, Any]
-    fullgraph: bool = False
-    dynamic: bool | None = None
 
 
 class Isolated:
@@ -62,7 +54,7 @@ class Isolated:
         self.function = function
         self.arguments = Arguments(function)
         #: one thread at a time steps an optimizer on its shadow
-        self.lock = threading.RLock()
+        self.lock = new_rlock(self.forget)
         self.wanted = wanted
         self.options = dict(wanted.options)
         #: which parameters lacked a gradient, each time that all lanes were traced
@@ -83,6 +75,9 @@ class Isolated:
         self.race = self._raced()
         #: how often a step that Dynamo cut may still be traced again
         self.again = AGAIN
+        self.judged = Judged()
+        #: for a step that Dynamo has traced as often as it does
+        self.retries = Retries()
         #: the step that does a clip which was left to it, once there was one
         self.clipped: Any = None
 
@@ -108,6 +103,7 @@ class Isolated:
         self.shards = self._on_parts()
         self.race = self._raced()
         self.again = AGAIN
+        self.retries = Retries()
 
     def _led(self) -> Representatives:
         return Representatives(self.function, self.options, self.compilations.told)
@@ -136,6 +132,12 @@ class Isolated:
         def step(*args: Any, **kwargs: Any) -> Any:
             if (len(args) > 1 or kwargs) and self.arguments.say_nothing(args, kwargs):
                 args, kwargs = args[:1], {}
+            # what somebody has put in the place of a step may take anything
+            given = args[0] if args else None
+            groups: Any = getattr(given, "param_groups", None)
+            odd = type(groups) is not list or {*map(type, map(PARAMS, groups))} - LISTS
+            if odd and isinstance(given, Optimizer) and (why := read_once(given)):
+                return self._left(given, why, args, kwargs)
             if session.deferred and self._clips(len(args) == 1 and not kwargs):
                 return None
             if self.race is None:
@@ -211,13 +213,15 @@ class Isolated:
         optimizer = self.owner()
         assert optimizer is not None
         self._follow(optimizer)
+        if self.judged.epoch != compat.switches.epoch:
+            if unsound := self.judged.why_not(optimizer):
+                return self._left(optimizer, unsound, args, kwargs)
         alone = len(args) == 1 and not kwargs
         if not alone and self.shards.wants(optimizer, anew=True):
             return self._eager(args, kwargs, "its step is given arguments")
         traces = compat.stance() in TRACES
         if not alone and traces:
-            first = self.arguments.first(args, kwargs)
-            if first is not None:
+            if (first := self.arguments.first(args, kwargs)) is not None:
                 with torch.enable_grad():
                     result = first()
                 if not self._clips(alone=True):
@@ -234,18 +238,37 @@ class Isolated:
                 # a plain parameter may have been replaced by a DTensor since
                 if (few.why or not led) and self.shards.wants(optimizer, anew=True):
                     return self._on_shards(optimizer)
-                if not whole.why:
+                if whole.limited and self.retries.due(len(self.compilations.told)):
+                    whole = self.whole = Whole(self.function)
+                if not (whole.why and whole.keeps_out(optimizer)):
                     done, result = whole.step(optimizer, self._whole, self._all)
                     if done:
                         return result
         return self._as_it_is(optimizer, args, kwargs)
+
+    def _left(
+        self,
+        optimizer: Optimizer,
+        why: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a step in eager that may not be traced, and report the reason."""
+        if resolve(None, self.options).fallback == "error":
+            raise CaptureError(
+                f"{type(optimizer).__name__}.step cannot be compiled: {why} "
+                "(options={'fallback': 'error'} was given)"
+            )
+        tell_of_step(optimizer, why)
+        return self.function(*args, **kwargs)
 
     def _on_shards(self, optimizer: Optimizer) -> Any:
         shards, whole = self.shards, self.whole
         done, why = shards.step(optimizer, self._lead)
         if done:
             return None
-        if why and shards.treats_tensors_alone and not whole.why:
+        kept_out = whole.why and whole.keeps_out(optimizer)
+        if why and shards.treats_tensors_alone and not kept_out:
             # DTensor itself says what is done to parts, and what processes are told
             backend = functools.partial(self._whole, why)
             done, result = whole.step(optimizer, backend, self._all)
@@ -257,16 +280,10 @@ class Isolated:
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
         """Run a step of DTensors in eager, and report the reason, unless it is ""."""
-        if why:
-            optimizer = args[0]
-            why = f"its parameters are DTensors, and {why}"
-            if resolve(None, self.options).fallback == "error":
-                raise CaptureError(
-                    f"{type(optimizer).__name__}.step cannot be compiled: {why} "
-                    "(options={'fallback': 'error'} was given)"
-                )
-            tell_of_step(optimizer, why)
-        return self.function(*args, **kwargs)
+        if not why:
+            return self.function(*args, **kwargs)
+        why = f"its parameters are DTensors, and {why}"
+        return self._left(args[0], why, args, kwargs)
 
     def _as_it_is(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -277,6 +294,7 @@ class Isolated:
             kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
         places = tuple(self.current)
         done, n_states = False, len(optimizer.state)
+        n_reports = len(session.reports)
         session.cut.discard(optimizer)
         try:
             compiled = self.compiled.get(places)
@@ -290,6 +308,7 @@ class Isolated:
                 fullgraph = self.wanted.fullgraph
                 compiled = self._compile(self._whole(), whole, fullgraph=fullgraph)
                 self.compiled[places] = compiled
+            compat.watched.ask()
             if any(group.get("fused") for group in optimizer.param_groups):
                 result = self._unfused(compiled, optimizer, args, kwargs)
             else:
@@ -303,12 +322,16 @@ class Isolated:
             return result
         except Exception:
             done = True
+            if len(session.reports) != n_reports:
+                # Dynamo may have failed on what is eager's error too: trace it anew
+                self.compiled.pop(places, None)
             raise
         finally:
             self.current.clear()
             if not done:
                 # interrupted: what was compiled may be half bound
                 self.compiled.clear()
+                compat.settle_interrupted()
 
     def _unfused(
         self,
@@ -361,7 +384,7 @@ class Isolated:
     ) -> Callable[..., Any]:
         lead = leading(self.function)
         compiled = self._compile(backend, lead, fullgraph=True, options=options or None)
-        return compat.Traced(compiled, lead)
+        return compat.Traced(compiled, lead, 2 if self.retries.made else 1)
 
     def _compile(
         self, backend: Callable[..., Any], function: Any, **more: Any
@@ -425,17 +448,3 @@ def _released(isolated: Isolated) -> Callable[[Any], None]:
             step.release()
 
     return release
-
-
-def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Set the foreach options in groups that ask for torch's fused kernels.
-
-    Returns the former options: (group, options).
-    """
-    options = []
-    for group in optimizer.param_groups:
-        form = unfused(group)
-        if form:
-            options.append((group, {k: group[k] for k in form}))
-            group.update(form)
-    return options

@@ -24,6 +24,16 @@ class Traced(Owner, Protocol):
     task: Task
 
 
+def check_update(gm: GraphModule, args: Sequence[Any]) -> None:
+    """Raise Unlike for a graph that may not run, or is more than an update."""
+    refused = compat.refused_graph(gm)
+    if refused:
+        raise Unlike(refused)
+    decision = decide(gm, list(args), compat.traces_step())
+    if decision.parts or decision.whole != "update":
+        raise Unlike(f"its graph is more than an update: {decision.why}")
+
+
 def backend_of(traced: Traced) -> Callable[..., Any]:
     """A backend of Dynamo's that adds a LedStep to the current trace for each graph."""
     # Dynamo keeps each backend that it was ever given
@@ -38,9 +48,7 @@ def backend_of(traced: Traced) -> Callable[..., Any]:
             raise Unlike("its step is traced too often")
         if not compat.stay_symbolic(gm, frozenset(traced.models.counted)):
             raise Unlike("it goes a way that a number in its state chooses")
-        decision = decide(gm, list(args), compat.traces_step())
-        if decision.parts or decision.whole != "update":
-            raise Unlike(f"its graph is more than an update: {decision.why}")
+        check_update(gm, args)
         traced.call.quiet = False
         step = LedStep(traced, traced.task, gm)
         traced.trace.steps.append(step)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +33,7 @@ from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..runtime.commit import Pending, unless
 from ..runtime.guards.given import Given, Misfit
+from ..shadow.hindrance import LASTING, hindrance_of
 from ..shadow.lanes import Found, Lanes, Unlike
 from ..shadow.optimizer import Shadow, Write
 from ..shadow.state_guard import StateGuard
@@ -42,7 +42,7 @@ from ..uniformity import Proof, prove
 from .around import Around
 from .aside import NO_ASIDE, Aside, Other
 from .backend import backend_of
-from .first_state import first_state
+from .first_state import first_state, with_state
 from .models import Models
 from .policy import Stale
 from .recent import Recent
@@ -90,6 +90,7 @@ class Representatives:
         self.options = dict(options)
         config = resolve(None, options)
         self.why = "verify was asked for" if config.verify else ""
+        self.hindrance = LASTING
         #: lead the step even for few lanes, or for lanes that are unlike?
         self.anyway = False
         self.noticed = StateGuard()
@@ -125,7 +126,7 @@ class Representatives:
 
     def shadow_of_all(self) -> Any:
         """A shadow of the optimizer with all lanes, for a rehearsal."""
-        every = Shadow(self.call.optimizer)
+        every = Shadow(self.call.optimizer, follows=True)
         every.refresh(self.call.optimizer)
         return every.itself
 
@@ -135,6 +136,8 @@ class Representatives:
 
     def wants(self, optimizer: Optimizer) -> bool:
         """Is the step of this optimizer to be led?"""
+        if self.why and not self.hindrance.stands(optimizer):
+            self.why, self.hindrance = "", LASTING
         return not self.why and (self.anyway or many_lanes(optimizer))
 
     @property
@@ -173,6 +176,8 @@ class Representatives:
                     return True
             except NotTraced:
                 return False
+            if self.hindrance is not LASTING:
+                return False
             # again, with kinds whose lanes differ in less
             if self.loose and self.lanes is not None and self.lanes.reshaped():
                 self.loose = False
@@ -187,11 +192,19 @@ class Representatives:
             self._start_anew()
             self.why = ""
 
-    def _start_anew(self) -> None:
+    def _pause(self, traced: bool) -> None:
+        """Keep nothing of the optimizer; `traced`: but what was traced."""
+        self._start_anew(traced)
+        self.noticed.forget()
+        for trace in self.traces:
+            trace.release()
+
+    def _start_anew(self, traced: bool = False) -> None:
         self.lanes = self.proof = self.stepped = self.trace = None
         self.recent.clear()
-        self.traces.clear()
-        self.models = self._new_models(0, False, False)
+        if not traced:
+            self.traces.clear()
+            self.models = self._new_models(0, False, False)
 
     def _new_models(self, groups: int, loose: bool, counters: bool) -> Models:
         around = self.task.around
@@ -228,16 +241,19 @@ class Representatives:
                     call.entered, call.quiet = False, True
                     self.recent.clear()
                     for trace in self.traces:
-                        for step in trace.steps:
-                            step.drop()
+                        trace.drop()
                     self._survey(call)
             raise Unlike("its lanes change while it steps")
         except (NotTraced, Misfit, Other):
             self._sound = not call.entered
             raise
         except REFUSALS as error:
+            self.pending.check_unbegun(error)
             self._sound = True  # and all of it is made anew, if anything
             self.why = str(error).partition("\n")[0]
+            self.hindrance = hindrance_of(error, call.optimizer)
+            if self.hindrance is not LASTING:
+                self._pause(call.quiet)
         except Exception as error:
             if isinstance(error, OUT_OF_MEMORY):
                 raise
@@ -264,8 +280,7 @@ class Representatives:
             return
         self.recent.forget()
         for trace in self.traces:
-            for step in trace.steps:
-                step.forget()
+            trace.forget()
 
     def _step(self, call: Call, make: Callable[..., Callable[..., Any]]) -> None:
         optimizer = call.optimizer
@@ -284,11 +299,15 @@ class Representatives:
         assert self.lanes is not None
         for k, numbers in found.numbers.items():
             self.models.follow(self.lanes.kinds[k], numbers)
-        trace = self.trace = self._trace()
+        trace = self.trace
+        if trace is None or trace.lanes is not self.lanes:
+            trace = self.trace = choose(self.traces, self.models, present(self.lanes))
+            if trace.compiled is None and not (self.anyway or self.task.parts):
+                trace.check_worth(self.lanes)
         trace.lanes = self.lanes
+        shadow = trace.refreshed(optimizer)
         if trace.compiled is None:
             trace.compiled = make(backend_of(self))
-        shadow = trace.refreshed(optimizer)
         shadow.clean = False
         self.stepped = None
         begun = self.pending.start(call.aside.ahead)
@@ -317,15 +336,7 @@ class Representatives:
     @property
     def active(self) -> tuple[int, ...]:
         """The models that Dynamo was given, by number."""
-        assert self.trace is not None
-        return self.trace.active
-
-    def _trace(self) -> Trace:
-        """The trace for the kinds of the current lanes."""
-        assert self.lanes is not None
-        if self.trace is not None and self.trace.lanes is self.lanes:
-            return self.trace
-        return choose(self.traces, self.models, present(self.lanes))
+        return () if self.trace is None else self.trace.active
 
     def _look(self, optimizer: Any) -> Found | None:
         """Set `lanes` to those of a recent call that hold; their tensors, or None."""
@@ -336,9 +347,8 @@ class Representatives:
     @property
     def helper(self) -> ctypes.PyDLL | None:
         """The library of the guards, once a graph's plan has it."""
-        if self.trace is None or not self.trace.steps:
-            return None
-        return self.trace.steps[-1].helper
+        steps = self.trace.steps if self.trace is not None else []
+        return steps[-1].helper if steps else None
 
     def _survey(self, call: Call) -> Found:
         """Group all lanes into kinds again, and make a model for each new kind."""
@@ -376,14 +386,8 @@ class Representatives:
         """Create state as tracing does, for lanes with gradients but without state."""
         every = self.shadow_of_all()
         self._fresh = first_state(self.call.optimizer, every, lanes)
-        view = self._view()
+        view = with_state(self.call.optimizer, self._fresh)
         return self._known(Lanes(view, lanes.loose, lanes.counters), view)
-
-    def _view(self) -> Any:
-        """The optimizer with the state that lanes get in this call."""
-        optimizer = self.call.optimizer
-        state = {**optimizer.state, **self._fresh}
-        return types.SimpleNamespace(state=state, param_groups=optimizer.param_groups)
 
     # ---------------------------------------------------------------- Dynamo's side
 
@@ -395,7 +399,8 @@ class Representatives:
         """
         lanes = self.lanes
         assert lanes is not None
-        now = Lanes(self._view(), lanes.loose, lanes.counters)
+        view = with_state(self.call.optimizer, self._fresh)
+        now = Lanes(view, lanes.loose, lanes.counters)
         if now.grouping() != lanes.grouping():
             raise Stale
 
@@ -417,14 +422,12 @@ class Representatives:
         """
         if self.proof is None or self.proven != self.calls:
             optimizer = self.call.optimizer
-            if self.counters and not compat.can_stay_symbolic():
-                self.counters = False
+            self.counters = self.counters and compat.can_stay_symbolic()
             proof = prove(self.function, optimizer, counters=self.counters)
             if proof.why and self.counters and not self.models.params:
                 proof = prove(self.function, optimizer)
                 self.counters = bool(proof.why)
-            self.proof = proof
-            self.proven = self.calls
+            self.proof, self.proven = proof, self.calls
         self.allow(self.proof)
         return self.proof
 
@@ -439,12 +442,9 @@ class Representatives:
 
     def _writes(self, optimizer: Optimizer) -> list[Write]:
         """The C calls that write to all lanes what the step wrote to the models."""
-        lanes, trace = self.lanes, self.trace
-        assert lanes is not None
+        trace = self.trace
+        assert self.lanes is not None
         assert trace is not None
         assert trace.shadow is not None
-        made: dict[int, dict[int, torch.Tensor]] = {}
-        for step in trace.steps:
-            made.update(step.take())
-        parts = lanes, self.models, trace.shadow, self._fresh, made, self.stepped
-        return Writes(*parts).to(optimizer.state)
+        parts = self.lanes, self.models, trace.shadow, self._fresh, trace.made()
+        return Writes(*parts, self.stepped).to(optimizer.state)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import compat
 from ..capture.aten.externs import tensors_in
@@ -51,11 +50,11 @@ _DETACH = torch.ops.aten.detach.default
 _HOLDERS = (torch.Tensor, list, tuple)
 
 
-class _Calls(TorchDispatchMode):
+class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
     """Records the calls on the tensors of each lane."""
 
     def __init__(self, double: Double, paths: Paths) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.double = double
         self.known = double.known
         self.paths = paths
@@ -343,7 +342,7 @@ def _dispatch(
 
 # assigned after the class is made: in a new class torch would wrap it with
 # torch.compiler.disable, which costs time at each call; `rehearse` is disabled once
-_Calls.__torch_dispatch__ = _dispatch  # type: ignore
+_Calls.__torch_dispatch__ = _dispatch
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

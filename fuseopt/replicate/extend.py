@@ -422,12 +422,11 @@ class _Extension:
             raise CaptureError(f"{node.name} draws random numbers\n{node.line}")
         call = self.captured.calls[node.payload]
         buffer, value = self.new_buffer, self.new_value
-        copy = Call(
-            call.func,
-            self._mapped(call.args, m),
-            self._mapped(call.kwargs, m),
-            tuple(buffer[b, m] for b in call.outputs),
-            frozenset(buffer[b, m] for b in call.fresh),
+        copy = call._replace(
+            args=self._mapped(call.args, m),
+            kwargs=self._mapped(call.kwargs, m),
+            outputs=tuple(buffer[b, m] for b in call.outputs),
+            fresh=frozenset(buffer[b, m] for b in call.fresh),
         )
         self.calls.append(copy)
         return node._replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from operator import is_
 from typing import Any
@@ -30,6 +31,12 @@ def first_state(
         for p in lanes.params
         if p in shadow.state and p not in before
     }
+
+
+def with_state(optimizer: Any, fresh: Mapping[torch.Tensor, Any]) -> Any:
+    """A view of an optimizer, with state that lanes get in this call."""
+    state = {**optimizer.state, **fresh}
+    return types.SimpleNamespace(state=state, param_groups=optimizer.param_groups)
 
 
 def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..capture.aten.externs import tensors_in
 from ..shadow.double import Scratch
 from ..shadow.lanes import Unlike
@@ -29,7 +30,7 @@ class HollowResults:
         key = (func, self._layout(args), self._layout(kwargs))
         layouts = self._layouts.get(key)
         if layouts is None:
-            metas = torch.utils._pytree.tree_map(
+            metas = compat.tree_map(
                 lambda x: (
                     torch.empty_strided(
                         x.shape, x.stride(), dtype=x.dtype, device="meta"
@@ -48,7 +49,7 @@ class HollowResults:
                 result = func(*metas[0], **metas[1])
             except (NotImplementedError, RuntimeError) as error:
                 raise Unlike(f"{func} depends on contents of tensors") from error
-            layouts = self._layouts[key] = torch.utils._pytree.tree_map(
+            layouts = self._layouts[key] = compat.tree_map(
                 lambda t: (
                     (t.shape, t.stride(), t.dtype, device)
                     if isinstance(t, torch.Tensor)

@@ -17,8 +17,8 @@ import torch
 from .. import compat
 from ..shadow.lanes import GRAD, PARAM, Kind, Lanes, Role, Unlike, lane_key
 
-#: The first value of integers in the state of models; each has a value of its own.
-COUNTED = 101
+#: The first value of integers in the state of models; each differs from all others.
+COUNTED = 301
 #: The role of a tensor beside a parameter that does not belong to the optimizer.
 BESIDE = "beside"
 #: The most models of an optimizer, or of each of its kinds of lanes if that is more:
@@ -52,8 +52,10 @@ class Models:
         self.state: dict[torch.Tensor, dict[str, Any]] = {}
         self.columns = columns
         self.beside: dict[int, list[torch.Tensor]] = {}
-        #: by the number that a model counts: its own number, the key of its state
+        #: by the number that a model counts: the model, the key of its state
         self.counted: dict[int, tuple[int, str]] = {}
+        #: the same by identity of that number: no other object is it
+        self.stand_ins: dict[int, tuple[int, str]] = {}
         self._next = COUNTED
         self._most = MOST
         #: have the models' tensors memory now?
@@ -126,12 +128,16 @@ class Models:
         return number
 
     def _count(self, number: int) -> None:
-        """Give each integer in a model's state a value that no other has."""
+        """Give each integer in a model's state a value that no other one has."""
         state = self.state.get(self.params[number], {})
         for key, value in state.items() if self.counters else ():
             if type(value) is int and (number, key) not in self.counted.values():
+                # an object that no other code has: small integers are shared
+                while self._next is int(str(self._next)):
+                    self._next += 100
                 state[key] = self._next
                 self.counted[self._next] = number, key
+                self.stand_ins[id(self._next)] = number, key
                 self._next += 2
 
     def adopt(self, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> bool:

@@ -93,6 +93,18 @@ def sample(lanes: Lanes) -> list[int]:
     return sorted(members)
 
 
+def order_of_kinds(lanes: Lanes) -> tuple[int, ...]:
+    """The models of the kinds of lanes, in the order of the kinds' first lanes."""
+    kinds = sorted(lanes.kinds, key=lambda kind: kind.lanes[0])
+    return tuple(kind.model for kind in kinds)
+
+
+def in_order(models: Iterable[int], at: Mapping[int, int]) -> bool:
+    """Are models, the lane of each of them being known, in the order of these lanes?"""
+    places = [at[k] for k in models if k in at]
+    return places == sorted(places)
+
+
 def beyond(op: str) -> str:
     """The reason why a step cannot run on parts of tensors."""
     return f"{op} needs whole tensors, of which a process has shards"

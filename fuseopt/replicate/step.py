@@ -35,7 +35,7 @@ from .models import Models
 from .places import held_tensors, place_of
 from .policy import WholeInstead
 from .proofs import Proofs, Prover
-from .rehearsal import beyond, rehearse_all, rehearse_fewer
+from .rehearsal import beyond, in_order, order_of_kinds, rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
 from .source import Finds, LaneTensors
 
@@ -125,7 +125,7 @@ class LedStep:
         self.lists: list[list[int]] = []
         #: proofs of its code, for these lanes and others
         self.proofs = Proofs()
-        #: the sets of models for which it was rehearsed with the last contents
+        #: the models, in order, for which it was rehearsed with the last contents
         self.present: set[Any] = set()
         #: (rehearsed, present) of other lists of parameters
         self._elsewhere: dict[str, tuple[list[Any], set[Any]]] = {}
@@ -166,11 +166,13 @@ class LedStep:
             program.results.clear()
             program.step.forget()
 
-    def drop(self) -> None:
-        """Drop all programs, after lanes turned out to differ from what was assumed."""
+    def drop(self, told: bool = False) -> None:
+        """Drop all programs, after lanes turned out to differ from what was assumed, or
+        are to be looked at again. `told`: has its Report been added?
+        """
         self.programs.clear()
         self.program = self.lanes = self.captured = None
-        self.told = False
+        self.told = told
 
     def __call__(self, *args: Any) -> Any:
         owner, noticed = self.owner, self.task.noticed
@@ -230,7 +232,7 @@ class LedStep:
                 failed = error
                 self._tell(error, args)
         contents = noticed.held(self.moving)
-        present = tuple(k for k, members_of in enumerate(members) if members_of)
+        present = order_of_kinds(lanes)
         try:
             if contents not in self.rehearsed:
                 self._rehearse(lanes, args, clock)
@@ -244,7 +246,7 @@ class LedStep:
                 self._rehearse_fewer(lanes, present)
                 self.present.add(present)
         except Unlike as error:
-            if set(owner.models.active(present)) < set(self.active):
+            if set(owner.models.active(sorted(present))) < set(self.active):
                 raise Fewer(str(error)) from error
             raise
         if failed is not None:
@@ -277,9 +279,8 @@ class LedStep:
         numbers = [x for i, x in enumerate(args) if i in self.numbers]
         owner.models.renew(lanes)
         models, at = owner.models.lanes(owner.call.optimizer, self.active)
-        function, parts = self.task.function, self.task.parts
-        shadow_of_all = owner.shadow_of_all
-        rehearse_all(shadow_of_all, function, lanes, models, at, proof, numbers, parts)
+        asked = owner.shadow_of_all, self.task.function, lanes, models, at, proof
+        rehearse_all(*asked, numbers, self.task.parts)
         if owner.apart is not None:
             owner.apart()
         clock.lap("rehearsal")
@@ -296,8 +297,11 @@ class LedStep:
         owner.call.quiet = False
         owner.models.renew(lanes)
         models, at = owner.models.lanes(owner.call.optimizer, self.active)
-        some = sorted(at[k] for k in owner.models.active(present) if k in at)
-        rehearse_fewer(owner.shadow_of_all, self.task.function, models, some)
+        some = sorted(at[k] for k in owner.models.active(sorted(present)) if k in at)
+        shadow, step = owner.shadow_of_all, self.task.function
+        rehearse_fewer(shadow, step, models, some)
+        if not in_order(present, at) and (proof := self._proof()).firsts:
+            rehearse_all(shadow, step, lanes, models, at, proof, ())
 
     def _tell(self, error: Exception, args: Sequence[Any]) -> None:
         """Report an error of fuseopt's own, and raise Unlike for it."""
@@ -383,10 +387,10 @@ class LedStep:
             return replace(complete, result=results.result)
 
         def tell(report: Report) -> None:
-            report.traced = (
-                f"{len(self.active)} of {len(lanes.params)} lanes; the others do as "
-                "these"
-            )
+            n, all_lanes = len(self.active), len(lanes.params)
+            report.traced = f"{n} of {all_lanes} lanes; the others do as these"
+            if n > all_lanes:
+                report.traced = f"{n} models for {all_lanes} lanes, which do as these"
             if not self.told:
                 self.untold[:] = [report]
 
@@ -411,6 +415,9 @@ class LedStep:
         gradient_places = [
             index_of.get(len(roles) + column[i, (GRAD, "")]) for i in lane_of
         ]
+        if program.plan.at_once:
+            # it is launched before its writes are known, which may be refused
+            raise Unlike("it reads a number that the step computes of tensors")
         policy = WholeInstead(self._tell)
         n = len(roles), len(beside)
         source = LaneTensors(graph_tensors, order, *n, self.owner, gradient_places)

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from ..compiler.session import session
@@ -29,6 +30,8 @@ class Trace:
         self.lists = models.lists(active)
         self.state: Any = models.states(active)
         self.shadow: Shadow | None = None
+        #: what of it had a numpy.float64 when the step was compiled
+        self.numpy_names: frozenset[str] = frozenset()
         self.compiled: Callable[..., Any] | None = None
         self.steps: list[LedStep] = []
         #: the lanes of its last call
@@ -47,7 +50,7 @@ class Trace:
         if self.shadow is None:
             if type(optimizer.state) not in (dict, collections.defaultdict):
                 raise Unlike(f"its state is a {type(optimizer.state).__name__}")
-            self.shadow = Shadow(optimizer)
+            self.shadow = Shadow(optimizer, follows=True)
             session.hollow[self.shadow.itself] = self.fill
             state = optimizer.state.copy()
             state.clear()
@@ -58,7 +61,41 @@ class Trace:
         if self.shadow.helper is None and self.steps:
             self.shadow.helper = self.steps[-1].helper
         self.shadow.refresh(optimizer, self.state, self.lists)
+        if self.shadow.numpy_names != self.numpy_names:
+            self.numpy_names, self.compiled = self.shadow.numpy_names, None
+            self.steps.clear()
         return self.shadow
+
+    def check_worth(self, lanes: Lanes) -> None:
+        """Raise Unlike if more models would be traced than there are lanes."""
+        n, all_lanes = len(self.active), len(lanes.params)
+        if n > all_lanes:
+            raise Unlike(f"{n} models were to be traced for {all_lanes} lanes")
+
+    def release(self) -> None:
+        """Keep nothing of the optimizer, but what Dynamo has compiled."""
+        self.lanes = None
+        if self.shadow is not None:
+            self.shadow.forget()
+        for step in self.steps:
+            step.drop(told=step.told)
+
+    def drop(self) -> None:
+        """Drop the programs of all graphs, which are for lanes that have changed."""
+        for step in self.steps:
+            step.drop()
+
+    def forget(self) -> None:
+        """Compare nothing with the last call, which was interrupted."""
+        for step in self.steps:
+            step.forget()
+
+    def made(self) -> dict[int, dict[int, torch.Tensor]]:
+        """The tensors that the last call created, by token and by lane."""
+        made: dict[int, dict[int, torch.Tensor]] = {}
+        for step in self.steps:
+            made.update(step.take())
+        return made
 
     def check_counters(self, models: Models, optimizer: Optimizer) -> None:
         """Raise Unlike if the trace holds only for the values of the models' counters.

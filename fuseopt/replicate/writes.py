@@ -1,6 +1,8 @@
 """Write the state that a step left in the shadow of the models to all lanes.
 
-The writes are C calls, which run when the step is launched.
+The writes are C calls, which run when the step is launched. A number that a model
+counts stands for those of its lanes: each lane is given its own, under whatever key the
+step stores it, and nothing else is given one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..shadow.lanes import GRAD, PARAM, Kind, Lanes, Unlike
+from ..shadow.lanes import GRAD, NUMBERS, PARAM, Kind, Lanes, Unlike
 from ..shadow.optimizer import Shadow, Write
 from .models import Models
 from .results import OwnFloat, OwnInt
@@ -77,7 +79,7 @@ class Writes:
         if self.gives is None and self.models.counted:
             # numbers made of what the models count, of which no graph knows
             raise Unlike("nothing of the step is compiled")
-        writes = [*shadow.writes(lanes=False)]
+        writes = [*shadow.writes(lanes=False, check=self._check_common)]
         for kind in lanes.kinds:
             writes += self._of_kind(kind)
         if self._copied[0]:
@@ -102,8 +104,8 @@ class Writes:
                 return []
             numbers = not any(isinstance(now[k], torch.Tensor) for k in changed)
             if numbers and not any(lanes.params[i] in self.fresh for i in kind.lanes):
-                states = [lanes.states[i] for i in kind.lanes]
-                news = self._numbers({k: now[k] for k in changed}, len(states))
+                states: list[Any] = [lanes.states[i] for i in kind.lanes]
+                news = self._numbers(kind, {k: now[k] for k in changed}, states)
                 return [Each(states, news)]
         writes: list[Write] = []
         for i, content in self._given_to(kind, now, old).items():
@@ -122,27 +124,57 @@ class Writes:
             writes.append(functools.partial(dict.update, state, content))
         return writes
 
-    def _numbers(self, news: State, n: int) -> list[State]:
-        """New numbers in the state, for each of n lanes."""
-        per_lane = [k for k, v in news.items() if isinstance(v, (OwnInt, OwnFloat))]
-        if not per_lane:
+    def _numbers(self, kind: Kind, news: State, states: Sequence[State]) -> list[State]:
+        """New numbers in the state, for each lane of a kind; `states`: before."""
+        if not any(map(self._differs, news.values())):
             for value in news.values():
-                self._plain(value)
-            return [news] * n
-        return [{k: self._number(v, m) for k, v in news.items()} for m in range(n)]
+                self._check_number(value)
+            return [news] * len(states)
+        return [
+            {k: self._number(kind, v, m, before) for k, v in news.items()}
+            for m, before in enumerate(states)
+        ]
 
-    def _number(self, value: Any, m: int) -> Any:
+    def _differs(self, value: Any) -> bool:
+        """May a number of a model be another one in each of its lanes?"""
+        return isinstance(value, (OwnInt, OwnFloat)) or (
+            id(value) in self.models.stand_ins
+        )
+
+    def _number(self, kind: Kind, value: Any, m: int, before: Mapping[str, Any]) -> Any:
+        """What lane m of a kind has for a value in the state of its model; `before`:
+        the lane's state before the step.
+        """
         if isinstance(value, (OwnInt, OwnFloat)):
             assert self.gives is not None
             return self.gives.number(value, m)
-        return self._plain(value)
+        place = self.models.stand_ins.get(id(value))
+        if place is None:
+            return self._check_number(value)
+        model, key = place
+        if model != kind.model:
+            raise Unlike("it keeps a number of one lane in the state of another")
+        return before[key]
 
-    @staticmethod
-    def _plain(value: Any) -> Any:
-        """A number that is the same for all lanes; raises Unlike for NaN."""
+    def _check_number(self, value: Any) -> Any:
+        """A value of all lanes' state, which is returned; raises Unlike for another."""
+        if type(value) not in NUMBERS:
+            raise Unlike(f"the step makes state that is a {type(value).__name__}")
+        if isinstance(value, float) and self.shadow.stands_for_numpy(value):
+            raise Unlike("it keeps a numpy.float64 in the state of its lanes")
         if isinstance(value, float) and value != value:
             raise Unlike("it keeps a number that was computed of a tensor of a lane")
         return value
+
+    def _check_common(self, values: Iterable[Any]) -> None:
+        """Raise Unlike where a value outside of the lanes' state is one of a lane."""
+        for value in values:
+            if self._differs(value):
+                raise Unlike("it keeps a number of one lane where all lanes see it")
+            if isinstance(value, dict):
+                self._check_common((*value, *value.values()))
+            elif isinstance(value, (list, tuple)):
+                self._check_common(value)
 
     def _given_to(
         self, kind: Kind, now: Mapping[str, Any], old: Mapping[str, Any]
@@ -175,7 +207,9 @@ class Writes:
                 if not isinstance(value, torch.Tensor):
                     is_unchanged = key in old and value is old[key]
                     content[key] = (
-                        before[key] if is_unchanged else self._number(value, m)
+                        before[key]
+                        if is_unchanged
+                        else self._number(kind, value, m, before)
                     )
                 elif id(value) in self.made:
                     content[key] = self.made[id(value)][i]

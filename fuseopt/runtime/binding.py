@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from ..capture.results import is_of_the_call
 from ..capture.scalars.host import same_numbers
 from ..compat.gc_pause import collector_paused
 from ..compat.profiling import profiled
@@ -109,8 +110,11 @@ class Binding:
         kernels = all(isinstance(step, (Kernel, Run)) for step in schedule.steps)
         #: does the plan consist of kernels of the CPU alone?
         self.on_cpu = kernels and not self.tables.on_devices
+        #: ... of these and of ATen calls?
+        self.by_aten = not kernels and not self.tables.on_devices
         #: may its launches be put off to the end of the optimizer's step?
-        self.waits = not plan.at_once and (self.on_cpu or captured.result == ())
+        early = self.on_cpu or is_of_the_call(captured.result, buffers)
+        self.waits = not plan.at_once and early
         self._launches: tuple[int, list[Callable[[], object]]] | None = None
         self.numbers: list[Any] | None = None
         # autograd may have saved any of them, with or without a gradient of its own
@@ -171,15 +175,17 @@ class Binding:
                 call
                 for step in self.plan.schedule.steps
                 if isinstance(step, (Kernel, Run))
-                for call in marked(kernel_name(step), self._calls(step.name, threads))
+                for call in self.calls(step, threads)
             ]
         if self._launches is None or self._launches[0] != threads:
             calls = [call for t in self.tables.on_host for call in t.launches(threads)]
             self._launches = threads, calls
         return self._launches[1]
 
-    def _calls(self, name: str, threads: int) -> list[Callable[[], object]]:
-        return cast(HostTable, self.tables.every[name]).launches(threads)
+    def calls(self, step: Kernel | Run, threads: int) -> list[Callable[[], object]]:
+        """C calls that run a kernel of the CPU, with its name under a profiler."""
+        calls = cast(HostTable, self.tables.every[step.name]).launches(threads)
+        return marked(kernel_name(step), calls) if profiled() else calls
 
     def fill(self, numbers: list[Any]) -> None:
         """Write the numbers of a call to the tables."""

@@ -9,9 +9,11 @@ between two instructions of bytecode, of which there is none in between; so an e
 finds a step either not begun or done. A kernel lets other threads run while it
 computes, as eager's do; the writes after it are done without a switch of threads.
 
-Steps with ATen calls or launches on a device are put off as well, and run from Python:
-an exception in the middle of them leaves parameters half done, as in eager; Python's
-dicts are written all the same, since they belong to the first launch.
+Steps with ATen calls or launches on a device are put off as well, and run from Python.
+An exception in the middle of them has all that they wrote put back (`undo`), and dicts
+are as they were; what comes after the last of them is one C call again. One that
+returns tensors runs at once, for ATen makes these; what it wrote is put back too, where
+an exception comes before the writes (`protect`).
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ from typing import Any
 import torch
 
 from ..errors import LaunchError
+from .undo import Undo
 
 _CALL = functools.partial.__call__
-#: Partials of C functions, or one function of Python.
-Launches = Sequence[Callable[[], object]] | Callable[[], object]
+#: Partials of C functions, or one function of Python, which is given the partials that
+#: come after it.
+Launches = Sequence[Callable[[], object]] | Callable[..., object]
 
 
 def write(writes: Iterable[Callable[[], object]]) -> None:
@@ -60,10 +64,11 @@ class Pending:
         self.ahead: Callable[[Any], Launches] | None = None
         self._first: Launches = ()
         self._launches: Sequence[Callable[[], object]] = ()
-        self._by_python: Callable[[], object] | None = None
+        self._by_python: Callable[..., object] | None = None
         #: counts up versions in C; in Python, where that fails or there is none
         self._count: Callable[[], object] | None = None
         self._otherwise: Callable[[], object] | None = None
+        self._undo: Undo | None = None
         self._call = object()
 
     def start(self, ahead: Callable[[Any], Launches] | None = None) -> object:
@@ -73,17 +78,44 @@ class Pending:
         self.ahead = ahead
         self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self.kept = None
+        self._undo = None
         self.begun = False
         self.open = True
         self._call = object()
         return self._call
 
     def drop(self) -> None:
-        """Forget what was put off."""
-        self.open = False
+        """Forget what was put off, and that a launch was done.
+
+        What was protected is put back unless `finish` has come to the writes.
+        """
+        if self._undo is not None:
+            self._put_back()
+        self.open = self.begun = False
         self.ahead = None
         self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self.kept = None
+
+    def protect(self, tensors: list[torch.Tensor]) -> None:
+        """A launch that is not put off is about to write tensors."""
+        undo = Undo([t.detach() for t in tensors])
+        undo.__enter__()
+        self._undo = undo
+
+    def _put_back(self) -> bool:
+        """Put back what was protected. Returns False if that cannot be."""
+        undo, self._undo = self._undo, None
+        return undo is not None and undo.put_back()
+
+    def check_unbegun(self, error: Exception) -> None:
+        """Raise LaunchError if a launch was done before a refusal, and cannot be taken
+        back: another attempt would be another step.
+        """
+        if self.begun and not self._put_back():
+            raise LaunchError(
+                "the step has written parameters, and the optimizer's state cannot be "
+                f"written: {error}. Load a checkpoint, and run this step uncompiled."
+            ) from error
 
     def put_off(
         self,
@@ -130,6 +162,8 @@ class Pending:
         Raises LaunchError if another step was begun after the one that `start` began.
         """
         after = [*writes]
+        if self._undo is not None:
+            after.insert(0, self._undo.done)
         if call is not self._call:
             raise LaunchError(
                 "while a step ran, another one of the same optimizer was done, by the "
@@ -138,11 +172,8 @@ class Pending:
         if self._by_python is not None or callable(self._first):
             self._run_first()
         if self._by_python is not None:
-            try:
-                self.begun = True
-                self._by_python()
-            finally:
-                list(map(_CALL, after))  # type: ignore[arg-type]
+            self.begun = True
+            self._by_python(after)
             failed: object = True
         else:
             count = [] if self._count is None else [self._count]

@@ -24,6 +24,7 @@ from typing import Any, cast
 import torch
 
 from .. import compat
+from ..capture.aten.autocast import KeptCast
 from ..capture.aten.constants import Constant
 from ..capture.aten.externs import Call, TensorRef
 from ..capture.results import result_buffers
@@ -36,11 +37,12 @@ from ..ir.graph import Schedule
 from .binding import Binding
 from .cpp.table import DeviceTable, KernelTable
 from .devices import is_remote, module_of, on
-from .executor import in_order, starting
+from .executor import Calls, in_order, whole
 from .marks import replay_name
 from .memory import Memory
 from .tables.host_numbers import place_of
 from .triton.registry import type_of
+from .undo import at_once
 
 log = logging.getLogger("fuseopt.runtime.cudagraphs")
 
@@ -166,6 +168,8 @@ def _why_not_call(call: Call, places: set[str]) -> str:
         return "" if is_remote(call.func.tensor.device) else "copies from the CPU"
     if any(not is_remote(torch.device(p)) for p in places):
         return "works on a tensor of the CPU"
+    if isinstance(call.func, KeptCast):
+        return "looks for a cast that autocast has kept"
     leaves = list(_leaves([call.args, call.kwargs]))
     if any(isinstance(x, NumberRef) for x in leaves):
         return "waits for a number that the step computed"
@@ -287,7 +291,11 @@ class Replays:
     # ---------------------------------------------------------------- a call
 
     def run(
-        self, bound: Binding, tensors: Sequence[torch.Tensor], threads: int
+        self,
+        bound: Binding,
+        tensors: Sequence[torch.Tensor],
+        threads: int,
+        then: Calls = (),
     ) -> Memory | None:
         """Run the step; returns the memory of its results. See Executor."""
         if bound is not self.bound:
@@ -297,7 +305,7 @@ class Replays:
         graphs = None if self.off else self._graph(bound, tensors)
         if graphs is None:
             self.current = None
-            return in_order(bound, tensors, starting(bound, threads))
+            return whole(bound, tensors, threads, then)
         if graphs is not self.current:
             bound.addresses.place_all(graphs.temps)
             self.current = graphs
@@ -309,9 +317,8 @@ class Replays:
                 self._replay(bound, graphs)
         else:
             self._replay(bound, graphs)
-        if not bound.tables.fed:
-            for host in bound.tables.on_host:
-                host.launch(threads)
+        hosts = [] if bound.tables.fed else bound.tables.on_host
+        at_once([*(call for t in hosts for call in t.launches(threads)), *then])
         self.replayed += 1
         return self._copies(bound, tensors, graphs) if self.results else None
 
@@ -343,8 +350,7 @@ class Replays:
         key = tuple([words[i] for i in self.fixed])
         graphs = self.held.get(key)
         if graphs is not None:
-            if self.fixed:
-                self.held.move_to_end(key)
+            self.held.move_to_end(key)
             return graphs
         if self.seen != key:
             self.seen = key

@@ -1,6 +1,7 @@
 """Run the steps of a plan, one after another: kernels, runs of kernels, ATen calls.
 
 `in_order` runs them on the tensors of a call; its caller says how a kernel is started.
+`whole` runs all of them or none: what an error interrupts is put back.
 An `Executor` runs whole plans: `Direct` launches each kernel, `cudagraphs.Replays`
 replays captured graphs.
 """
@@ -9,28 +10,37 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
 
 from ..compat.profiling import profiled, profiler_range
-from ..ir.graph import Kernel, Run
+from ..ir.graph import Kernel, Run, Step
 from .binding import Binding, bind
 from .cpp.table import KernelTable
 from .marks import kernel_name
 from .memory import Memory
 from .plan import Plan
+from .undo import Undo, at_once
+
+Calls = Sequence[Callable[[], object]]
 
 
 class Executor(Protocol):
     """Runs one plan, outside of any capture of the user's."""
 
     def run(
-        self, bound: Binding, tensors: Sequence[torch.Tensor], threads: int
+        self,
+        bound: Binding,
+        tensors: Sequence[torch.Tensor],
+        threads: int,
+        then: Calls = (),
     ) -> Memory | None:
         """Run the plan on the tensors of a call; the memory of what it returns.
 
-        `tensors` may be empty where a plan is lean and no device is used.
+        `tensors` may be empty where a plan is lean and no device is used. `then` are C
+        calls that are made after it, with nothing in between where that can be.
         """
 
 
@@ -54,10 +64,14 @@ class Direct:
     """The executor that launches each kernel."""
 
     def run(
-        self, bound: Binding, tensors: Sequence[torch.Tensor], threads: int
+        self,
+        bound: Binding,
+        tensors: Sequence[torch.Tensor],
+        threads: int,
+        then: Calls = (),
     ) -> Memory | None:
         """See Executor."""
-        return in_order(bound, tensors, starting(bound, threads))
+        return whole(bound, tensors, threads, then)
 
 
 def starting(bound: Binding, threads: int) -> Callable[[KernelTable], None]:
@@ -104,17 +118,64 @@ def in_order(
         for table in tables.values():
             launch(table)
         return None
+    memory, arena = _ready(bound, tensors, bound.allocated if temps is None else temps)
+    with torch.no_grad():
+        _run(bound, memory, launch, plan.schedule.steps)
+    del arena
+    return memory
+
+
+def whole(
+    bound: Binding, tensors: Sequence[torch.Tensor], threads: int, then: Calls
+) -> Memory | None:
+    """Run a plan and what comes after it, all of it or nothing: an error puts back what
+    was written. Returns the memory of the call, None if it needs none.
+    """
+    plan, launch = bound.plan, starting(bound, threads)
+    steps, risk = plan.schedule.steps, plan.risk
+    if plan.simple:
+        (table,) = bound.tables.every.values()
+        launch(table)
+        at_once(then)
+        return None
+    if bound.on_cpu:
+        memory, arena = prepared(bound, tensors)
+        at_once([*bound.launches(threads), *then])
+        del arena
+        return memory
+    memory, arena = _ready(bound, tensors, bound.allocated)
+    with torch.no_grad(), Undo(list(map(memory.tensor, risk.written))) as undo:
+        _run(bound, memory, launch, steps[: risk.steps])
+        rest = [s for s in steps[risk.steps :] if isinstance(s, (Kernel, Run))]
+        last = [bound.calls(step, threads) for step in rest]
+        at_once([*chain.from_iterable(last), undo.done, *then])
+    del arena
+    return memory
+
+
+def _ready(
+    bound: Binding, tensors: Sequence[torch.Tensor], temps: Sequence[int]
+) -> tuple[Memory, object]:
+    """Make the memory of a call, and send what is known of it to devices."""
     memory = Memory(bound.memory, tensors, bound.addresses, bound.numbers or ())
     arena = bound.temps.take(bound.addresses)
-    memory.allocate(bound.allocated if temps is None else temps)
+    memory.allocate(temps)
     # addresses that are known now are sent to the device before the first kernel
     for device_table in bound.tables.on_devices:
         device_table.refresh()
-    with torch.no_grad():
-        for step in plan.schedule.steps:
-            if isinstance(step, (Kernel, Run)):
-                launch(tables[step.name])
-            else:
-                memory.run(plan.externs[step.payload])
-    del arena
-    return memory
+    return memory, arena
+
+
+def _run(
+    bound: Binding,
+    memory: Memory,
+    launch: Callable[[KernelTable], None],
+    steps: Sequence[Step],
+) -> None:
+    """Run steps one after another."""
+    tables, externs = bound.tables.every, bound.plan.externs
+    for step in steps:
+        if isinstance(step, (Kernel, Run)):
+            launch(tables[step.name])
+        else:
+            memory.run(externs[step.payload])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..capture.aten.autocast import KeptCast, Within
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.device import NumberRef
@@ -46,6 +47,12 @@ class Result(NamedTuple):
     first_byte: int
     position: int
     views: tuple[View, ...]
+
+
+class Itself(NamedTuple):
+    """Stands for a tensor of the call itself, by its place: no view of its memory."""
+
+    source: int
 
 
 class Prepared(NamedTuple):
@@ -89,6 +96,8 @@ def prepare(
     others: list[tuple[int, Any]] = []
     for place, arg in enumerate(call.args):
         plain = isinstance(arg, TensorRef) and arg == TensorRef(arg.buffer)
+        if isinstance(call.func, KeptCast):
+            arg, plain = Itself(buffers[arg.buffer].source), False
         if plain:
             tensors.append((place, arg.buffer))
         elif _changes(arg):
@@ -98,10 +107,13 @@ def prepare(
     if str(kwargs.get("device")) == "meta":
         # as the call was recorded
         kwargs["device"] = torch.device(buffers[call.outputs[0]].device)
+    function = bound_op(call.func)
+    if call.autocast is not None:
+        function = Within(function, call.autocast)
     return Prepared(
         extern.name,
         call,
-        bound_op(call.func),
+        function,
         args,
         tuple(tensors),
         tuple(others),
@@ -114,9 +126,11 @@ def prepare(
 
 def _changes(x: Any) -> bool:
     """Is an argument another one at each step?"""
-    if isinstance(x, (list, tuple)) and not isinstance(x, (TensorRef, NumberRef)):
+    if isinstance(x, (list, tuple)) and not isinstance(
+        x, (TensorRef, NumberRef, Itself)
+    ):
         return any(map(_changes, x))
-    return isinstance(x, (TensorRef, NumberRef, Sym))
+    return isinstance(x, (TensorRef, NumberRef, Sym, Itself))
 
 
 def _result(

@@ -14,9 +14,10 @@ import os
 import shutil
 import stat
 import tempfile
-import threading
 import time
 import weakref
+
+from ..locks import new_lock
 
 #: Flags with which opening a symbolic link fails, and opening a FIFO does not block.
 _PLAIN = _FOLDER = 0
@@ -213,7 +214,7 @@ class Private:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._path = ""
         self._process = 0
 

@@ -20,7 +20,7 @@ from ..capture.scalars.host import Sym
 from ..compat import negated_view
 from ..errors import LaunchError
 from ..ir.graph import DTYPE_BYTES, Buffer, MemoryPlan, span, storage_bytes
-from .extern_calls import Prepared
+from .extern_calls import Itself, Prepared
 from .tables.addresses import AddressPool
 
 
@@ -177,8 +177,8 @@ class Memory:
         if t.shape != buffer.shape or t.dtype != NAMED_DTYPES[buffer.dtype]:
             raise LaunchError(
                 f"{name} returned {t.dtype} of shape {list(t.shape)}; its shape rule "
-                f"said {buffer.dtype} of {list(buffer.shape)}. Kernels that ran before "
-                "it have written their results. Run this step uncompiled"
+                f"said {buffer.dtype} of {list(buffer.shape)}. What the step had "
+                "written is put back. Run this step uncompiled"
             )
         if buffer.storage in self.layout.plan.loose:
             # the next ATen call sees the strides that it has in eager, for eager's bits
@@ -218,6 +218,8 @@ class Memory:
             return negated_view(t) if x.neg else t
         if isinstance(x, NumberRef):
             return self.number(x)
+        if isinstance(x, Itself):
+            return self.tensors[x.source]
         if isinstance(x, Sym):
             return self.numbers[x.index]
         if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):

@@ -7,17 +7,23 @@ being built. `binding.bind` makes the tables for the layouts of a call's tensors
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from ..capture.trace import Captured, read_at_once
+import torch
+
+from ..capture.aten.dtypes import BUFFER_NAMES
+from ..capture.host_results import host_results, read_at_once
+from ..capture.trace import Captured
 from ..ir.graph import Extern, Kernel, Schedule
 from .cpp.table import TableFactory
 from .extern_calls import prepare
 from .guards.sharing import inputs
 from .memory import layout
 from .tables.addresses import positions
+from .tables.host_numbers import CPU
+from .undo import risk_of
 
 
 class Built(NamedTuple):
@@ -44,7 +50,8 @@ class Plan:
     tensors of a call. `memory`: who makes which memory. `externs`: the calls of ATen,
     by payload. `simple`: it is one kernel that makes no memory. `lean`: a call needs
     its tensors' addresses alone, and those that numbers are in. `at_once`: what it
-    gives is looked at as soon as it has run.
+    gives is looked at as soon as it has run, but for `host_results`: numbers of the
+    host, by the buffer that the step fills with one. `risk`: how far an error may come.
     """
 
     def __init__(
@@ -73,6 +80,7 @@ class Plan:
             for step, last in zip(steps, freed, strict=True)
             if isinstance(step, Extern)
         }
+        self.risk = risk_of(graph, schedule, lambda device: device != CPU)
         self.simple = (
             len(steps) == 1
             and isinstance(steps[0], Kernel)
@@ -81,4 +89,19 @@ class Plan:
         )
         nothing = captured.result == () and not captured.given
         self.lean = self.simple and nothing and not captured.complexes
-        self.at_once = bool(captured.given) or read_at_once(captured)
+        self.host_results = host_results(captured)
+        read = read_at_once(captured, self.host_results)
+        self.at_once = bool(captured.given) or read
+
+    def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Are the tensors of a call of the dtypes and shapes that it was captured for?
+
+        What Dynamo shows a backend is no promise: a number that it shows in a tensor of
+        float32 comes in one of float64.
+        """
+        return all(
+            BUFFER_NAMES.get(t.dtype) == b.dtype and t.shape == b.shape
+            for b in self.captured.graph.buffers
+            if b.kind in ("static", "arg")
+            for t in (tensors[b.source],)
+        )

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
@@ -23,14 +22,17 @@ from torch.fx import GraphModule
 from .. import compat
 from ..capture.fx.inputs import check_contents, check_memory, check_tensor
 from ..errors import AliasError, CaptureError, LaunchError
+from ..ir.graph import Literal
+from ..locks import new_lock
 from .binding import Binding, metadata_of
 from .commit import Pending
 from .devices import is_capturing
-from .executor import Program, prepared
+from .executor import Calls, Program, prepared
 from .guards.tensors import CHANGED, MOVED
 from .memory import Memory, seen_real
 from .results import give, returned
 from .source import TensorSource
+from .undo import at_once
 from .user_capture import join
 
 log = logging.getLogger("fuseopt")
@@ -92,7 +94,7 @@ class CompiledStep:
         self.verify = verify
         self.pending = pending
         self.made = made
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         #: runs all calls in eager, after an error that the policy took
         self.instead: Callable[..., Any] | None = None
 
@@ -154,6 +156,10 @@ class CompiledStep:
                 pending.lead(self, waits)
             if waits:
                 return self._put_off(pending, bound, args, tensors, alive)
+            if pending.open and bound.by_aten:
+                # what is computed from the results may fail, before all is written
+                every = tensors or self._tensors(args)
+                pending.protect([every[i] for i in bound.plan.inputs.mutated])
             pending.begun = True
         memory = self._launch(bound, args, tensors)
         lean = bound.plan.lean
@@ -217,6 +223,8 @@ class CompiledStep:
             launches = functools.partial(self._launch, bound, args, tensors)
         lean = bound.plan.lean
         result = () if lean else self._result(bound, args, tensors, memory)
+        if bound.plan.host_results and memory is not None:
+            _write_numbers(bound, memory)
         count = None if bound.guard is None else bound.guard.count
         bump = functools.partial(self._bump, bound, args, tensors)
         otherwise = bump if bound.plan.inputs.mutated else None
@@ -296,25 +304,34 @@ class CompiledStep:
             ):
                 return bound
             return program.bind(tensors)
-        if self.program.bound is not None or not self.program.plan.inputs.fit(strides):
+        plan = self.program.plan
+        fits = plan.takes(tensors) and plan.inputs.fit(strides)
+        if self.program.bound is not None or not fits:
             self._plan_for(args)
         return self.program.bind(tensors)
 
     # ---------------------------------------------------------------- running
 
     def _launch(
-        self, bound: Binding, args: Sequence[Any], tensors: list[Any]
+        self,
+        bound: Binding,
+        args: Sequence[Any],
+        tensors: list[Any],
+        then: Calls = (),
     ) -> Memory | None:
-        """Run the plan; returns the memory of the results.
+        """Run the plan, and make C calls after it; returns the memory of the results.
 
         `tensors` may be empty where a plan is lean.
         """
         tables = bound.tables
         if tables.devices:
             if any(map(is_capturing, tables.devices)):
-                return join(bound, tensors or self._tensors(args))
+                memory = join(bound, tensors or self._tensors(args))
+                at_once(then)
+                return memory
             tables.follow()
-        return self.program.executor.run(bound, tensors, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        return self.program.executor.run(bound, tensors, threads, then)
 
     def _result(
         self,
@@ -328,6 +345,18 @@ class CompiledStep:
         if self.made is not None:
             self.made(memory)
         return result
+
+
+def _write_numbers(bound: Binding, memory: Memory) -> None:
+    """Write numbers of the host to results, which the caller reads before the launch.
+
+    By address: no version is counted, as of a tensor that a kernel fills.
+    """
+    numbers = bound.numbers or ()
+    for b, scalar in bound.plan.host_results.items():
+        number = scalar.value if isinstance(scalar, Literal) else numbers[scalar.expr]
+        address = memory.tensor(b).data_ptr()
+        ctypes.c_double.from_address(address).value = float(number)
 
 
 def _refuse_inference(gm: GraphModule) -> None:

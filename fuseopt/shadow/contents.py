@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, compress, count, islice
 from operator import attrgetter, is_, is_not
 from typing import Any
 
+from .. import compat
 from ..runtime.guards.holdings import CONTAINERS, Holdings
 
 #: Types of numbers that a schedule changes; they are updated in the shadow in place.
 MOVES = frozenset({int, float})
 _flat = chain.from_iterable
+
+
+def moves(x: Any, before: Any) -> bool:
+    """Is it a number in the place of one, as a schedule puts it?"""
+    if type(x) in MOVES:
+        return type(before) in MOVES
+    return compat.is_numpy_float(x) and type(before) is type(x)
 
 
 class Contents:
@@ -78,7 +86,7 @@ class Contents:
         first, after = self._keys, 2 * self._keys
         numbers = []
         for i in compress(count(), map(is_not, cells, self._cells)):
-            if not first <= i < after or {type(cells[i]), type(self._cells[i])} - MOVES:
+            if not first <= i < after or not moves(cells[i], self._cells[i]):
                 return None
             numbers.append((i - first, cells[i]))
         return numbers
@@ -127,13 +135,21 @@ class Part:
         self.tables = [x for x in every if type(x.ours) is not list]
         self.note_again()
 
-    def follow(self, moved: Sequence[tuple[int, Any]]) -> None:
-        """Take over the numbers that `theirs.moved` gave."""
+    def follow(
+        self, moved: Sequence[tuple[int, Any]], ours: Callable[[Any, Any], Any] | None
+    ) -> None:
+        """Take over the numbers that `theirs.moved` gave.
+
+        `ours(before, x)`: the shadow's number for x, given the one that it replaces.
+        """
         if not self.values:
             self.values = [(pair, key) for pair in self.tables for key in pair.theirs]
         for i, x in moved:
             pair, key = self.values[i]
-            pair.seen[key] = pair.ours[key] = pair.before[key] = x
+            pair.seen[key] = x
+            if ours is not None:
+                x = ours(pair.ours[key], x)
+            pair.ours[key] = pair.before[key] = x
         self.note_again()
 
     def note_again(self) -> None:

@@ -18,7 +18,8 @@ import torch
 from torch.optim import Optimizer
 
 from ..compiler.code_paths import PLAIN
-from .lanes import GRAD, Lanes, Unlike, free_shape
+from ..compiler.tables import acts_when_asked
+from .lanes import GRAD, Hung, Lanes, free_shape
 
 #: Attributes that the step's own function does not see.
 OUTSIDE = frozenset({"state", "param_groups", "step"})
@@ -47,8 +48,8 @@ def holdings(
 ) -> Any:
     """The contents of a Python value as data that can be compared.
 
-    `tensor(t)` returns the data of a tensor. Raises Unlike for values that are not
-    plain data.
+    `tensor(t)` returns the data of a tensor. Raises Hung for values that are not plain
+    data.
     """
     if isinstance(x, torch.Tensor):
         return tensor(x)
@@ -57,7 +58,7 @@ def holdings(
     if isinstance(x, (types.FunctionType, types.BuiltinFunctionType, type)):
         return id(x)
     if id(x) in seen:
-        raise Unlike("its state holds itself")
+        raise Hung("its state holds itself", x)
     seen |= {id(x)}
     if type(x) in (dict, collections.OrderedDict, collections.defaultdict):
         return type(x), [
@@ -67,7 +68,7 @@ def holdings(
         return type(x), [holdings(y, tensor, seen) for y in x]
     if isinstance(x, weakref.ref):
         return id(x)
-    raise Unlike(f"it holds a {type(x).__name__}, of which nothing is known")
+    raise Hung(f"it holds a {type(x).__name__}, of which nothing is known", x)
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
@@ -211,10 +212,13 @@ class Double:
                 twin = self._of_lane(x)
             if twin is None:
                 if x.dim() or type(x) is not torch.Tensor:
-                    raise Unlike(f"{name} is a tensor that belongs to no lane")
+                    raise Hung(f"{name} is a tensor that belongs to no lane", x)
                 twin = self.twins[id(x)] = self._number(x)
                 self.know(twin, Known(-1, ("shared", name, 0), True))
             return twin
+        acts = acts_when_asked(x)
+        if acts:
+            raise Hung(f"{name} {acts}", x)
         if type(x) in (dict, collections.OrderedDict):
             return type(x)((k, self.copy(v, f"{name}.{k}")) for k, v in x.items())
         if type(x) is collections.defaultdict:

@@ -35,6 +35,24 @@ class Unlike(FuseoptError):
     """The step of an optimizer cannot be led by models of its lanes; says why."""
 
 
+class Hung(Unlike):
+    """A step is not traced while its optimizer holds a value of such a type; `within`:
+    the dict or list that holds it, if that is known.
+    """
+
+    def __init__(self, why: str, value: object, within: object = None) -> None:
+        super().__init__(why)
+        self.value = value
+        self.within = within
+
+
+def only_tensors(params: Any) -> None:
+    """Raise Hung if anything else is among the parameters of a group."""
+    for p in params:
+        if not isinstance(p, torch.Tensor):
+            raise Hung(f"a {type(p).__name__} is among the parameters", p, params)
+
+
 def _exactly(x: Any) -> tuple[type, str]:
     """A key of a number that differs for numbers that Python takes for equal."""
     return type(x), repr(x)
@@ -84,7 +102,7 @@ def lane_key(
     entries = []
     for name, value in (state or {}).items():
         if not isinstance(name, str):
-            raise Unlike(f"the state has the key {name!r}")
+            raise Hung(f"the state has a {type(name).__name__} as key", value, state)
         if isinstance(value, torch.Tensor):
             entries.append((name, *_layout(value, near)))
         elif counters and type(value) is int:
@@ -92,7 +110,7 @@ def lane_key(
         elif type(value) in NUMBERS:
             entries.append((name, *_exactly(value)))
         else:
-            raise Unlike(f"the state {name!r} is a {type(value).__name__}")
+            raise Hung(f"the state {name!r} is a {type(value).__name__}", value)
     return (
         group,
         _layout(p, near),
@@ -184,12 +202,17 @@ class Lanes:
         self.lists = [list(group["params"]) for group in optimizer.param_groups]
         self.params: list[torch.Tensor] = [p for members in self.lists for p in members]
         self.groups = [g for g, members in enumerate(self.lists) for _ in members]
+        for group in optimizer.param_groups:
+            only_tensors(group["params"])
+        own = {*map(id, self.params)}
+        for p, s in optimizer.state.items():
+            if id(p) not in own:
+                what = "the optimizer has state of something besides its parameters"
+                raise Hung(what, s, optimizer.state)
+            if type(s) is not dict:
+                raise Hung("the state of a parameter is no dict", s, optimizer.state)
         get = optimizer.state.get
         self.states: list[dict[str, Any] | None] = [get(p) for p in self.params]
-        if len(optimizer.state) > sum(s is not None for s in self.states):
-            raise Unlike("the optimizer has state of something besides its parameters")
-        if any(s is not None and type(s) is not dict for s in self.states):
-            raise Unlike("the state of a parameter is no dict")
         members_by_key: dict[Any, list[int]] = {}
         for i, (g, p, s) in enumerate(
             zip(self.groups, self.params, self.states, strict=True)
@@ -403,13 +426,13 @@ class Lanes:
 
     def reshaped(self) -> bool:
         """Is there a kind whose lanes differ in size?"""
-        return any(
-            len({self.params[i].shape for i in kind.lanes}) > 1 for kind in self.kinds
-        )
+        sizes = ({self.params[i].shape for i in kind.lanes} for kind in self.kinds)
+        return any(len(of_a_kind) > 1 for of_a_kind in sizes)
 
     def grouping(self) -> list[Any]:
-        """The parameters of each group, by identity, and the lanes of each kind."""
-        return [self.lists_of(), [kind.lanes for kind in self.kinds]]
+        """Each group's parameters, by identity; each kind's lanes, and its tensors."""
+        keys = [(*k.key[:4], [x for x in k.key[4] if len(x) > 3]) for k in self.kinds]
+        return [self.lists_of(), [kind.lanes for kind in self.kinds], keys]
 
     def lists_of(self) -> list[list[int]]:
         """The parameters of each group, by identity."""

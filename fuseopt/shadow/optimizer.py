@@ -14,7 +14,7 @@ import ctypes
 import functools
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -23,10 +23,11 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..compiler.code_paths import PLAIN
-from ..compiler.session import session
+from ..compiler.tables import acts_when_copied
 from .contents import Pair, Part
 from .double import OUTSIDE, is_hooks
-from .lanes import Unlike
+from .lanes import Hung, Unlike, only_tensors
+from .stand_in import stand_in, unfused
 
 #: Containers of which a shadow has copies.
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -45,41 +46,14 @@ SHARED = (
 LEAVES = frozenset(
     {int, float, bool, str, type(None), torch.Tensor, torch.nn.Parameter}
 )
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+#: So many floats that stand for numbers of numpy's are kept before they are sorted out.
+MANY = 1024
 Write = Callable[[], object]
 
 
-def unfused(group: dict[str, Any]) -> dict[str, bool]:
-    """The options that replace `fused=True` in a group: those of the foreach step.
-
-    Empty for a group without `fused`. On other devices than the CPU `capturable` is set
-    too, so that step counters are on the device, as for the fused kernels. Otherwise
-    Adam's foreach step takes no tensors as rate or betas, and its loop does.
-    """
-    if not group.get("fused"):
-        return {}
-    form = {"fused": False, "foreach": True}
-    if any(p.device.type != "cpu" for p in group["params"]):
-        form["capturable"] = True
-    elif group.get("capturable") is False:
-        numbers = group.get("lr"), *(group.get("betas") or ())
-        form["foreach"] = not any(isinstance(x, torch.Tensor) for x in numbers)
-    return {key: value for key, value in form.items() if key in group}
-
-
-def stand_in(optimizer: Optimizer) -> Any:
-    """An object of an optimizer's class without attributes.
-
-    Raises Unlike for an optimizer that no other object can stand for.
-    """
-    kind = type(optimizer)
-    for c in kind.__mro__:
-        if any(isinstance(x, types.MemberDescriptorType) for x in vars(c).values()):
-            raise Unlike(f"{c.__name__} keeps attributes in slots")
-    if hasattr(kind, "__del__"):
-        raise Unlike(f"{kind.__name__} has a __del__")
-    shadow = object.__new__(kind)
-    session.apart.add(shadow)
-    return shadow
+class OtherType(Exception):
+    """A number replaced one of another type."""
 
 
 class Shadow:
@@ -87,14 +61,25 @@ class Shadow:
 
     Its groups are those of torch's foreach steps where the optimizer's ask for torch's
     fused kernels. Raises Unlike for an optimizer that no other object can stand for.
+
+    `follows`: may a float stand for each numpy.float64? A trace must then be made anew
+    when `numpy_names` changes.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, follows: bool = False) -> None:
         self.itself = stand_in(optimizer)
-        compat.watched.shadows[self.itself] = weakref.ref(self)
-        self._owner = weakref.ref(optimizer)
         #: the library of the guards, once it is there
         self.helper: ctypes.PyDLL | None = None
+        compat.watched.shadows[self.itself] = weakref.ref(self)
+        self._owner = weakref.ref(optimizer)
+        self._follows = follows and compat.may_follow_numpy()
+        #: what had a numpy.float64 at any time: floats there are followed ever after
+        self.numpy_names: frozenset[str] = frozenset()
+        self.forget()
+
+    def forget(self) -> None:
+        """Keep nothing of what the optimizer held."""
+        vars(self.itself).clear()
         #: were the last step's writes to the shadow taken over, or discarded?
         self.clean = False
         self._lanes, self._plain = Part(), Part()
@@ -103,6 +88,13 @@ class Shadow:
         self._written: list[tuple[Part, Pair]] = []  # by the last step
         #: the optimizer's container, by id of the shadow's copy
         self._back: dict[int, Any] = {}
+        #: by id of a float that stands for a numpy.float64, or may: it, and the number
+        self.numpy: dict[int, tuple[float, Any]] = {}
+        self._keeps_numpy = False  # did the last step store one?
+
+    def stands_for_numpy(self, x: float) -> bool:
+        """Does this very float stand for a numpy.float64, or may it?"""
+        return id(x) in self.numpy
 
     def copies(self, x: Any) -> bool:
         """Does the shadow have a copy of this container?"""
@@ -119,11 +111,11 @@ class Shadow:
         """Copy what the optimizer holds.
 
         `state`, `lists`: replace its state and the parameters of each group, if the
-        shadow has other lanes. Raises Unlike for values that are not plain data.
+        shadow has other lanes. Raises Hung for values that are not plain data.
         """
         groups = optimizer.param_groups
         if type(groups) is not list:
-            raise Unlike("its groups are no list")
+            raise Hung("its groups are no list", groups)
         lists_of_params = [group["params"] for group in groups]
         lanes = [
             optimizer.state if state is None else state,
@@ -134,6 +126,7 @@ class Shadow:
         helper = self.helper
         lanes_are_same = (
             self.clean
+            and len(self.numpy) < MANY
             and [*map(id, lanes)] == lanes_part.roots
             and lanes_part.theirs.same(helper)
         )
@@ -143,15 +136,26 @@ class Shadow:
             return
         self.clean = False
         if moved is not None:
-            plain_part.follow(moved)
-            self.clean = True
-            return
+            followed = self._follow if self.numpy_names else None
+            try:
+                plain_part.follow(moved, followed)
+                self.clean = True
+                return
+            except OtherType:
+                pass  # all of it is copied anew
+        names = self.numpy_names
         self._within.clear()
         self._known = {**self._lanes.pairs, **self._plain.pairs}
         if not lanes_are_same:
+            self.numpy.clear()
             self._lanes.pairs = {}
-            for x in lanes:
+            for x, holder in zip(lanes, (None, *groups), strict=True):
                 self._mirror(x, optimizer, "state", self._lanes.pairs)
+                if id(x) not in self._lanes.pairs:
+                    what = f"the parameters of a group are a {type(x).__name__}"
+                    raise Hung(what, x, holder)
+                if holder is not None:
+                    only_tensors(x)
             self._lanes.roots = [*map(id, lanes)]
             self._lanes.note()
         self._mirror_plain(optimizer, lanes)
@@ -164,7 +168,33 @@ class Shadow:
         ):
             self._back[id(self._lanes.pairs[id(mirrored)].ours)] = original
         self._known = {}
+        if self.numpy_names != names:  # others of these names were mirrored before
+            self.refresh(optimizer, state, lists)
         self.clean = True
+
+    def _float(self, x: float, name: str) -> float:
+        """The shadow's float for a float: for a numpy.float64, the one that it equals.
+
+        A float where a numpy.float64 has been stands for itself, and is followed too:
+        what is traced holds for both.
+        """
+        if compat.is_numpy_float(x):
+            self.numpy_names |= {name}
+        return self._instead_of(x) if name in self.numpy_names else x
+
+    def _instead_of(self, x: float) -> float:
+        """A float for one, or for a numpy.float64: an object that is found nowhere
+        else.
+        """
+        plain = float(x) * 1.0
+        self.numpy[id(plain)] = plain, x
+        return plain
+
+    def _follow(self, before: Any, x: Any) -> Any:
+        """The shadow's number for one that replaces another."""
+        if type(before) is not (float if isinstance(x, float) else type(x)):
+            raise OtherType
+        return self._instead_of(x) if id(before) in self.numpy else x
 
     def _mirror_plain(self, optimizer: Optimizer, lanes: Sequence[Any]) -> None:
         pairs: dict[int, Pair] = {}
@@ -181,7 +211,10 @@ class Shadow:
         every = optimizer.param_groups.copy()
         for group, params in zip(every, lists, strict=True):
             if type(group) is not dict:
-                raise Unlike("a group is no dict")
+                raise Hung("a group is no dict", group)
+            acts = acts_when_copied(group)
+            if acts:
+                raise Hung(f"a group {acts}", group)
             seen = group.copy()
             content = {
                 key: params
@@ -229,7 +262,10 @@ class Shadow:
             if pair is not None:
                 return pair.ours
             if id(x) in self._within:
-                raise Unlike(f"{name} holds itself")
+                raise Hung(f"{name} holds itself", x)
+            acts = acts_when_copied(x)
+            if acts:
+                raise Hung(f"{name} {acts}", x)
             self._within.add(id(x))
             seen = x.copy()
             inner: Any
@@ -237,7 +273,8 @@ class Shadow:
                 inner = [self._mirror(y, optimizer, name, pairs) for y in seen]
             else:
                 inner = {
-                    k: self._mirror(y, optimizer, name, pairs) for k, y in seen.items()
+                    k: self._mirror(y, optimizer, _within(name, k, y), pairs)
+                    for k, y in seen.items()
                 }
             self._within.discard(id(x))
             return self._filled(x, seen, inner, pairs)
@@ -245,10 +282,12 @@ class Shadow:
             items = tuple(self._mirror(y, optimizer, name, pairs) for y in x)
             return x if all(map(is_, items, x)) else items
         if isinstance(x, SHARED):
+            if self._follows and isinstance(x, float):
+                return self._float(x, name)
             return x
         if isinstance(x, weakref.ref) and x() is not optimizer:
             return x
-        raise Unlike(f"{name} is a {kind.__name__}, of which nothing is known")
+        raise Hung(f"{name} is a {kind.__name__}, of which nothing is known", x)
 
     # ---------------------------------------------------------------- after a step
 
@@ -266,6 +305,9 @@ class Shadow:
         if id(x) in self._back:
             return self._back[id(x)]
         kind = type(x)
+        if kind is float and id(x) in self.numpy:
+            self._keeps_numpy = True
+            return self.numpy[id(x)][1]
         if kind is list:
             x[:] = [self.translated(y) for y in x]
         elif kind in DICTS:
@@ -280,11 +322,13 @@ class Shadow:
             raise Unlike(f"the step makes a {kind.__name__}, of which nothing is known")
         return x
 
-    def writes(self, lanes: bool = True) -> list[Write]:
+    def writes(
+        self, lanes: bool = True, check: Callable[[Iterable[Any]], None] | None = None
+    ) -> list[Write]:
         """C calls that write to the optimizer what the step wrote to the shadow.
 
         `lanes`: also the writes to the state, by parameter, and to the lists of
-        parameters.
+        parameters. `check` is called with the new values of each container.
         """
         self._written = written = []
         writes: list[Write] = []
@@ -297,6 +341,8 @@ class Shadow:
                     continue
                 written.append((part, pair))
                 pair.seen = [self.translated(x) for x in ours]
+                if check is not None:
+                    check(pair.seen)
                 change = functools.partial(list.__setitem__, theirs, slice(None))
                 writes.append(functools.partial(change, pair.seen))
             for pair in part.tables:
@@ -317,12 +363,14 @@ class Shadow:
                         for k, x in ours.items()
                         if k in again or before.get(k, self) is not x
                     }
-                if not LEAVES.issuperset(map(type, news.values())):
+                if self.numpy or not LEAVES.issuperset(map(type, news.values())):
                     news = {k: self.translated(x) for k, x in news.items()}
                 for k in displaced:
                     pair.seen.pop(k, None)
                     writes.append(functools.partial(theirs.pop, k, None))
                 if news:
+                    if check is not None:
+                        check(news.values())
                     pair.seen.update(news)
                     writes.append(functools.partial(type(theirs).update, theirs, news))
         return writes
@@ -330,6 +378,10 @@ class Shadow:
     def settle(self) -> None:
         """Note that the last `writes` were done: optimizer and shadow are equal."""
         parts = set()
+        if self._keeps_numpy:
+            # it lies elsewhere now, too: the next call finds out where
+            self._keeps_numpy = False
+            return
         for part, pair in self._written:
             if self._strange(pair.ours):
                 # the shadow has a container of the optimizer's, not a copy
@@ -366,6 +418,11 @@ class Shadow:
             if not all(map(is_, params, before)):
                 return False
         return True
+
+
+def _within(name: str, key: Any, value: Any) -> str:
+    """The name of a value in a dict."""
+    return f"{name} {key}" if type(key) is str and type(value) not in TENSORS else name
 
 
 def _displaced(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:

@@ -14,11 +14,13 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from ..compiler.tables import acts_when_copied
 from ..runtime.guards.holdings import CONTAINERS, told
 from ..runtime.guards.library import Held
+from .contents import moves
 from .double import holdings, own_attributes
+from .lanes import Hung
 
-NUMBERS = {int, float}
 #: An attribute by name; of a group by number and key; of a tuple there, by index.
 Place = Any
 
@@ -114,7 +116,7 @@ class StateGuard:
             if place is None or before.keys() != after.keys():
                 return False
             for at, value in after.items():
-                if {type(value), type(before[at])} <= NUMBERS:
+                if moves(value, before[at]):
                     moved[at] = holdings(value, id)
                 elif holdings(value, id) != self._held[at]:
                     return False
@@ -126,6 +128,7 @@ class StateGuard:
         return True
 
     def _look_closely(self, optimizer: Optimizer, cells: list[Any]) -> None:
+        self._cells = []  # nothing is taken for known if this ends with an error
         entries = vars(optimizer)
         attributes = own_attributes(optimizer)
         self._places = [None] * len(entries) + [
@@ -133,6 +136,9 @@ class StateGuard:
         ]
         places: dict[Place, Any] = dict(attributes)
         for g, group in enumerate(optimizer.param_groups):
+            acts = acts_when_copied(group)
+            if acts:
+                raise Hung(f"a group {acts}", group)
             places_of_group = [(g, key) if key != "params" else None for key in group]
             self._places += [None] * len(group) + places_of_group
             for place, value in zip(places_of_group, group.values(), strict=True):
@@ -146,12 +152,12 @@ class StateGuard:
             inner += container
             inner += container.values() if isinstance(container, dict) else ()
         self._deep = any(isinstance(x, (dict, list)) for x in inner)
-        self._cells = cells + inner
         self._held = {
             at: holdings(x, id)
             for place, value in places.items()
             for at, x in _parts(place, value)
         }
+        self._cells = cells + inner
         self.moved.clear()
         self.count += 1
 

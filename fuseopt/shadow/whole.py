@@ -23,6 +23,7 @@ from ..compiler.see_through import SeenThrough
 from ..errors import FuseoptError
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
+from .hindrance import LASTING, hindrance_of
 from .lanes import Unlike
 from .optimizer import Shadow
 
@@ -95,9 +96,14 @@ class Whole:
     def __init__(self, function: Any) -> None:
         self.function = function
         self.why = ""
+        #: did Dynamo trace it as often as it does?
+        self.limited = False
         #: the reason why Dynamo must not trace it at all, or ""
         self.refused = ""
+        self._hindrance = LASTING
         self.shadow: Shadow | None = None
+        #: what of it had a numpy.float64 when the step was compiled
+        self.numpy_names: frozenset[str] = frozenset()
         self.compiled: Callable[..., Any] | None = None
         self.pending = Pending()
         self.steps: list[CompiledStep | SeenThrough] = []
@@ -106,6 +112,13 @@ class Whole:
         # did the last call end normally? Did the one before it compile nothing?
         self._sound = True
         self._steady = False
+
+    def keeps_out(self, optimizer: Optimizer) -> bool:
+        """With a `why`: does the reason still hold? If not, there is none from now."""
+        if self._hindrance.stands(optimizer):
+            return True
+        self.why, self._hindrance = "", LASTING
+        return False
 
     def release(self) -> None:
         """Keep nothing of the optimizer."""
@@ -149,9 +162,11 @@ class Whole:
             if self.shadow is None:
                 if not keeps_to_itself(self.function, type(optimizer)):
                     raise Unlike("it uses the optimizer for more than its attributes")
-                self.shadow = Shadow(optimizer)
+                self.shadow = Shadow(optimizer, follows=True)
             shadow = self.shadow
             shadow.refresh(optimizer)
+            if shadow.numpy_names != self.numpy_names:
+                self.numpy_names, self.compiled = shadow.numpy_names, None
             if self.compiled is None:
                 self.steps.clear()
                 self.compiled = self.compile(backend(), make)
@@ -180,6 +195,14 @@ class Whole:
                 raise  # nothing is wrong with the step
             # whatever it is, the step says it again if it is the step's own
             self.why = compat.reason_of(error)
+            self._hindrance = hindrance_of(error, optimizer)
+            if self._hindrance is not LASTING:
+                # what was compiled fits again once that is removed
+                self._sound = True
+                if self.shadow is not None:
+                    self.shadow.forget()
+                return False, None
+            self.limited = compat.is_limit(error)
             if self.shadow is not None:
                 self.refused = compat.refusal_of(self.shadow.itself)
             self.release()

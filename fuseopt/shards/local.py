@@ -26,7 +26,8 @@ from .. import compat
 from ..replicate.writes import Each
 from ..runtime.guards.given import Given
 from ..shadow.lanes import NUMBERS, Unlike
-from ..shadow.optimizer import Write, stand_in, unfused
+from ..shadow.optimizer import Write
+from ..shadow.stand_in import stand_in, unfused
 from .watch import Watch
 
 _GRAD = attrgetter("grad")

@@ -33,6 +33,11 @@ def optimizers_of(argument: Any) -> list[Optimizer]:
     return optimizers
 
 
+def entries_of(given: Iterable[Any]) -> list[Any]:
+    """The list itself, to be read at each call; of anything else, a list."""
+    return given if isinstance(given, list) else [*given]
+
+
 def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
     """All parameters, in the order of their groups."""
     # Dynamo traces this as well

@@ -10,7 +10,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from .adapters import Average, kind_of
-from .arguments import check_beside, checked_decay
+from .arguments import check_beside, checked_decay, entries_of
 from .models import Averaged
 
 Tensors = list[torch.Tensor]
@@ -26,11 +26,12 @@ class Beside:
     def __init__(
         self, ema: Iterable[Any], copies: Iterable[torch.Tensor] | None
     ) -> None:
-        self.averages: list[tuple[Tensors, Tensors | None]] = []
+        #: the user's lists of averages and of their sources, and of copies
+        self._given: list[tuple[Tensors, Tensors | None]] = []
+        self._copies = None if copies is None else entries_of(copies)
         self.decays: list[Any] = []
         self.models: list[Averaged] = []
         self.objects: list[Average] = []
-        self.copies = None if copies is None else list(copies)
         self.alone = ""
         self._asked: tuple[bool, int | None] = True, None
         #: the parameters at the last check, and its result
@@ -38,6 +39,22 @@ class Beside:
         self._checked: tuple[list[Any], list[Any]] = [], []
         for entry in ema:
             self._add(entry)
+        self.follow()
+
+    @property
+    def lists(self) -> list[Tensors]:
+        """The user's lists."""
+        every = [x for pair in self._given for x in pair if x is not None]
+        return every if self._copies is None else [*every, self._copies]
+
+    def follow(self) -> None:
+        """Copy the user's lists again; they are checked in the next call."""
+        self.averages = [
+            ([*averages], None if source is None else [*source])
+            for averages, source in self._given
+        ]
+        self.copies = None if self._copies is None else [*self._copies]
+        self._params = []
 
     def _add(self, entry: Any) -> None:
         if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
@@ -54,7 +71,8 @@ class Beside:
         if not isinstance(entry[0], Iterable):
             raise TypeError(f"ema takes no {type(entry[0]).__name__}: see docs/tail.md")
         averages, *source, decay = entry
-        self.averages.append((list(averages), list(source[0]) if source else None))
+        named = entries_of(source[0]) if source else None
+        self._given.append((entries_of(averages), named))
         self.decays.append(checked_decay(decay))
 
     def check(self, params: Tensors) -> tuple[list[Any], list[Any]]:
@@ -128,4 +146,4 @@ def _source(entry: Any, attribute: str) -> Any:
         return source
     if attribute == "module" or isinstance(source, (int, float, str, torch.Tensor)):
         raise TypeError(f"beside a {name}, ema takes the model it is of")
-    return list(source)
+    return entries_of(source)

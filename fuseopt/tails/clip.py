@@ -7,7 +7,6 @@ compiled go to torch's function, and a Report says why.
 
 from __future__ import annotations
 
-import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ..compiler.session import session
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..isolate.isolated import TRACES
+from ..locks import new_rlock
 from ..shadow.whole import NotTraced
 from .deferred import leave, report_once, settle, settle_by, why_not_left
 from .spread_clip import SpreadClip, check_memory
@@ -29,7 +29,7 @@ Tensors = list[torch.Tensor]
 #: The most compiled sets of parameters that have the same first parameter.
 PATIENCE = 8
 MANY = "too many sets of parameters begin with the same one"
-_lock = threading.RLock()
+_lock = new_rlock()
 
 
 def clip_grad_norm_(
@@ -81,7 +81,8 @@ def clip_grad_norm_(
             params_with_grad.sort(key=lambda p: order.index(p.grad.dtype))
     if not why:
         floats = float(max_norm), float(norm_type)
-        arguments = _Given(params_with_grad, *floats, bool(error_if_nonfinite), foreach)
+        given = [p.grad for p in params_with_grad if p.grad is not None]
+        arguments = _Given(given, *floats, bool(error_if_nonfinite), foreach)
         norm = None
         defers = bool(defer) and _may_defer(params_with_grad, grads, are_dtensors)
         with _lock:
@@ -129,27 +130,38 @@ class Clip:
         except Exception as error:
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
                 raise
-            check_memory([p.grad for p in arguments.params if p.grad is not None])
+            check_memory(arguments.grads)
             self.why = compat.reason_of(error)
             self.compilations.forget()
             return None
+        if self.compilations.fakes.hold:
+            self.compilations.fakes.unhand()
         if arguments.raises and not bool(torch.isfinite(norm)):
-            grads = [p.grad for p in arguments.params if p.grad is not None]
             options = arguments.norm_type, True, arguments.foreach
-            return torch.nn.utils.get_total_norm(grads, *options)
+            return torch.nn.utils.get_total_norm(arguments.grads, *options)
         return norm
 
 
 @dataclass(eq=False)
 class _Given:
-    """The arguments of a call, as Dynamo sees them. `raises`: `error_if_nonfinite`."""
+    """The arguments of a call, as Dynamo sees them. `raises`: `error_if_nonfinite`.
 
-    params: Tensors
+    Dynamo is not shown the parameters: it would keep weak references to them.
+    """
+
+    grads: Tensors
     max_norm: float
     norm_type: float
     raises: bool
     foreach: bool | None
     factor: torch.Tensor | None = None
+
+
+class _Holder:
+    """Has a gradient, as a parameter does."""
+
+    def __init__(self, grad: torch.Tensor) -> None:
+        self.grad = grad
 
 
 def _clipped(self: _Given) -> torch.Tensor:
@@ -158,12 +170,12 @@ def _clipped(self: _Given) -> torch.Tensor:
     """
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
-    norm_type, foreach = self.norm_type, self.foreach
+    norm_type, foreach, grads = self.norm_type, self.foreach, self.grads
     if not self.raises:
+        holders: Any = [_Holder(g) for g in grads]
         return torch.nn.utils.clip_grad_norm_(
-            self.params, self.max_norm, norm_type, False, foreach
+            holders, self.max_norm, norm_type, False, foreach
         )
-    grads = [p.grad for p in self.params if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(grads, norm_type, False, foreach)
     factor = torch.clamp(self.max_norm / (norm + 1e-6), max=1.0)
     factor = torch.where(torch.isfinite(norm), factor, torch.ones_like(factor))
@@ -179,8 +191,8 @@ def _measured(self: _Given) -> torch.Tensor:
     """Write the factor of the clip to `factor`, and return the total norm."""
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
-    grads = [p.grad for p in self.params if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads, self.norm_type, False, self.foreach)
+    options = self.norm_type, False, self.foreach
+    norm = torch.nn.utils.get_total_norm(self.grads, *options)
     assert self.factor is not None
     self.factor.copy_(torch.clamp(self.max_norm / (norm + 1e-6), max=1.0))
     return norm
@@ -207,17 +219,35 @@ def _why_not(grads: Sequence[torch.Tensor], are_dtensors: bool) -> str:
     return ""
 
 
+class _Clips:
+    """What clips gradients, while the memory of their first parameter is there.
+
+    A weak reference to a parameter would keep torch from swapping it. Dynamo's guards
+    compare the gradients of each call, so that other parameters with the same ids do no
+    harm.
+    """
+
+    def __init__(self, first: torch.Tensor) -> None:
+        self.life = compat.Life(first)
+        self.of: dict[Any, Clip | SpreadClip] = {}
+
+
 def _clip_of(
     params: Sequence[torch.Tensor], are_dtensors: bool, defers: bool
 ) -> Clip | SpreadClip | None:
-    clips: dict[Any, Clip | SpreadClip] = session.clips.setdefault(params[0], {})
+    every = session.clips
+    clips: _Clips | None = every.get(id(params[0]))
+    if clips is None or not clips.life.lasts():
+        for i in [i for i, x in every.items() if not x.life.lasts()]:
+            del every[i]
+        clips = every[id(params[0])] = _Clips(params[0])
     key = are_dtensors, defers, *map(id, params)
-    if key not in clips:
-        if len(clips) >= PATIENCE:
+    if key not in clips.of:
+        if len(clips.of) >= PATIENCE:
             return None
         factor = _norm_like(params) if defers else None
-        clips[key] = SpreadClip() if are_dtensors else Clip(factor)
-    return clips[key]
+        clips.of[key] = SpreadClip() if are_dtensors else Clip(factor)
+    return clips.of[key]
 
 
 def _norm_like(params: Sequence[torch.Tensor]) -> torch.Tensor:

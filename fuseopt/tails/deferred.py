@@ -10,7 +10,6 @@ itself, they are scaled in memory before it.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from operator import attrgetter, is_
@@ -25,6 +24,7 @@ from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
 from ..isolate.isolated import TRACES, Isolated
+from ..locks import new_rlock
 from .arguments import gradients_of, parameters_of
 from .in_one import InOne
 from .steps import has_state
@@ -124,7 +124,7 @@ class Deferred:
 
     def __init__(self) -> None:
         self.clips: list[DeferredClip] = []
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
 
     def add(self, clip: DeferredClip) -> None:
         """Leave a clip to the next steps of its gradients."""

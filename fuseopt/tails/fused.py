@@ -23,7 +23,6 @@ from ..capture import Captured, capture
 from ..compiler import internal_errors, pipeline
 from ..compiler.entry import BACKEND
 from ..compiler.internal_errors import OUT_OF_MEMORY
-from ..compiler.partition import decide
 from ..compiler.reference import Reference
 from ..compiler.report import Report
 from ..compiler.session import session
@@ -32,6 +31,7 @@ from ..config import Config
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
+from ..replicate.backend import check_update
 from ..runtime.binding import Binding
 from ..runtime.commit import Pending, unless
 from ..runtime.source import GraphTensors
@@ -207,9 +207,7 @@ class Fused:
             self.quiet = False
             if len(self.graphs) >= PATIENCE:
                 raise Unlike("it is traced too often")
-            decision = decide(gm, list(args), compat.traces_step())
-            if decision.parts or decision.whole != "update":
-                raise Unlike(f"its graph is more than an update: {decision.why}")
+            check_update(gm, args)
             graph = _Graph(self, gm)
             self.graphs.append(graph)
             return Reference(graph)

@@ -13,6 +13,7 @@ import torch
 
 from .. import compat
 from ..shadow.lanes import Unlike
+from .arguments import entries_of
 
 
 class ClipOrder:
@@ -23,7 +24,13 @@ class ClipOrder:
     def __init__(self, params: torch.nn.Module | Iterable[torch.Tensor] | None) -> None:
         if isinstance(params, torch.nn.Module):
             params = params.parameters()
-        self.params = None if params is None else [*params]
+        #: the user's list, if one was given
+        self.lists = [] if params is None else [entries_of(params)]
+        self.follow()
+
+    def follow(self) -> None:
+        """Copy the user's list again. Raises TypeError, ValueError."""
+        self.params = [*self.lists[0]] if self.lists else None
         for p in self.params or ():
             if not isinstance(p, torch.Tensor):
                 raise TypeError(

@@ -200,14 +200,14 @@ def _dtype(spec: Any) -> Any:
 
 
 def _is_collective(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and compat.is_collective(
+    return isinstance(node.target, compat.OVERLOAD) and compat.is_collective(
         node.target
     )
 
 
 def _writes(node: Node) -> bool:
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(target, compat.OVERLOAD) and target._schema.is_mutable
 
 
 def _replay(nodes: Iterable[Node], env: dict[Node, Any]) -> None:

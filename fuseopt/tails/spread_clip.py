@@ -6,7 +6,6 @@ may run torch's function while another runs this one.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from operator import is_
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import torch
 from .. import compat
 from ..capture.fx.inputs import check_freed
 from ..compiler.dispatch import compile_graph
+from ..locks import new_lock
 from ..shards.parts import parts_of
 
 #: The most compiled clips of the same gradients, for other specs or arguments.
@@ -49,7 +49,7 @@ class SpreadClip:
         self.why = ""
         self.for_ever = False
         self.clips: list[_Compiled] = []
-        self.lock = threading.Lock()
+        self.lock = new_lock()
 
     def call(
         self,

@@ -8,7 +8,6 @@ user, such as hooks, runs between the parts, and in the call that creates the st
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
@@ -25,6 +24,7 @@ from ..config import resolve
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
 from ..isolate.compile import compile_bound
 from ..isolate.isolated import TRACES
+from ..locks import new_rlock
 from .adaptive import checked_adaptive
 from .arguments import (
     checked_limit,
@@ -38,6 +38,7 @@ from .beside import Beside
 from .deferred import settle_of
 from .in_one import InOne
 from .led_parts import Clipped
+from .lists import Lists
 from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
@@ -82,9 +83,10 @@ class Tail:
         #: names of the parameters: a list, or a module that holds them
         self.names: Any = None
         #: one thread at a time
-        self._lock = threading.RLock()
+        self._lock = new_rlock(self._forget)
         self._beside = beside
         self._order = order
+        self._lists = Lists(beside, order)
         self._options = options
         #: for each optimizer: has it stepped in this tail, so that its state exists?
         self._begun = [False for _ in optimizers]
@@ -110,12 +112,13 @@ class Tail:
         UnsupportedInput before anything is written.
         """
         if torch.compiler.is_dynamo_compiling():
-            raise UnsupportedInput(
-                "a fuseopt.tail compiles itself: call it outside of torch.compile"
-            )
+            what = "a fuseopt.tail compiles itself: call it outside of torch.compile"
+            raise UnsupportedInput(what)
         with self._lock:
             settle_of(self.optimizers, "the tail")
             self._beside.ask(average, step)
+            if self._lists.follow():
+                self._steady = None
             if accumulated is None and step is None and self._steady is not None:
                 outcome = self._again(self._steady, average)
                 if outcome is not None:
@@ -125,6 +128,9 @@ class Tail:
             self._steady = None
             repeatable = accumulated is None and step is None
             return self._call(content, params, average if repeatable else None)
+
+    def _forget(self) -> None:
+        self._fused = self._steps = self._steady = None
 
     def _again(self, steady: Steady, average: bool) -> Outcome | None:
         """Repeat the last call if this one is asked for the same; else return None."""
@@ -240,10 +246,8 @@ class Tail:
         assert scaler is not None
         stage = compat.stage_of(scaler, optimizer)
         if stage is compat.STAGES.STEPPED:
-            raise RuntimeError(
-                "this tail has been called already since the last update() of its "
-                "scaler"
-            )
+            what = "this tail has been called already since the last update() of its"
+            raise RuntimeError(f"{what} scaler")
         grads = gradients_of(parameters_of([optimizer]))
         if not grads:
             raise UnsupportedInput(
@@ -343,7 +347,7 @@ class Tail:
         eager = why == "begin"
         if not eager:
             self._tell("a tail runs in pieces", why)
-        steps = self._eager_steps() if eager else self._compiled_steps()
+        steps = [x.step for x in self.optimizers] if eager else self._compiled_steps()
         raises = bool(self.error_if_nonfinite)
         scaler = None if content["scale"] is None else self.scaler
         arguments = self.optimizers, steps, scaler, content, raises
@@ -361,9 +365,6 @@ class Tail:
         if message not in self._told:
             self._told.add(message)
             session.reports.append(Report(fallback=message[0].upper() + message[1:]))
-
-    def _eager_steps(self) -> list[Callable[[], Any]]:
-        return [optimizer.step for optimizer in self.optimizers]
 
     def _compiled_steps(self) -> list[Callable[[], Any]]:
         if self._steps is None:

@@ -54,7 +54,7 @@ class Proof:
     `sizes`: does the step read sizes of lanes? Then only lanes of one size are alike.
     `classes`: does it ask for the class of one of their tensors? `codes`: all code that
     the step may run, except that of torch and Python. `shared`: the ids of the tensors
-    that it took for no lane's.
+    that it took for no lane's. `firsts`: may it depend on which kind is the first one?
     """
 
     why: str
@@ -62,6 +62,7 @@ class Proof:
     classes: bool
     codes: frozenset[types.CodeType]
     shared: frozenset[int] = frozenset()
+    firsts: bool = True
 
     def why_not(self, reshaped: bool, parts: bool) -> str:
         """Why the lanes at hand are not shown to be treated alike; "" if they are.
@@ -99,7 +100,8 @@ def prove(
             calls.call(machine, Known(function), [Itself()], {}, ast.Pass())
             if not world.changed:
                 seen = frozenset(machine.codes), frozenset(world.shared)
-                return Proof("", machine.sizes, machine.classes, *seen)
+                asks = machine.sizes, machine.classes
+                return Proof("", *asks, *seen, machine.firsts)
         why = "it does not settle what the step writes"
     except (Refusal, Unknown) as error:
         why = str(error)

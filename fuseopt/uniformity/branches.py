@@ -98,6 +98,7 @@ def _first_sets(machine: Machine, node: ast.If) -> bool:
     machine.store(scope, target.id, result, target)
     if machine.lane is not None:
         machine.lane.firsts[scope, target.id] = machine.site(target)
+        machine.firsts = True
     return True
 
 

@@ -33,6 +33,8 @@ from .values import (
     join,
 )
 
+#: Where the classes of functions are that the analysis may look at.
+_HOMES = ("builtins", "functools", "abc", "enum", "typing", "torch")
 #: Context managers that `with` may enter: they treat all lanes alike.
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 _MODES = (*CONTEXTS, torch.inference_mode)
@@ -90,6 +92,10 @@ def _call_known(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
+    kind = type(function)
+    if str(kind.__module__).partition(".")[0] not in _HOMES:
+        # what it has as `__name__`, and whom it equals, may be code of a user's
+        raise machine.refusal(f"it calls a {kind.__name__}", node)
     # Dynamo wraps functions that it must not trace: it either runs them, as
     # `_init_group`, or does not trace the step of the leading lanes at all
     function = getattr(function, "_torchdynamo_orig_callable", function)

@@ -197,8 +197,10 @@ def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
 def first_of(machine: Machine, value: Value | None, node: ast.AST) -> Value:
     """The item of the first lane of a sequence.
 
-    The first lane leads its kind, so its plain data and its metadata are uniform.
+    The first lane leads its kind, so its plain data and its metadata are uniform, as
+    long as the first lanes of kinds have the order that their models have.
     """
+    machine.firsts = True
     if isinstance(value, Tensor):
         return First()
     level = None if value is None else level_of(value)
@@ -214,12 +216,18 @@ def held_item(machine: Machine, container: Held, key: Value, node: ast.AST) -> V
     x = world.object(container)
     if container.number in world.written:
         return Data(level)
+    makes = getattr(x, "default_factory", None) is not None
     if isinstance(key, Known) and not is_slice(key):
         try:
-            value = x[key.value]
+            # a defaultdict would make the item, also where the step does not get there
+            value = dict.get(x, key.value, _MISSING) if makes else x[key.value]
         except (KeyError, IndexError, TypeError):
-            raise machine.refusal(f"{container.name} has no such item", node) from None
+            value = _MISSING
+        if value is _MISSING:
+            raise machine.refusal(f"{container.name} has no such item", node)
         return usable(machine, world.value(value, f"{container.name}[...]"), node)
+    if makes:
+        raise machine.refusal(f"{container.name} makes items that it lacks", node)
     values = list(x.values()) if isinstance(x, dict) else list(x)
     result = usable(machine, world.all_of(values, container.name, level), node)
     return Many(result, level) if is_slice(key) else result

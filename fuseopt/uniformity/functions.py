@@ -257,7 +257,7 @@ def _hasattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
         attribute = objects.of_optimizer(machine, value, name.value, node)
         return Known(attribute is not None)
     if isinstance(value, Known):
-        return Known(hasattr(value.value, name.value))
+        return Known(objects.has(machine, value.value, name.value, node))
     if isinstance(value, (Tensor, First)):
         objects.attribute(machine, value, name.value, node)
         return Known(True)

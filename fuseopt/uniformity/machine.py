@@ -86,7 +86,8 @@ class Machine:
     statements.
 
     `sizes`: does the step read sizes? `classes`: does it ask for the class of a tensor,
-    besides whether it is one? `codes`: the code objects that it may run.
+    besides whether it is one? `firsts`: does it read of a first lane what others then
+    depend on? `codes`: the code objects that it may run.
     """
 
     evaluate: Callable[[Machine, ast.expr], Value]
@@ -106,6 +107,7 @@ class Machine:
         self.codes: set[types.CodeType] = set()
         self.sizes = False
         self.classes = False
+        self.firsts = False
         self.effects = 0  # the number of writes to lanes so far
         self._numbers = 0
         self._budget = BUDGET

@@ -276,7 +276,7 @@ def _of_held(
         value = machine.world.value
         rows: list[Value] = []
         for k, v in x.items():
-            pair = value(k, container.name), value(v, f"{container.name}[{k!r}]")
+            pair = value(k, container.name), value(v, f"{container.name}[...]")
             rows.append(
                 Items(pair) if name == "items" else pair[0 if name == "keys" else 1]
             )

@@ -170,9 +170,7 @@ def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
 
 def _of_known(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
     if isinstance(x, types.ModuleType):
-        if name not in vars(x) and not hasattr(x, name):
-            raise machine.refusal(f"{x.__name__} has no {name}", node)
-        return usable_value(machine, getattr(x, name), f"{x.__name__}.{name}", node)
+        return _of_module(machine, x, name, node)
     if isinstance(x, type):
         return _of_class(machine, x, name, node)
     if isinstance(x, PLAIN):
@@ -186,6 +184,30 @@ def _of_known(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
         if isinstance(static, PLAIN):
             return machine.world.value(static, name)
     raise machine.refusal(f"it reads {name} of a {type(x).__name__}", node)
+
+
+def _of_module(
+    machine: Machine, x: types.ModuleType, name: str, node: ast.AST
+) -> Value:
+    """An attribute of a module, for which no code of a user's is asked."""
+    title = str(vars(x).get("__name__"))
+    if type(x) is types.ModuleType and name in vars(x):
+        return usable_value(machine, vars(x)[name], f"{title}.{name}", node)
+    if title.partition(".")[0] != "torch" or not hasattr(x, name):
+        raise machine.refusal(f"the dict of the module {title} has no {name}", node)
+    return usable_value(machine, getattr(x, name), f"{title}.{name}", node)
+
+
+def has(machine: Machine, x: Any, name: str, node: ast.AST) -> bool:
+    """Has something that is known an attribute? Refuses what code of a user's says."""
+    static = inspect.getattr_static(x, name, _MISSING)
+    if static is _MISSING and hasattr(type(x), "__getattr__"):
+        raise machine.refusal(
+            f"a {type(x).__name__} says which attributes it has", node
+        )
+    if isinstance(x, types.ModuleType) and "__getattr__" in vars(x):
+        raise machine.refusal(f"{vars(x)['__name__']} says what it has", node)
+    return static is not _MISSING
 
 
 def _of_class(machine: Machine, c: type, name: str, node: ast.AST) -> Value:

@@ -41,13 +41,13 @@ def _truth(value: bool) -> Rule:
 rule(getattr(torch.jit, "is_scripting", None), getattr(torch.jit, "is_tracing", None))(
     _truth(False)
 )
-rule(getattr(torch.jit._script, "is_scripting", None))(_truth(False))
+rule(*compat.SCRIPTING)(_truth(False))
 
 
 @rule(
     torch.compiler.is_compiling,
     torch.compiler.is_dynamo_compiling,
-    getattr(torch._utils, "is_compiling", None),
+    *compat.COMPILING,
     torch.is_grad_enabled,
     torch.cuda.is_available,
     getattr(torch.cuda, "is_current_stream_capturing", None),
@@ -56,15 +56,13 @@ def _unknown_truth(*_: Any) -> Value:
     return uniform(bool)
 
 
-@rule(getattr(torch._C, "_get_privateuse1_backend_name", None))
+@rule(*compat.BACKEND_NAME)
 def _backend_name(*_: Any) -> Value:
     return uniform(str)
 
 
 @rule(
-    getattr(torch._C, "_has_torch_function", None),
-    getattr(torch._C, "_has_torch_function_unary", None),
-    getattr(torch._C, "_has_torch_function_variadic", None),
+    *compat.OVERRIDDEN,
     getattr(torch.overrides, "has_torch_function_unary", None),
     getattr(torch.overrides, "has_torch_function_variadic", None),
 )
@@ -149,9 +147,7 @@ def _stack(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     return args[0]
 
 
-@rule(getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None))
-@rule(getattr(torch.optim.Optimizer, "_cuda_graph_capture_health_check", None))
-@rule(getattr(torch._dynamo, "graph_break", None))
+@rule(*compat.CHECKS)
 def _nothing(*_: Any) -> Value:
     return Known(None)
 

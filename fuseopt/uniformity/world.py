@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
+from ..compiler.tables import acts_when_asked
 from .values import (
     EXACT,
     NONE,
@@ -91,8 +92,11 @@ class World:
                     raise Unknown(f"{c.__name__} has a {name} of its own")
             if any(name in vars(c) for name in _RESERVED):
                 raise Unknown(f"{c.__name__} has a state or groups of its own kind")
-        if type(optimizer.state) not in (dict, collections.defaultdict):
-            raise Unknown(f"its state is a {type(optimizer.state).__name__}")
+        state = optimizer.state
+        if type(state) not in (dict, collections.defaultdict):
+            raise Unknown(f"its state is a {type(state).__name__}")
+        if getattr(state, "default_factory", None) not in (None, dict):
+            raise Unknown("its state has a function of its own that makes states")
         self.groups: list[dict[str, Any]] = []
         self.lanes: set[int] = set()
         tensors: list[Any] = []
@@ -111,6 +115,9 @@ class World:
         for state in optimizer.state.values():
             if type(state) is not dict:
                 raise Unknown("the state of a parameter is no dict")
+            acts = acts_when_asked(state)
+            if acts:
+                raise Unknown(f"the state of a parameter {acts}")
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     tensors.append(value)
@@ -176,29 +183,33 @@ class World:
 
     def value(self, x: Any, name: str) -> Value:
         """The abstract value of an object that exists; `name` is for messages."""
-        if isinstance(x, bool) or x is None:
+        if x is True or x is False or x is None:
             return Known(x)
+        # an object may say by code of its own what `isinstance` is told
         kind = type(x)
+        if compat.is_numpy_float(x) and compat.may_follow_numpy():
+            return uniform(float)  # a trace ends where it is used as anything else
         if compat.acts_otherwise(x):
             return Bad(f"{name} is a {kind.__name__} with operators of its own")
         if kind in (int, float, complex):
             return uniform(kind)
-        if isinstance(x, EXACT):
+        if issubclass(kind, EXACT):
             return Known(x)
         if kind is tuple:
             if len(x) > 64:
                 return self.hold(x, name)
             return Items(tuple(self.value(y, f"{name}[{i}]") for i, y in enumerate(x)))
-        if isinstance(x, PLAIN):
+        if issubclass(kind, PLAIN):
             return uniform(kind)
-        if isinstance(x, torch.Tensor):
+        if issubclass(kind, torch.Tensor):
             if id(x) in self.lanes:
                 return Bad(f"{name} is a tensor of one lane")
             self.shared.add(id(x))
             return Tensor(shared=True)
         if kind in CONTAINERS:
-            return self.hold(x, name)
-        if isinstance(x, FUNCTIONS) or callable(x):
+            acts = acts_when_asked(x)
+            return Bad(f"{name} {acts}") if acts else self.hold(x, name)
+        if issubclass(kind, FUNCTIONS) or callable(x):
             return Known(x)
         return Bad(f"{name} is a {kind.__name__}, of which nothing is known")
 

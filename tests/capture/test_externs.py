@@ -306,8 +306,8 @@ def test_strides_that_change_between_calls(update: Update) -> None:
         assert same_bits(pairs[0][0].grad, pairs[1][0].grad), call
 
 
-def test_a_call_that_raises_leaves_what_eager_leaves() -> None:
-    """The kernels before it have run, nothing after it; the next call is whole."""
+def test_a_call_that_raises_leaves_nothing_written() -> None:
+    """Eager has doubled `m` by then; here it is put back. The next call is whole."""
 
     def step(p: Tensor, g: Tensor, m: Tensor) -> None:
         m.mul_(2.0)
@@ -321,12 +321,14 @@ def test_a_call_that_raises_leaves_what_eager_leaves() -> None:
         with torch.no_grad():
             function(p, g, m)
             m[0, 0] = -1.0
+            before = m.diag().tolist()
             with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):
                 function(p, g, m)
-            after = [t.clone() for t in (p, g, m)]
+            if function is compiled:
+                assert m.diag().tolist() == before
             m.copy_(torch.eye(3))
             function(p, g, m)
-        runs.append([*after, p, g, m])
+        runs.append([p, g, m])
     assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
 
 

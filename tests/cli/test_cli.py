@@ -69,7 +69,7 @@ def test_doctor_names_the_command_that_mends(
 
 @pytest.mark.parametrize(
     ("version", "state"),
-    [("2.13.0+cpu", "ok"), ("2.10.1", "fail"), ("2.14.0.dev20270101", "warn")],
+    [("2.13.0+cpu", "ok"), ("2.10.1", "fail"), ("2.16.0.dev20270101", "warn")],
 )
 def test_versions_of_torch(
     version: str, state: str, monkeypatch: pytest.MonkeyPatch

@@ -13,30 +13,31 @@ from types import ModuleType
 
 from tests.beside import Run, apart, beside
 from tests.numerics.fuzz_bodies import Body, random_body
+from tests.numerics.fuzz_stores import Stores
 from tests.numerics.test_fuzz_programs import fewest, fuzz
 
 TURNS = 3
 
 
-def check(body: Body, folder: Path) -> str:
-    """What became of the step of a random body. Raises Silent, Loud."""
-    path = folder / f"body_{body.seed}.py"
+def check(body: Body | Stores, folder: Path, turns: int = TURNS) -> str:
+    """What became of a random step. Raises Silent, Loud."""
+    path = folder / f"drawn_{body.seed}.py"
     path.write_text(body.text(), encoding="utf-8")
 
     def build(module: ModuleType) -> Run:
         ps, opt = module.build()
         return Run(module, ps, opt, lambda turn: None)
 
-    return beside(path, build, apart, TURNS)
+    return beside(path, build, apart, turns)
 
 
-def judge(body: Body, folder: Path) -> None:
-    """Raise with the smallest body that fails, if this one does."""
+def judge(body: Body | Stores, folder: Path, turns: int = TURNS) -> None:
+    """Raise with the smallest step that fails, if this one does."""
 
     def failure(lines: Sequence[str]) -> Exception | None:
         try:
             if lines:
-                check(replace(body, lines=tuple(lines)), folder)
+                check(replace(body, lines=tuple(lines)), folder, turns)
         except Exception as error:
             return error
         return None

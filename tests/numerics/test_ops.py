@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fuseopt
+from fuseopt import compat
 from fuseopt.capture.aten.dtypes import DTYPE_NAMES
 from fuseopt.lowering.pointwise import RULES
 from tests.op_cases import BOOLS, INTEGERS, OPS
@@ -36,6 +37,11 @@ def test_every_rule_is_compared() -> None:
     assert named | UNNAMED >= RULES.keys()
 
 
+def runs_as_it_is(op: str) -> bool:
+    """Has this torch's kernel of an op another form than its rule, on a CPU?"""
+    return not compat.is_as_ruled(op.split(".")[1])
+
+
 def compiled(ops: dict[str, Callable[..., Tensor]], *args: Tensor) -> dict[str, Tensor]:
     """The results of many ops, from one compiled function in one launch."""
     torch._dynamo.reset()
@@ -48,7 +54,7 @@ def compiled(ops: dict[str, Callable[..., Tensor]], *args: Tensor) -> dict[str, 
     options = {"fallback": "error"}
     torch.compile(every, backend="fuseopt", options=options)(outs, *args)
     (report,) = fuseopt.reports()
-    assert report.externs == []
+    assert [x for x in report.externs if not runs_as_it_is(x[0])] == []
     assert report.launches == 1
     return outs
 
@@ -271,7 +277,7 @@ def test_views_as_another_dtype(
         step(others)
         compiled_step(own)
     (report,) = fuseopt.reports()
-    assert report.externs == []
+    assert [x for x in report.externs if not runs_as_it_is(x[0])] == []
     assert report.launches == (launches or report.launches)
     for lane, other in zip(own, others, strict=True):
         for got, want in zip(lane, other, strict=True):

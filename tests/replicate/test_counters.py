@@ -137,16 +137,72 @@ class Texts(Counts):
         return float(len(str(state["step"])))
 
 
-LED = [Powers, Functions, KeepsInteger, Fills]
+class Last(Counts):
+    """The count before this one, stored as it is."""
+
+    def rate(self, state: dict[str, Any]) -> Any:
+        last = state.get("now", 0)
+        state["now"] = state["step"]
+        state["last"] = last
+        return 1.0 / (1 + state["now"])
+
+
+class Fibonacci(Counts):
+    def rate(self, state: dict[str, Any]) -> Any:
+        if "a" not in state:
+            state["a"], state["b"] = 1, 1
+        state["a"], state["b"] = state["b"], state["a"] + state["b"]
+        return 1.0 / state["b"]
+
+
+class Turns(Counts):
+    """Three integers that change places, by one name and by another."""
+
+    def rate(self, state: dict[str, Any]) -> Any:
+        if "a" not in state:
+            state["a"], state["b"], state["c"] = state["step"], 2, 301
+        a = state["a"]
+        state["a"], state["b"] = state["b"], state["c"]
+        state["c"] = a
+        return 1.0 / state["b"]
+
+
+class Packs(Counts):
+    """Integers of a lane in containers of its state."""
+
+    def rate(self, state: dict[str, Any]) -> Any:
+        state["pair"] = state["step"], [state["step"], {"n": state["step"]}]
+        return 1.0 / state["pair"][0]
+
+
+class Tells(Counts):
+    """An integer of one lane where all lanes see it."""
+
+    def rate(self, state: dict[str, Any]) -> Any:
+        self.most = state["step"]
+        return 1.0 / self.most
+
+
+class Larger(Counts):
+    """The larger of two numbers of two types."""
+
+    def rate(self, state: dict[str, Any]) -> Any:
+        state["top"] = max(state["step"], 2.5)
+        state["low"] = min(0.5 * state["step"], 1)
+        return 1.0 / state["top"] + state["low"]
+
+
+LED = [Powers, Functions, KeepsInteger, Fills, Last, Fibonacci, Turns]
 EVERY = [
     *LED,
     *(Keeps, Branches, Compares, Least, Looks, Repeats, Truth),
     pytest.param(Gathers, marks=sets_no_attribute),
-    *(Remembers, Restarts, Texts),
+    *(Remembers, Restarts, Texts, Packs, Larger),
+    pytest.param(Tells, marks=sets_no_attribute),
 ]
 
 
-@pytest.mark.family(15)
+@pytest.mark.family(9)
 @pytest.mark.filterwarnings("ignore:fuseopt")
 @pytest.mark.parametrize("kind", EVERY)
 def test_bits_of_eager(kind: Callable[[Any], Optimizer]) -> None:

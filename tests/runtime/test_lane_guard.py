@@ -89,7 +89,7 @@ def test_what_reads_attributes_is_found_in_this_torch() -> None:
 def test_what_reads_gradients_is_found_under_a_mode_too() -> None:
     """Once asked there, it was missing for the rest of the process."""
     with BaseTorchFunctionMode():
-        assert fields.gradient_functions.__wrapped__() is not None
+        assert fields._gradient_functions.__wrapped__() is not None
 
 
 class Own(Tensor):

@@ -6,9 +6,13 @@ import copy
 import gc
 import threading
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.op_cases import OPS
 
 
 def pinned(*values: float) -> torch.Tensor:
@@ -167,6 +171,105 @@ def test_a_copy_between_devices_is_in_the_order_of_both(sim: ModuleType) -> None
     assert again.data_ptr() == view.data_ptr()
     again.fill_(5.0)
     assert other.tolist() == [3.0, 3.0]
+
+
+# ------------------------------------------------------------------------- ops
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DTYPES += (torch.int64, torch.int32, torch.uint8, torch.bool)
+DTYPES += (torch.complex64, torch.complex128)
+LAYOUTS = ("dense", "strided", "number")
+
+
+class Untouched(TorchDispatchMode):
+    """Compares what each ATen call may only read, before it and after it.
+
+    `called`: the calls; `written`: those that wrote to such a tensor.
+    """
+
+    def __init__(self, sim: ModuleType) -> None:
+        super().__init__()
+        self.sim = sim
+        self.called: set[str] = set()
+        self.written: set[str] = set()
+
+    def contents(self, t: torch.Tensor) -> bytes:
+        torch.accelerator.synchronize()
+        there = t.device.type == "sim"
+        view = self.sim.host_view(t) if there else t.detach()
+        data = view.contiguous().clone().flatten()
+        return data.view(torch.uint8).numpy().tobytes()
+
+    def __torch_dispatch__(
+        self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """As the call is, between two looks at its arguments."""
+        kwargs = kwargs or {}
+        names = [x.name for x in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        read: list[torch.Tensor] = []
+        for x in func._schema.arguments:
+            if x.alias_info is None or not x.alias_info.is_write:
+                value = given.get(x.name)
+                values = value if isinstance(value, (list, tuple)) else [value]
+                read += [t for t in values if isinstance(t, torch.Tensor)]
+        before = [self.contents(t) for t in read]
+        out = func(*args, **kwargs)
+        self.called.add(str(func))
+        if before != [self.contents(t) for t in read]:
+            self.written.add(str(func))
+        return out
+
+
+def operands(dtype: torch.dtype, layout: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    numbers = [torch.randn(6, 8) * 3 for _ in range(3)]
+    if dtype.is_complex:
+        numbers = [torch.complex(x, x.flip(0)) for x in numbers]
+    if layout == "number":
+        return [x[0, 0].abs().to(dtype) for x in numbers]
+    return [
+        x.to(dtype)[:, ::2] if layout == "strided" else x.to(dtype) for x in numbers
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.family(8)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_op_leaves_alone_what_it_only_reads(
+    sim: ModuleType, dtype: torch.dtype, layout: str
+) -> None:
+    """For all ops of the table of rules, and all types that they take on a CPU."""
+    more = {"root": lambda x, y, z: x.sqrt(), "copy": lambda x, y, z: x.clone()}
+    watch = Untouched(sim)
+    ran = 0
+    for op in (*OPS.values(), *more.values()):
+        there = [x.to("sim") for x in operands(dtype, layout)]
+        try:
+            op(*operands(dtype, layout))
+        except (RuntimeError, IndexError, TypeError):
+            continue  # nothing for this type, or for a number
+        with watch:
+            op(*there)
+        ran += 1
+    assert watch.written == set()
+    assert ran >= 5
+    assert watch.called
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
+def test_a_root_in_a_capture_leaves_its_argument_alone(
+    sim: ModuleType, dtype: torch.dtype
+) -> None:
+    x = torch.tensor([4.0, 9.0], dtype=dtype).to("sim")
+    out, graph = torch.zeros_like(x), sim.Graph()
+    with sim.graph(graph):
+        torch.sqrt(x, out=out)
+    for _ in range(2):
+        graph.replay()
+        assert out.tolist() == [2.0, 3.0]
+        assert x.tolist() == [4.0, 9.0]
 
 
 # ---------------------------------------------------------------------- graphs

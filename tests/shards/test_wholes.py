@@ -35,6 +35,7 @@ from tests.shards.test_refusals import (
     Sums,
     Transposed,
 )
+from tests.versions import VERSION
 
 
 class Twice(Step):
@@ -109,4 +110,5 @@ def test_collectives_are_eagers_one_by_one(mesh: DeviceMesh) -> None:
     count(mesh, LAMB, 3, WAYS[0])
     made = [x for x in externs() if "all_reduce" in x]
     # its two norms are read twice each, and so they are asked for twice
-    assert len(made) == 3 * 4
+    # torch 2.14 adds up a sum of parts once more
+    assert len(made) == 3 * (5 if VERSION >= (2, 14) else 4)

@@ -607,7 +607,8 @@ static Tensor& sqrt_out(const Tensor& x, Tensor& out) {
   ++state().ops["aten::sqrt"];
   Tensor from = host_view(x, false), to = host_view(out, false);
   push(k, [from, to] {
-    auto wide = from.to(at::kDouble).contiguous();
+    // a copy, also of what is double already: it is computed in place
+    auto wide = from.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous();
     double* p = wide.mutable_data_ptr<double>();
     for (int64_t i = 0; i < wide.numel(); ++i) p[i] = std::sqrt(p[i]);
     // a root in float is that of the double, rounded; narrower ones come from float

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fuseopt
-from fuseopt.tails import fused
+from fuseopt.replicate import backend
 from tests.tails.test_tail import MAKES
 from tests.tails.twins import SHAPES, Side, call, differences, same, tail_of
 
@@ -102,7 +102,7 @@ def test_an_interrupt_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     """Nothing was written, and the next call is whole."""
     one, other = (Side(MAKES["adamw"], scaled=True) for _ in range(2))
     tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.9)])
-    interrupt_a_tail(one, other, tail, fused, "decide", monkeypatch)
+    interrupt_a_tail(one, other, tail, backend, "decide", monkeypatch)
 
 
 def interrupt_a_tail(

@@ -1,16 +1,18 @@
-"""fuseopt in environments of their own: each Python with each torch that is to be had.
+"""fuseopt in environments of their own: the Pythons and torches that users have.
 
     make matrix
     python -m tests.tools.matrix --pythons 3.12 --torches 2.11 2.13
+    python -m tests.tools.matrix --newest
 
 In: interpreters, as `python3.12`, pyenv and uv have them, and a torch from where pip
 takes its packages. Each pair gets an empty environment with the built wheel, without
 the checkout; in it `python -m fuseopt doctor` and a few telling tests run. Out:
 tests/tools/matrix.json, and docs/matrix.md from that. What was not asked for stays.
 
-A CPU build of torch is taken where pip finds one. The libraries of a GPU build are some
-gigabytes, so it is left out, and said to be; `--libraries DIR` takes one, with the
-libraries that were put into DIR by `pip install --target DIR --no-deps nvidia-...`.
+A CPU build of torch is taken where pip finds one. A GPU build comes with some gigabytes
+of libraries; `--libraries DIR` takes those that were put into DIR by `pip install
+--target DIR --no-deps nvidia-...`. `--newest`: this Python with the newest torch that
+setup.cfg admits; nothing is written, and the exit status says whether all is well.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from fuseopt.config import CHECKED
 from tests import ROOT
-from tests.tools.matrix_page import PYTHONS, RECORD, TORCHES, Row, read, write
+from tests.tools.matrix_page import PAIRS, PYTHONS, RECORD, TORCHES, Row, read, write
 
 #: What of the checkout a wheel is built from, and what the tests read.
 SOURCES = ("fuseopt", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
@@ -42,7 +45,11 @@ BESIDE_TESTS = ("tests", "setup.cfg")
 TESTS = (
     "tests/cli/test_cli.py",
     "tests/compat/test_guards.py",
+    "tests/compat/test_states.py",
+    "tests/compat/test_tomorrow.py",
     "tests/compat/test_trace_guards.py",
+    "tests/compat/test_unchanged.py",
+    "tests/compat/test_without.py",
     "tests/numerics/test_foreach.py",
     "tests/replicate/test_counters.py",
     "tests/runtime/test_lane_guard.py",
@@ -55,6 +62,8 @@ TOOLS = ("pytest", "pytest-timeout", "expecttest", "hypothesis", "numpy")
 #: A package whose name begins so is a library of a GPU's.
 OF_A_GPU = re.compile(r"(nvidia|cuda|intel|rocm|onemkl|pytorch-triton-rocm)-")
 LIMIT = 1800
+#: A file of constraints that constrains nothing.
+NO_CAP = "tests/tools/no_cap.txt"
 
 
 class NotToBeHad(Exception):
@@ -76,7 +85,9 @@ class Torch:
 
 
 def said(command: list[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output as text."""
+    """Run a command; its output as text. A machine's own cap on versions is lifted."""
+    if "pip" in command and "env" not in more:
+        more["env"] = {**os.environ, "PIP_CONSTRAINT": str(ROOT / NO_CAP)}
     return subprocess.run(
         [str(x) for x in command], capture_output=True, text=True, **more
     )
@@ -197,13 +208,8 @@ def installed(
         done([own, "-m", "venv", "--clear", home], "the environment is not made")
         done([*pip, "--upgrade", "pip"], "pip")
     torch = found_torch(python, minor, version)
-    if torch.for_gpu and libraries is None:
-        count = sum(bool(OF_A_GPU.match(x)) for x in torch.asks_for)
-        raise NotToBeHad(
-            f"of torch {torch.version} there is only a build for GPUs, which asks for "
-            f"{count} packages of their libraries; `--libraries` takes it"
-        )
-    done([*pip, "--no-deps", f"torch=={torch.version}"], "torch is not installed")
+    alone = [] if torch.for_gpu and libraries is None else ["--no-deps"]
+    done([*pip, *alone, f"torch=={torch.version}"], "torch is not installed")
     if torch.for_gpu and libraries is not None:
         packages = done(
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
@@ -288,6 +294,16 @@ def tested(python: Path, home: Path, cache: Path, tests: list[str]) -> dict[str,
     }
 
 
+def newest(python: Path | str, under: str = "") -> str:
+    """The newest torch that pip finds, as "2.15"; `under`: before this version."""
+    command: list[str | Path] = [python, "-m", "pip", "install", "--dry-run", "--quiet"]
+    command += ["--no-deps", "--ignore-installed", "--only-binary", ":all:"]
+    command += ["--report", "-", f"torch<{under}" if under else "torch"]
+    report = json.loads(done(command, "the newest torch"))
+    (found,) = report["install"]
+    return ".".join(found["metadata"]["version"].split(".")[:2])
+
+
 def row(
     minor: str, version: str, built: Path, folder: Path, options: argparse.Namespace
 ) -> Row:
@@ -318,7 +334,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pythons", nargs="+", default=PYTHONS, metavar="3.x")
-    parser.add_argument("--torches", nargs="+", default=TORCHES, metavar="2.x")
+    parser.add_argument("--torches", nargs="+", metavar="2.x")
+    parser.add_argument("--newest", action="store_true", help="this Python, no record")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="FILE")
     parser.add_argument("--libraries", type=Path, help="of a GPU build, shared")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="environments there")
@@ -329,15 +346,49 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="matrix-ä-") as made:
         folder = options.keep or Path(made)
         built = wheel(Path(made))
-        for minor in options.pythons:
-            for version in options.torches:
-                found = row(minor, version, built, folder.resolve(), options)
-                print(found, file=sys.stderr, flush=True)
-                ran.append(found)
+        for minor, version in asked_for(options):
+            found = row(minor, version, built, folder.resolve(), options)
+            print(found, file=sys.stderr, flush=True)
+            ran.append(found)
+            if not options.newest:
                 # read now: another run may have written what it found
                 rows = {(x.python, x.torch): x for x in [*read(RECORD), found]}
                 write(rows.values())
-    return int(any(x.failures for x in ran))
+    if options.newest:
+        print(*(line for x in ran for line in summary(x)), sep="\n")
+        return int(not all(x.passed and x.doctor == "ok" for x in ran) or _failed(ran))
+    return int(_failed(ran))
+
+
+def _failed(rows: list[Row]) -> bool:
+    return any(x.failures for x in rows)
+
+
+def summary(row: Row) -> Iterator[str]:
+    """What one pair came to, in lines."""
+    yield f"Python {row.python}, torch {row.torch_found or row.torch}: {row.reason}"
+    yield f"doctor: {row.doctor}"
+    yield from row.failures
+    yield f"{row.passed} passed, {len(row.failures)} failed, {row.skipped} skipped"
+
+
+def _own() -> str:
+    """The version of the Python that runs this, as "3.11"."""
+    return f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def asked_for(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The pairs to run: a Python, a torch."""
+    if options.newest:
+        end = ".".join(map(str, CHECKED[1]))
+        return [(_own(), newest(sys.executable, end))]
+    if options.torches:
+        return [(x, y) for x in options.pythons for y in options.torches]
+    pairs = [pair for pair in PAIRS if pair[0] in options.pythons]
+    latest = newest(sys.executable)
+    if latest not in TORCHES:
+        pairs.append((_own(), latest))
+    return pairs
 
 
 if __name__ == "__main__":

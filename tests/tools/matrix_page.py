@@ -14,21 +14,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fuseopt.config import CHECKED
 from tests import ROOT
 
 PAGE = ROOT / "docs" / "matrix.md"
 RECORD = Path(__file__).with_name("matrix.json")
 #: What fuseopt says it works with.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-TORCHES = ("2.11", "2.12", "2.13")
+(_MAJOR, _FIRST), (_, _END) = CHECKED
+TORCHES = tuple(f"{_MAJOR}.{minor}" for minor in range(_FIRST, _END))
+#: The pairs that users have: an old torch with the Pythons of its time.
+PAIRS = tuple(
+    (python, torch)
+    for torch, pythons in {
+        "2.11": ("3.10", "3.11", "3.12"),
+        "2.12": ("3.10", "3.12"),
+        "2.13": ("3.10", "3.11", "3.12", "3.13"),
+        "2.14": ("3.11", "3.12", "3.13"),
+        "2.15": ("3.10", "3.11", "3.12", "3.13", "3.14"),
+    }.items()
+    for python in pythons
+)
 
 HEAD = """# Pythons and torches
 
-`make matrix` builds the wheel, and for each Python and each torch that are to be had
-makes an empty environment with it, away from the checkout. There it runs
-`python -m fuseopt doctor`, and some 330 tests that lean most on what Python and
-torch do not promise; they are named in `tests/tools/matrix.py`. Which test needs what
-an older torch lacks is said in `tests/versions.py`, and counted as skipped.
+`make matrix` builds the wheel. It makes an empty environment for each pair of a Python
+and a torch that users have, away from the checkout, and one for the newest torch that
+pip finds. There it runs `python -m fuseopt doctor` and the tests that lean most on what
+Python and torch do not promise; `tests/tools/matrix.py` names them. A test that needs
+what an older torch lacks is skipped; `tests/versions.py` says why. `make newest`, which
+CI runs, does the same with the newest torch that `setup.cfg` admits.
 
 """
 COLUMNS = ("Python", "torch", "triton", "doctor", "passed", "skipped", "failed", "on")
@@ -89,7 +104,7 @@ def page(rows: Iterable[Row]) -> str:
     if failing := [x for x in ran if x.failures]:
         parts.append("## What failed\n\n" + "\n".join(failures(failing)) + "\n")
     if missing := [x for x in rows if x.reason]:
-        parts.append("## What was not to be had\n\n" + "\n".join(reasons(missing)))
+        parts.append("## What was not run\n\n" + "\n".join(reasons(missing)))
     return "\n".join(x.rstrip("\n") + "\n" for x in parts)
 
 

@@ -74,3 +74,9 @@ def pytest_collection_modifyitems(
     if others:
         items[:] = [x for x in items if share_of(x.nodeid, many) == which]
         config.hook.pytest_deselected(items=others)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test at once: a run that is cut off never comes to its summary."""
+    if report.failed:
+        print(f"\nfailed: {report.nodeid}", flush=True)

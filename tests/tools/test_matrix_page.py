@@ -9,8 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from fuseopt.config import CHECKED
+from tests import ROOT
 from tests.tools import matrix, matrix_page
-from tests.tools.matrix_page import PAGE, PYTHONS, RECORD, TORCHES, Row, page, read
+from tests.tools.matrix_page import (
+    PAGE,
+    PAIRS,
+    PYTHONS,
+    RECORD,
+    TORCHES,
+    Row,
+    page,
+    read,
+)
 
 RAN = Row("3.12", "2.13", "3.12.1", "2.13.0", "3.7.1", "CPU", "ok", 70, 2, date="2026")
 
@@ -22,11 +33,17 @@ def test_the_page_is_that_of_the_record() -> None:
 
 def test_every_pair_has_run_or_has_its_reason() -> None:
     rows = read(RECORD)
-    assert {(x.python, x.torch) for x in rows} == {
-        (python, torch) for python in PYTHONS for torch in TORCHES
-    }
+    assert {(x.python, x.torch) for x in rows} == set(PAIRS)
     for row in rows:
         assert bool(row.passed) != bool(row.reason), row
+
+
+def test_pip_installs_what_was_checked() -> None:
+    text = (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    first, end = (".".join(map(str, x)) for x in CHECKED)
+    assert f"    torch >= {first}, < {end}\n" in text
+    assert {torch for _, torch in PAIRS} == set(TORCHES)
+    assert {python for python, _ in PAIRS} == set(PYTHONS)
 
 
 def test_a_row_of_each_kind_is_told() -> None:
@@ -39,9 +56,11 @@ def test_a_row_of_each_kind_is_told() -> None:
     assert "| 3.12.1 | 2.13.0 | 3.7.1 | ok | 70 | 2 | 0 | 2026 |" in lines
     assert "| 3.12.1 | 2.13.0¹ | 3.7.1 | ok | 70 | 2 | 1 | 2026 |" in lines
     assert "- `tests/a.py`\n  `test_b`\n" in told
-    assert "- Python 3.14 with torch 2.11, 2.12, 2.13: no interpreter" in lines
+    assert (
+        "- Python 3.14 with torch 2.11, 2.12, 2.13, 2.14, 2.15: no interpreter" in lines
+    )
     assert "What failed" not in page([RAN])
-    assert "not to be had" not in page([RAN])
+    assert "What was not run" not in page([RAN])
 
 
 def test_a_record_is_read_as_it_was_written(

@@ -39,6 +39,10 @@ class Buffers:
         self._alive: list[Any] = []  # tensors whose storage identity is a key
         self._devices: dict[int, str] = {}  # device of a storage
 
+    def keep(self, x: Any) -> None:
+        """Keep what others know by its id alive."""
+        self._alive.append(x)
+
     def add_input(
         self, meta: torch.Tensor, name: str, kind: str, source: int, device: str
     ) -> int:

@@ -11,6 +11,7 @@ from ...errors import CaptureError
 from ...ir.graph import Extern
 from ..scalars.device import Computed, NumberRef
 from ..scalars.host import Scalars
+from .autocast import Autocast, KeptCast
 from .constants import Constant, as_number
 from .dtypes import PARTS
 from .ops import op_info
@@ -18,13 +19,17 @@ from .pointwise import Pointwise, is_complex
 
 
 class Call(NamedTuple):
-    """An extern's call: the op and its arguments, tensors as TensorRef."""
+    """An extern's call: the op and its arguments, tensors as TensorRef.
+
+    `autocast`: what is on while it runs; None where nothing was on at capture.
+    """
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[int, ...]  # buffers of the tensors it returns, in order
     fresh: frozenset[int]  # those of them whose memory the call itself makes
+    autocast: Autocast | None = None
 
 
 class TensorRef(NamedTuple):
@@ -45,6 +50,10 @@ class Externs(Pointwise):
     def __init__(self, scalars: Scalars, vector_library: bool | None) -> None:
         super().__init__(scalars, vector_library)
         self.calls: list[Call] = []
+        #: what is on for the calls that are recorded now, see Call
+        self.autocast: Autocast | None = None
+        #: what the next call is recorded as
+        self.instead: KeptCast | None = None
         self._constants: dict[int, torch.Tensor] = {}  # by id of the real tensor
 
     def constant(self, t: torch.Tensor) -> torch.Tensor:
@@ -114,7 +123,14 @@ class Externs(Pointwise):
         written = tuple(self._write(b) for b in dict.fromkeys([*mutated, *fresh]))
         payload = len(self.calls)
         self.calls.append(
-            Call(func, new_args, new_kwargs, tuple(outputs), frozenset(fresh))
+            Call(
+                self.instead or func,
+                new_args,
+                new_kwargs,
+                tuple(outputs),
+                frozenset(fresh),
+                self.autocast,
+            )
         )
         name = str(func)
         self.nodes.append(

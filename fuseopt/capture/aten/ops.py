@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...compat import Schema, schema_of
+from ...compat import Schema, is_as_ruled, schema_of
 from ...lowering.pointwise import RULES
 
 #: ATen names whose arithmetic is another op's: name -> (op, arguments that matter).
@@ -157,7 +157,7 @@ def lowering(
     )
     if not variant:
         changed = any(bound.get(n, default) != default for n, default in op.others)
-        if name not in RULES or changed:
+        if name not in RULES or changed or not is_as_ruled(name):
             return None
     return variant or name, tuple(
         (n, bound[n] if n in bound else absent(n, default))

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...compat import DISPATCH_MODE
 from ...errors import CaptureError
 from ...lowering.pointwise import RULES
 from ..scalars.host import Scalars
@@ -33,11 +33,11 @@ from .stacks import CHAINS, Stack, Stacks, pieces_of
 SCALES = frozenset({"alpha", "value"})
 
 
-class Recorder(Externs, TorchDispatchMode):
+class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
     """Decides what each ATen call becomes; see the module."""
 
     def __init__(self, scalars: Scalars, vector_library: bool | None = True) -> None:
-        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        DISPATCH_MODE.__init__(self)
         Externs.__init__(self, scalars, vector_library)
         self.stacks = Stacks(self._read)
         #: the number of calls that were more than elementwise arithmetic
@@ -52,6 +52,10 @@ class Recorder(Externs, TorchDispatchMode):
         kwargs = kwargs or {}
         op = op_info(func)
         self.call += 1
+        if self.instead is not None:
+            self.others += 1
+            out = func(*args, **kwargs)
+            return self._extern(func, args, {}, out, "autocast may keep this cast")
         bound = dict(zip(op.arguments, args, strict=False))
         bound.update(kwargs)
         self._wanted = ""

@@ -17,11 +17,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...compat import is_collective, is_wait, is_wrapper, waiting
+from ...compat import (
+    DISPATCH_MODE,
+    OVERLOAD,
+    is_collective,
+    is_wait,
+    is_wrapper,
+    waiting,
+)
 from ...errors import EagerOnly
 from ..aten.externs import tensors_in
 
@@ -54,7 +59,7 @@ class InnerCall(NamedTuple):
     number: int | None = None
 
 
-class InnerCalls(TorchDispatchMode):
+class InnerCalls(DISPATCH_MODE):  # type: ignore[misc]
     """Writes down the calls that reach some tensors, or what was made of them.
 
     A wrapper may compute what it needs to know on tensors of its own, of which none is
@@ -64,7 +69,7 @@ class InnerCalls(TorchDispatchMode):
     def __init__(
         self, tensors: Sequence[torch.Tensor], numbers: Sequence[float] = ()
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.alive: list[torch.Tensor] = []
         self.index: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
@@ -175,7 +180,7 @@ class InnerCalls(TorchDispatchMode):
                 continue
             examples = [self.alive[i] for i in call.made]
             node.meta["example_value"] = examples if call.several else examples[0]
-            if isinstance(call.func, OpOverload) and is_collective(call.func):
+            if isinstance(call.func, OVERLOAD) and is_collective(call.func):
                 node = graph.call_function(waiting(), (node,))
             if not call.several:
                 node_of(call.made[0], node)

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
-from ...compat import wraps_others
+from ...compat import FAKE, wraps_others
 from ...errors import EagerOnly, UnsupportedInput
 
 
@@ -68,7 +67,7 @@ def check_memory(name: str, t: torch.Tensor) -> None:
     Raises EagerOnly for one that eager can use all the same: a subclass that stands for
     other tensors. Raises UnsupportedInput as `check_freed` does.
     """
-    if wraps_others(t) and not isinstance(t, FakeTensor):
+    if wraps_others(t) and not isinstance(t, FAKE):
         raise EagerOnly(
             f"{name} is a {type(t).__name__}, which stands for other tensors and has "
             "no memory of its own"
@@ -100,7 +99,7 @@ def check_contents(tensors: Iterable[Any]) -> None:
     Raises EagerOnly for a fake one and for one on the device meta.
     """
     for t in tensors:
-        if isinstance(t, FakeTensor):
+        if isinstance(t, FAKE):
             raise EagerOnly(f"a tensor of shape {tuple(t.shape)} is a FakeTensor")
         if isinstance(t, torch.Tensor) and t.device.type == "meta":
             raise EagerOnly(

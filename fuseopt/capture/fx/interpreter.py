@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from ...compat import (
     HIGHER_ORDER,
     MAKE_TENSOR,
+    autocasts,
     changes_first,
     number_sources,
     shapes_of,
@@ -26,6 +27,7 @@ from ..aten.dtypes import PARTS
 from ..aten.recorder import Recorder
 from ..scalars.device import FLOAT, TRUTH, Computed, operation
 from ..scalars.host import Arg, Item, Scalars, Sym
+from .autocast import Casting, method, switches
 from .given_memory import Places, gives_memory, refuse_resizing
 from .inputs import (
     MetaInputs,
@@ -82,6 +84,8 @@ class Interpreter:
         self.devices: dict[int, str] = {}
         self.names: dict[int, str] = {}  # of the arguments, by pool position
         self.twins: list[tuple[int, int]] = []
+        self.leaves: set[int] = set()  # the inputs that require gradients
+        self.casting: Casting | None = None
 
     def register_inputs(self) -> None:
         refuse_resizing(self.nodes)
@@ -121,6 +125,8 @@ class Interpreter:
         buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
         # the first tensor's source, where two tensor objects are the same memory
         first = self.origin[id(twin)] = self.recorder.buffers[buffer].source
+        if t.requires_grad:
+            self.leaves.add(first)
         if first != index:
             self.twins.append((index, first))
         self.devices[id(twin)] = t.device.type
@@ -134,12 +140,19 @@ class Interpreter:
         """Run every node; returns the graph's result."""
         nodes = [n for n in self.nodes if n.op.startswith("call")]
         names = tokens(nodes)
+        own = switches(nodes)
+        if own or autocasts():
+            kinds = sorted({"cpu", *self.devices.values()})
+            shared = frozenset(i for pair in self.twins for i in pair)
+            facts = self.origin, kinds, shared, frozenset(self.leaves)
+            self.casting = Casting(self.recorder, own, *facts)
         grad_mode = torch.is_grad_enabled()
         try:
             with shapes_of(self.recorder.device_of), torch.no_grad():
                 done = 0
-                # replaying a stretch would not assign memory to a twin
-                moves = any(map(gives_memory, nodes))
+                # to replay a stretch would assign no memory to a twin, and not ask
+                # which calls are in a context
+                moves = own or any(map(gives_memory, nodes))
                 for begin, end in () if moves else segments(nodes, names):
                     self._run(nodes[done:begin])
                     self._run_segment(nodes[begin:end], names[begin:end])
@@ -147,6 +160,8 @@ class Interpreter:
                 self._run(nodes[done:])
         finally:
             torch.set_grad_enabled(grad_mode)
+            if self.casting is not None:
+                self.casting.close()
         (result,) = (n for n in self.nodes if n.op == "output")
         return self._map(result.args[0])
 
@@ -258,12 +273,18 @@ class Interpreter:
             if node.target in ("to", "cpu"):
                 args, kwargs = self._placed(str(node.target), args, kwargs)
                 return args[0].to(*args[1:], **kwargs)
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            return self._call(method(str(node.target)), args, kwargs)
         beyond = self.recorder.beyond
-        result = node.target(*args, **kwargs)  # type: ignore[operator]
+        result = self._call(node.target, args, kwargs)
         if hasattr(node.target, OWN):
             self.recorder.beyond = beyond  # of what Dynamo has traced
         return result
+
+    def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function on meta tensors, as autocast has it called."""
+        if self.casting is None:
+            return function(*args, **kwargs)
+        return self.casting.call(function, args, kwargs)
 
     def _placed(self, method: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Arguments for `to`, in place of those of `to` or `cpu`, on meta tensors: the

@@ -19,13 +19,13 @@ import secrets
 import shlex
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...codegen import Source
 from ...errors import BuildError, CannotBuild, CompilerMissing
+from ...locks import new_lock
 from ..folders import Folder, Private, Untrusted, chosen, sweep_private
 from .toolchain import LINES, TRIAL, Compiler, find_compiler
 
@@ -73,7 +73,7 @@ class Builder:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.builds = 0
         self.disk_hits = 0
         self.memory_hits = 0

@@ -13,13 +13,13 @@ import platform
 import shlex
 import shutil
 import subprocess
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...codegen import Source
 from ...errors import CompilerMissing
+from ...locks import new_lock
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -55,7 +55,10 @@ TRIAL = "#include <math.h>\n#include <stdint.h>\n" + 'extern "C" void trial() {}
 SCRIPT = 1 << 16
 #: The lines of a compiler's output that messages show.
 LINES = 12
-_asking = threading.Lock()
+#: What GCC and Clang look for headers in, besides what they are told by flags.
+HEADERS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+
+_asking = new_lock()
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,8 @@ def _is_program(word: str) -> bool:
 
 
 def _stamps(command: Sequence[str]) -> tuple[tuple[object, ...], ...]:
-    """The identity of each program of a command: path, size, time, digest of a script.
+    """The identity of each program of a command: path, size, time, digest of a script;
+    and the folders of headers that the environment names, which `-###` does not show.
 
     A wrapper script may change its flags while its size and time stay the same; so its
     contents are hashed.
@@ -170,6 +174,7 @@ def _stamps(command: Sequence[str]) -> tuple[tuple[object, ...], ...]:
             continue
         digest = hashlib.sha256(content).hexdigest()
         stamps.append((number, real, info.st_size, info.st_mtime_ns, digest))
+    stamps += [(x, os.environ[x]) for x in HEADERS if os.environ.get(x)]
     return tuple(stamps)
 
 

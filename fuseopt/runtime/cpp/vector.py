@@ -11,8 +11,11 @@ from __future__ import annotations
 import ctypes
 from array import array
 
+import torch
+
 from ...codegen.optable import SYMBOLS
-from ...compat import LibraryStruct, vector_library
+from ...compat import VECTORS, LibraryStruct, vector_library
+from ...errors import EagerOnly
 
 #: `LIBRARY_MODE` of the generated source.
 MODE = 0x140102
@@ -39,18 +42,46 @@ def agrees(kernel: ctypes.CDLL, library: LibraryStruct) -> bool:
         return False
     bits = battery()
     n = len(bits)
-    ours, theirs = array("I", bytes(4 * n)), array("I", bytes(4 * n))
-    source = bits.buffer_info()[0]
-    newton = kernel.newton_sqrt_f32
-    newton.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
-    newton.restype = ctypes.c_int64
-    if not newton(n, source, ours.buffer_info()[0]):
-        return False
+    theirs = array("I", bytes(4 * n))
     kind = ctypes.CFUNCTYPE(
         None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong
     )
+    source = bits.buffer_info()[0]
     kind(library.sqrt_f32)(n, source, theirs.buffer_info()[0], MODE)
-    return all(
+    return _same(_newton(kernel, bits), theirs)
+
+
+def _newton(kernel: ctypes.CDLL, bits: array[int]) -> array[int] | None:
+    """The roots of a kernel's `newton_sqrt_f32`; None where it has none."""
+    roots = array("I", bytes(4 * len(bits)))
+    newton = kernel.newton_sqrt_f32
+    newton.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    newton.restype = ctypes.c_int64
+    places = bits.buffer_info()[0], roots.buffer_info()[0]
+    return roots if newton(len(bits), *places) else None
+
+
+def agrees_with_torch(kernel: ctypes.CDLL) -> bool:
+    """Is `newton_sqrt_f32` of a loaded kernel equal to `torch.sqrt`? False where the
+    compiler's root, which rounds correctly, is. Raises EagerOnly where neither is.
+    """
+    bits = battery()
+    numbers = torch.frombuffer(bits, dtype=torch.int32).view(torch.float32)
+    theirs = _bits(numbers.sqrt())
+    if _same(_newton(kernel, bits), theirs):
+        return True
+    exact = numbers.double().sqrt().float()  # float64 has digits to spare
+    if _same(_bits(exact), theirs):
+        return False
+    raise EagerOnly(f"torch {torch.__version__} takes roots from a library of its own")
+
+
+def _bits(t: torch.Tensor) -> array[int]:
+    return array("I", ctypes.string_at(t.data_ptr(), 4 * t.numel()))
+
+
+def _same(ours: array[int] | None, theirs: array[int]) -> bool:
+    return ours is not None and all(
         a == b or (_nan(a) and _nan(b)) for a, b in zip(ours, theirs, strict=True)
     )
 
@@ -64,11 +95,23 @@ class Vectors:
 
     def __init__(self) -> None:
         self._struct: LibraryStruct | None = None
+        self._bare: LibraryStruct | None = None
 
     def address(self, kernel: ctypes.CDLL) -> int:
         """Address of the `struct Library` to launch with."""
         if self._struct is None:
+            if not VECTORS.available():
+                return self._without(kernel)
             struct = LibraryStruct.from_buffer_copy(vector_library(SYMBOLS))
             struct.newton = int(agrees(kernel, struct))
             self._struct = struct
         return ctypes.addressof(self._struct)
+
+    def _without(self, kernel: ctypes.CDLL) -> int:
+        """Address of a struct without functions, for kernels that call none."""
+        if self._bare is None:
+            struct = LibraryStruct()
+            struct.newton = int(agrees_with_torch(kernel))
+            struct.vector = vector_library().vector
+            self._bare = struct
+        return ctypes.addressof(self._bare)

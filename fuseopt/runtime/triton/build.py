@@ -11,7 +11,6 @@ import hashlib
 import linecache
 import logging
 import secrets
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from ...codegen.target import Source
 from ...errors import BuildError, CannotBuild
+from ...locks import new_lock
 from ..folders import Folder, Private, chosen
 
 log = logging.getLogger("fuseopt")
@@ -64,7 +64,7 @@ class TritonBuilder:
         self._loaded: dict[tuple[str, bool], TritonModule] = {}
         self._private = Private()
         self._shunned: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def load(
         self, source: Source, cache_dir: str | None, interpret: bool | None = None

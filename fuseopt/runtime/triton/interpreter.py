@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...codegen.optable import DEVICE_FUNCTIONS
+from ...locks import new_lock
 
 
 @functools.cache
 def _interpreter_lock() -> threading.Lock:
     """One kernel at a time: Triton's interpreter keeps its state in globals."""
-    return threading.Lock()
+    return new_lock()
 
 
 @contextlib.contextmanager

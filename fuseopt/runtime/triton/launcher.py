@@ -21,6 +21,9 @@ from ...errors import BuildError, ConfigError
 from .build import TritonModule, ast_source
 from .interpreter import interpreting
 
+#: Triton warns where nobody says whether products and sums are joined.
+NO_FUSION = {"enable_fp_fusion": False}
+
 
 class Interpreted:
     """A kernel in Triton's interpreter, over tables in memory that the CPU reads."""
@@ -61,7 +64,7 @@ class Compiled:
         self.index = 0 if device.index is None else device.index
         with self._current():
             target = self.driver.get_current_target()
-            known_options = make_backend(target).parse_options({}).__dict__
+            known_options = make_backend(target).parse_options(NO_FUSION).__dict__
             options = {k: v for k, v in module.options.items() if k in known_options}
             try:
                 self.kernel = triton.compile(

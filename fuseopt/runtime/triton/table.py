@@ -302,6 +302,10 @@ class TritonTable:
                 f"{self.name} failed on {self.place} ({self.module.path}): {error}"
             ) from error
 
+    def launches(self, threads: int = 0) -> list[Callable[[], object]]:
+        """The same as a call, where a table of Triton's interpreter is on the CPU."""
+        return [functools.partial(self.launch, threads)]
+
     def launch(self, threads: int = 0) -> None:
         """Run the kernel once; `threads` has no meaning here."""
         self.fetch()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import struct
 import subprocess
@@ -158,6 +159,9 @@ def record() -> Iterator[list[Launch]]:
                 found.append(made)
 
             table.launch = launch  # type: ignore[method-assign]
+            table.launches = lambda threads: [  # type: ignore[method-assign]
+                functools.partial(launch, threads)
+            ]
             return table
 
         return make

@@ -1,0 +1,35 @@
+"""What ATen's dispatcher tells of autocast, and how Dynamo writes it into a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .names import find
+
+#: The nodes of a graph between which a step switches autocast itself.
+ENTER: Any = find("torch.amp.autocast_mode:_enter_autocast", None)
+EXIT: Any = find("torch.amp.autocast_mode:_exit_autocast", None)
+#: The kinds of devices that are asked where torch does not say that any has autocast.
+_KINDS = ("cpu", "cuda", "xpu", "mps")
+
+
+def autocasts() -> bool:
+    """Is autocast on in this thread, for devices of any kind?"""
+    asked = find("torch._C:_is_any_autocast_enabled", None)
+    if asked is not None:
+        return bool(asked())
+    return any(map(torch.is_autocast_enabled, _KINDS))
+
+
+def may_cast(name: str, kind: str) -> bool:
+    """Has ATen's op `name` a kernel that autocast puts before its own, on devices of
+    this kind? Also True where torch does not say.
+    """
+    asked = find("torch._C:_dispatch_has_kernel_for_dispatch_key", None)
+    suffix = "PrivateUse1" if kind == "privateuseone" else kind.upper()
+    try:
+        return asked is None or bool(asked(f"aten::{name}", f"Autocast{suffix}"))
+    except RuntimeError:  # no such op, or no such key
+        return kind != "cpu"

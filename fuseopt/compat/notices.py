@@ -1,0 +1,202 @@
+"""Notice that Dynamo ends a graph, reaches its limit, or fails."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .capability import probed
+from .contexts import within_copy
+from .layers import leads_to, traces_for
+from .leaving import leave_to_eager, refusal_of
+from .names import find
+from .owners import optimizers_of
+from .patches import Hook, Patcher, patch
+from .tracing import tracing
+from .watched import watched
+
+#: Ends of a graph that are meant: by torch.optim's own decorator, and by closures.
+MEANT = ("Call to `torch._dynamo.graph_break()`", "`torch.compiler.disable()`d")
+
+
+@patch(
+    "graph-break-notices",
+    "the user is told the line at which Dynamo ends a graph",
+    "a step that is compiled in pieces is not reported",
+)
+def GRAPH_BREAKS(patcher: Patcher) -> None:
+    kind = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
+    backend = patcher.backend
+
+    def told(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
+        errors = [x for x in (*args, *kwargs.values()) if isinstance(x, Exception)]
+        if errors:
+            if tracing.refusal in str(errors[0]):
+                tracing.refusal = ""
+            _note(self, errors[0], backend)
+        return original(self, *args, **kwargs)
+
+    patcher.around(kind, "log_graph_break", told, "self")
+
+
+def _note(tx: Any, error: Any, backend: Callable[..., Any]) -> None:
+    """Tell of a graph that ends within code that holds an optimizer.
+
+    What the step calls while gradients are recorded does not count: it is a closure,
+    not the update.
+    """
+    stack = getattr(error, "real_stack", None)
+    if tracing.cuts is not None:
+        tracing.cuts += [*(stack or ())]
+    kind = str(getattr(error, "gb_type", ""))
+    if (
+        getattr(error, "logged", False)
+        or any(meant in kind for meant in MEANT)
+        or not traces_for(tx, backend)
+    ):
+        return
+    owners = optimizers_of(tx.output.root_tx)
+    line = stack[-1] if stack else None
+    if owners and line and torch.is_grad_enabled():
+        # in the closure of a step, if not in a step that records gradients
+        code = inspect.unwrap(type(owners[0]).step).__code__
+        in_step = (code.co_filename, code.co_name) == (line.filename, line.name)
+        line = line if in_step else None
+    if owners and line and not refusal_of(owners[0]):
+        place = f"{line.filename}:{line.lineno}: {line.line}"
+        watched.tell_of_break(place, kind or type(error).__name__, owners[0])
+
+
+@contextlib.contextmanager
+def cuts_noted() -> Iterator[list[Any]]:
+    """A list that gets the lines of source at which Dynamo ends a graph in this thread,
+    with those that led there: objects with `filename`, `lineno`, `name` and `line`.
+    """
+    before, tracing.cuts = tracing.cuts, []
+    try:
+        yield tracing.cuts
+    finally:
+        tracing.cuts = before
+
+
+# ---------------------------------------------------------------- limits
+
+
+@probed(
+    "limit-notices",
+    "the user is told when Dynamo gives up on a function",
+    "a step that runs in eager beyond Dynamo's limit is reported by Dynamo's log alone",
+)
+def LIMITS() -> None:
+    find("torch._dynamo.convert_frame:_compile")
+
+
+class Limits(logging.Filter):
+    """Reads Dynamo's log for the words with which it gives up on a function.
+
+    Dynamo warns in its log before it does. What it gives up on, it has as local names
+    of the function that warns; where these are others, nobody is told.
+    """
+
+    WORDS = "torch._dynamo hit config."
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        super().__init__()
+        self.backend = backend
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if str(record.msg).startswith(self.WORDS) and LIMITS.available():
+            with contextlib.suppress(Exception):
+                self._tell(_last_guard(record.getMessage()))
+        return True
+
+    def _tell(self, guard: str) -> None:
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and "compiler_fn" not in frame.f_locals:
+            frame = frame.f_back
+        names = {} if frame is None else frame.f_locals
+        code = names.get("code")
+        if code is None or not leads_to(names["compiler_fn"], self.backend):
+            return
+        owners = optimizers_of(names["frame"]) if names.get("frame") else []
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+        first = owners[0] if owners else None
+        watched.tell_of_limit(f"{code.co_name} ({place})", first, guard)
+
+    def listen(self) -> None:
+        """Listen to Dynamo's log."""
+        logger = logging.getLogger("torch._dynamo.convert_frame")
+        if not any(isinstance(x, Limits) for x in logger.filters):
+            logger.addFilter(self)
+
+
+def _last_guard(text: str) -> str:
+    """The guard that failed last, of what Dynamo logs: "self.n == 3"; or ""."""
+    _, _, rest = text.partition("last reason: ")
+    guard = re.sub(r"^\d+/\d+: ", "", rest.partition("\n")[0]).partition("  #")[0]
+    return guard.strip()
+
+
+# ---------------------------------------------------------------- failures
+
+
+@patch(
+    "failures",
+    "code on which Dynamo itself fails runs in eager, and the user is told",
+    "such an error reaches the caller of a step",
+)
+def FAILURES(patcher: Patcher) -> None:
+    """As Dynamo does where it ends a graph. Errors of backends are none of these. A
+    call that raises in the trace is one: eager raises it as well, or does not.
+
+    What `config.patch` leaves in the context of a thread is taken out too: Dynamo does
+    nearly all of a trace in these two functions.
+    """
+    home = find("torch._dynamo.convert_frame")
+    known = find("torch._dynamo.exc:TorchDynamoException")
+    raised: Any = find("torch._dynamo.exc:TorchRuntimeError", ())
+    backend = patcher.backend
+
+    def traced(original: Hook, *args: Any, **kwargs: Any) -> Any:
+        if not tracing.hooked:
+            return original(*args, **kwargs)
+        try:
+            return within_copy(original, *args, **kwargs)
+        except Exception as error:
+            if not (_is_dynamos_own(error, known) or isinstance(error, raised)):
+                raise
+            _tell_of_failure(error, backend)
+            raise AssertionError("a graph went on that was ended") from error
+
+    patcher.outside(home, "compile_frame", traced, "code", "globals")
+    patcher.outside(home, "CheckFunctionManager", traced)
+
+
+def _is_dynamos_own(error: Exception, known: Any) -> bool:
+    """Is an error a failure of Dynamo's own, and no word of anybody about the step?"""
+    home = type(error).__module__.partition(".")[0]
+    foreign = home in ("torch", "fuseopt") or isinstance(error, (Warning, MemoryError))
+    return not foreign and not isinstance(error, known)
+
+
+def _tell_of_failure(error: Exception, backend: Callable[..., Any]) -> None:
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and "frame" not in frame.f_locals:
+        frame = frame.f_back
+    traced = None if frame is None else frame.f_locals["frame"]
+    code = getattr(traced, "f_code", None)
+    place = "code"
+    if code is not None:
+        place = f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+    reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+    owners = optimizers_of(traced) if code is not None else []
+    watched.tell_of_failure(place, reason, owners[0] if owners else None)
+    leave_to_eager(reason)

@@ -1,0 +1,316 @@
+"""Patches of Dynamo that are in force while fuseopt traces, and at no other time.
+
+A capability that changes how Dynamo traces is a function that puts hooks into a
+`Patcher`. `Patches` records what each replaced, and takes all of it back at once;
+`enter` puts all of it in force and `settle` restores torch as it was imported. One that
+cannot be put leaves nothing behind. One that raises while Dynamo traces is
+switched off, and the trace begins anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ..locks import new_rlock
+from .capability import Capability, switches
+from .names import Missing, find, takes
+
+Hook = Callable[..., Any]
+_ABSENT: Any = object()
+HERE = os.path.dirname(__file__) + os.sep
+#: Tables of a class of Dynamo's by which it finds methods, from torch 2.14 on.
+TABLES = ("tp_methods", "tp_getset", "tp_members")
+#: Errors that say that torch is another than the hook was written for.
+MISFITS = (AttributeError, TypeError, ImportError, NameError, Missing)
+
+
+class Change(NamedTuple):
+    """One attribute of an object, or one item of a table, before and after."""
+
+    owner: Any
+    key: Any
+    item: bool
+    before: Any
+    after: Any
+
+    def put(self, value: Any) -> None:
+        if self.item and value is _ABSENT:
+            self.owner.pop(self.key, None)
+        elif self.item:
+            self.owner[self.key] = value
+        elif value is _ABSENT:
+            delattr(self.owner, self.key)
+        else:
+            setattr(self.owner, self.key, value)
+
+
+class Patcher:
+    """Puts the hooks of one capability, and notes what each replaces.
+
+    backend: what Dynamo traces for.
+    """
+
+    def __init__(self, capability: Capability, backend: Callable[..., Any]) -> None:
+        self.capability = capability
+        self.backend = backend
+        self.changes: list[Change] = []
+
+    def around(self, owner: Any, name: str, hook: Hook, *parameters: str) -> None:
+        """Let `hook(original, ...)` stand in the place of a function or a method, whose
+        first parameters must have the names that are given. Raises Missing.
+        """
+        original = _looked_up(owner, name, parameters)
+        self.attribute(owner, name, self.guarded(original, hook))
+
+    def outside(self, owner: Any, name: str, hook: Hook, *parameters: str) -> None:
+        """As `around`, of a function that is no part of what Dynamo begins anew: after
+        an error of the hook's own, what `original` came to counts.
+        """
+        original = _looked_up(owner, name, parameters)
+        self.attribute(owner, name, self.guarded(original, hook, outside=True))
+
+    def guarded(self, original: Any, hook: Hook, outside: bool = False) -> Any:
+        """A function that calls `hook(original, ...)`; an error of the hook's own
+        switches the capability off.
+        """
+        capability = self.capability
+
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            outcome = _Outcome(original) if outside else original
+            try:
+                return hook(outcome, *args, **kwargs)
+            except MISFITS as error:
+                if not _is_own(error):
+                    raise
+                capability.broke(error)
+                if outside:
+                    return outcome.again(*args, **kwargs)
+                raise _anew(capability.name) from error
+
+        return method
+
+    def attribute(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of a class, a module or an object."""
+        before, original = vars(owner).get(name, _ABSENT), getattr(owner, name, None)
+        setattr(owner, name, value)
+        self.changes.append(Change(owner, name, False, before, value))
+        for table in TABLES:
+            entries = vars(owner).get(table)
+            for key, entry in [*entries.items()] if isinstance(entries, dict) else ():
+                for part in ("handler", "getter"):
+                    if getattr(entry, part, None) is original:
+                        new = dataclasses.replace(entry, **{part: value})
+                        self.item(entries, key, new)
+
+    def item(self, table: Any, key: Any, value: Any) -> None:
+        """Set an item of a dict or a list."""
+        has = not isinstance(table, dict) or key in table
+        self.changes.append(Change(table, key, True, _ABSENT, value))
+        if has:
+            self.changes[-1] = self.changes[-1]._replace(before=table[key])
+        table[key] = value
+
+    def handler(self, table: dict[Any, Any], function: Any, hook: Hook) -> None:
+        """Let `hook(original, ...)` stand in the place of what handles a function in a
+        table of Dynamo's; where it has none, `original` declines.
+        """
+        original = table.get(function) or _declines
+        self.item(table, function, self.guarded(original, hook))
+
+    def undo(self) -> None:
+        for change in reversed(self.changes):
+            change.put(change.before)
+
+
+def _looked_up(owner: Any, name: str, parameters: tuple[str, ...]) -> Any:
+    """What a hook is to stand in the place of. Raises Missing."""
+    original = getattr(owner, name, None)
+    if original is None:
+        where = getattr(owner, "__qualname__", getattr(owner, "__name__", owner))
+        raise Missing(f"{where} has no {name}")
+    if parameters:
+        takes(original, *parameters)
+    return original
+
+
+class _Outcome:
+    """Calls a function, and keeps what the last call came to."""
+
+    def __init__(self, function: Hook) -> None:
+        self.function = function
+        self.called = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.called, self.error = True, None
+        try:
+            self.result = self.function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
+
+    def again(self, *args: Any, **kwargs: Any) -> Any:
+        """What the last call came to; where there was none, it is made."""
+        if not self.called:
+            return self.function(*args, **kwargs)
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def _declines(*_: Any, **__: Any) -> None:
+    """Dynamo goes on as it does without a handler."""
+
+
+def _is_own(error: BaseException) -> bool:
+    """Was an error raised by a line of this package, and not within torch?"""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and at.tb_frame.f_code.co_filename.startswith(HERE)
+
+
+def _anew(name: str) -> Exception:
+    """Dynamo's exception that begins a trace anew."""
+    restart: Any = find("torch._dynamo.exc:SpeculationRestartAnalysis")
+    error: Exception = restart(restart_reason=f"fuseopt goes on without {name}")
+    return error
+
+
+class Patch(Capability):
+    """A capability that is in force while fuseopt traces.
+
+    attach: a function that puts its hooks into a Patcher.
+    """
+
+    def __init__(
+        self, name: str, gives: str, without: str, attach: Hook, **more: Any
+    ) -> None:
+        super().__init__(name, gives, without, **more)
+        self.attach = attach
+
+    def missing(self) -> str:
+        if self.off:
+            return super().missing()
+        patches.build()
+        every = (*patches.needs, *self.needs)
+        others = [x for x in every if not x.available()]
+        if others:
+            return f"it needs {others[0].name}"
+        return self._missing or ""  # unknown as long as nobody traces
+
+    def attached(self) -> None:
+        """Note that its hooks could be put."""
+        self._missing = ""
+
+
+class Patches:
+    """The hooks of all capabilities in `all`, as one list of changes.
+
+    They are in force between `enter` and `settle`; `token` says for which trace.
+    """
+
+    def __init__(self) -> None:
+        self.all: tuple[Patch, ...] = ()
+        self.backend: Callable[..., Any] | None = None
+        #: without these no hook is ever in force
+        self.needs: tuple[Capability, ...] = ()
+        self.token: object = None
+        self._lock = new_rlock()
+        self._changes: list[Change] = []
+        self._epoch = -1
+        self._entered = False
+
+    @property
+    def in_force(self) -> bool:
+        return self._entered
+
+    def serve(self, backend: Callable[..., Any], hooks: tuple[Patch, ...]) -> None:
+        """From now on put these hooks in force where Dynamo traces for a backend."""
+        self.backend, self.all = backend, hooks
+        switches.changed()
+
+    def build(self) -> None:
+        """Find out which hooks can be put, and what each changes."""
+        with self._lock:
+            if self._epoch == switches.epoch or self._entered or self.backend is None:
+                return
+            self._epoch = switches.epoch
+            patchers: list[Patcher] = []
+            try:
+                for patch in self.all:
+                    if _may_be_put(patch):
+                        patchers.append(self._put(patch))
+                self._changes = [*_merged(x for p in patchers for x in p.changes)]
+            finally:
+                for patcher in reversed(patchers):
+                    patcher.undo()
+            self._epoch = switches.epoch
+
+    def _put(self, patch: Patch) -> Patcher:
+        assert self.backend is not None
+        patcher = Patcher(patch, self.backend)
+        try:
+            patch.attach(patcher)
+            patch.attached()
+        except Exception as error:
+            patcher.undo()
+            patcher.changes.clear()
+            known = isinstance(error, (Missing, ImportError, AttributeError))
+            patch.lack(str(error) if known else f"{type(error).__name__}: {error}")
+        return patcher
+
+    def enter(self, token: object) -> None:
+        """Put all hooks in force, for one trace."""
+        with self._lock:
+            self.settle(self.token)
+            self.build()
+            self._entered, self.token = True, token
+            try:
+                for change in self._changes:
+                    change.put(change.after)
+            except BaseException:
+                self.settle(token)
+                raise
+
+    def settle(self, token: object) -> None:
+        """Restore what `enter` changed, if hooks are in force for this trace."""
+        with self._lock:
+            if self._entered and self.token is token:
+                for change in reversed(self._changes):
+                    change.put(change.before)
+                self._entered, self.token = False, None
+
+
+def _may_be_put(patch: Patch) -> bool:
+    broken = patch._missing not in (None, "")
+    return not broken and not patch.off and all(x.available() for x in patch.needs)
+
+
+def _merged(changes: Iterator[Change]) -> Iterator[Change]:
+    """One change for each attribute: from what torch has to the last hook."""
+    merged: dict[tuple[int, Any], Change] = {}
+    for change in changes:
+        place = id(change.owner), change.key
+        first = merged.get(place)
+        merged[place] = change if first is None else first._replace(after=change.after)
+    yield from merged.values()
+
+
+patches = Patches()
+
+
+def patch(name: str, gives: str, without: str, **more: Any) -> Callable[[Hook], Patch]:
+    """Make a capability of the function that puts its hooks into a Patcher."""
+
+    def made(attach: Hook) -> Patch:
+        return Patch(name, gives, without, attach, **more)
+
+    return made

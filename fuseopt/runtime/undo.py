@@ -1,0 +1,114 @@
+"""Put back what a step has written, where an error ends it.
+
+Launches of kernels of the CPU cannot fail, and are done in one C call. An ATen call may
+raise whatever it likes, and so may a launch on a device; a signal may come between two
+of them. So what is written before the last of these is copied first, and copied back if
+one of them raises: in one C call, which no signal interrupts.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..ir.graph import Buffer, Extern, Graph, Kernel, Run, Schedule, Step
+
+log = logging.getLogger("fuseopt")
+
+_CALL = functools.partial.__call__
+
+
+def at_once(calls: Iterable[Callable[[], object]]) -> list[object]:
+    """Call partials of C functions, all in one C call."""
+    every = [*calls]
+    return list(map(_CALL, every))  # type: ignore[arg-type]
+
+
+class Risk(NamedTuple):
+    """How far into a plan an error may come.
+
+    `steps`: all steps from this one on are launches of the CPU. `written`: buffers of
+    the call's tensors that steps write before the last one that may raise.
+    """
+
+    steps: int
+    written: tuple[int, ...]
+
+
+def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> Risk:
+    """The Risk of a plan. `remote(device)`: is it another one than the CPU?"""
+    buffers, steps = graph.buffers, schedule.steps
+    risky = [i for i, step in enumerate(steps) if _may_raise(buffers, step, remote)]
+    if not risky:
+        return Risk(0, ())
+    # one that fails may have written a part, if it is more than a launch
+    last = risky[-1]
+    whole = last + isinstance(steps[last], Extern)
+    written = {b: None for step in steps[:whole] for b in _written(graph, step)}
+    return Risk(last + 1, tuple(b for b in written if buffers[b].kind != "temp"))
+
+
+def _may_raise(
+    buffers: Sequence[Buffer], step: Step, remote: Callable[[str], bool]
+) -> bool:
+    if isinstance(step, Extern):
+        return True
+    kernels = step.kernels if isinstance(step, Run) else (step,)
+    return any(
+        remote(buffers[column[0]].device)
+        for kernel in kernels
+        for v in kernel.every
+        for column in v.columns
+        if column
+    )
+
+
+def _written(graph: Graph, step: Kernel | Run | Extern) -> Iterable[int]:
+    if isinstance(step, Extern):
+        yield from (graph.values[v] for v in step.writes)
+        return
+    for kernel in step.kernels if isinstance(step, Run) else (step,):
+        for v in kernel.every:
+            for slot, column in zip(v.slots, v.columns, strict=True):
+                if slot.write:
+                    yield from column
+
+
+class Undo:
+    """A context in which an error has tensors get back what they held before.
+
+    `done()` is called when all is written; an error after that puts nothing back.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.copies: list[torch.Tensor] = []
+        self.written: list[bool] = []
+        self.done = functools.partial(self.written.append, True)
+
+    def __enter__(self) -> Undo:
+        try:
+            self.copies = [t.clone() for t in self.tensors]
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            # the step itself may well have memory enough
+            log.warning("an error would leave this step half done: %s", error)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.put_back()
+
+    def put_back(self) -> bool:
+        """Put back all tensors unless all is written; True if they are as before."""
+        if self.written or len(self.copies) < len(self.tensors):
+            return False
+        if self.copies:
+            torch._foreach_copy_(self.tensors, self.copies)
+        return True
+
+
+__all__ = ["Risk", "Undo", "at_once", "risk_of"]

@@ -1,0 +1,72 @@
+"""What hangs on an optimizer and keeps its step from being traced on a shadow.
+
+Users hang schedulers, models and notes on an optimizer while they train with it, and
+remove them again. A hindrance is found by where it hangs, so that each call can ask
+whether it is still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.optim import Optimizer
+
+from .lanes import Hung
+
+Path = tuple[Any, ...]
+_GONE = object()
+
+
+class Hindrance:
+    """A value of the type `kind` at a place of an optimizer: the name of an attribute,
+    then keys and indices.
+    """
+
+    def __init__(self, path: Path, kind: type) -> None:
+        self._path = path
+        self._kind = kind
+
+    def stands(self, optimizer: Optimizer) -> bool:
+        """Is there still a value of this type? The type is why the step was refused."""
+        x: Any = vars(optimizer)
+        for key in self._path:
+            # no entry of a defaultdict is made
+            if isinstance(x, dict):
+                x = dict.get(x, key, _GONE)
+            elif isinstance(x, (list, tuple)) and key in range(len(x)):
+                x = x[key]
+            else:
+                return False
+        return type(x) is self._kind
+
+
+#: A reason that no user can remove: an optimizer always has attributes.
+LASTING = Hindrance((), dict)
+
+
+def hindrance_of(error: Exception, optimizer: Optimizer) -> Hindrance:
+    """The value, hanging on an optimizer, that an error tells of; LASTING for an error
+    of any other kind.
+    """
+    if isinstance(error, Hung):
+        for path, x, holder in _held(optimizer):
+            if x is error.value and (error.within is None or error.within is holder):
+                return Hindrance(path, type(x))
+    return LASTING
+
+
+def _held(optimizer: Optimizer) -> Iterator[tuple[Path, Any, Any]]:
+    """All that an optimizer holds, to any depth: where, what, and what holds it."""
+    seen: set[int] = set()
+    pending: list[tuple[Path, Any, Any]] = [((), vars(optimizer), None)]
+    while pending:
+        path, x, holder = pending.pop()
+        yield path, x, holder
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, dict):
+            pending += [((*path, key), y, x) for key, y in x.items()]
+        elif isinstance(x, (list, tuple)):
+            pending += [((*path, i), y, x) for i, y in enumerate(x)]

@@ -1,0 +1,46 @@
+"""An object that stands for an optimizer, and how its groups differ."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..compiler.session import session
+from .lanes import Unlike
+
+
+def unfused(group: dict[str, Any]) -> dict[str, bool]:
+    """The options that replace `fused=True` in a group: those of the foreach step.
+
+    Empty for a group without `fused`. On other devices than the CPU `capturable` is set
+    too, so that step counters are on the device, as for the fused kernels. Otherwise
+    Adam's foreach step takes no tensors as rate or betas, and its loop does.
+    """
+    if not group.get("fused"):
+        return {}
+    form = {"fused": False, "foreach": True}
+    if any(p.device.type != "cpu" for p in group["params"]):
+        form["capturable"] = True
+    elif group.get("capturable") is False:
+        numbers = group.get("lr"), *(group.get("betas") or ())
+        form["foreach"] = not any(isinstance(x, torch.Tensor) for x in numbers)
+    return {key: value for key, value in form.items() if key in group}
+
+
+def stand_in(optimizer: Optimizer) -> Any:
+    """An object of an optimizer's class without attributes.
+
+    Raises Unlike for an optimizer that no other object can stand for.
+    """
+    kind = type(optimizer)
+    for c in kind.__mro__:
+        if any(isinstance(x, types.MemberDescriptorType) for x in vars(c).values()):
+            raise Unlike(f"{c.__name__} keeps attributes in slots")
+    if hasattr(kind, "__del__"):
+        raise Unlike(f"{kind.__name__} has a __del__")
+    shadow = object.__new__(kind)
+    session.apart.add(shadow)
+    return shadow

@@ -1,0 +1,36 @@
+"""The lists that a user gave to a tail, and may change between its calls."""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import is_
+
+from .beside import Beside
+from .order import ClipOrder
+
+
+class Lists:
+    """The lists of averages, their sources and copies, and that of a clip's order."""
+
+    def __init__(self, beside: Beside, order: ClipOrder) -> None:
+        self._owners = beside, order
+        self._lists = [*beside.lists, *order.lists]
+        self._note()
+
+    def _note(self) -> None:
+        self._sizes = [*map(len, self._lists)]
+        self._entries = [*chain.from_iterable(self._lists)]
+
+    def follow(self) -> bool:
+        """Were entries added, removed or replaced since the last call? Then those who
+        have copies of them copy them again. Raises TypeError, ValueError.
+        """
+        now, sizes = chain.from_iterable(self._lists), [*map(len, self._lists)]
+        if sizes == self._sizes and all(map(is_, now, self._entries)):
+            return False
+        self._sizes = []  # if one is refused, the next call looks again
+        beside, order = self._owners
+        beside.follow()
+        order.follow()
+        self._note()
+        return True

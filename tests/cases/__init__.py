@@ -1,0 +1,1 @@
+"""Scenarios that failed once, or that an attack tried."""
