@@ -13,7 +13,12 @@ from pathlib import Path
 
 
 class FuseoptError(RuntimeError):
-    """Base of all errors raised by fuseopt."""
+    """Base of all errors raised by fuseopt.
+
+    `constants_help`: may a trace in which numbers are constants not raise it?
+    """
+
+    constants_help = True
 
 
 class ConfigError(FuseoptError):

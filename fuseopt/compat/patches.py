@@ -43,7 +43,8 @@ class Change(NamedTuple):
         elif self.item:
             self.owner[self.key] = value
         elif value is _ABSENT:
-            delattr(self.owner, self.key)
+            if self.key in vars(self.owner):
+                delattr(self.owner, self.key)
         else:
             setattr(self.owner, self.key, value)
 
@@ -97,8 +98,7 @@ class Patcher:
     def attribute(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of a class, a module or an object."""
         before, original = vars(owner).get(name, _ABSENT), getattr(owner, name, None)
-        setattr(owner, name, value)
-        self.changes.append(Change(owner, name, False, before, value))
+        self._change(Change(owner, name, False, before, value))
         for table in TABLES:
             entries = vars(owner).get(table)
             for key, entry in [*entries.items()] if isinstance(entries, dict) else ():
@@ -110,10 +110,12 @@ class Patcher:
     def item(self, table: Any, key: Any, value: Any) -> None:
         """Set an item of a dict or a list."""
         has = not isinstance(table, dict) or key in table
-        self.changes.append(Change(table, key, True, _ABSENT, value))
-        if has:
-            self.changes[-1] = self.changes[-1]._replace(before=table[key])
-        table[key] = value
+        self._change(Change(table, key, True, table[key] if has else _ABSENT, value))
+
+    def _change(self, change: Change) -> None:
+        """Note a change, then make it: an interrupt in between does no harm."""
+        self.changes.append(change)
+        change.put(change.after)
 
     def handler(self, table: dict[Any, Any], function: Any, hook: Hook) -> None:
         """Let `hook(original, ...)` stand in the place of what handles a function in a
@@ -123,6 +125,7 @@ class Patcher:
         self.item(table, function, self.guarded(original, hook))
 
     def undo(self) -> None:
+        """Take all changes back; once more after an interrupt."""
         for change in reversed(self.changes):
             change.put(change.before)
 
@@ -223,10 +226,13 @@ class Patches:
         #: without these no hook is ever in force
         self.needs: tuple[Capability, ...] = ()
         self.token: object = None
-        self._lock = new_rlock()
+        self._lock = new_rlock(self._begin_anew)
         self._changes: list[Change] = []
         self._epoch = -1
         self._entered = False
+        self._builds = False
+        #: what `build` has put; some of it, if an interrupt kept it from its end
+        self._put_now: list[Patcher] = []
 
     @property
     def in_force(self) -> bool:
@@ -240,23 +246,36 @@ class Patches:
     def build(self) -> None:
         """Find out which hooks can be put, and what each changes."""
         with self._lock:
-            if self._epoch == switches.epoch or self._entered or self.backend is None:
+            if self._epoch == switches.epoch or self._entered or self._builds:
                 return
-            self._epoch = switches.epoch
-            patchers: list[Patcher] = []
+            if self.backend is None:
+                return
+            self._builds = True
             try:
+                self._take_back()
                 for patch in self.all:
                     if _may_be_put(patch):
-                        patchers.append(self._put(patch))
-                self._changes = [*_merged(x for p in patchers for x in p.changes)]
+                        self._put(patch, self.backend)
+                every = (x for patcher in self._put_now for x in patcher.changes)
+                self._changes = [*_merged(every)]
             finally:
-                for patcher in reversed(patchers):
-                    patcher.undo()
+                self._builds = False
+                self._take_back()
             self._epoch = switches.epoch
 
-    def _put(self, patch: Patch) -> Patcher:
-        assert self.backend is not None
-        patcher = Patcher(patch, self.backend)
+    def _begin_anew(self) -> None:
+        """In a process that was forked while another thread built: it does not here."""
+        self._builds = False
+
+    def _take_back(self) -> None:
+        """Take back what `build` has put, or an earlier one that was interrupted."""
+        while self._put_now:
+            self._put_now[-1].undo()
+            self._put_now.pop()
+
+    def _put(self, patch: Patch, backend: Callable[..., Any]) -> None:
+        patcher = Patcher(patch, backend)
+        self._put_now.append(patcher)
         try:
             patch.attach(patcher)
             patch.attached()
@@ -265,7 +284,6 @@ class Patches:
             patcher.changes.clear()
             known = isinstance(error, (Missing, ImportError, AttributeError))
             patch.lack(str(error) if known else f"{type(error).__name__}: {error}")
-        return patcher
 
     def enter(self, token: object) -> None:
         """Put all hooks in force, for one trace."""

@@ -305,12 +305,16 @@ def symbol_sources() -> list[str]:
     return [*tracing.symbols]
 
 
-def _is_anothers(error: Exception) -> bool:
-    """Did a backend fail with an error that nobody here has foreseen?"""
+def _is_final(error: Exception) -> bool:
+    """Did a backend fail with an error that constants do not help, or that nobody here
+    has foreseen?
+    """
     from ..errors import FuseoptError  # light to import, until there is one
 
     within = getattr(error, "inner_exception", None)
-    return within is not None and not isinstance(within, (TraceAgain, FuseoptError))
+    if within is None or isinstance(within, TraceAgain):
+        return False
+    return not (isinstance(within, FuseoptError) and within.constants_help)
 
 
 def _again(original: Hook, *args: Any, **kwargs: Any) -> Any:
@@ -322,7 +326,7 @@ def _again(original: Hook, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     except Exception as error:
         skipped = isinstance(error, find("torch._dynamo.exc:SkipFrame", ()))
-        if skipped or not has_symbols() or _is_anothers(error):
+        if skipped or not has_symbols() or _is_final(error):
             raise
         log.debug("a step is traced with constants: %s", error)
         with plainly():

@@ -220,8 +220,8 @@ def _traces_under_way() -> int:
 def leave() -> None:
     """Take back what was set for a trace of this thread, which has ended."""
     if tracing.hooked is not None:
-        token, tracing.hooked = tracing.hooked, None
-        patches.settle(token)
+        patches.settle(tracing.hooked)
+        tracing.hooked = None  # an interrupt before this lets `__exit__` settle it
     tracing.leave()
 
 

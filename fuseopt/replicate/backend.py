@@ -34,6 +34,12 @@ def check_update(gm: GraphModule, args: Sequence[Any]) -> None:
         raise Unlike(f"its graph is more than an update: {decision.why}")
 
 
+class Chosen(Unlike):
+    """A number of a lane chooses a way: such lanes are of other kinds."""
+
+    constants_help = False
+
+
 def backend_of(traced: Traced) -> Callable[..., Any]:
     """A backend of Dynamo's that adds a LedStep to the current trace for each graph."""
     # Dynamo keeps each backend that it was ever given
@@ -47,7 +53,7 @@ def backend_of(traced: Traced) -> Callable[..., Any]:
         if len(traced.trace.steps) >= PATIENCE:
             raise Unlike("its step is traced too often")
         if not compat.stay_symbolic(gm, frozenset(traced.models.counted)):
-            raise Unlike("it goes a way that a number in its state chooses")
+            raise Chosen("it goes a way that a number in its state chooses")
         check_update(gm, args)
         traced.call.quiet = False
         step = LedStep(traced, traced.task, gm)
