@@ -7,9 +7,8 @@ step is rehearsed on some lanes of each kind and on the models, and the calls on
 must be those on its model. Whatever the step may depend on without a guard of Dynamo's
 is compared at each call. Where any of this fails, Dynamo traces the whole step.
 
-The lanes of a kind may be others in each call, for gradients come and go: the captured
-graph is then extended to other lanes, and nothing is traced or built. A new kind needs
-a new trace.
+The lanes of a kind may differ between calls, for gradients come and go: what was
+captured is extended to them, and nothing is traced. A new kind needs a new trace.
 
 Dynamo never sees the optimizer, only its shadow, which has the models. What the step
 writes there is written to all lanes when the step is launched.
@@ -20,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -61,12 +61,13 @@ NOTHING = Found([])
 UNLIKE = "lanes are unlike"
 #: Attempts of one call, when lanes turn out to differ from what was assumed.
 TRIES = 4
+_PARAMS = itemgetter("params")
 REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
 
 
 def many_lanes(optimizer: Optimizer) -> bool:
     """Has an optimizer so many lanes that a few of them are worth tracing?"""
-    return sum(len(group["params"]) for group in optimizer.param_groups) >= FEW
+    return sum(map(len, map(_PARAMS, optimizer.param_groups))) >= FEW
 
 
 class Representatives:
@@ -230,7 +231,6 @@ class Representatives:
                     self._sound = True
                     return True
                 except Fewer as error:
-                    # it has written nothing
                     log.info("%s is traced anew: %s", kind, error)
                     call.entered, call.quiet = False, True
                     assert self.trace is not None

@@ -25,6 +25,8 @@ class Call:
     all lanes read in this call?
     """
 
+    entered = surveyed = False
+
     def __init__(
         self,
         optimizer: Any,
@@ -33,13 +35,8 @@ class Call:
         given: Given | None = None,
         aside: Aside = NO_ASIDE,
     ) -> None:
-        self.optimizer = optimizer
-        self.found = found
-        self.aside = aside
-        self.given = given
-        self.entered = False
-        self.quiet = quiet
-        self.surveyed = False
+        self.optimizer, self.found, self.aside = optimizer, found, aside
+        self.given, self.quiet = given, quiet
 
     def put_gradients(self) -> None:
         """Assign `given` gradients to parameters, before Python code reads them."""

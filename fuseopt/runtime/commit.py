@@ -77,11 +77,8 @@ class Pending:
         """
         self.ahead = ahead
         self._first = self._launches = ()
-        self._by_python = self._count = self._otherwise = self.kept = None
-        self._undo = None
-        self.begun = False
-        self.open = True
-        self._call = object()
+        self._by_python = self._count = self._otherwise = self._undo = self.kept = None
+        self.begun, self.open, self._call = False, True, object()
         return self._call
 
     def drop(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter, is_, itemgetter
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ PARAM, GRAD = "param", "grad"
 #: (what it is, key of the state)
 Role = tuple[str, str]
 KINDS = (torch.Tensor, torch.nn.Parameter)
+NONE: Mapping[Any, Any] = MappingProxyType({})
 _GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
 
 
@@ -151,23 +153,21 @@ class Found:
     `numbers`: by kind, the other numbers in the state.
     """
 
+    compared: TensorGuard | None = None
+    rest_same = False
+
     def __init__(
         self,
         tensors: list[Any],
         guard: LaneGuard | None = None,
         grads: Sequence[Any] = (),
         late: Sequence[tuple[int, int]] = (),
-        counters: Mapping[tuple[int, str], int] | None = None,
-        numbers: Mapping[int, Mapping[str, Any]] | None = None,
+        counters: Mapping[tuple[int, str], int] = NONE,
+        numbers: Mapping[int, Mapping[str, Any]] = NONE,
     ) -> None:
         self._tensors = tensors
-        self.counters = counters or {}
-        self.numbers = numbers or {}
-        self.guard = guard
-        self.grads = grads
-        self.late = late
-        self.compared: TensorGuard | None = None
-        self.rest_same = False
+        self.counters, self.numbers = counters, numbers
+        self.guard, self.grads, self.late = guard, grads, late
         if guard is not None:
             self.compared, self.rest_same = guard.tensors, guard.rest_same
 
