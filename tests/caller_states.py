@@ -250,3 +250,6 @@ class Twin:
     def set_grads(self) -> None:
         for p in self.params:
             p.grad = self._draw()
+
+    def held(self) -> list[Any]:
+        return held(self.opt)

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -83,11 +83,27 @@ class AtFunction:
 At = Callable[[int], Any]
 
 
+class Stepped(Protocol):
+    """An optimizer with parameters and gradients of its own."""
+
+    params: list[Any]
+
+    def step(self) -> Any: ...
+
+    def set_grads(self) -> None: ...
+
+    def held(self) -> list[Any]: ...
+
+
 def at_each_place(kind: str, way: str, lanes: int, at: At, every: int = 1) -> int:
     """Raise an error at each place of a steady step in turn; returns how many there
     are.
     """
-    fused, twin = Twin(kind, way, lanes), Twin(kind, "", lanes)
+    return raised_at_each(Twin(kind, way, lanes), Twin(kind, "", lanes), at, every)
+
+
+def raised_at_each(fused: Stepped, twin: Stepped, at: At, every: int = 1) -> int:
+    """The same of two optimizers that are alike, of which the second is in eager."""
 
     def both() -> None:
         for x in (fused, twin):
@@ -101,7 +117,7 @@ def at_each_place(kind: str, way: str, lanes: int, at: At, every: int = 1) -> in
         fused.set_grads()
         twin.set_grads()
         grads = [p.grad.clone() for p in fused.params if p.grad is not None]
-        before = held(fused.opt)
+        before = fused.held()
         with at(place) as injected:
             try:
                 fused.step()
@@ -109,17 +125,17 @@ def at_each_place(kind: str, way: str, lanes: int, at: At, every: int = 1) -> in
             except (Injected, Expected):
                 raised = True
         done = injected.count < place
-        if raised and alike(held(fused.opt), before):
+        if raised and alike(fused.held(), before):
             # as before it: done again, it is eager's step
             for p, grad in zip(fused.params, grads, strict=True):
                 p.grad = grad
             fused.step()
         twin.step()
-        assert alike(held(fused.opt), held(twin.opt)), injected.where
+        assert alike(fused.held(), twin.held()), injected.where
         place += every
         if place % 7 == 0:
             both()
-            assert alike(held(fused.opt), held(twin.opt)), injected.where
+            assert alike(fused.held(), twin.held()), injected.where
     return place
 
 

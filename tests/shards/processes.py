@@ -21,6 +21,7 @@ from torch import nn
 
 import fuseopt
 from tests.shards import assert_same
+from tests.shards.between import between
 from tests.shards.checkpoints import checkpoint, load, save
 from tests.shards.failures import (
     eager_elsewhere,
@@ -132,6 +133,7 @@ CASES: dict[str, Callable[..., None]] = {
     "": case,
     "tail": tailed,
     "ZeRO": zero_redundancy,
+    "between": between,
     "checkpoint": checkpoint,
     "save": save,
     "load": load,

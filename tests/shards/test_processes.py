@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
+from tests.shards.between import EVENTS
 from tests.shards.models import NO_LISTS
 from tests.shards.training import LISTS, NORMS, OPTIMIZERS
 
@@ -70,6 +71,24 @@ def test_clip_of_parts_of_every_kind(tmp_path: Path, world: int) -> None:
     kinds += ["TP, every layer", "2-D, every layer"]
     cases = [f"/{kind}/SGD/fuseopt.compile/fuseopt" for kind in kinds]
     together(cases, tmp_path, world)
+
+
+def test_gradients_that_are_missing(tmp_path: Path) -> None:
+    together(["between/FSDP2/SGD/no_gradients_of_two"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "LAMB"])
+@pytest.mark.parametrize("kind", ["FSDP2", "FSDP2, mixed precision"])
+def test_what_users_do_between_steps(tmp_path: Path, kind: str, name: str) -> None:
+    """By the step of either way in, and by a tail."""
+    # where one process alone steps, LAMB's norms would wait for the others
+    events = [x for x in EVENTS if (name, x) != ("LAMB", "one_raises")]
+    cases = [f"between/{kind}/{name}/{event}" for event in events]
+    cases += [f"{case}/torch.compile" for case in cases]
+    cases.append(f"between/{kind}/{name}/nothing/tail")
+    cases.append(f"between/{kind}/{name}/no_gradients_of_two/tail")
+    together(cases, tmp_path)
 
 
 @pytest.mark.slow
