@@ -5,10 +5,12 @@ The next trace has all of them again, wherever the interrupt came.
 
 from __future__ import annotations
 
+import linecache
 import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -31,55 +33,75 @@ def ready() -> Iterator[None]:
     fuseopt.compile(torch.optim.SGD(params, lr=0.1)).step()
     yield
     sys.settrace(None)
+    assert _is_open(patches._lock)
     patches.settle(patches.token)
     switches.changed()
     patches.build()
 
 
-def cut(run: Callable[[], object], k: int) -> bool:
-    """Run something, and interrupt it at the k-th line of fuseopt's; was it cut off?"""
-    left = k
+def _is_open(lock: Any) -> bool:
+    """May another thread have it?"""
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(_taken, lock).result()
 
-    def local(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if event == "line":
-            left -= 1
-            if left == 0:
+
+def _taken(lock: Any) -> bool:
+    taken: bool = lock.acquire(blocking=False)
+    if taken:
+        lock.release()
+    return taken
+
+
+class Lines:
+    """Counts the lines of fuseopt's that run, and interrupts what runs at one of them.
+
+    A line that begins with `with` is none: the event of its end comes before the
+    context is left, where no signal is handled, and a lock would stay closed.
+    """
+
+    def __init__(self, interrupted: int = -1) -> None:
+        self.interrupted = interrupted
+        self.count = 0
+
+    def _local(self, frame: Any, event: str, _: Any) -> Any:
+        if event == "line" and not _begins_with(frame):
+            self.count += 1
+            if self.count == self.interrupted:
                 sys.settrace(None)
                 raise KeyboardInterrupt
-        return local
+        return self._local
 
-    def begins(frame: Any, event: str, _: Any) -> Any:
-        return local if frame.f_code.co_filename.startswith(HOME) else None
+    def _begins(self, frame: Any, event: str, _: Any) -> Any:
+        inside = frame.f_code.co_filename.startswith(HOME)
+        return self._local if inside else None
 
-    sys.settrace(begins)
-    try:
-        run()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
+    def run(self, function: Callable[[], object]) -> bool:
+        """Was it cut off?"""
+        sys.settrace(self._begins)
+        try:
+            function()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+
+def _begins_with(frame: Any) -> bool:
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return line.lstrip().startswith("with ")
+
+
+def cut(run: Callable[[], object], k: int) -> bool:
+    """Run something, and interrupt it at the k-th line of fuseopt's; was it cut off?"""
+    return Lines(k).run(run)
 
 
 def lines_of(run: Callable[[], object]) -> int:
     """How many lines of fuseopt's it takes."""
-    n = 0
-
-    def local(frame: Any, event: str, _: Any) -> Any:
-        nonlocal n
-        n += event == "line"
-        return local
-
-    def begins(frame: Any, event: str, _: Any) -> Any:
-        return local if frame.f_code.co_filename.startswith(HOME) else None
-
-    sys.settrace(begins)
-    try:
-        run()
-    finally:
-        sys.settrace(None)
-    return n
+    lines = Lines()
+    lines.run(run)
+    return lines.count
 
 
 def value_at(change: Change) -> Any:

@@ -1,0 +1,236 @@
+"""The programs of a led step: each does the step of some lanes of each model.
+
+A call whose lanes are among those of a program runs that program, and the others are
+left out: nothing is extended, scheduled or built. In the place of a gradient that is
+missing the program gets a stand-in, which nothing reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from ..config import Config
+from ..ir.expressions import Item
+from ..ir.graph import Extern
+from ..runtime.plan import Plan
+from ..runtime.step import CompiledStep
+from ..runtime.tables.host_numbers import CPU
+from ..shadow.lanes import GRAD, Lanes, Role
+from .extend import COMMON, Extended
+from .models import Models
+from .results import OwnFloat, OwnInt, Results
+from .source import LaneTensors
+
+#: The tensor of a lane, or the index of one that belongs to none.
+Where = tuple[int, Role] | int
+Members = Sequence[Sequence[int]]
+#: Sets of lanes for which a program keeps what it is told of them.
+TURNS = 8
+
+
+class Turn(NamedTuple):
+    """What a program is told of a set of lanes. `order`, `stand_ins`, `gradients`: see
+    LaneTensors. `taking`: see Binding. `at`: by model, the numbers that its lanes have
+    in the program. `asked`: (lane, key of its state) of integers behind the arguments.
+    """
+
+    order: list[int]
+    stand_ins: list[torch.Tensor]
+    gradients: list[int | None]
+    taking: list[bool] | None
+    at: list[list[int]]
+    asked: list[tuple[int, str]]
+
+
+@dataclass(eq=False)
+class Program:
+    """A step of the lanes `members` of each model, of groups with these `lists`.
+
+    `places`: where the tensors of a call come from. `counted`: (model, number of its
+    lane, key of its state) of integers. `some`: may lanes be left out?
+    """
+
+    step: CompiledStep
+    source: LaneTensors
+    results: Results
+    lists: list[list[int]]
+    members: Members
+    places: list[Where]
+    counted: list[tuple[int, int, str]]
+    some: bool
+    turn: Turn = field(init=False)
+    turns: dict[str, Turn] = field(default_factory=dict)
+
+    def has(self, lists: list[list[int]], members: Members) -> bool:
+        """Are these its lanes, or some of them that may do without the others?"""
+        if lists != self.lists:
+            return False
+        used = {x for x in self.results.extended.owners if x != COMMON}
+        mine = [self.members[k] if k < len(self.members) else () for k in used]
+        asked = [members[k] for k in used]
+        if self.some:
+            return all(set(x) <= {*y} for x, y in zip(asked, mine, strict=True))
+        return all([*x] == [*y] for x, y in zip(asked, mine, strict=True))
+
+    def turn_to(self, lanes: Lanes, members: Members) -> bool:
+        """Do the step of these lanes from now on. False if one that is left out has
+        lost its state.
+        """
+        key = repr((members, [kind.lanes for kind in lanes.kinds]))
+        turn = self.turns.pop(key, None) or self._turned(lanes, members)
+        if turn is None:
+            return False
+        while len(self.turns) >= TURNS:
+            del self.turns[next(iter(self.turns))]
+        self.turns[key] = self.turn = turn
+        self.step.taking, self.results.at = turn.taking, turn.at
+        self.source.turn_to(turn.order, turn.stand_ins, turn.gradients)
+        return True
+
+    def _turned(self, lanes: Lanes, members: Members) -> Turn | None:
+        first = self.source.n
+        known = lanes.places()
+        index = {place: first + k for k, place in enumerate(known)}
+        order: list[int] = []
+        missing: list[int] = []
+        for where in self.places:
+            if isinstance(where, int):
+                order.append(where)
+            elif where in index:
+                order.append(index[where])
+            elif where[1][0] != GRAD:
+                return None
+            else:
+                order.append(first + len(known) + len(missing))
+                missing.append(where[0])
+        of_place = {x: i for i, x in enumerate(self.places)}
+        gradients = [of_place.get(x) for x in sorted(known) if x[1][0] == GRAD]
+        present = [*map(set, members)]
+        at = [
+            [k for k, i in enumerate(x) if i in y]
+            for x, y in zip(self.members, present, strict=False)
+        ]
+        taking = [
+            i in y for x, y in zip(self.members, present, strict=False) for i in x
+        ]
+        asked = []
+        for model, k, key in self.counted:
+            lane = self.members[model][k]
+            # of one that is left out: the number of another, which no lane uses
+            if lane not in present[model] and members[model]:
+                lane = members[model][0]
+            asked.append((lane, key))
+        return Turn(
+            order,
+            self._stand_ins([lanes.params[i] for i in missing]),
+            gradients,
+            None if all(taking) else [*taking, True],
+            at,
+            asked,
+        )
+
+    def _stand_ins(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors like the gradients of parameters, in one memory unless they are
+        written.
+        """
+        mutated = self.step.program.plan.inputs.mutated
+        if any(_is_gradient(self.places[i]) for i in mutated):
+            return [torch.empty_like(p, requires_grad=False) for p in params]
+        most: dict[torch.dtype, int] = {}
+        for p in params:
+            most[p.dtype] = max(most.get(p.dtype, 0), _reach(p))
+        memory = {dtype: torch.empty(n, dtype=dtype) for dtype, n in most.items()}
+        return [memory[p.dtype].as_strided(p.shape, p.stride()) for p in params]
+
+    def number(
+        self, stand_in: OwnInt | OwnFloat, m: int, numbers: Sequence[Any]
+    ) -> Any:
+        """A number of the last call, of lane m of a model."""
+        results = self.results
+        model = results.extended.number_owners[stand_in.index]
+        return results.number(stand_in, results.at[model][m], numbers)
+
+
+def _is_gradient(where: Where) -> bool:
+    return not isinstance(where, int) and where[1][0] == GRAD
+
+
+def _reach(t: torch.Tensor) -> int:
+    """Elements from a tensor's first to behind its last."""
+    if not t.numel():
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+
+
+def may_leave_out(
+    plan: Plan, extended: Extended, results: Results, config: Config
+) -> bool:
+    """Can lanes be left out of a plan of all lanes? It must be kernels of the CPU
+    alone, which read no number of a lane's tensor.
+    """
+    graph = plan.captured.graph
+    kernels = not any(isinstance(step, Extern) for step in plan.schedule.steps)
+    on_cpu = all(b.device == CPU for b in graph.buffers)
+    items = any(
+        isinstance(x, Item) and owner != COMMON
+        for x, owner in zip(results.numbers, extended.number_owners, strict=True)
+    )
+    cpp = config.target in ("auto", "cpp")
+    return kernels and on_cpu and cpp and not items
+
+
+def wider(lanes: Lanes, models: Models, members: Members) -> list[list[int]]:
+    """The lanes of each model, and those that would be of it had they a gradient."""
+    wide = [[*x] for x in members]
+    for key, model in models.of.items():
+        grad = models.params[model].grad
+        if grad is None or not members[model]:
+            continue
+        p = models.params[model]
+        if (grad.shape, grad.stride(), grad.dtype) != (p.shape, p.stride(), p.dtype):
+            continue
+        for kind in lanes.kinds:
+            if not kind.has_grad and _but_for_the_gradient(kind.key, key):
+                wide[model] = sorted({*wide[model], *kind.lanes})
+    return wide
+
+
+def _but_for_the_gradient(one: Any, other: Any) -> bool:
+    return bool((*one[:2], *one[3:]) == (*other[:2], *other[3:]))
+
+
+class Programs:
+    """The programs that are kept, the latest last."""
+
+    def __init__(self) -> None:
+        self.every: list[Program] = []
+
+    def __iter__(self) -> Iterator[Program]:
+        return iter(self.every)
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        self.every.clear()
+
+    def find(self, lanes: Lanes, members: Members) -> Program | None:
+        """One that does the step of these lanes now, if need be without others."""
+        lists = lanes.lists_of()
+        fit = [x for x in reversed(self.every) if x.has(lists, members)]
+        fit.sort(key=lambda x: sum(map(len, x.members)))
+        for program in fit:
+            if program.turn_to(lanes, members):
+                self.every.remove(program)
+                self.every.append(program)
+                return program
+        return None
+
+    def add(self, program: Program, most: int) -> None:
+        """Keep a program, and `most` in all."""
+        self.every = [*self.every[1 - most :], program] if most > 1 else [program]
+
+
+__all__ = ["Program", "Programs", "Where", "may_leave_out", "wider"]
