@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from .. import compat
 from ..replicate.dry_run import Record, rehearse
 from ..replicate.models import without_contents
-from ..shadow.lanes import Lanes, Unlike
+from ..shadow.keys import Unlike
+from ..shadow.lanes import Lanes
 from ..shadow.stand_in import stand_in, unfused
 from ..uniformity import prove
 from .part import attributes_of

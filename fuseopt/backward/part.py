@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..shadow.double import OUTSIDE, is_hooks
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from ..shadow.stand_in import stand_in, unfused
 
 

@@ -24,7 +24,7 @@ from ..isolate.compilations import Wanted
 from ..isolate.isolated import Isolated
 from ..locks import new_rlock
 from ..shadow.double import holdings, own_attributes
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from ..tails.arguments import parameters_of
 from ..tails.steps import function_of
 from .apart import ReadsSizes, Universe

@@ -8,8 +8,8 @@ the externs' calls, and where the tensors of a call come from.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class Captured:
     call are assigned after the step. `aliases`: the buffers of the result's aliases.
     `beyond`: the first op that does more than treat each element alike; "": none.
     `dropped`: buffers whose writes were left out, since they are not read afterwards;
-    they must share no memory, as if they were written.
+    they must share no memory, as if they were written. `owners`: by buffer, the number
+    of the owner that may be left out of a call with all it reads and writes.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class Captured:
     aliases: tuple[int, ...] = ()
     beyond: str = ""
     dropped: tuple[int, ...] = ()
+    owners: Mapping[int, int] = field(default_factory=dict)
 
     @functools.cached_property
     def evaluate(self) -> Evaluator:

@@ -25,7 +25,7 @@ from ..errors import CaptureError
 from ..locks import new_rlock
 from ..replicate.driver import Representatives
 from ..runtime.commit import write
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from ..shadow.optimizer import Shadow
 from ..shadow.whole import Whole
 from ..shards.step import Shards

@@ -16,7 +16,8 @@ from torch.fx import GraphModule, Node
 
 from ..capture import Captured
 from ..capture.fx.inputs import static_tensors
-from ..shadow.lanes import Lanes, Role, Unlike
+from ..shadow.keys import Role, Unlike
+from ..shadow.lanes import Lanes
 from .extend import COMMON, Extended
 from .models import BESIDE, Models
 

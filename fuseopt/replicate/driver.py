@@ -2,13 +2,10 @@
 
 Each kind of lanes has a model, a lane that belongs to no optimizer. Dynamo compiles the
 step of an optimizer that has only the models; the captured graph is extended to all
-lanes. That this equals the whole step is proven of the step's code, and checked: the
-step is rehearsed on some lanes of each kind and on the models, and the calls on a lane
-must be those on its model. Whatever the step may depend on without a guard of Dynamo's
-is compared at each call. Where any of this fails, Dynamo traces the whole step.
-
-The lanes of a kind may differ between calls, for gradients come and go: what was
-captured is extended to them, and nothing is traced. A new kind needs a new trace.
+lanes. That this equals the whole step is proven of the step's code, and rehearsed.
+Whatever it may depend on without a guard of Dynamo's is compared at each call. Where
+any of this fails, Dynamo traces the whole step. The lanes of a kind may differ between
+calls, for gradients come and go; a new kind needs a new trace.
 
 Dynamo never sees the optimizer, only its shadow, which has the models. What the step
 writes there is written to all lanes when the step is launched.
@@ -34,8 +31,10 @@ from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..runtime.commit import Pending, unless
 from ..runtime.guards.given import Given, Misfit
 from ..shadow.hindrance import LASTING, hindrance_of
-from ..shadow.lanes import Found, Lanes, Unlike
+from ..shadow.keys import Unlike
+from ..shadow.lanes import Found, Lanes
 from ..shadow.optimizer import Shadow, Write
+from ..shadow.presence import with_these_gradients
 from ..shadow.state_guard import StateGuard
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
@@ -242,7 +241,7 @@ class Representatives:
                     self.recent.clear()
                     for trace in self.traces:
                         trace.drop()
-                    self._survey(call)
+                    self._survey(call, anew=True)
             raise Unlike("its lanes change while it steps")
         except (NotTraced, Misfit, Other):
             self._sound = not call.entered
@@ -287,8 +286,7 @@ class Representatives:
         if self.proof is None:
             call.put_gradients()
             self.prove()
-        found = self._look(optimizer)
-        again = call.aside.again
+        found, again = self._look(optimizer), call.aside.again
         if again is not None and (found is None or again is not self.lanes):
             raise Other
         if found is None:
@@ -321,7 +319,8 @@ class Representatives:
             raise Unlike("nothing of the step is compiled")
         if self._fresh or shadow.changed():
             call.put_gradients()
-            writes = self._writes(optimizer)
+            parts = self.lanes, self.models, shadow, self._fresh, trace.made()
+            writes = Writes(*parts, self.stepped).to(optimizer.state)
             if self.models.counted and len(trace.steps) > traced:
                 trace.check_counters(self.models, optimizer)
             if self.outward is not None:
@@ -350,10 +349,9 @@ class Representatives:
         steps = self.trace.steps if self.trace is not None else []
         return steps[-1].helper if steps else None
 
-    def _survey(self, call: Call) -> Found:
-        """Group all lanes into kinds again, and make a model for each new kind."""
+    def _survey(self, call: Call, anew: bool = False) -> Found:
+        """Group all lanes into kinds; `anew`: not by those of the last call."""
         optimizer = call.optimizer
-        call.surveyed = True
         call.put_gradients()
         assert self.proof is not None
         loose = self.loose and not self.proof.sizes
@@ -362,14 +360,28 @@ class Representatives:
             self.models = self._new_models(n, loose, self.counters)
             self.traces.clear()
             self.trace = None
-        lanes = Lanes(optimizer, loose, self.counters)
-        unmade = any(kind.has_grad and not kind.has_state for kind in lanes.kinds)
-        if unmade and self.makes_state:
+        how = loose, self.counters
+        known = None if anew or self.apart is not None else self.lanes
+        lanes = with_these_gradients(known, optimizer, *how)
+        if lanes is not None and not (self.makes_state and lanes.unmade):
+            found = self._taken(lanes, optimizer)
+            if found is not None:
+                return found
+        call.surveyed = True
+        lanes = Lanes(optimizer, *how)
+        if self.makes_state and lanes.unmade:
             return self._initialized(lanes)
         return self._known(lanes, optimizer)
 
     def _known(self, lanes: Lanes, optimizer: Any) -> Found:
         """Take `lanes` for those of `optimizer`; returns their tensors."""
+        tensors = self._taken(lanes, optimizer)
+        if tensors is None:
+            raise Unlike("its lanes are not what they seem")
+        return tensors
+
+    def _taken(self, lanes: Lanes, optimizer: Any) -> Found | None:
+        """As `_known`; None if they are not what they seem."""
         few = len({(kind.key[:2], repr(kind.numbers)) for kind in lanes.kinds})
         may_differ = self.anyway or self.task.parts
         if not may_differ and few > SHARE * len(lanes.params):
@@ -378,9 +390,7 @@ class Representatives:
         self.lanes = lanes
         self.recent.take(lanes, self.kept, self.apart is not None)
         tensors = self._look(optimizer)
-        if tensors is None or self.lanes is not lanes:
-            raise Unlike("its lanes are not what they seem")
-        return tensors
+        return tensors if self.lanes is lanes else None
 
     def _initialized(self, lanes: Lanes) -> Found:
         """Create state as tracing does, for lanes with gradients but without state."""
@@ -437,14 +447,3 @@ class Representatives:
         why = proof.why_not(reshaped, self.task.parts)
         if why:
             raise Unlike(why)
-
-    # ---------------------------------------------------------------- afterwards
-
-    def _writes(self, optimizer: Optimizer) -> list[Write]:
-        """The C calls that write to all lanes what the step wrote to the models."""
-        trace = self.trace
-        assert self.lanes is not None
-        assert trace is not None
-        assert trace.shadow is not None
-        parts = self.lanes, self.models, trace.shadow, self._fresh, trace.made()
-        return Writes(*parts, self.stepped).to(optimizer.state)

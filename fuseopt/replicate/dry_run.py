@@ -21,7 +21,8 @@ from ..capture.aten.externs import tensors_in
 from ..capture.aten.ops import OpInfo, op_info
 from ..compiler.code_paths import Paths
 from ..shadow.double import Double, Known, Perturb, holdings, own_attributes
-from ..shadow.lanes import GRAD, NUMBERS, PARAM, Lanes, Unlike, shape_beside
+from ..shadow.keys import GRAD, NUMBERS, PARAM, Unlike, shape_beside
+from ..shadow.lanes import Lanes
 from .hollow import HollowResults
 
 

@@ -47,7 +47,8 @@ class Extended:
     `numbers`: the same of numbers that belong to models. `order`: the tensors of a
     call, as (source in the captured step, COMMON or m). `asked`: (argument, m) of the
     numbers of lanes that are passed behind all arguments. `owners`, `number_owners`:
-    the model of each buffer and number, or COMMON.
+    the model of each buffer and number, or COMMON. The owners of `captured` are the
+    lanes of all models, one model after the other.
     """
 
     captured: Captured
@@ -239,6 +240,11 @@ class _Extension:
             tuple(self.numbers),
         )
         twins = [x for x in captured.twins if (x[0], COMMON) in place]
+        lanes = [(model, m) for model, n in self.led.items() for m in range(n)]
+        number = {lane: k for k, lane in enumerate(lanes)}
+        of_lanes = {
+            new: number[owner_of[b], m] for (b, m), new in self.new_buffer.items()
+        }
         extension = replace(
             captured,
             graph=graph,
@@ -246,6 +252,7 @@ class _Extension:
             statics=tuple(f"static{k}" for k in range(self.statics)),
             tensor_args=tuple(range(len(self.order) - self.statics)),
             twins=tuple((place[a, COMMON], place[b, COMMON]) for a, b in twins),
+            owners=of_lanes,
         )
         numbers = self.new_expr
         return Extended(

@@ -11,7 +11,8 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..shadow.lanes import Lanes, Unlike
+from ..shadow.keys import Unlike
+from ..shadow.lanes import Lanes
 
 
 def first_state(

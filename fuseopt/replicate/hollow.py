@@ -13,7 +13,7 @@ import torch
 from .. import compat
 from ..capture.aten.externs import tensors_in
 from ..shadow.double import Scratch
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 
 
 class HollowResults:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..shadow.lanes import GRAD, PARAM, Kind, Lanes, Role, Unlike, lane_key
+from ..shadow.keys import GRAD, PARAM, Role, Unlike, lane_key
+from ..shadow.lanes import Kind, Lanes
 
 #: The first value of integers in the state of models; each differs from all others.
 COUNTED = 301

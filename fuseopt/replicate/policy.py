@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import CaptureError, FuseoptError
 from ..runtime.binding import Binding
 from ..runtime.guards.tensors import CHANGED
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 
 
 class Stale(FuseoptError):

@@ -7,6 +7,7 @@ missing the program gets a stand-in, which nothing reads.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from ..ir.graph import Extern
 from ..runtime.plan import Plan
 from ..runtime.step import CompiledStep
 from ..runtime.tables.host_numbers import CPU
-from ..shadow.lanes import GRAD, Lanes, Role
+from ..shadow.keys import GRAD, Role
+from ..shadow.lanes import Lanes
 from .extend import COMMON, Extended
 from .models import Models
 from .results import OwnFloat, OwnInt, Results
@@ -64,6 +66,8 @@ class Program:
     some: bool
     turn: Turn = field(init=False)
     turns: dict[str, Turn] = field(default_factory=dict)
+    _stand_ins: dict[int, torch.Tensor] = field(default_factory=dict)
+    _memory: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
     def has(self, lists: list[list[int]], members: Members) -> bool:
         """Are these its lanes, or some of them that may do without the others?"""
@@ -92,31 +96,26 @@ class Program:
         return True
 
     def _turned(self, lanes: Lanes, members: Members) -> Turn | None:
-        first = self.source.n
-        known = lanes.places()
+        first, known = self.source.n, lanes.places()
         index = {place: first + k for k, place in enumerate(known)}
-        order: list[int] = []
-        missing: list[int] = []
-        for where in self.places:
-            if isinstance(where, int):
-                order.append(where)
-            elif where in index:
-                order.append(index[where])
-            elif where[1][0] != GRAD:
-                return None
-            else:
-                order.append(first + len(known) + len(missing))
-                missing.append(where[0])
-        of_place = {x: i for i, x in enumerate(self.places)}
-        gradients = [of_place.get(x) for x in sorted(known) if x[1][0] == GRAD]
-        present = [*map(set, members)]
-        at = [
-            [k for k, i in enumerate(x) if i in y]
-            for x, y in zip(self.members, present, strict=False)
+        order = [
+            where if isinstance(where, int) else index.get(where, -1)
+            for where in self.places
         ]
-        taking = [
-            i in y for x, y in zip(self.members, present, strict=False) for i in x
-        ]
+        # the tensors that there are not, behind all others
+        missing = [k for k, i in enumerate(order) if i < 0]
+        for k, i in enumerate(missing, first + len(known)):
+            order[i] = k
+        gone: list[Any] = [self.places[i] for i in missing]
+        if any(role != GRAD for _, (role, _) in gone):
+            return None
+        gradients: list[int | None] = []
+        if not missing:
+            of_place = {x: i for i, x in enumerate(self.places)}
+            gradients = [of_place.get(x) for x in sorted(known) if x[1][0] == GRAD]
+        present = [*map(set, members[: len(self.members)])]
+        pairs = [*zip(self.members, present, strict=True)]
+        taking = [i in there for some, there in pairs for i in some]
         asked = []
         for model, k, key in self.counted:
             lane = self.members[model][k]
@@ -126,25 +125,34 @@ class Program:
             asked.append((lane, key))
         return Turn(
             order,
-            self._stand_ins([lanes.params[i] for i in missing]),
+            [self._stand_in(lane, lanes.params[lane]) for lane, _ in gone],
             gradients,
             None if all(taking) else [*taking, True],
-            at,
+            [[k for k, i in enumerate(some) if i in there] for some, there in pairs],
             asked,
         )
 
-    def _stand_ins(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors like the gradients of parameters, in one memory unless they are
-        written.
+    def _stand_in(self, lane: int, p: torch.Tensor) -> torch.Tensor:
+        """A tensor like the gradient of a lane. All have one memory, unless the step
+        writes gradients.
         """
-        mutated = self.step.program.plan.inputs.mutated
-        if any(_is_gradient(self.places[i]) for i in mutated):
-            return [torch.empty_like(p, requires_grad=False) for p in params]
-        most: dict[torch.dtype, int] = {}
-        for p in params:
-            most[p.dtype] = max(most.get(p.dtype, 0), _reach(p))
-        memory = {dtype: torch.empty(n, dtype=dtype) for dtype, n in most.items()}
-        return [memory[p.dtype].as_strided(p.shape, p.stride()) for p in params]
+        made = self._stand_ins.get(lane)
+        if made is not None and (made.shape, made.stride()) == (p.shape, p.stride()):
+            return made
+        if self._writes_gradients:
+            made = torch.empty_strided(p.shape, p.stride(), dtype=p.dtype)
+        else:
+            memory = self._memory.get(p.dtype)
+            if memory is None or memory.numel() < _reach(p):
+                memory = self._memory[p.dtype] = torch.empty(_reach(p), dtype=p.dtype)
+            made = memory.as_strided(p.shape, p.stride())
+        self._stand_ins[lane] = made
+        return made
+
+    @functools.cached_property
+    def _writes_gradients(self) -> bool:
+        mutated = (self.places[i] for i in self.step.program.plan.inputs.mutated)
+        return any(not isinstance(x, int) and x[1][0] == GRAD for x in mutated)
 
     def number(
         self, stand_in: OwnInt | OwnFloat, m: int, numbers: Sequence[Any]
@@ -153,10 +161,6 @@ class Program:
         results = self.results
         model = results.extended.number_owners[stand_in.index]
         return results.number(stand_in, results.at[model][m], numbers)
-
-
-def _is_gradient(where: Where) -> bool:
-    return not isinstance(where, int) and where[1][0] == GRAD
 
 
 def _reach(t: torch.Tensor) -> int:

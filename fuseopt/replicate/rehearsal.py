@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ..shadow.lanes import Lanes, Unlike
+from ..shadow.keys import Unlike
+from ..shadow.lanes import Lanes
 from ..uniformity import Proof
 from .dry_run import Record, rehearse
 

@@ -17,7 +17,7 @@ from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..runtime.memory import Memory
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from .extend import COMMON, Extended
 
 
@@ -37,7 +37,7 @@ class Results:
     """The results of an extended step. The models' step returned `captured.result`.
 
     `result`: what the extended step returns, with stand-ins. `tensors`: those of the
-    models, by source; `members`: the lanes of each model.
+    models, by source; `members`: the lanes of each model. `numbers`: of the models.
     """
 
     def __init__(
@@ -49,6 +49,9 @@ class Results:
     ) -> None:
         self.extended = extended
         self.members = members
+        #: by model, the numbers of the lanes that take part
+        self.at: Sequence[Sequence[int]] = [range(len(x)) for x in members]
+        self.numbers = captured.graph.numbers
         self._buffers = captured.graph.buffers
         self._tensors = tensors
         #: by identity of tokens: what they stand for, of the model
@@ -84,10 +87,10 @@ class Results:
         for token, x in self._tokens.items():
             model = self.extended.owners[x.buffer]
             by_lane = self.made[token] = {}
-            for m, lane in enumerate(self.members[model]):
+            for m in self.at[model]:
                 assert memory is not None
                 t = memory.tensor(self.extended.copies[x.buffer, m])
-                by_lane[lane] = t.detach() if x.again else t
+                by_lane[self.members[model][m]] = t.detach() if x.again else t
 
     def number(
         self, stand_in: OwnInt | OwnFloat, m: int, numbers: Sequence[Any]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Any, Protocol
 
+import torch
+
 from ..runtime.guards.given import Given
 from ..runtime.guards.lanes import LaneGuard, Meeting
 from ..runtime.guards.tensors import TensorGuard, address
@@ -57,36 +59,55 @@ class LaneTensors:
 
     `order`: the step's tensors as indices into one sequence: the graph's (of these only
     tensors of no lane), those beside lanes (`call.aside`), those of lanes
-    (`call.found`). `graph`: the number of the graph's; `beside`: of those beside lanes.
-    `gradients`: the index in the step of each lane's gradient, in the order of the
-    lanes; None: the step does not take it.
+    (`call.found`), stand-ins. `places`: as in Program. `graph`: the number of the
+    graph's; `beside`: of those beside lanes.
+    Before a call it must be told which lanes there are, see `turn_to`.
     """
 
     def __init__(
         self,
         models: GraphTensors,
-        order: Sequence[int],
+        places: Sequence[Any],
         graph: int,
         beside: int,
         owner: Finds,
-        gradients: Sequence[int | None] = (),
     ) -> None:
         self.gm = models.gm
         self.models = models.tensors
-        self.order = order
         self.graph = graph
         self.n = graph + beside
         self.owner = owner
-        places = [place for place in gradients if place is not None]
-        self.gradients = array("q", places if len(places) == len(gradients) else ())
+        self.order: Sequence[int] = ()
+        self.stand_ins: list[torch.Tensor] = []
+        self.gradients = array("q")
         self._met: tuple[LaneGuard, Meeting] | None = None
         # the columns that the guard has compared; kept alive: it has their addresses
         self._columns: Sequence[Tensors] = ()
         self._others = 0, 0
-        common = [place for place in order if place < graph]
+        common = [x for x in places if isinstance(x, int) and x < graph]
         self._n_common = len(common)
         #: picks the tensors of no lane from the arguments, in order
         self._pick = models.picks(common) if common else None
+
+    def turn_to(
+        self,
+        order: Sequence[int],
+        stand_ins: Sequence[torch.Tensor],
+        gradients: Sequence[int | None],
+    ) -> None:
+        """Find the tensors of other lanes from now on. `stand_ins`: in the place of
+        gradients that are missing; `order` has their indices behind all others.
+        `gradients`: the index in the step of each lane's gradient, in the order of the
+        lanes; None: the step does not take it.
+        """
+        if order is self.order:
+            return
+        self.order, self.stand_ins = order, [*stand_ins]
+        places = [place for place in gradients if place is not None]
+        self.gradients = array("q", places if len(places) == len(gradients) else ())
+        met, self._met = self._met, None
+        if met is not None:
+            met[0].compare_no_more()
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """See TensorSource. The pass that found the lanes' tensors has compared them
@@ -104,7 +125,7 @@ class LaneTensors:
         tensors = self._all(args)
         verdict = guard.look({}, {}, tensors)
         self._columns = columns
-        if found.guard is not None:
+        if found.guard is not None and not self.stand_ins:
             if self._met is None or self._met[0] is not found.guard:
                 self._met = found.guard, self._meeting(found)
                 self._others = address(self._met[1].others), self._n_common
@@ -134,7 +155,8 @@ class LaneTensors:
         return self.models(args) + self.owner.call.aside.beside
 
     def _all(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        every = self._others_of(args) + self.owner.call.found.tensors()
+        found = self.owner.call.found.tensors()
+        every = [*self._others_of(args), *found, *self.stand_ins]
         return tuple([every[place] for place in self.order])
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
@@ -146,6 +168,8 @@ class LaneTensors:
         place = self.order[i]
         if place < self.n:
             return self._others_of(args)[place]
+        if self.stand_ins:
+            return self._all(args)[i]
         return self.owner.call.found.tensor(place - self.n)
 
 

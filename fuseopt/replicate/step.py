@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.fx import GraphModule
@@ -26,7 +26,8 @@ from ..errors import FuseoptError
 from ..runtime.commit import Pending
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.lanes import GRAD, Lanes, Unlike
+from ..shadow.keys import GRAD, Unlike
+from ..shadow.lanes import Lanes
 from ..shadow.state_guard import StateGuard
 from ..uniformity import Proof
 from .around import Around, finished, order_of, splice
@@ -34,6 +35,7 @@ from .extend import COMMON, Extended, extend
 from .models import Models
 from .places import held_tensors, place_of
 from .policy import WholeInstead
+from .programs import Program, Programs, Where, may_leave_out, wider
 from .proofs import Proofs, Prover
 from .rehearsal import beyond, in_order, order_of_kinds, rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
@@ -98,16 +100,6 @@ class Owner(Finds, Prover, Protocol):
         """Raise Stale unless lanes that were alike still are."""
 
 
-class _Program(NamedTuple):
-    """A step for some lanes of each model. `asked`: (lane, key of its state) of the
-    integers that follow the graph's arguments.
-    """
-
-    step: CompiledStep
-    results: Results
-    asked: list[tuple[int, str]]
-
-
 class LedStep:
     """One of Dynamo's graphs of the models, called in its place."""
 
@@ -129,9 +121,10 @@ class LedStep:
         self.present: set[Any] = set()
         #: (rehearsed, present) of other lists of parameters
         self._elsewhere: dict[str, tuple[list[Any], set[Any]]] = {}
-        self.program: _Program | None = None
-        #: the programs of other sets of lanes, the latest last
-        self.programs: dict[Any, _Program] = {}
+        self.program: Program | None = None
+        self.programs = Programs()
+        #: must each set of lanes have a program?
+        self.each = owner.apart is not None or task.around is not None
         #: the captured step of the models
         self.captured: Captured | None = None
         self.told = False
@@ -158,11 +151,11 @@ class LedStep:
         bound = self.program.step.program.bound
         assert bound is not None
         assert bound.numbers is not None
-        return self.program.results.number(stand_in, m, bound.numbers)
+        return self.program.number(stand_in, m, bound.numbers)
 
     def forget(self) -> None:
         """Compare nothing with the last call, which was interrupted."""
-        for program in self.programs.values():
+        for program in self.programs:
             program.results.clear()
             program.step.forget()
 
@@ -190,9 +183,9 @@ class LedStep:
         assert program is not None
         call.entered = True
         owner.stepped = self
-        if program.asked:
+        if program.counted:
             counters = call.found.counters
-            args = *args, *[counters[place] for place in program.asked]
+            args = *args, *[counters.get(x, 1) for x in program.turn.asked]
         return program.step(*args)
 
     def _with_others(self, args: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
@@ -209,7 +202,7 @@ class LedStep:
         owner, noticed = self.owner, self.task.noticed
         call = owner.call
         call.put_gradients()
-        if owner.lanes is not self.lanes and not call.surveyed:
+        if owner.lanes is not self.lanes and not call.surveyed and not self._guarded():
             # no guard of a plan has compared the metadata of these lanes yet
             owner.survey_holds()
         owner.settle()
@@ -258,6 +251,14 @@ class LedStep:
             session.reports += self.untold
             self.task.told.extend(self.untold)
             self.untold.clear()
+
+    def _guarded(self) -> bool:
+        """Has the guard of a plan seen the tensors of these lanes, in another call?"""
+        lanes, models = self.owner.lanes, self.owner.models
+        assert lanes is not None
+        program = self.programs.find(lanes, models.members(lanes))
+        bound = None if program is None else program.step.program.bound
+        return bound is not None and bound.guard is not None and bound.settled
 
     def _turn_to(self, lists: list[list[int]]) -> None:
         """Switch to the rehearsals for other lists of parameters."""
@@ -312,17 +313,19 @@ class LedStep:
 
     def _program(
         self, args: Sequence[Any], members: list[list[int]], clock: Clock
-    ) -> _Program:
+    ) -> Program:
         """The program for these lanes, `members` of each model; made if need be."""
         lanes = self.lanes
         assert lanes is not None
-        key = repr((lanes.lists_of(), members, [kind.model for kind in lanes.kinds]))
-        program = self.programs.pop(key, None)
+        program = self.programs.find(lanes, members)
         if program is None:
-            program = self._extended(args, members, lanes, clock)
-        while len(self.programs) >= self.owner.kept:
-            del self.programs[next(iter(self.programs))]
-        self.programs[key] = program
+            wide = members if self.each else wider(lanes, self.owner.models, members)
+            program = self._extended(args, wide, lanes, clock)
+            if wide != members and not program.some:
+                self.each = True
+                program = self._extended(args, members, lanes, clock)
+            self.programs.add(program, self.owner.kept)
+            program.turn_to(lanes, members)
         return program
 
     def _extended(
@@ -331,7 +334,7 @@ class LedStep:
         members: list[list[int]],
         lanes: Lanes,
         clock: Clock,
-    ) -> _Program:
+    ) -> Program:
         models = self.owner.models
         positions = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
         graph_tensors = GraphTensors(self.gm, positions)
@@ -399,31 +402,26 @@ class LedStep:
         plan = pipeline.replanner(self.gm, config, tell, clock, extended, first)
         program = plan(args)
         extension, results = extensions[-1]
-        column = {**beside}
-        column.update((x, len(beside) + k) for k, x in enumerate(lanes.places()))
-        order = [
-            s
-            if m == COMMON
-            else len(roles) + column[members[owners[s]][m], roles[s][1]]
-            for s, m in extension.order
-        ]
-        counters_asked = [
-            (members[model_of_arg[k]][m], counted[k][1]) for k, m in extension.asked
-        ]
-        lane_of = [lane for lane, (role, _) in sorted(column) if role == GRAD]
-        index_of = {x: i for i, x in enumerate(order)}
-        gradient_places = [
-            index_of.get(len(roles) + column[i, (GRAD, "")]) for i in lane_of
-        ]
         if program.plan.at_once:
             # it is launched before its writes are known, which may be refused
             raise Unlike("it reads a number that the step computes of tensors")
-        policy = WholeInstead(self._tell)
+
+        def where(s: int, m: int) -> Where:
+            if m == COMMON:
+                return s
+            place = members[owners[s]][m], roles[s][1]
+            return place if place not in beside else len(roles) + beside[place]
+
         n = len(roles), len(beside)
-        source = LaneTensors(graph_tensors, order, *n, self.owner, gradient_places)
+        order = [where(s, m) for s, m in extension.order]
+        source = LaneTensors(graph_tensors, order, *n, self.owner)
+        policy = WholeInstead(self._tell)
         take = results.take
         step = CompiledStep(source, program, plan, policy, None, pending, take)
-        return _Program(step, results, counters_asked)
+        counts = [(model_of_arg[k], m, counted[k][1]) for k, m in extension.asked]
+        some = not self.each and may_leave_out(program.plan, extension, results, config)
+        parts = lanes.lists_of(), members, order, counts, some
+        return Program(step, source, results, *parts)
 
     def _roles(
         self, tensors: Sequence[torch.Tensor], args: Sequence[Any]

@@ -10,7 +10,8 @@ import torch
 from torch.optim import Optimizer
 
 from ..compiler.session import session
-from ..shadow.lanes import Lanes, Unlike
+from ..shadow.keys import Unlike
+from ..shadow.lanes import Lanes
 from ..shadow.optimizer import Shadow
 from .models import Models
 from .step import LedStep

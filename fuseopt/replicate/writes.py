@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..shadow.lanes import GRAD, NUMBERS, PARAM, Kind, Lanes, Unlike
+from ..shadow.keys import GRAD, NUMBERS, PARAM, Unlike
+from ..shadow.lanes import Kind, Lanes
 from ..shadow.optimizer import Shadow, Write
 from .models import Models
 from .results import OwnFloat, OwnInt

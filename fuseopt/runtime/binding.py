@@ -6,6 +6,7 @@ A `Binding` takes over what changes from call to call: addresses (`move`) and nu
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -119,11 +120,13 @@ class Binding:
         self.numbers: list[Any] | None = None
         # autograd may have saved any of them, with or without a gradient of its own
         mutated = plan.inputs.mutated
-        counted = [i for i in mutated if not tensors[i].is_inference()]
-        self.infers = len(counted) < len(mutated)
+        self.counted = [i for i in mutated if not tensors[i].is_inference()]
+        self.infers = len(self.counted) < len(mutated)
+        #: the argument of the last `keep`
+        self.taking: Any = None
         self.helper = built.helper
         self.guard: TensorGuard | None = TensorGuard(
-            tensors, built.helper, counted, built.raw_fields
+            tensors, built.helper, self.counted, built.raw_fields
         )
         self.metadata = metadata_of(tensors)
         self.settled = False
@@ -186,6 +189,38 @@ class Binding:
         """C calls that run a kernel of the CPU, with its name under a profiler."""
         calls = cast(HostTable, self.tables.every[step.name]).launches(threads)
         return marked(kernel_name(step), calls) if profiled() else calls
+
+    def keep(self, taking: Sequence[bool] | None) -> None:
+        """Let only what belongs to some owners take part in launches from now on, None:
+        all of it. `taking`: by owner, and True for what belongs to none.
+
+        Only for a plan of kernels of the CPU. What is left out is neither read nor
+        written, and no version of its tensors is counted up.
+        """
+        owners = self.plan.captured.owners
+        self.taking = False, taking  # should this be interrupted
+        for table in self.tables.on_host:
+            table.keep(taking, owners)
+        temps = self.memory.without_memory(self.plan.schedule.temps)
+        self.allocated = [
+            b for b in temps if taking is None or taking[owners.get(b, -1)]
+        ]
+        if self.guard is not None:
+            of = self._owner_of_tensor
+            kept = [i for i in self.counted if taking is None or taking[of.get(i, -1)]]
+            self.guard.count_up(kept)
+        self.taking = taking
+
+    @functools.cached_property
+    def _owner_of_tensor(self) -> dict[int, int]:
+        """The owner of each of the call's tensors that has one."""
+        captured = self.plan.captured
+        buffers = captured.graph.buffers
+        return {
+            buffers[b].source: owner
+            for b, owner in captured.owners.items()
+            if buffers[b].kind in ("static", "arg")
+        }
 
     def fill(self, numbers: list[Any]) -> None:
         """Write the numbers of a call to the tables."""

@@ -127,6 +127,11 @@ class RunTable:
         for t in self.changing:
             t.fill_rows(numbers)
 
+    def keep(self, taking: Sequence[bool] | None, owners: Mapping[int, int]) -> None:
+        """See CppTable."""
+        for t in self.tables:
+            t.keep(taking, owners)
+
     def launches(self, threads: int) -> list[Callable[[], object]]:
         """C calls that do the same, for this number of threads."""
         calls = [call for t in self.tables for call in t.launches(threads)]

@@ -95,6 +95,8 @@ class CompiledStep:
         self.pending = pending
         self.made = made
         self.lock = new_lock()
+        #: see Binding.keep
+        self.taking: Sequence[bool] | None = None
         #: runs all calls in eager, after an error that the policy took
         self.instead: Callable[..., Any] | None = None
 
@@ -138,6 +140,8 @@ class CompiledStep:
             needed = change or not self.program.plan.lean
             tensors = self._tensors(args) if needed else []
             bound = self._adapt(change, tensors, args) if change else self.program.bound
+            if bound is not None and bound.taking is not self.taking:
+                bound.keep(self.taking)
             if bound is not None and bound.plan.captured.graph.numbers:
                 one = self.source.tensor
                 find = tensors.__getitem__ if tensors else lambda i: one(args, i)

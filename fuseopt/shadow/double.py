@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 
 from ..compiler.code_paths import PLAIN
 from ..compiler.tables import acts_when_asked
-from .lanes import GRAD, Hung, Lanes, free_shape
+from .keys import GRAD, Hung, free_shape
+from .lanes import Lanes
 
 #: Attributes that the step's own function does not see.
 OUTSIDE = frozenset({"state", "param_groups", "step"})

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from .lanes import Hung
+from .keys import Hung
 
 Path = tuple[Any, ...]
 _GONE = object()

@@ -16,110 +16,25 @@ from typing import Any
 
 import torch
 
-from ..compiler.diagnostics import odd_gradient
-from ..errors import FuseoptError
 from ..runtime.guards.given import Given
 from ..runtime.guards.lanes import LaneGuard
 from ..runtime.guards.library import Held
 from ..runtime.guards.tensors import TensorGuard
+from .keys import (
+    GRAD,
+    KINDS,
+    NUMBERS,
+    PARAM,
+    Hung,
+    Role,
+    Unlike,
+    exactly,
+    lane_key,
+    only_tensors,
+)
 
-#: The types of entries in a lane's state besides tensors; 1 and 1.0 are not equal.
-NUMBERS = (int, float, bool, str, type(None))
-PARAM, GRAD = "param", "grad"
-#: (what it is, key of the state)
-Role = tuple[str, str]
-KINDS = (torch.Tensor, torch.nn.Parameter)
-NONE: Mapping[Any, Any] = MappingProxyType({})
 _GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
-
-
-class Unlike(FuseoptError):
-    """The step of an optimizer cannot be led by models of its lanes; says why."""
-
-
-class Hung(Unlike):
-    """A step is not traced while its optimizer holds a value of such a type; `within`:
-    the dict or list that holds it, if that is known.
-    """
-
-    def __init__(self, why: str, value: object, within: object = None) -> None:
-        super().__init__(why)
-        self.value = value
-        self.within = within
-
-
-def only_tensors(params: Any) -> None:
-    """Raise Hung if anything else is among the parameters of a group."""
-    for p in params:
-        if not isinstance(p, torch.Tensor):
-            raise Hung(f"a {type(p).__name__} is among the parameters", p, params)
-
-
-def _exactly(x: Any) -> tuple[type, str]:
-    """A key of a number that differs for numbers that Python takes for equal."""
-    return type(x), repr(x)
-
-
-def shape_beside(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
-    """A tensor's shape and strides; beside a parameter that has the same, "like" it."""
-    if p is not None and t.shape == p.shape and t.stride() == p.stride():
-        return "like", t.dim()
-    return t.shape, t.stride()
-
-
-def free_shape(p: torch.Tensor) -> torch.Tensor | None:
-    """A parameter, if elementwise steps treat it like those of other sizes; or None."""
-    return p if p.dim() and p.numel() > 1 and p.is_contiguous() else None
-
-
-def _layout(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
-    if type(t) not in KINDS:
-        raise Unlike(f"a tensor of the step is a {type(t).__name__}")
-    if t.layout != torch.strided or t.is_complex() or t.is_quantized:
-        raise Unlike(f"a tensor of the step is {t.layout}, {t.dtype}")
-    if t.is_conj() or t.is_neg():
-        raise Unlike("a tensor of the step is a conjugated or negated view")
-    shape = shape_beside(t, p)
-    return type(t), *shape, t.dtype, t.device, t.requires_grad, t.is_leaf
-
-
-def lane_key(
-    group: int,
-    p: torch.Tensor,
-    state: dict[str, Any] | None,
-    loose: bool = False,
-    counters: bool = False,
-    has_grad: bool = True,
-) -> Any:
-    """A key that is equal for lanes that a step cannot tell apart. Raises Unlike.
-
-    `loose`: lanes may differ in the size of the parameter, and of tensors of the same
-    size; `counters`: in the integers of their state. `has_grad=False`: as if the
-    parameter had no gradient.
-    """
-    grad = p.grad if has_grad else None
-    if odd_gradient(p):
-        raise Unlike("a gradient has another dtype than its parameter")
-    near = free_shape(p) if loose else None
-    entries = []
-    for name, value in (state or {}).items():
-        if not isinstance(name, str):
-            raise Hung(f"the state has a {type(name).__name__} as key", value, state)
-        if isinstance(value, torch.Tensor):
-            entries.append((name, *_layout(value, near)))
-        elif counters and type(value) is int:
-            entries.append((name, int))
-        elif type(value) in NUMBERS:
-            entries.append((name, *_exactly(value)))
-        else:
-            raise Hung(f"the state {name!r} is a {type(value).__name__}", value)
-    return (
-        group,
-        _layout(p, near),
-        grad is not None and _layout(grad, near),
-        state is None,
-        tuple(entries),
-    )
+NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -128,7 +43,8 @@ class Kind:
 
     `keys`: those of their state; of these `tensors`: the keys of tensors, `counters`:
     of integers in which lanes may differ, `numbers`: other entries, with their values.
-    `model`: the number of the model that stands for them while the step is traced.
+    `flag`: `requires_grad`. `model`: the number of the model that stands for them while
+    the step is traced.
     """
 
     key: Any
@@ -139,6 +55,7 @@ class Kind:
     numbers: dict[str, Any]
     has_grad: bool
     has_state: bool
+    flag: bool
     model: int = -1
 
 
@@ -221,6 +138,17 @@ class Lanes:
         self.kinds = [
             self._kind(key, members) for key, members in members_by_key.items()
         ]
+        self._holders = list(optimizer.state)
+        self._held = list(optimizer.state.values())
+        every = self.tensors(range(len(self.params)))
+        #: by identity, the tensors that are no gradients
+        self.owned = {id(t) for (_, (role, _)), t in every.items() if role != GRAD}
+        self.arrange()
+        if len({*map(id, every.values())}) < len(every):
+            raise Unlike("lanes have a tensor in common")
+
+    def arrange(self) -> None:
+        """Set what follows from the kinds, after they were set."""
         order = [i for kind in self.kinds for i in kind.lanes]
         #: the kind of each lane, by number
         self.kind_of = [0] * len(self.params)
@@ -232,19 +160,14 @@ class Lanes:
         self._flags = [p.requires_grad for p in self._params]
         self._states = [self.states[i] for i in order]
         self._order = order
-        self._holders = list(optimizer.state)
-        self._held = list(optimizer.state.values())
         self._guard: LaneGuard | None = None
+        #: is the guard to be made in this look, or in the next?
+        self.young = False
         self._steady = True  # have only gradients been replaced so far?
         self._found: list[Any] = []  # the tensors of the guard, None for gradients
         self._late: list[tuple[int, int]] = []
         #: have lanes been given other objects since the guard was made?
         self.replaced = False
-        seen: set[int] = set()
-        for t in self.tensors(range(len(self.params))).values():
-            if id(t) in seen:
-                raise Unlike("lanes have a tensor in common")
-            seen.add(id(t))
 
     def _kind(self, key: Any, members: list[int]) -> Kind:
         state = self.states[members[0]]
@@ -261,6 +184,7 @@ class Lanes:
             {k: v for k, v in entries.items() if k not in tensors + counters},
             self.params[members[0]].grad is not None,
             state is not None,
+            self.params[members[0]].requires_grad,
         )
 
     def tensors(self, lanes: Sequence[int]) -> dict[tuple[int, Role], torch.Tensor]:
@@ -279,6 +203,22 @@ class Lanes:
     def forget(self) -> None:
         """Let the next look compare everything in Python."""
         self._guard = None
+
+    def same(self, optimizer: Any) -> bool:
+        """Has an optimizer the same parameters, and the same dicts of their states?"""
+        lists = [group["params"] for group in optimizer.param_groups]
+        if len(lists) != len(self.lists):
+            return False
+        for params, now in zip(self.lists, lists, strict=True):
+            if len(now) != len(params) or not all(map(is_, now, params)):
+                return False
+        # no key is looked up: a tensor's hash is a call of Python
+        states = optimizer.state
+        return (
+            len(states) == len(self._held)
+            and all(map(is_, states, self._holders))
+            and all(map(is_, states.values(), self._held))
+        )
 
     def look(
         self,
@@ -307,20 +247,8 @@ class Lanes:
                 return Found(self._found, self._guard, grads, self._late)
         if given is not None:
             given.put()
-        if len(lists) != len(self.lists):
-            return None
-        for params, now in zip(self.lists, lists, strict=True):
-            if len(now) != len(params) or not all(map(is_, now, params)):
-                return None
         grads = list(map(_GRAD, self._params))
-        if [g is None for g in grads] != self._known_grads:
-            return None
-        # no key is looked up: a tensor's hash is a call of Python
-        states = optimizer.state
-        if len(states) != len(self._held) or not (
-            all(map(is_, states, self._holders))
-            and all(map(is_, states.values(), self._held))
-        ):
+        if [g is None for g in grads] != self._known_grads or not self.same(optimizer):
             return None
         if self._guard is not None:
             # a step that gives lanes other objects each time would be guarded anew
@@ -331,8 +259,9 @@ class Lanes:
         tensors = self._look_closely(grads)
         if tensors is None:
             return None
-        if helper is not None and self._steady:
+        if helper is not None and self._steady and not self.young:
             self._guard_from_now(helper, tensors.tensors(), optimizer.state, rest)
+        self.young = False
         return tensors
 
     def _guard_from_now(
@@ -392,7 +321,7 @@ class Lanes:
                 # they may have changed, to equal numbers in all lanes
                 if all(map(is_, values, repeat(values[0]))):
                     continue
-                if len(set(map(_exactly, values))) > 1:
+                if len(set(map(exactly, values))) > 1:
                     return None
             if numbers:
                 new_numbers[k] = {
@@ -434,6 +363,11 @@ class Lanes:
         keys = [(*k.key[:4], [x for x in k.key[4] if len(x) > 3]) for k in self.kinds]
         return [self.lists_of(), [kind.lanes for kind in self.kinds], keys]
 
+    @property
+    def unmade(self) -> bool:
+        """Has a lane a gradient, and no state?"""
+        return any(kind.has_grad and not kind.has_state for kind in self.kinds)
+
     def lists_of(self) -> list[list[int]]:
         """The parameters of each group, by identity."""
         return [list(map(id, params)) for params in self.lists]
@@ -448,3 +382,6 @@ class Lanes:
             for key in kind.tensors:
                 places.extend((i, ("state", key)) for i in kind.lanes)
         return places
+
+
+__all__ = ["Found", "Kind", "Lanes"]

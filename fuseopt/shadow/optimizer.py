@@ -26,7 +26,7 @@ from ..compiler.code_paths import PLAIN
 from ..compiler.tables import acts_when_copied
 from .contents import Pair, Part
 from .double import OUTSIDE, is_hooks
-from .lanes import Hung, Unlike, only_tensors
+from .keys import Hung, Unlike, only_tensors
 from .stand_in import stand_in, unfused
 
 #: Containers of which a shadow has copies.

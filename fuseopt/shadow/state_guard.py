@@ -19,7 +19,7 @@ from ..runtime.guards.holdings import CONTAINERS, told
 from ..runtime.guards.library import Held
 from .contents import moves
 from .double import holdings, own_attributes
-from .lanes import Hung
+from .keys import Hung
 
 #: An attribute by name; of a group by number and key; of a tuple there, by index.
 Place = Any

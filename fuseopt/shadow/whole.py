@@ -24,7 +24,7 @@ from ..errors import FuseoptError
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
 from .hindrance import LASTING, hindrance_of
-from .lanes import Unlike
+from .keys import Unlike
 from .optimizer import Shadow
 
 #: What may wait with its launches until a step ends.

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from .. import compat
 from ..replicate.writes import Each
 from ..runtime.guards.given import Given
-from ..shadow.lanes import NUMBERS, Unlike
+from ..shadow.keys import NUMBERS, Unlike
 from ..shadow.optimizer import Write
 from ..shadow.stand_in import stand_in, unfused
 from .watch import Watch

@@ -7,7 +7,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..replicate.dry_run import rehearse
-from ..shadow.lanes import Lanes, Unlike
+from ..shadow.keys import Unlike
+from ..shadow.lanes import Lanes
 from ..shadow.optimizer import Shadow
 
 

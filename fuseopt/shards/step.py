@@ -18,7 +18,7 @@ from ..compiler.report import Report
 from ..replicate.driver import Representatives
 from ..replicate.rehearsal import beyond
 from ..runtime.guards.given import Misfit
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from ..uniformity import prove
 from .local import LocalOptimizer, is_spread, placed
 from .needs import op_of_wholes

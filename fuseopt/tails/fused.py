@@ -36,7 +36,7 @@ from ..runtime.binding import Binding
 from ..runtime.commit import Pending, unless
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from ..shadow.optimizer import Shadow, Write
 from ..shadow.whole import NotTraced, keeps_to_itself
 from .compiling import compiled

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from .. import compat
 from ..config import Config
 from ..isolate.class_guard import Structure
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from .fused import Fused
 from .led import Led
 from .led_parts import Clipped, LedParts

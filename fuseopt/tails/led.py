@@ -23,7 +23,7 @@ from ..config import Config
 from ..replicate.aside import Aside, Other
 from ..replicate.driver import Representatives, many_lanes
 from ..replicate.models import BESIDE
-from ..shadow.lanes import GRAD, Unlike
+from ..shadow.keys import GRAD, Unlike
 from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
 from .compiling import Compiling

@@ -22,7 +22,7 @@ from ..replicate.around import Around
 from ..replicate.aside import Aside
 from ..replicate.driver import Representatives
 from ..runtime.guards.given import Misfit
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from ..shards.local import LocalOptimizer, part_of
 from .compiling import Compiling
 from .fused import REFUSALS

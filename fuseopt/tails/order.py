@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from .arguments import entries_of
 
 

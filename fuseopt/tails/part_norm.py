@@ -25,7 +25,7 @@ from ..compiler.timing import Clock
 from ..config import Config
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from ..shards.parts import parts_of
 from .fused import AllFollowed
 from .one_node import one_node, planned

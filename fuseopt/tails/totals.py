@@ -28,7 +28,7 @@ from ..runtime.executor import Program
 from ..runtime.linked import Linked, linked
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.lanes import Unlike
+from ..shadow.keys import Unlike
 from .fresh import Fresh
 from .one_node import one_node, planned
 from .order import dtypes_in_order

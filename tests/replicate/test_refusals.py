@@ -11,7 +11,7 @@ import fuseopt
 from fuseopt.errors import LaunchError
 from fuseopt.replicate.writes import Writes
 from fuseopt.runtime.commit import Pending
-from fuseopt.shadow.lanes import Unlike
+from fuseopt.shadow.keys import Unlike
 from tests.replicate.test_counters import Powers
 
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 import fuseopt
 from fuseopt.replicate.traces import Trace
-from fuseopt.shadow.lanes import Unlike
+from fuseopt.shadow.keys import Unlike
 from tests.steps import make_params, same_bits, set_grads
 
 N = 18

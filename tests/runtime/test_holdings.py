@@ -20,7 +20,7 @@ from fuseopt.runtime.guards.holdings import Holdings
 from fuseopt.runtime.guards.lanes import LaneGuard, Meeting
 from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.guards.tensors import TensorGuard
-from fuseopt.shadow.lanes import KINDS
+from fuseopt.shadow.keys import KINDS
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.guards.sharing import Moves
 from fuseopt.runtime.guards.tensors import CHANGED, MOVED, TensorGuard, address
 from fuseopt.runtime.tables.addresses import AddressPool, Positions
-from fuseopt.shadow.lanes import KINDS
+from fuseopt.shadow.keys import KINDS
 from tests.steps import make_params, set_grads
 
 

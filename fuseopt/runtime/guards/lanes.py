@@ -134,6 +134,10 @@ class LaneGuard:
         struct.functions, struct.known = tensors.structs
         self.tensors, self._meeting = tensors, meeting
 
+    def compare_no_more(self) -> None:
+        """Compare no tensors of a step from now on."""
+        self.tensors = self._struct.known = None
+
     def look(
         self,
         attributes: dict[str, Any],

@@ -122,9 +122,15 @@ class TensorGuard:
         self._accept.restype, self._accept.argtypes = None, [*both]
         self._accept(*self.structs)
         if functions.bump and self.mutated:
-            which = arrays["which"] = array("q", self.mutated)
             self._bump = helper.fuseopt_bump
             self._bump.restype, self._bump.argtypes = ctypes.c_int64, [*both, *indices]
+            self.count_up(self.mutated)
+
+    def count_up(self, mutated: Sequence[int]) -> None:
+        """From now on `bump` counts up the versions of these tensors alone."""
+        self.mutated = mutated
+        if self._bump is not None:
+            which = self._keep["which"] = array("q", mutated)
             self._which = (address(which), len(which))
             self.count = functools.partial(self._bump, *self.structs, *self._which)
 
