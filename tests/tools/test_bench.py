@@ -26,6 +26,7 @@ from bench.environment import code_version, environment, file_name
 from bench.first_step import WAYS
 from bench.host import calls_of, moving
 from bench.interleave import LEAST_ROUNDS, Turns, interleave, p10, plan_rounds
+from bench.missing import measured
 from bench.pictures import PICTURES, draw
 from bench.reading import Reading, geomean, readings
 from bench.results import Results, dumped, read, rounded
@@ -603,3 +604,12 @@ def test_a_time_that_moved_only_warns():
     assert "first_step_seconds: 3 -> 6" in told
     assert "fused ran in one of the two: broken" in told
     assert "host/300: not measured any more" in told
+
+
+def test_gradients_that_come_and_go() -> None:
+    found = measured("SGD", 18, 2)
+    for figures in (found["median"], found["least"]):
+        assert figures.keys() == {
+            *("eager_all", "eager_some", "fuseopt_all", "fuseopt_some")
+        }
+        assert min(figures.values()) > 0
