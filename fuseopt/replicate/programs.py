@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from .source import LaneTensors
 #: The tensor of a lane, or the index of one that belongs to none.
 Where = tuple[int, Role] | int
 Members = Sequence[Sequence[int]]
+Like = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 #: Sets of lanes for which a program keeps what it is told of them.
 TURNS = 8
 
@@ -53,7 +55,8 @@ class Program:
     """A step of the lanes `members` of each model, of groups with these `lists`.
 
     `places`: where the tensors of a call come from. `counted`: (model, number of its
-    lane, key of its state) of integers. `some`: may lanes be left out?
+    lane, key of its state) of integers. `like`: by lane, size, strides and dtype of its
+    gradient. `some`: may lanes be left out?
     """
 
     step: CompiledStep
@@ -63,6 +66,7 @@ class Program:
     members: Members
     places: list[Where]
     counted: list[tuple[int, int, str]]
+    like: dict[int, Like]
     some: bool
     turn: Turn = field(init=False)
     turns: dict[str, Turn] = field(default_factory=dict)
@@ -125,28 +129,30 @@ class Program:
             asked.append((lane, key))
         return Turn(
             order,
-            [self._stand_in(lane, lanes.params[lane]) for lane, _ in gone],
+            [self._stand_in(lane) for lane, _ in gone],
             gradients,
             None if all(taking) else [*taking, True],
             [[k for k, i in enumerate(some) if i in there] for some, there in pairs],
             asked,
         )
 
-    def _stand_in(self, lane: int, p: torch.Tensor) -> torch.Tensor:
+    def _stand_in(self, lane: int) -> torch.Tensor:
         """A tensor like the gradient of a lane. All have one memory, unless the step
         writes gradients.
         """
         made = self._stand_ins.get(lane)
-        if made is not None and (made.shape, made.stride()) == (p.shape, p.stride()):
-            return made
-        if self._writes_gradients:
-            made = torch.empty_strided(p.shape, p.stride(), dtype=p.dtype)
-        else:
-            memory = self._memory.get(p.dtype)
-            if memory is None or memory.numel() < _reach(p):
-                memory = self._memory[p.dtype] = torch.empty(_reach(p), dtype=p.dtype)
-            made = memory.as_strided(p.shape, p.stride())
-        self._stand_ins[lane] = made
+        if made is None:
+            size, stride, dtype = self.like[lane]
+            last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+            reach = 0 if 0 in size else 1 + last
+            if self._writes_gradients:
+                made = torch.empty_strided(size, stride, dtype=dtype)
+            else:
+                memory = self._memory.get(dtype)
+                if memory is None or memory.numel() < reach:
+                    memory = self._memory[dtype] = torch.empty(reach, dtype=dtype)
+                made = memory.as_strided(size, stride)
+            self._stand_ins[lane] = made
         return made
 
     @functools.cached_property
@@ -161,13 +167,6 @@ class Program:
         results = self.results
         model = results.extended.number_owners[stand_in.index]
         return results.number(stand_in, results.at[model][m], numbers)
-
-
-def _reach(t: torch.Tensor) -> int:
-    """Elements from a tensor's first to behind its last."""
-    if not t.numel():
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
 def may_leave_out(
@@ -187,20 +186,8 @@ def may_leave_out(
     return kernels and on_cpu and cpp and not items
 
 
-def wider(lanes: Lanes, models: Models, members: Members) -> list[list[int]]:
-    """The lanes of each model, and those that would be of it had they a gradient."""
-    wide = [[*x] for x in members]
-    for key, model in models.of.items():
-        grad = models.params[model].grad
-        if grad is None or not members[model]:
-            continue
-        p = models.params[model]
-        if (grad.shape, grad.stride(), grad.dtype) != (p.shape, p.stride(), p.dtype):
-            continue
-        for kind in lanes.kinds:
-            if not kind.has_grad and _but_for_the_gradient(kind.key, key):
-                wide[model] = sorted({*wide[model], *kind.lanes})
-    return wide
+def _layout(t: torch.Tensor) -> Like:
+    return tuple(t.shape), t.stride(), t.dtype
 
 
 def _but_for_the_gradient(one: Any, other: Any) -> bool:
@@ -232,9 +219,39 @@ class Programs:
                 return program
         return None
 
+    def wider(self, lanes: Lanes, models: Models, members: Members) -> list[list[int]]:
+        """The lanes of each model, and those that would be of it had they a gradient."""
+        wide = [[*x] for x in members]
+        for key, model in models.of.items():
+            p = models.params[model]
+            if p.grad is None or not members[model]:
+                continue
+            had = {
+                i for x in self.every for i in [*x.members, *[()] * len(wide)][model]
+            }
+            plain = _layout(p.grad) == _layout(p)
+            for kind in lanes.kinds:
+                if not kind.has_grad and _but_for_the_gradient(kind.key, key):
+                    more = kind.lanes if plain else had.intersection(kind.lanes)
+                    wide[model] = sorted({*wide[model], *more})
+        return wide
+
+    def like(self, lanes: Lanes, members: Members) -> dict[int, Like]:
+        """Of each lane size, strides and dtype of its gradient: the one that it has or
+        had, or may get.
+        """
+        found: dict[int, Like] = {}
+        for program in self.every:
+            found.update(program.like)
+        for i in chain.from_iterable(members):
+            p = lanes.params[i]
+            if p.grad is not None or i not in found:
+                found[i] = _layout(p if p.grad is None else p.grad)
+        return found
+
     def add(self, program: Program, most: int) -> None:
         """Keep a program, and `most` in all."""
         self.every = [*self.every[1 - most :], program] if most > 1 else [program]
 
 
-__all__ = ["Program", "Programs", "Where", "may_leave_out", "wider"]
+__all__ = ["Program", "Programs", "Where", "may_leave_out"]

@@ -35,7 +35,7 @@ from .extend import COMMON, Extended, extend
 from .models import Models
 from .places import held_tensors, place_of
 from .policy import WholeInstead
-from .programs import Program, Programs, Where, may_leave_out, wider
+from .programs import Program, Programs, Where, may_leave_out
 from .proofs import Proofs, Prover
 from .rehearsal import beyond, in_order, order_of_kinds, rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
@@ -319,7 +319,8 @@ class LedStep:
         assert lanes is not None
         program = self.programs.find(lanes, members)
         if program is None:
-            wide = members if self.each else wider(lanes, self.owner.models, members)
+            asked = lanes, self.owner.models, members
+            wide = members if self.each else self.programs.wider(*asked)
             program = self._extended(args, wide, lanes, clock)
             if wide != members and not program.some:
                 self.each = True
@@ -420,7 +421,8 @@ class LedStep:
         step = CompiledStep(source, program, plan, policy, None, pending, take)
         counts = [(model_of_arg[k], m, counted[k][1]) for k, m in extension.asked]
         some = not self.each and may_leave_out(program.plan, extension, results, config)
-        parts = lanes.lists_of(), members, order, counts, some
+        like = self.programs.like(lanes, members)
+        parts = lanes.lists_of(), members, order, counts, like, some
         return Program(step, source, results, *parts)
 
     def _roles(

@@ -221,6 +221,31 @@ def test_state_that_comes_late() -> None:
         pair.step(some(rng, 18) | late | ({7} if turn < 20 else set()))
 
 
+def test_gradients_that_lie_otherwise(made: Counts) -> None:
+    """Turned ones, and turned parameters, which are missing now and then."""
+    pair, rng = Pair("AdamW", 18), random.Random(7)
+    give = pair.give
+
+    def turned(missing: set[int]) -> None:
+        give(missing)
+        for params, _ in pair.sides:
+            for p in params[::4]:
+                if p.grad is not None:
+                    p.grad = p.grad.t().clone(memory_format=torch.contiguous_format).t()
+
+    for params, _ in pair.sides:
+        for p in params[2::4]:
+            p.data = p.data.t().clone(memory_format=torch.contiguous_format).t()
+    pair.give = turned  # type: ignore[method-assign]
+    for _ in range(12):
+        pair.step(some(rng, 18))
+    pair.step(set())
+    before = made.both()
+    for _ in range(20):
+        pair.step(some(rng, 18) - {0, 4, 2, 6})
+    assert made.both() == before
+
+
 @pytest.mark.parametrize("name", ["AdamW", "Counted"])
 def test_what_is_left_out_may_change(name: str) -> None:
     """Memory, state, `requires_grad` and gradients of lanes that take no part."""
