@@ -73,12 +73,16 @@ class Program:
     _stand_ins: dict[int, torch.Tensor] = field(default_factory=dict)
     _memory: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
+    def of(self, model: int) -> Sequence[int]:
+        """Its lanes of a model, which may be younger than this."""
+        return self.members[model] if model < len(self.members) else ()
+
     def has(self, lists: list[list[int]], members: Members) -> bool:
         """Are these its lanes, or some of them that may do without the others?"""
         if lists != self.lists:
             return False
         used = {x for x in self.results.extended.owners if x != COMMON}
-        mine = [self.members[k] if k < len(self.members) else () for k in used]
+        mine = [self.of(k) for k in used]
         asked = [members[k] for k in used]
         if self.some:
             return all(set(x) <= {*y} for x, y in zip(asked, mine, strict=True))
@@ -220,15 +224,13 @@ class Programs:
         return None
 
     def wider(self, lanes: Lanes, models: Models, members: Members) -> list[list[int]]:
-        """The lanes of each model, and those that would be of it had they a gradient."""
+        """The lanes of each model, and those that had they a gradient would be of it."""
         wide = [[*x] for x in members]
         for key, model in models.of.items():
             p = models.params[model]
             if p.grad is None or not members[model]:
                 continue
-            had = {
-                i for x in self.every for i in [*x.members, *[()] * len(wide)][model]
-            }
+            had = {i for program in self.every for i in program.of(model)}
             plain = _layout(p.grad) == _layout(p)
             for kind in lanes.kinds:
                 if not kind.has_grad and _but_for_the_gradient(kind.key, key):
