@@ -224,7 +224,7 @@ class Programs:
         return None
 
     def wider(self, lanes: Lanes, models: Models, members: Members) -> list[list[int]]:
-        """The lanes of each model, and those that had they a gradient would be of it."""
+        """The lanes of each model, and those that a gradient would make its own."""
         wide = [[*x] for x in members]
         for key, model in models.of.items():
             p = models.params[model]
