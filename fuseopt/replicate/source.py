@@ -125,7 +125,7 @@ class LaneTensors:
         tensors = self._all(args)
         verdict = guard.look({}, {}, tensors)
         self._columns = columns
-        if found.guard is not None and not self.stand_ins:
+        if found.guard is not None:
             if self._met is None or self._met[0] is not found.guard:
                 self._met = found.guard, self._meeting(found)
                 self._others = address(self._met[1].others), self._n_common
@@ -133,7 +133,9 @@ class LaneTensors:
         return verdict, tensors
 
     def _meeting(self, found: Found) -> Meeting:
-        """The indices of lanes' tensors in the step."""
+        """The indices of lanes' tensors in the step. Stand-ins are among those that are
+        held: they stay where they are as long as this has them.
+        """
         gradients = {self.n + place: lane for place, lane in found.late}
         of_lane = array("q", [-1] * len(found.grads))
         others, ranges = array("q"), array("q")
