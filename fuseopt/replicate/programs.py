@@ -223,14 +223,19 @@ class Programs:
                 return program
         return None
 
+    def _of(self, lanes: Lanes) -> list[Program]:
+        """The programs in which each lane has the number that it has among these."""
+        lists = lanes.lists_of()
+        return [x for x in self.every if x.lists == lists]
+
     def wider(self, lanes: Lanes, models: Models, members: Members) -> list[list[int]]:
         """The lanes of each model, and those that a gradient would make its own."""
-        wide = [[*x] for x in members]
+        wide, others = [[*x] for x in members], self._of(lanes)
         for key, model in models.of.items():
             p = models.params[model]
             if p.grad is None or not members[model]:
                 continue
-            had = {i for program in self.every for i in program.of(model)}
+            had = {i for program in others for i in program.of(model)}
             plain = _layout(p.grad) == _layout(p)
             for kind in lanes.kinds:
                 if not kind.has_grad and _but_for_the_gradient(kind.key, key):
@@ -243,11 +248,12 @@ class Programs:
         had, or may get.
         """
         found: dict[int, Like] = {}
-        for program in self.every:
+        for program in self._of(lanes):
             found.update(program.like)
         for i in chain.from_iterable(members):
             p = lanes.params[i]
-            if p.grad is not None or i not in found:
+            had = i in found and found[i][0] == tuple(p.shape)
+            if p.grad is not None or not had:
                 found[i] = _layout(p if p.grad is None else p.grad)
         return found
 
