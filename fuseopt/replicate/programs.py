@@ -77,10 +77,8 @@ class Program:
         """Its lanes of a model, which may be younger than this."""
         return self.members[model] if model < len(self.members) else ()
 
-    def has(self, lists: list[list[int]], members: Members) -> bool:
+    def has(self, members: Members) -> bool:
         """Are these its lanes, or some of them that may do without the others?"""
-        if lists != self.lists:
-            return False
         used = {x for x in self.results.extended.owners if x != COMMON}
         mine = [self.of(k) for k in used]
         asked = [members[k] for k in used]
@@ -213,8 +211,7 @@ class Programs:
 
     def find(self, lanes: Lanes, members: Members) -> Program | None:
         """One that does the step of these lanes now, if need be without others."""
-        lists = lanes.lists_of()
-        fit = [x for x in reversed(self.every) if x.has(lists, members)]
+        fit = [x for x in reversed(self._of(lanes)) if x.has(members)]
         fit.sort(key=lambda x: sum(map(len, x.members)))
         for program in fit:
             if program.turn_to(lanes, members):
@@ -259,7 +256,7 @@ class Programs:
 
     def add(self, program: Program, most: int) -> None:
         """Keep a program, and `most` in all."""
-        self.every = [*self.every[1 - most :], program] if most > 1 else [program]
+        self.every = [*self.every, program][-most:]
 
 
 __all__ = ["Program", "Programs", "Where", "may_leave_out"]
