@@ -260,7 +260,7 @@ class Models:
         for t in self._every():
             storage = t.untyped_storage()
             if not storage.nbytes():
-                storage.resize_(_bytes(t))
+                storage.resize_(t.itemsize * reach_of(t.shape, t.stride()))
                 storage.fill_(0)  # type: ignore[attr-defined]
         return True
 
@@ -282,11 +282,11 @@ class Models:
             yield from beside
 
 
-def _bytes(t: torch.Tensor) -> int:
-    if not t.numel():
+def reach_of(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first of a tensor to behind its last."""
+    if 0 in size:
         return 0
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return t.itemsize * (1 + last)
+    return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
 
 
 def _empty(t: torch.Tensor) -> None:

@@ -24,7 +24,7 @@ from ..runtime.tables.host_numbers import CPU
 from ..shadow.keys import GRAD, Role
 from ..shadow.lanes import Lanes
 from .extend import COMMON, Extended
-from .models import Models
+from .models import Models, reach_of
 from .results import OwnFloat, OwnInt, Results
 from .source import LaneTensors
 
@@ -145,8 +145,7 @@ class Program:
         made = self._stand_ins.get(lane)
         if made is None:
             size, stride, dtype = self.like[lane]
-            last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-            reach = 0 if 0 in size else 1 + last
+            reach = reach_of(size, stride)
             if self._writes_gradients:
                 made = torch.empty_strided(size, stride, dtype=dtype)
             else:
