@@ -13,7 +13,8 @@ from ..compiler.entry import BACKEND
 from ..compiler.partition import decide
 from ..compiler.reference import Reference
 from ..shadow.keys import Unlike
-from .step import PATIENCE, LedStep, Owner, Task
+from .step import PATIENCE, LedStep
+from .task import Owner, Task
 from .traces import Trace
 
 

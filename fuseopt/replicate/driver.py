@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Mapping
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -32,7 +31,8 @@ from ..runtime.commit import Pending, unless
 from ..runtime.guards.given import Given, Misfit
 from ..shadow.hindrance import LASTING, hindrance_of
 from ..shadow.keys import Unlike
-from ..shadow.lanes import Found, Lanes
+from ..shadow.lanes import Lanes
+from ..shadow.look import Found
 from ..shadow.optimizer import Shadow, Write
 from ..shadow.presence import with_these_gradients
 from ..shadow.state_guard import StateGuard
@@ -46,27 +46,18 @@ from .models import Models
 from .policy import Stale
 from .recent import Recent
 from .source import Call
-from .step import KEPT, Fewer, LedStep, Task
+from .step import KEPT, Fewer
+from .task import Task
 from .traces import Trace, choose, present
-from .writes import Writes
+from .worth import UNLIKE, check_alike, many_lanes
+from .writes import Gives, Writes
 
 log = logging.getLogger("fuseopt.replicate")
 
-#: Optimizers of fewer lanes than this are traced whole.
-FEW = 16
-#: At most this share of the lanes may lead.
-SHARE = 0.5
 NOTHING = Found([])
-UNLIKE = "lanes are unlike"
 #: Attempts of one call, when lanes turn out to differ from what was assumed.
 TRIES = 4
-_PARAMS = itemgetter("params")
 REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
-
-
-def many_lanes(optimizer: Optimizer) -> bool:
-    """Has an optimizer so many lanes that a few of them are worth tracing?"""
-    return sum(map(len, map(_PARAMS, optimizer.param_groups))) >= FEW
 
 
 class Representatives:
@@ -117,7 +108,7 @@ class Representatives:
         #: the last call, or the one that is under way
         self.call = Call(None, NOTHING, quiet=False)
         #: the graph that ran last
-        self.stepped: LedStep | None = None
+        self.stepped: Gives | None = None
         # new states in this call, of lanes that have none
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
         # did the last call end normally? Did the one before it compile nothing?
@@ -299,7 +290,8 @@ class Representatives:
             self.models.follow(self.lanes.kinds[k], numbers)
         trace = self.trace
         if trace is None or trace.lanes is not self.lanes:
-            trace = self.trace = choose(self.traces, self.models, present(self.lanes))
+            models = self.models, present(self.lanes)
+            trace = self.trace = choose(self.traces, *models, trace)
             if trace.compiled is None and not (self.anyway or self.task.parts):
                 trace.check_worth(self.lanes)
         trace.lanes = self.lanes
@@ -340,8 +332,18 @@ class Representatives:
     def _look(self, optimizer: Any) -> Found | None:
         """Set `lanes` to those of a recent call that hold; their tensors, or None."""
         record = self.noticed.struct, self.helper, self.call.given
-        self.lanes, found = self.recent.look(optimizer, *record) or (self.lanes, None)
+        lanes, found = self.recent.look(optimizer, *record) or (self.lanes, None)
+        if lanes is not None and lanes is not self.lanes:
+            if found is not None and self.makes_state and lanes.unmade:
+                return None
+            self.models.take(lanes)
+            self.lanes = lanes
         return found
+
+    def live_in(self, home: Lanes) -> None:
+        """Find the lanes of later calls by their home."""
+        self.models.take(home)
+        self.recent.live_in(home)
 
     @property
     def helper(self) -> ctypes.PyDLL | None:
@@ -364,7 +366,7 @@ class Representatives:
         known = None if anew or self.apart is not None else self.lanes
         lanes = with_these_gradients(known, optimizer, *how)
         if lanes is not None and not (self.makes_state and lanes.unmade):
-            found = self._taken(lanes, optimizer)
+            found = self._taken(lanes, optimizer, young=True)
             if found is not None:
                 return found
         call.surveyed = True
@@ -380,15 +382,13 @@ class Representatives:
             raise Unlike("its lanes are not what they seem")
         return tensors
 
-    def _taken(self, lanes: Lanes, optimizer: Any) -> Found | None:
-        """As `_known`; None if they are not what they seem."""
-        few = len({(kind.key[:2], repr(kind.numbers)) for kind in lanes.kinds})
-        may_differ = self.anyway or self.task.parts
-        if not may_differ and few > SHARE * len(lanes.params):
-            raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")
+    def _taken(self, lanes: Lanes, optimizer: Any, young: bool = False) -> Found | None:
+        """As `_known`; None if they are not what they seem. `young`: see Look."""
+        if not (self.anyway or self.task.parts):
+            check_alike(lanes)
         self.models.take(lanes)
         self.lanes = lanes
-        self.recent.take(lanes, self.kept, self.apart is not None)
+        self.recent.take(lanes, self.kept, self.apart is not None, young)
         tensors = self._look(optimizer)
         return tensors if self.lanes is lanes else None
 

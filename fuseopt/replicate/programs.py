@@ -8,9 +8,10 @@ missing the program gets a stand-in, which nothing reads.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ from ..runtime.step import CompiledStep
 from ..runtime.tables.host_numbers import CPU
 from ..shadow.keys import GRAD, Role
 from ..shadow.lanes import Lanes
+from ..shadow.look import counter_places, order_of, places
+from ..shadow.presence import alike_but_for_the_gradient, widened
 from .extend import COMMON, Extended
 from .models import Models, reach_of
 from .results import OwnFloat, OwnInt, Results
@@ -39,15 +42,16 @@ TURNS = 8
 class Turn(NamedTuple):
     """What a program is told of a set of lanes. `order`, `stand_ins`, `gradients`: see
     LaneTensors. `taking`: see Binding. `at`: by model, the numbers that its lanes have
-    in the program. `asked`: (lane, key of its state) of integers behind the arguments.
+    in the program. `asked`: the integers behind the arguments, by their places in
+    `Found.counters`.
     """
 
     order: list[int]
     stand_ins: list[torch.Tensor]
     gradients: list[int | None]
-    taking: list[bool] | None
+    taking: bytes | None
     at: list[list[int]]
-    asked: list[tuple[int, str]]
+    asked: list[int]
 
 
 @dataclass(eq=False)
@@ -69,6 +73,8 @@ class Program:
     like: dict[int, Like]
     some: bool
     turn: Turn = field(init=False)
+    #: the lanes of which those of each call are found, see presence
+    home: Lanes | None = None
     turns: dict[str, Turn] = field(default_factory=dict)
     _stand_ins: dict[int, torch.Tensor] = field(default_factory=dict)
     _memory: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
@@ -79,7 +85,7 @@ class Program:
 
     def has(self, members: Members) -> bool:
         """Are these its lanes, or some of them that may do without the others?"""
-        used = {x for x in self.results.extended.owners if x != COMMON}
+        used = self.results.extended.owners_of_rows
         mine = [self.of(k) for k in used]
         asked = [members[k] for k in used]
         if self.some:
@@ -90,20 +96,113 @@ class Program:
         """Do the step of these lanes from now on. False if one that is left out has
         lost its state.
         """
-        key = repr((members, [kind.lanes for kind in lanes.kinds]))
-        turn = self.turns.pop(key, None) or self._turned(lanes, members)
+        if lanes.home is not None and self.lives_in(lanes.home):
+            self.take_part(lanes)
+            return True
+        found = lanes if lanes.home is None else lanes.home
+        key = repr((members, [kind.lanes for kind in found.kinds], lanes.present))
+        turn = self.turns.pop(key, None) or self._turned(lanes, found, members)
         if turn is None:
             return False
         while len(self.turns) >= TURNS:
             del self.turns[next(iter(self.turns))]
-        self.turns[key] = self.turn = turn
-        self.step.taking, self.results.at = turn.taking, turn.at
-        self.source.turn_to(turn.order, turn.stand_ins, turn.gradients)
+        self.home = None
+        self.turns[key] = turn
+        self._turn(turn)
         return True
 
-    def _turned(self, lanes: Lanes, members: Members) -> Turn | None:
-        first, known = self.source.n, lanes.places()
-        index = {place: first + k for k, place in enumerate(known)}
+    def _turn(self, turn: Turn) -> None:
+        self.turn = turn
+        self.step.taking, self.results.at = turn.taking, turn.at
+        self.source.turn_to(turn.order, turn.stand_ins, turn.gradients)
+
+    def lives_in(self, home: Lanes) -> bool:
+        """Are the lanes that may have a gradient in some home those of this program,
+        and no others?
+        """
+        if self.home is home:
+            return True
+        of_home = {kind.model: kind.lanes for kind in home.kinds if kind.has_grad}
+        return self.some and all(
+            [*self.of(k)] == of_home.get(k, [])
+            for k in self.results.extended.owners_of_rows
+        )
+
+    def take_part(self, lanes: Lanes) -> None:
+        """Do the step of those lanes of its home that have a gradient."""
+        home = lanes.home
+        assert home is not None
+        if self.home is not home:
+            self.home = None  # should this be interrupted
+            self._live_in(home)
+            self.home = home
+        present = lanes.present
+        taking = bytes(map(present.__getitem__, self._at_home))
+        every = all(taking)
+        self.step.taking = None if every else taking + b"\1"
+        at, first = [], 0
+        for some in self.members:
+            at.append([*compress(range(len(some)), taking[first : first + len(some)])])
+            first += len(some)
+        self.results.at = at
+        asked = self._asked_at_home
+        if not every:
+            # of one that is left out: the number of another, which no lane uses
+            asked = [
+                x if present[i] else other for x, i, other in self._others(present)
+            ]
+        self.turn = self.turn._replace(taking=self.step.taking, at=at, asked=asked)
+
+    def _others(self, present: bytes) -> Iterator[tuple[int, int, int]]:
+        """Of each integer behind the arguments: its place among those that are found,
+        its lane's among the lanes of the home, and the place of that of a lane which
+        has a gradient.
+        """
+        first: dict[tuple[int, str], int] = {}
+        for x, i, name in zip(
+            self._asked_at_home, self._asking_at_home, self._names, strict=True
+        ):
+            if present[i]:
+                first.setdefault(name, x)
+        for x, i, name in zip(
+            self._asked_at_home, self._asking_at_home, self._names, strict=True
+        ):
+            yield x, i, first.get(name, x)
+
+    def _live_in(self, home: Lanes) -> None:
+        """Find the tensors of lanes by their home from now on."""
+        known = places(home)
+        index = {place: self.source.n + k for k, place in enumerate(known)}
+        order = [x if isinstance(x, int) else index[x] for x in self.places]
+        instead = [
+            self._stand_in(x[0]) if not isinstance(x, int) and x[1][0] == GRAD else None
+            for x in self.places
+        ]
+        at = {lane: k for k, lane in enumerate(order_of(home))}
+        self._at_home = [at[lane] for some in self.members for lane in some]
+        counters = {place: k for k, place in enumerate(counter_places(home))}
+        lanes = [(self.members[m][k], key) for m, k, key in self.counted]
+        self._asked_at_home = [counters[x] for x in lanes]
+        self._asking_at_home = [at[lane] for lane, _ in lanes]
+        self._names = [(m, key) for m, _, key in self.counted]
+        of_place = {x: i for i, x in enumerate(self.places)}
+        gradients = [of_place.get(x) for x in sorted(known) if x[1][0] == GRAD]
+        turn = Turn(order, [], gradients, None, [], [])
+        self.turn = turn
+        self.source.turn_to(order, (), gradients, instead)
+
+    def _turned(self, lanes: Lanes, found: Lanes, members: Members) -> Turn | None:
+        """`found`: the lanes by which these are found."""
+        first, known = self.source.n, places(found)
+        lacking = set()
+        if found is not lanes:
+            missing_lanes = map(operator.not_, lanes.present)
+            lacking = {*compress(order_of(found), missing_lanes)}
+        index = {
+            place: first + k
+            for k, place in enumerate(known)
+            if place[1][0] != GRAD or place[0] not in lacking
+        }
         order = [
             where if isinstance(where, int) else index.get(where, -1)
             for where in self.places
@@ -118,22 +217,25 @@ class Program:
         gradients: list[int | None] = []
         if not missing:
             of_place = {x: i for i, x in enumerate(self.places)}
-            gradients = [of_place.get(x) for x in sorted(known) if x[1][0] == GRAD]
+            gradients = [of_place.get(x) for x in sorted(index) if x[1][0] == GRAD]
         present = [*map(set, members[: len(self.members)])]
         pairs = [*zip(self.members, present, strict=True)]
         taking = [i in there for some, there in pairs for i in some]
         asked = []
+        counters = {place: k for k, place in enumerate(counter_places(found))}
         for model, k, key in self.counted:
             lane = self.members[model][k]
             # of one that is left out: the number of another, which no lane uses
             if lane not in present[model] and members[model]:
                 lane = members[model][0]
-            asked.append((lane, key))
+            asked.append(counters.get((lane, key), -1))
+        if -1 in asked:
+            return None
         return Turn(
             order,
             [self._stand_in(lane) for lane, _ in gone],
             gradients,
-            None if all(taking) else [*taking, True],
+            None if all(taking) else bytes([*taking, True]),
             [[k for k, i in enumerate(some) if i in there] for some, there in pairs],
             asked,
         )
@@ -171,11 +273,15 @@ class Program:
 
 
 def may_leave_out(
-    plan: Plan, extended: Extended, results: Results, config: Config
+    plan: Plan, extended: Extended, results: Results, config: Config, models: Models
 ) -> bool:
     """Can lanes be left out of a plan of all lanes? It must be kernels of the CPU
-    alone, which read no number of a lane's tensor.
+    alone, which read no number of a lane's tensor, and do nothing for a lane without a
+    gradient.
     """
+    used = extended.owners_of_rows
+    if any(models.params[k].grad is None for k in used):
+        return False
     graph = plan.captured.graph
     kernels = not any(isinstance(step, Extern) for step in plan.schedule.steps)
     on_cpu = all(b.device == CPU for b in graph.buffers)
@@ -189,10 +295,6 @@ def may_leave_out(
 
 def _layout(t: torch.Tensor) -> Like:
     return tuple(t.shape), t.stride(), t.dtype
-
-
-def _but_for_the_gradient(one: Any, other: Any) -> bool:
-    return bool((*one[:2], *one[3:]) == (*other[:2], *other[3:]))
 
 
 class Programs:
@@ -234,7 +336,7 @@ class Programs:
             had = {i for program in others for i in program.of(model)}
             plain = _layout(p.grad) == _layout(p)
             for kind in lanes.kinds:
-                if not kind.has_grad and _but_for_the_gradient(kind.key, key):
+                if not kind.has_grad and alike_but_for_the_gradient(kind.key, key):
                     more = kind.lanes if plain else had.intersection(kind.lanes)
                     wide[model] = sorted({*wide[model], *more})
         return wide
@@ -252,6 +354,19 @@ class Programs:
             if p.grad is not None or not had:
                 found[i] = _layout(p if p.grad is None else p.grad)
         return found
+
+    def home_of(self, program: Program, lanes: Lanes, models: Models) -> Lanes | None:
+        """The home of lanes, for a program that does their step; None where it could
+        not live there.
+        """
+        if not program.some or any(kind.numbers for kind in lanes.kinds):
+            return None
+        wide = {
+            key: program.of(model)
+            for key, model in models.of.items()
+            if models.params[model].grad is not None
+        }
+        return widened(lanes, wide)
 
     def add(self, program: Program, most: int) -> None:
         """Keep a program, and `most` in all."""

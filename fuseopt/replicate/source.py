@@ -14,7 +14,7 @@ from ..runtime.guards.lanes import LaneGuard, Meeting
 from ..runtime.guards.tensors import TensorGuard, address
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.lanes import Found
+from ..shadow.look import Found
 from .aside import NO_ASIDE, Aside, Compared, Tensors
 
 
@@ -79,6 +79,8 @@ class LaneTensors:
         self.owner = owner
         self.order: Sequence[int] = ()
         self.stand_ins: list[torch.Tensor] = []
+        #: of each of the step's tensors what it gets where a lane's gradient is None
+        self.instead: Sequence[torch.Tensor | None] = ()
         self.gradients = array("q")
         self._met: tuple[LaneGuard, Meeting] | None = None
         # the columns that the guard has compared; kept alive: it has their addresses
@@ -94,15 +96,17 @@ class LaneTensors:
         order: Sequence[int],
         stand_ins: Sequence[torch.Tensor],
         gradients: Sequence[int | None],
+        instead: Sequence[torch.Tensor | None] = (),
     ) -> None:
         """Find the tensors of other lanes from now on. `stand_ins`: in the place of
         gradients that are missing; `order` has their indices behind all others.
         `gradients`: the index in the step of each lane's gradient, in the order of the
-        lanes; None: the step does not take it.
+        lanes; None: the step does not take it. `instead`: of each of the step's tensors
+        what it gets for a gradient that is None, where lanes are found by their home.
         """
         if order is self.order:
             return
-        self.order, self.stand_ins = order, [*stand_ins]
+        self.order, self.stand_ins, self.instead = order, [*stand_ins], instead
         places = [place for place in gradients if place is not None]
         self.gradients = array("q", places if len(places) == len(gradients) else ())
         met, self._met = self._met, None
@@ -138,17 +142,20 @@ class LaneTensors:
         """
         gradients = {self.n + place: lane for place, lane in found.late}
         of_lane = array("q", [-1] * len(found.grads))
+        stand_ins: list[Any] = [None] * len(found.grads)
         others, ranges = array("q"), array("q")
         for i, place in enumerate(self.order):
             if place < self.graph:
                 others.append(i)
             elif place in gradients:
                 of_lane[gradients[place]] = i
+                if self.instead:
+                    stand_ins[gradients[place]] = self.instead[i]
             elif ranges and ranges[-1] == i:
                 ranges[-1] = i + 1
             else:
                 ranges.extend((i, i + 1))
-        return Meeting(of_lane, ranges, others)
+        return Meeting(of_lane, ranges, others, stand_ins)
 
     def _others_of(self, args: Sequence[Any]) -> list[Any]:
         """The graph's tensors, then those beside lanes."""
@@ -159,7 +166,11 @@ class LaneTensors:
     def _all(self, args: Sequence[Any]) -> tuple[Any, ...]:
         found = self.owner.call.found.tensors()
         every = [*self._others_of(args), *found, *self.stand_ins]
-        return tuple([every[place] for place in self.order])
+        tensors = [every[place] for place in self.order]
+        if self.instead and 0 in self.owner.call.found.present:
+            pairs = zip(tensors, self.instead, strict=True)
+            tensors = [other if t is None else t for t, other in pairs]
+        return tuple(tensors)
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """See TensorSource."""
@@ -170,7 +181,7 @@ class LaneTensors:
         place = self.order[i]
         if place < self.n:
             return self._others_of(args)[place]
-        if self.stand_ins:
+        if self.stand_ins or self.instead:
             return self._all(args)[i]
         return self.owner.call.found.tensor(place - self.n)
 

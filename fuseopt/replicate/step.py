@@ -8,9 +8,9 @@ planned, and bound to their tensors.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -21,25 +21,22 @@ from ..compiler import internal_errors, pipeline
 from ..compiler.report import Report
 from ..compiler.session import session
 from ..compiler.timing import Clock
-from ..config import Config
 from ..errors import FuseoptError
-from ..runtime.commit import Pending
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shadow.keys import GRAD, Unlike
 from ..shadow.lanes import Lanes
-from ..shadow.state_guard import StateGuard
 from ..uniformity import Proof
 from .around import Around, finished, order_of, splice
 from .extend import COMMON, Extended, extend
-from .models import Models
 from .places import held_tensors, place_of
 from .policy import WholeInstead
 from .programs import Program, Programs, Where, may_leave_out
-from .proofs import Proofs, Prover
+from .proofs import Proofs
 from .rehearsal import beyond, in_order, order_of_kinds, rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
-from .source import Finds, LaneTensors
+from .source import LaneTensors
+from .task import Owner, Task
 
 #: After so many rehearsals of one graph an optimizer is traced whole.
 PATIENCE = 6
@@ -49,55 +46,6 @@ KEPT = 8
 
 class Fewer(FuseoptError):
     """A trace of some models is not valid for fewer; nothing was written yet."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """The settings that all calls of an optimizer's step share.
-
-    `noticed`: watches what the optimizer holds besides its lanes. `pending`: takes
-    launches that are put off. `told`: the list to which the optimizer's Reports are
-    added. `parts`: lanes are parts of tensors. `around`: calls before and after the
-    step, in the same launch.
-    """
-
-    function: Callable[..., Any]
-    config: Config
-    noticed: StateGuard
-    pending: Pending
-    told: list[Report]
-    parts: bool = False
-    around: Around | None = None
-
-
-class Owner(Finds, Prover, Protocol):
-    """What a LedStep needs of the object that leads it."""
-
-    @property
-    def lanes(self) -> Lanes | None:
-        """The optimizer's lanes; another object after they changed."""
-
-    @property
-    def models(self) -> Models:
-        """The models of the kinds of lanes."""
-
-    @property
-    def active(self) -> tuple[int, ...]:
-        """The models that Dynamo was given, by number."""
-
-    #: the graph that ran last
-    stepped: LedStep | None
-    apart: Callable[[], None] | None  #: Unlike where some may not be stepped alone
-    kept: int  #: the number of sets of lanes for which programs are kept
-
-    def shadow_of_all(self) -> Any:
-        """A shadow of the optimizer, with all lanes, for a rehearsal."""
-
-    def settle(self) -> None:
-        """Create the state of lanes if tracing created that of their models."""
-
-    def survey_holds(self) -> None:
-        """Raise Stale unless lanes that were alike still are."""
 
 
 class LedStep:
@@ -173,10 +121,10 @@ class LedStep:
         if self.task.around is not None:
             args = self._with_others(args, self.task.around)
         if not (
-            self.lanes is owner.lanes
-            and self.program is not None
+            self.program is not None
             and self.known == noticed.count
             and noticed.moved <= self.moving
+            and (self.lanes is owner.lanes or self._takes_part(self.program))
         ):
             self._prepare(args)
         program = self.program
@@ -185,7 +133,7 @@ class LedStep:
         owner.stepped = self
         if program.counted:
             counters = call.found.counters
-            args = *args, *[counters.get(x, 1) for x in program.turn.asked]
+            args = *args, *[counters[x] for x in program.turn.asked]
         return program.step(*args)
 
     def _with_others(self, args: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
@@ -196,6 +144,19 @@ class LedStep:
             inputs = self.gm, args, owner.models, self.active, around, shared
             self.given = splice(*inputs)
         return *args, *self.given, *shared
+
+    def _takes_part(self, program: Program) -> bool:
+        """Let lanes of the program's home take part whose gradients came or went; False
+        if there is more to do.
+        """
+        lanes = self.owner.lanes
+        assert lanes is not None
+        here = lanes.home is not None and lanes.home is program.home
+        if not here or order_of_kinds(lanes) not in self.present:
+            return False
+        program.take_part(lanes)
+        self.lanes = lanes
+        return True
 
     def _prepare(self, args: Sequence[Any]) -> None:
         """Make a program for the current lanes, and rehearse it where need be."""
@@ -245,6 +206,11 @@ class LedStep:
         if failed is not None:
             raise failed
         self.known = noticed.count
+        program = self.program
+        if lanes.home is None and program is not None:
+            home = self.programs.home_of(program, lanes, owner.models)
+            if home is not None:
+                owner.live_in(home)
         if self.untold:
             # a plan for other lanes would report the same
             self.told = True
@@ -420,7 +386,8 @@ class LedStep:
         take = results.take
         step = CompiledStep(source, program, plan, policy, None, pending, take)
         counts = [(model_of_arg[k], m, counted[k][1]) for k, m in extension.asked]
-        some = not self.each and may_leave_out(program.plan, extension, results, config)
+        parts_of = program.plan, extension, results, config, models
+        some = not self.each and may_leave_out(*parts_of)
         like = self.programs.like(lanes, members)
         parts = lanes.lists_of(), members, order, counts, like, some
         return Program(step, source, results, *parts)

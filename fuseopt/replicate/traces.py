@@ -119,15 +119,22 @@ def present(lanes: Lanes) -> tuple[int, ...]:
     return tuple(sorted({kind.model for kind in lanes.kinds}))
 
 
-def choose(traces: list[Trace], models: Models, present: tuple[int, ...]) -> Trace:
-    """The smallest trace that includes the models of the kinds present; a new one,
-    added to `traces`, if there is none. Raises Unlike.
+def choose(
+    traces: list[Trace],
+    models: Models,
+    present: tuple[int, ...],
+    last: Trace | None = None,
+) -> Trace:
+    """The last trace, or else the smallest, that includes the models of the kinds
+    present; a new one, added to `traces`, if there is none. Raises Unlike.
     """
     fit = [
         trace
         for trace in traces
         if present not in trace.refused and set(present) <= set(trace.active)
     ]
+    if last is not None and last in fit:
+        return last
     if fit:
         return min(fit, key=lambda trace: len(trace.active))
     if len(traces) >= TRACES:

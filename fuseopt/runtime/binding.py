@@ -10,6 +10,7 @@ import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, cast
 
 import torch
@@ -190,9 +191,9 @@ class Binding:
         calls = cast(HostTable, self.tables.every[step.name]).launches(threads)
         return marked(kernel_name(step), calls) if profiled() else calls
 
-    def keep(self, taking: Sequence[bool] | None) -> None:
+    def keep(self, taking: bytes | None) -> None:
         """Let only what belongs to some owners take part in launches from now on, None:
-        all of it. `taking`: by owner, and True for what belongs to none.
+        all of it. `taking`: by owner, and 1 for what belongs to none.
 
         Only for a plan of kernels of the CPU. What is left out is neither read nor
         written, and no version of its tensors is counted up.
@@ -200,27 +201,31 @@ class Binding:
         owners = self.plan.captured.owners
         self.taking = False, taking  # should this be interrupted
         for table in self.tables.on_host:
-            table.keep(taking, owners)
+            table.keep(taking, owners, self.helper)
         temps = self.memory.without_memory(self.plan.schedule.temps)
         self.allocated = [
             b for b in temps if taking is None or taking[owners.get(b, -1)]
         ]
         if self.guard is not None:
-            of = self._owner_of_tensor
-            kept = [i for i in self.counted if taking is None or taking[of.get(i, -1)]]
+            kept = self.counted
+            if taking is not None:
+                kept = [
+                    *compress(kept, map(taking.__getitem__, self._owners_of_counted))
+                ]
             self.guard.count_up(kept)
         self.taking = taking
 
     @functools.cached_property
-    def _owner_of_tensor(self) -> dict[int, int]:
-        """The owner of each of the call's tensors that has one."""
+    def _owners_of_counted(self) -> list[int]:
+        """The owner of each of `counted`; -1 of one that has none."""
         captured = self.plan.captured
         buffers = captured.graph.buffers
-        return {
+        owners = {
             buffers[b].source: owner
             for b, owner in captured.owners.items()
             if buffers[b].kind in ("static", "arg")
         }
+        return [owners.get(i, -1) for i in self.counted]
 
     def fill(self, numbers: list[Any]) -> None:
         """Write the numbers of a call to the tables."""

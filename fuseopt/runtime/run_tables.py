@@ -127,10 +127,15 @@ class RunTable:
         for t in self.changing:
             t.fill_rows(numbers)
 
-    def keep(self, taking: Sequence[bool] | None, owners: Mapping[int, int]) -> None:
+    def keep(
+        self,
+        taking: bytes | None,
+        owners: Mapping[int, int],
+        helper: ctypes.PyDLL | None,
+    ) -> None:
         """See CppTable."""
         for t in self.tables:
-            t.keep(taking, owners)
+            t.keep(taking, owners, helper)
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
         """C calls that do the same, for this number of threads."""

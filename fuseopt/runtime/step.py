@@ -96,7 +96,7 @@ class CompiledStep:
         self.made = made
         self.lock = new_lock()
         #: see Binding.keep
-        self.taking: Sequence[bool] | None = None
+        self.taking: bytes | None = None
         #: runs all calls in eager, after an error that the policy took
         self.instead: Callable[..., Any] | None = None
 

@@ -1,40 +1,20 @@
 """The lanes of an optimizer: its parameters, each with its gradient and its state.
 
 `Lanes(optimizer)` groups them into kinds: lanes that a step can tell apart only by the
-contents of tensors. `Lanes.look()` checks before a call that all objects are the same.
+contents of tensors.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from operator import attrgetter, is_, itemgetter
-from types import MappingProxyType
+from operator import is_
 from typing import Any
 
 import torch
 
-from ..runtime.guards.given import Given
-from ..runtime.guards.lanes import LaneGuard
-from ..runtime.guards.library import Held
-from ..runtime.guards.tensors import TensorGuard
-from .keys import (
-    GRAD,
-    KINDS,
-    NUMBERS,
-    PARAM,
-    Hung,
-    Role,
-    Unlike,
-    exactly,
-    lane_key,
-    only_tensors,
-)
-
-_GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
-NONE: Mapping[Any, Any] = MappingProxyType({})
+from .keys import GRAD, PARAM, Hung, Role, Unlike, lane_key, only_tensors
 
 
 @dataclass(eq=False)
@@ -57,50 +37,6 @@ class Kind:
     has_state: bool
     flag: bool
     model: int = -1
-
-
-class Found:
-    """The tensors of all lanes in a call, in the order of `Lanes.places`.
-
-    `guard`: the guard that compared all but the gradients, None if Python did. `grads`:
-    the gradients; `late`: (index among the tensors, index in `grads`) of each.
-    `compared`: the guard of the step whose tensors were compared in the same pass; set
-    to None when the step takes the result. `rest_same`: is all else that the optimizer
-    holds known to be unchanged? `counters`: values by (lane, key of its state).
-    `numbers`: by kind, the other numbers in the state.
-    """
-
-    compared: TensorGuard | None = None
-    rest_same = False
-
-    def __init__(
-        self,
-        tensors: list[Any],
-        guard: LaneGuard | None = None,
-        grads: Sequence[Any] = (),
-        late: Sequence[tuple[int, int]] = (),
-        counters: Mapping[tuple[int, str], int] = NONE,
-        numbers: Mapping[int, Mapping[str, Any]] = NONE,
-    ) -> None:
-        self._tensors = tensors
-        self.counters, self.numbers = counters, numbers
-        self.guard, self.grads, self.late = guard, grads, late
-        if guard is not None:
-            self.compared, self.rest_same = guard.tensors, guard.rest_same
-
-    def tensor(self, place: int) -> Any:
-        """One of them."""
-        t = self._tensors[place]
-        return self.tensors()[place] if t is None else t
-
-    def tensors(self) -> list[Any]:
-        """All of them."""
-        if not self.late:
-            return self._tensors
-        tensors = self._tensors.copy()
-        for place, k in self.late:
-            tensors[place] = self.grads[k]
-        return tensors
 
 
 class Lanes:
@@ -143,31 +79,12 @@ class Lanes:
         every = self.tensors(range(len(self.params)))
         #: by identity, the tensors that are no gradients
         self.owned = {id(t) for (_, (role, _)), t in every.items() if role != GRAD}
-        self.arrange()
+        #: lanes that differ from these in which of them have a gradient, all of which
+        #: have one there, and of these the ones that have one here; see presence
+        self.home: Lanes | None = None
+        self.present = b""
         if len({*map(id, every.values())}) < len(every):
             raise Unlike("lanes have a tensor in common")
-
-    def arrange(self) -> None:
-        """Set what follows from the kinds, after they were set."""
-        order = [i for kind in self.kinds for i in kind.lanes]
-        #: the kind of each lane, by number
-        self.kind_of = [0] * len(self.params)
-        for k, kind in enumerate(self.kinds):
-            for i in kind.lanes:
-                self.kind_of[i] = k
-        self._params = [self.params[i] for i in order]
-        self._known_grads = [p.grad is None for p in self._params]
-        self._flags = [p.requires_grad for p in self._params]
-        self._states = [self.states[i] for i in order]
-        self._order = order
-        self._guard: LaneGuard | None = None
-        #: is the guard to be made in this look, or in the next?
-        self.young = False
-        self._steady = True  # have only gradients been replaced so far?
-        self._found: list[Any] = []  # the tensors of the guard, None for gradients
-        self._late: list[tuple[int, int]] = []
-        #: have lanes been given other objects since the guard was made?
-        self.replaced = False
 
     def _kind(self, key: Any, members: list[int]) -> Kind:
         state = self.states[members[0]]
@@ -200,10 +117,6 @@ class Lanes:
                     tensors[i, ("state", key)] = value
         return tensors
 
-    def forget(self) -> None:
-        """Let the next look compare everything in Python."""
-        self._guard = None
-
     def same(self, optimizer: Any) -> bool:
         """Has an optimizer the same parameters, and the same dicts of their states?"""
         lists = [group["params"] for group in optimizer.param_groups]
@@ -219,124 +132,6 @@ class Lanes:
             and all(map(is_, states, self._holders))
             and all(map(is_, states.values(), self._held))
         )
-
-    def look(
-        self,
-        optimizer: Any,
-        rest: Held,
-        helper: ctypes.PyDLL | None = None,
-        given: Given | None = None,
-    ) -> Found | None:
-        """The tensors of all lanes, if all but gradients are the same objects, else
-        None.
-
-        Compares no metadata. `helper`, `rest`: as in LaneGuard. `given`: gradients that
-        lanes do not have yet; they are assigned before Python looks.
-        """
-        lists = [group["params"] for group in optimizer.param_groups]
-        if self._guard is not None:
-            arguments = vars(optimizer), lists, optimizer.state
-            grads = None
-            if given is not None and given.grads is not None:
-                grads = self._guard.look(*arguments, given)
-            if grads is None:
-                if given is not None:
-                    given.put()
-                grads = self._guard.look(*arguments)
-            if grads is not None:
-                return Found(self._found, self._guard, grads, self._late)
-        if given is not None:
-            given.put()
-        grads = list(map(_GRAD, self._params))
-        if [g is None for g in grads] != self._known_grads or not self.same(optimizer):
-            return None
-        if self._guard is not None:
-            # a step that gives lanes other objects each time would be guarded anew
-            # at each call
-            self._guard, self._steady = None, False
-            self._found = []
-            self.replaced = True
-        tensors = self._look_closely(grads)
-        if tensors is None:
-            return None
-        if helper is not None and self._steady and not self.young:
-            self._guard_from_now(helper, tensors.tensors(), optimizer.state, rest)
-        self.young = False
-        return tensors
-
-    def _guard_from_now(
-        self,
-        helper: ctypes.PyDLL,
-        tensors: list[Any],
-        state: dict[Any, Any],
-        rest: Held,
-    ) -> None:
-        """Use the helper from now on, if there are no numbers to be compared."""
-        if any(kind.numbers or kind.counters for kind in self.kinds):
-            return
-        record = self._params, self._states, KINDS, self.lists, state, rest
-        self._guard = LaneGuard(helper, *record)
-        self._found = tensors.copy()
-        self._late = []
-        place = lane = 0
-        for kind in self.kinds:
-            n = len(kind.lanes)
-            if kind.has_grad:
-                first = place + n
-                self._late += zip(
-                    range(first, first + n), range(lane, lane + n), strict=True
-                )
-                # no gradient is kept alive
-                self._found[first : first + n] = [None] * n
-            place += n * (1 + kind.has_grad + len(kind.tensors))
-            lane += n
-
-    def _look_closely(self, grads: list[Any]) -> Found | None:
-        """The part of `look` after the lists of parameters and states were compared."""
-        if list(map(_FLAG, self._params)) != self._flags:
-            return None
-        tensors: list[Any] = []
-        counters: dict[tuple[int, str], int] = {}
-        new_numbers: dict[int, dict[str, Any]] = {}
-        lane = 0
-        for k, kind in enumerate(self.kinds):
-            span = slice(lane, lane + len(kind.lanes))
-            lane = span.stop
-            tensors.extend(self._params[span])
-            if kind.has_grad:
-                tensors.extend(grads[span])
-            states: list[Any] = self._states[span]
-            if not kind.has_state:
-                continue
-            if set(map(len, states)) != {len(kind.keys)}:
-                return None
-            try:
-                for key in kind.tensors:
-                    tensors.extend(map(itemgetter(key), states))
-                numbers = [list(map(itemgetter(x), states)) for x in kind.numbers]
-                counts = [list(map(itemgetter(x), states)) for x in kind.counters]
-            except KeyError:
-                return None
-            for values in numbers:
-                # they may have changed, to equal numbers in all lanes
-                if all(map(is_, values, repeat(values[0]))):
-                    continue
-                if len(set(map(exactly, values))) > 1:
-                    return None
-            if numbers:
-                new_numbers[k] = {
-                    key: x[0] for key, x in zip(kind.numbers, numbers, strict=True)
-                }
-                if not set(map(type, new_numbers[k].values())) <= set(NUMBERS):
-                    return None
-            for key, values in zip(kind.counters, counts, strict=True):
-                if set(map(type, values)) != {int}:
-                    return None
-                places = zip(kind.lanes, repeat(key))
-                counters.update(zip(places, values, strict=False))
-        if not set(map(type, tensors)) <= set(KINDS):
-            return None
-        return Found(tensors, counters=counters, numbers=new_numbers)
 
     def holds_as(self, other: Lanes, some: bool = False) -> bool:
         """Do two Lanes have the same parameters and the same state dicts?
@@ -372,16 +167,20 @@ class Lanes:
         """The parameters of each group, by identity."""
         return [list(map(id, params)) for params in self.lists]
 
-    def places(self) -> list[tuple[int, Role]]:
-        """Lane and role of each tensor that `look` returns."""
-        places: list[tuple[int, Role]] = []
-        for kind in self.kinds:
-            places.extend((i, (PARAM, "")) for i in kind.lanes)
-            if kind.has_grad:
-                places.extend((i, (GRAD, "")) for i in kind.lanes)
-            for key in kind.tensors:
-                places.extend((i, ("state", key)) for i in kind.lanes)
-        return places
+    def of_these_kinds(self, kinds: Iterable[Kind]) -> Lanes:
+        """The same lanes, but for which of them are alike."""
+        found = copy.copy(self)
+        found.kinds = sorted(kinds, key=lambda kind: kind.lanes[0])
+        found.home, found.present = None, b""
+        return found
+
+    def kind_numbers(self) -> list[int]:
+        """The number of each lane's kind."""
+        numbers = [0] * len(self.params)
+        for k, kind in enumerate(self.kinds):
+            for i in kind.lanes:
+                numbers[i] = k
+        return numbers
 
 
-__all__ = ["Found", "Kind", "Lanes"]
+__all__ = ["Kind", "Lanes"]

@@ -2,12 +2,17 @@
 
 Nothing but the gradients that came is looked at closely: that the rest has the metadata
 that it had, the guard of a plan compares.
+
+Lanes whose gradients come and go have a *home*: the same lanes, all of which have one.
+Which of them have one in a call is a byte for each.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from ..compiler.diagnostics import odd_gradient
@@ -33,7 +38,7 @@ def with_these_gradients(
     if len({*present}) < len(present) or not lanes.owned.isdisjoint(present):
         return None
     alike: dict[tuple[int, Any], list[int]] = {}
-    for i, (k, g) in enumerate(zip(lanes.kind_of, grads, strict=True)):
+    for i, (k, g) in enumerate(zip(lanes.kind_numbers(), grads, strict=True)):
         own: Any = None
         if kinds[k].has_grad and g is None:
             own = False
@@ -42,19 +47,83 @@ def with_these_gradients(
                 return None
             own = layout_of(g, free_shape(params[i]) if loose else None)
         alike.setdefault((k, own), []).append(i)
-    made: dict[Any, Kind] = {}
+    made = _Kinds()
     for (k, own), members in alike.items():
-        kind = kinds[k]
-        key = kind.key
-        if own is not None:
-            key = (*key[:2], own, *key[3:])
-        if key in made:
-            members = [*made[key].lanes, *members]
-        made[key] = replace(
-            kind, key=key, lanes=sorted(members), has_grad=bool(key[2]), model=-1
+        key = kinds[k].key
+        made.add(kinds[k], members, key if own is None else _with_gradient(key, own))
+    return lanes.of_these_kinds(made.every.values())
+
+
+def widened(lanes: Lanes, wide: Mapping[Any, Sequence[int]]) -> Lanes:
+    """The home of some lanes. `wide`: by the key of each kind with gradients, all lanes
+    that may come to be of it.
+    """
+    made = _Kinds()
+    moved = False
+    for kind in lanes.kinds:
+        by_key: dict[Any, list[int]] = {}
+        of_lane: dict[int, Any] = {}
+        for key, members in () if kind.has_grad else wide.items():
+            if alike_but_for_the_gradient(kind.key, key):
+                of_lane.update(dict.fromkeys(members, key))
+        for i in kind.lanes:
+            by_key.setdefault(of_lane.get(i, kind.key), []).append(i)
+        moved = moved or [*by_key] != [kind.key]
+        for key, members in by_key.items():
+            made.add(kind, members, key)
+    home = lanes.of_these_kinds(made.every.values()) if moved else lanes
+    home.home = home
+    home.present = bytes(kind.has_grad for kind in home.kinds for _ in kind.lanes)
+    return home
+
+
+def narrowed(home: Lanes, present: bytes) -> Lanes:
+    """Of lanes those that have a gradient now. `present`: as in Found."""
+    if present == home.present:
+        return home
+    made = _Kinds()
+    first = 0
+    for kind in home.kinds:
+        last = first + len(kind.lanes)
+        there, first = present[first:last], last
+        if kind.has_grad:
+            missing = [*compress(kind.lanes, map(not_, there))]
+            made.add(kind, missing, _with_gradient(kind.key, False))
+            made.add(kind, [*compress(kind.lanes, there)], kind.key)
+        else:
+            made.add(kind, kind.lanes, kind.key)
+    lanes = home.of_these_kinds(made.every.values())
+    lanes.home, lanes.present = home, present
+    return lanes
+
+
+class _Kinds:
+    """Kinds by their keys."""
+
+    def __init__(self) -> None:
+        self.every: dict[Any, Kind] = {}
+
+    def add(self, like: Kind, lanes: Sequence[int], key: Any) -> None:
+        """Add lanes to the kind with this key, which is like another one but for a
+        gradient. It has no model yet.
+        """
+        if not lanes:
+            return
+        kind = self.every.get(key)
+        if kind is not None:
+            kind.lanes = sorted((*kind.lanes, *lanes))
+            return
+        has_grad = bool(key[2])
+        self.every[key] = replace(
+            like, key=key, lanes=[*lanes], has_grad=has_grad, model=-1
         )
-    found = copy.copy(lanes)
-    found.kinds = sorted(made.values(), key=lambda kind: kind.lanes[0])
-    found.arrange()
-    found.young = True
-    return found
+
+
+def alike_but_for_the_gradient(one: Any, other: Any) -> bool:
+    """May lanes of the kind with one key come to be of the kind with another?"""
+    return bool((*one[:2], *one[3:]) == (*other[:2], *other[3:]))
+
+
+def _with_gradient(key: Any, grad: Any) -> Any:
+    """The key of a kind with such a gradient, False for none."""
+    return (*key[:2], grad, *key[3:])

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 import fuseopt
 from fuseopt.compat import guards
-from fuseopt.replicate import driver
+from fuseopt.replicate import worth
 from tests.steps import same_bits
 from tests.versions import loops_over_no_attributes
 
@@ -155,7 +155,7 @@ def compiled(opt: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     if way == "backend":
         options = {"fallback": "error"}
         return torch.compile(opt.step, backend="fuseopt", options=options)  # type: ignore[no-any-return]
-    monkeypatch.setattr(driver, "FEW", 2 if way == "led" else 999)
+    monkeypatch.setattr(worth, "FEW", 2 if way == "led" else 999)
     return fuseopt.compile(opt, fallback="error").step  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fuseopt
 from bench.optimizers import RECIPES
 from fuseopt import compat
-from fuseopt.replicate import driver
+from fuseopt.replicate import worth
 from tests.frames import entered
 from tests.steps import differences, eager_step, make, make_params, set_grads
 
@@ -29,7 +29,7 @@ AROUND = {"compile_wrapper", "_use_grad", "__enter__", "_fn"}
 @pytest.fixture(params=["led", "whole"])
 def opt(request: Any, monkeypatch: pytest.MonkeyPatch) -> Optimizer:
     """A compiled optimizer that has done its first steps, led and not."""
-    monkeypatch.setattr(driver, "FEW", 6 if request.param == "led" else 99)
+    monkeypatch.setattr(worth, "FEW", 6 if request.param == "led" else 99)
     return compiled(make_params(SHAPES[:8]))
 
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseopt
 from fuseopt.errors import EagerOnly
-from fuseopt.replicate import driver, rehearsal
+from fuseopt.replicate import rehearsal, worth
 from fuseopt.replicate.dry_run import rehearse
 from fuseopt.replicate.step import PATIENCE
 from fuseopt.runtime import step as runtime_step
@@ -37,7 +37,7 @@ LEADS = 2
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo takes its time over each lane that is traced whole, for comparison."""
-    monkeypatch.setattr(driver, "FEW", 6)
+    monkeypatch.setattr(worth, "FEW", 6)
 
 
 class Pair:
@@ -140,7 +140,7 @@ def test_a_step_of_torch_is_led(foreach: bool) -> None:
 
 def test_the_kernel_is_that_of_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for few in (6, 1000):
-        monkeypatch.setattr(driver, "FEW", few)
+        monkeypatch.setattr(worth, "FEW", few)
         for build in ("AdamW", Loop):
             Pair(build).step(2)
     reports = fuseopt.reports()
@@ -329,7 +329,7 @@ def test_an_optimizer_dies_with_its_last_reference(
 ) -> None:
     """And so do parameters and state, which Dynamo's list of backends kept."""
     if way == "whole":
-        monkeypatch.setattr(driver, "FEW", 99)
+        monkeypatch.setattr(worth, "FEW", 99)
     pair = Pair(ByPlace if way == "unlike" else "AdamW")
     for _ in range(steps):
         pair.grads()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fuseopt
-from fuseopt.replicate import driver
+from fuseopt.replicate import worth
 from tests.replicate.test_replicate import Loop, Pair, led, whole
 from tests.steps import set_grads
 
@@ -25,8 +25,8 @@ EACH = len(set(SIZES))
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "FEW", 6)
-    monkeypatch.setattr(driver, "SHARE", 0.6)
+    monkeypatch.setattr(worth, "FEW", 6)
+    monkeypatch.setattr(worth, "SHARE", 0.6)
     # as for users: no check of graphs behind those that are tested here
     monkeypatch.setenv("FUSEOPT_CHECK", "0")
 

@@ -12,7 +12,8 @@ import torch
 
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards.library import HELPER
-from fuseopt.shadow.lanes import Found, Lanes
+from fuseopt.shadow.lanes import Lanes
+from fuseopt.shadow.look import Found, Look
 from fuseopt.shadow.state_guard import StateGuard
 from tests.steps import make_params, set_grads
 
@@ -37,7 +38,7 @@ class Watched:
         self.opt.step()
         self.rest = StateGuard()
         self.rest.look(self.opt)
-        self.lanes = Lanes(self.opt)
+        self.lanes = Look(Lanes(self.opt))
         self.helper = ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
         self.look()
 

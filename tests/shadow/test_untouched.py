@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt.replicate import driver
+from fuseopt.replicate import worth
 from tests.steps import make_params, same_bits, set_grads
 
 SHAPES = [(3, 4), (5,)] * 4
@@ -39,7 +39,7 @@ HOME = os.path.dirname(fuseopt.__file__)
 @pytest.fixture(params=["led", "whole"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """How Dynamo traces: some lanes, or all."""
-    monkeypatch.setattr(driver, "FEW", 6 if request.param == "led" else 999)
+    monkeypatch.setattr(worth, "FEW", 6 if request.param == "led" else 999)
     name: str = request.param
     return name
 
@@ -541,7 +541,7 @@ def left(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
     """What each of `then` optimizers leaves after the `first`: MB, and objects once
     garbage is collected.
     """
-    driver.FEW = 6 if way == "led" else 999
+    worth.FEW = 6 if way == "led" else 999
     for k in range(first):
         drop(way, k)
     before, memory = objects(), resident()
@@ -596,7 +596,7 @@ def steps(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
     The rate changes at each step, gradients lie elsewhere at each; where no lanes are
     led, one is gone now and then.
     """
-    driver.FEW = 6 if way == "led" else 999
+    worth.FEW = 6 if way == "led" else 999
     params = make_params(SHAPES)
     opt: Optimizer = torch.optim.AdamW(params, lr=0.1, foreach=True)
     if way == "backend":

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 import fuseopt
 from fuseopt.compiler.session import COMPILED
-from fuseopt.replicate import driver
+from fuseopt.replicate import worth
 from tests.steps import differences, eager_step, make_params, set_grads
 from tests.uniformity.divergence import harmless, identity, numbers
 
@@ -39,7 +39,7 @@ LATER = {
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "FEW", 4)
+    monkeypatch.setattr(worth, "FEW", 4)
 
 
 def kept(kind: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import ctypes
 import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, compress, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,6 +22,7 @@ from ...ir.geometry import is_block
 from ...ir.graph import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
 from ..tables.host_numbers import Cells
 from ..tables.reduction_layout import Folding, longest_run, result_strides, rows
+from ..tables.rows import Rows
 from ..tables.upload import Arena
 
 
@@ -64,7 +64,12 @@ class HostTable(KernelTable, Protocol):
     def launches(self, threads: int) -> list[Callable[[], object]]:
         """C calls that run the kernel once."""
 
-    def keep(self, taking: Sequence[bool] | None, owners: Mapping[int, int]) -> None:
+    def keep(
+        self,
+        taking: bytes | None,
+        owners: Mapping[int, int],
+        helper: ctypes.PyDLL | None,
+    ) -> None:
         """See CppTable."""
 
 
@@ -173,31 +178,6 @@ def geometry(
     return (len(sizes), *sizes, *(x for step in steps for x in step))
 
 
-class Lanes(NamedTuple):
-    """What the arrays of a variant have for each lane."""
-
-    position: Sequence[bytes]
-    row: array[int]
-    counts: Sequence[int]
-    strided: array[int]
-
-    def only(self, taking: Sequence[bool]) -> Lanes:
-        """The same of some lanes."""
-        return Lanes(
-            [*compress(self.position, taking)],
-            array("i", compress(self.row, taking)),
-            [*compress(self.counts, taking)],
-            array("q", compress(self.strided, taking)),
-        )
-
-
-def _each(a: array[int], n: int) -> list[bytes]:
-    """The bytes of an array, in n equal parts."""
-    every = a.tobytes()
-    size = len(every) // n if n else 0
-    return [every[k * size : (k + 1) * size] for k in range(n)]
-
-
 class VariantTable:
     """The arrays of one variant, kept alive while a struct points to them."""
 
@@ -268,7 +248,6 @@ class VariantTable:
         self.values = array("d", [0.0] * max(1, lanes * len(lane_values(variant))))
         self.elements = total
         self.lanes = lanes
-        self._every: Lanes | None = None
 
     def _rows(
         self,
@@ -295,26 +274,6 @@ class VariantTable:
             is_block(*layouts[variant.operands[lane]][:2]),
         )
         return self.encode(folding)
-
-    def keep(self, taking: Sequence[bool] | None) -> int:
-        """Let only these lanes take part from now on, None: all of them; returns how
-        many. The arrays stay where they are.
-        """
-        if self._every is None:
-            n = self.lanes
-            counts = [b - a for a, b in pairwise(self.start)]
-            self._every = Lanes(
-                _each(self.position, n), self.row[:], counts, self.strided[:]
-            )
-        every = self._every
-        chosen = every if taking is None else every.only(taking)
-        n = len(chosen.row)
-        position = b"".join(chosen.position)
-        memoryview(self.position).cast("B")[: len(position)] = position
-        self.row[:n] = chosen.row
-        self.strided[:n] = chosen.strided
-        self.start[: n + 1] = array("q", accumulate(chosen.counts, initial=0))
-        return n
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write what changes in the scalar rows: the values of the step's symbols."""
@@ -351,8 +310,8 @@ class CppTable:
         self.entry = entry
         self.threads = 0
         self.variants = kernel.every
-        #: of each variant, the owner of each lane; -1 for none
-        self._owners: list[list[int]] = []
+        #: of each variant, once lanes are left out
+        self._rows: list[Rows] = []
         self.tables = [VariantTable(v, position, layouts) for v in kernel.every]
         self.symbolic = any(t.symbolic for t in self.tables)
         #: reductions of each variant, whose parts wait in memory
@@ -388,20 +347,33 @@ class CppTable:
                 self.partials.append(memory)
                 struct.partials = _address(memory)
 
-    def keep(self, taking: Sequence[bool] | None, owners: Mapping[int, int]) -> None:
-        """Let only the lanes of some owners take part in launches, None: all of them.
-        `owners`: by buffer; the last of `taking` is for lanes of none.
+    def keep(
+        self,
+        taking: bytes | None,
+        owners: Mapping[int, int],
+        helper: ctypes.PyDLL | None,
+    ) -> None:
+        """Let only the lanes of owners that have a 1 in `taking` take part in launches,
+        None: all of them. `owners`: by buffer; lanes of none have the last of `taking`.
+        `helper`: the library of the guards.
         """
-        if not self._owners:
-            self._owners = [
-                [
+        if not self._rows:
+            if taking is None:
+                return
+            none = len(taking) - 1
+            for struct, t, v in zip(
+                self.structs, self.tables, self.variants, strict=True
+            ):
+                of_lanes = [
                     max(owners.get(b, -1) for b in lane)
                     for lane in zip(*v.columns, strict=True)
                 ]
-                for v in self.variants
-            ]
-        for struct, t, of in zip(self.structs, self.tables, self._owners, strict=True):
-            struct.lanes = t.keep(taking and [taking[k] for k in of])
+                lanes = ctypes.addressof(struct) + TableStruct.lanes.offset
+                places = [none if k < 0 else k for k in of_lanes]
+                arrays = t.position, t.row, t.start, t.strided
+                self._rows.append(Rows(places, *arrays, lanes, helper))
+        for of_variant in self._rows:
+            of_variant.keep(taking)
 
     def launch(self, threads: int) -> None:
         self.prepare(threads)

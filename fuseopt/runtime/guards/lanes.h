@@ -27,7 +27,9 @@ struct Lanes {
   const int64_t* counts;  // entries of each lane's state; -1: it has none
   void* const* held;      // of all states: key, value, key, value ...
   const int64_t* flags;   // of each lane: its requires_grad
-  const int64_t* grads;   // of each lane: 1 if it has a gradient
+  // Of each lane: has it a gradient by the record, may it have none, has it one now?
+  const uint8_t *had, *may_lack;
+  uint8_t* has;
   int64_t lists;          // parameters of all groups, list by list
   const int64_t* sizes;
   void* const* members;
@@ -37,6 +39,10 @@ struct Lanes {
   void *grad, *flag;  // "grad", "requires_grad"
   int64_t type;       // where in an object its type lies
   void* kinds[2];     // types that a gradient may have
+  void* integer;      // the type of counters; in `held` these are null
+  // The counters of all lanes, a list; and how many each lane has.
+  void* counters;
+  const int64_t* counted;
   // How Python reads these two attributes, or null: then as any other.
   void* descriptor;
   void* (*read)(void* descriptor, void* object, void* kind);
@@ -55,6 +61,7 @@ struct Lanes {
   const Functions* functions;
   Known* known;
   const int64_t* gradients;
+  void* const* stand_ins;  // of each lane: what is compared for a gradient it lacks
   int64_t ranges;
   const int64_t* held_in;  // from, to, from, to ...
   const Held* rest;        // what the optimizer holds besides its lanes, or null
@@ -129,6 +136,7 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* attributes, void* lists,
   const bool direct = k->gradient && !k->mode();
   if (k->known) begin(k->known);
   void* const* entry = k->held;
+  int64_t counter = 0;
   for (int64_t i = 0; i < k->n; ++i) {
     if (k->required && i + SOON < k->n)
       __builtin_prefetch(*(char**)((char*)k->params[i + SOON] + k->handle));
@@ -149,11 +157,14 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* attributes, void* lists,
     kind = *(void**)((char*)now + k->type);
     const bool none = now == k->none;
     PyList_SetItem(grads, i, now);  // takes the reference
-    if (none == (k->grads[i] == 1)) return 1;
+    k->has[i] = !none;
+    if (!k->may_lack[i] && none == (k->had[i] == 1)) return 1;
     if (!none && kind != k->kinds[0] && kind != k->kinds[1]) return 1;
-    const int64_t place = k->known && !none ? k->gradients[i] : -1;
+    const int64_t place = k->known ? k->gradients[i] : -1;
     if (item >= 0 && !none && place < 0) return 1;  // it would be compared with nothing
+    if (none && place >= 0) now = k->stand_ins[i];
     if (place >= 0) {
+      if (!now) return 1;
       k->known->tensors[place] = (char*)now + k->functions->handle;
       if (!k->known->found) note(k->functions, k->known, place);
     }
@@ -173,10 +184,17 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* attributes, void* lists,
     void* entries = k->states[i];
     void* const* first = entry;
     entry += 2 * k->counts[i];
+    int64_t next = counter;
+    counter += k->counted[i];
     if (unchanged(k->version, entries, k->versions + i + 1)) continue;
     if (PyDict_Size(entries) != k->counts[i]) return 1;
-    for (intptr_t at = 0; PyDict_Next(entries, &at, &key, &value); first += 2)
-      if (key != first[0] || value != first[1]) return 1;
+    for (intptr_t at = 0; PyDict_Next(entries, &at, &key, &value); first += 2) {
+      if (key != first[0]) return 1;
+      if (value == first[1]) continue;
+      if (first[1] || *(void**)((char*)value + k->type) != k->integer) return 1;
+      Py_IncRef(value);
+      PyList_SetItem(k->counters, next++, value);  // takes the reference
+    }
     remember_version(k->version, entries, k->versions + i + 1);
   }
   if (k->known)

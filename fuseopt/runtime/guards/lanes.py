@@ -29,16 +29,22 @@ def _flat(dicts: Sequence[dict[Any, Any] | None]) -> list[Any]:
     return [x for d in dicts for item in (d or {}).items() for x in item]
 
 
+def _ids(objects: Sequence[Any]) -> array[int]:
+    return array("Q", map(id, objects))
+
+
 class Meeting(NamedTuple):
     """The indices of lanes' tensors among the tensors of a step.
 
     `gradients`: of each lane's gradient. `held`: ranges (from, to, from, to ...) of
     parameters and state. `others`: of the tensors of no lane, in the order of a call.
+    `stand_ins`: of each lane what the step gets for a gradient that it lacks, or None.
     """
 
     gradients: array[int]
     held: array[int]
     others: array[int]
+    stand_ins: Sequence[Any] = ()
 
 
 class LaneGuard:
@@ -49,7 +55,10 @@ class LaneGuard:
     `look` returns the lanes' gradients, or None if anything but those is another object
     than recorded. `tensors`: the guard of a step, whose tensors the look compares as it
     meets them. `rest`: a record of what else the optimizer holds; `rest_same`: did the
-    last look find that unchanged?
+    last look find that unchanged? `may_lack`: a byte for each lane, 1 if its gradient
+    may come and go; `present`: the same, 1 if it had one in the last look. `counted`:
+    of each lane, the keys of integers in its state that may change; `counters`: these
+    of the last look, lane by lane.
     """
 
     def __init__(
@@ -61,6 +70,8 @@ class LaneGuard:
         lists: Sequence[Sequence[Any]],
         state: dict[Any, Any],
         rest: Held,
+        may_lack: bytes | None = None,
+        counted: Sequence[Sequence[str]] | None = None,
     ) -> None:
         # kept alive: another object at one of these addresses would pass for the first
         objects = [
@@ -70,13 +81,34 @@ class LaneGuard:
             [p for params_of_group in lists for p in params_of_group],
             _flat([state]),
         ]
-        at = [array("Q", map(id, x)) for x in objects]
+        of_lane = counted or ((),) * len(params)
+        at = [*map(_ids, objects)]
+        keys = [
+            (key, key in counters)
+            for state, counters in zip(states, of_lane, strict=True)
+            for key in state or ()
+        ]
+        for i, (_, is_counter) in enumerate(keys):
+            if is_counter:
+                at[2][2 * i + 1] = 0
+        #: see the class; the helper writes it
+        self.counters: list[Any] = [
+            value
+            for state, counters in zip(states, of_lane, strict=True)
+            for key, value in (state or {}).items()
+            if key in counters
+        ]
         counts = array("q", [-1 if s is None else len(s) for s in states])
         flags = array("q", [p.requires_grad for p in params])
-        grads = array("q", [p.grad is not None for p in params])
+        had = array("B", [p.grad is not None for p in params])
+        self._has = array("B", had)
+        may = array("B", may_lack or bytes(len(params)))
+        numbers = array("q", map(len, of_lane))
         sizes = array("q", map(len, lists))
         versions = array("Q", [0] * (1 + len(params)))
-        self._keep = objects, at, counts, flags, grads, sizes, kinds, versions
+        record = objects, at, counts, flags, had, may, numbers, sizes, kinds, versions
+        self._keep = record
+        self.present = bytes(had)
         get = compat.gradient_getter(kinds)
         asked = compat.requires_grad_function(params)
         plain = all(type(p) in kinds for p in params)
@@ -92,13 +124,18 @@ class LaneGuard:
             # CPython: a count of references, then the type
             type=object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p),
             kinds=(ctypes.c_void_p * 2)(*map(id, kinds)),
+            integer=id(int),
+            counters=id(self.counters),
         )
         for name, a in zip(
             ("params", "states", "held", "members", "owned"), at, strict=True
         ):
             setattr(struct, name, a.buffer_info()[0])
-        struct.counts, struct.flags, struct.grads, struct.sizes = (
-            a.buffer_info()[0] for a in (counts, flags, grads, sizes)
+        struct.counts, struct.flags, struct.sizes, struct.counted = (
+            a.buffer_info()[0] for a in (counts, flags, sizes, numbers)
+        )
+        struct.had, struct.has, struct.may_lack = (
+            a.buffer_info()[0] for a in (had, self._has, may)
         )
         if get is not None and plain:
             struct.descriptor, struct.read = id(get[0]), get[1]
@@ -131,6 +168,9 @@ class LaneGuard:
             return
         struct.gradients, struct.held_in = address(meeting[0]), address(meeting[1])
         struct.ranges = len(meeting.held) // 2
+        instead = meeting.stand_ins or self._none
+        self._stand_ins = array("Q", [0 if x is None else id(x) for x in instead])
+        struct.stand_ins = address(self._stand_ins)
         struct.functions, struct.known = tensors.structs
         self.tensors, self._meeting = tensors, meeting
 
@@ -169,6 +209,7 @@ class LaneGuard:
             None if given is None else given.grads,
         )
         self.rest_same = verdict == 0
+        self.present = bytes(self._has)
         return None if verdict == 1 else grads
 
     def _take(self, given: Given) -> None:

@@ -2,7 +2,7 @@
 
 tensors.h compares the tensors of a call with a record of them (see tensors.py), lanes.h
 the lanes of an optimizer (see lanes.py), parts.h its DTensors (see parts.py);
-launches.h starts several kernels. words.h of `tables` is a part of it, too.
+launches.h starts several kernels. words.h and rows.h of `tables` are parts of it, too.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from pathlib import Path
 
 from ...codegen import Source
 from ...codegen.cpp.structs import fields
-from ..tables import words
+from ..tables import rows, words
 
 FOLDER = Path(__file__).parent
 HEADERS = ("tensors", "lanes", "parts", "launches")
 TEXT = "\n".join(
-    [*((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS), words.TEXT]
+    [
+        *((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS),
+        words.TEXT,
+        rows.TEXT,
+    ]
 )
 HELPER = Source("cpp", TEXT, "fuseopt_tensors", (), throws=True)
 

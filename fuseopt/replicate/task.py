@@ -1,0 +1,70 @@
+"""What an optimizer's led steps share: its settings, and the object that leads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..compiler.report import Report
+from ..config import Config
+from ..runtime.commit import Pending
+from ..shadow.lanes import Lanes
+from ..shadow.state_guard import StateGuard
+from .around import Around
+from .models import Models
+from .proofs import Prover
+from .source import Finds
+from .writes import Gives
+
+
+@dataclass(frozen=True)
+class Task:
+    """The settings that all calls of an optimizer's step share.
+
+    `noticed`: watches what the optimizer holds besides its lanes. `pending`: takes
+    launches that are put off. `told`: the list to which the optimizer's Reports are
+    added. `parts`: lanes are parts of tensors. `around`: calls before and after the
+    step, in the same launch.
+    """
+
+    function: Callable[..., Any]
+    config: Config
+    noticed: StateGuard
+    pending: Pending
+    told: list[Report]
+    parts: bool = False
+    around: Around | None = None
+
+
+class Owner(Finds, Prover, Protocol):
+    """What a LedStep needs of the object that leads it."""
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """The optimizer's lanes; another object after they changed."""
+
+    @property
+    def models(self) -> Models:
+        """The models of the kinds of lanes."""
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The models that Dynamo was given, by number."""
+
+    #: the graph that ran last
+    stepped: Gives | None
+    apart: Callable[[], None] | None  #: Unlike where some may not be stepped alone
+    kept: int  #: the number of sets of lanes for which programs are kept
+
+    def shadow_of_all(self) -> Any:
+        """A shadow of the optimizer, with all lanes, for a rehearsal."""
+
+    def settle(self) -> None:
+        """Create the state of lanes if tracing created that of their models."""
+
+    def live_in(self, home: Lanes) -> None:
+        """Find the lanes of later calls by their home."""
+
+    def survey_holds(self) -> None:
+        """Raise Stale unless lanes that were alike still are."""

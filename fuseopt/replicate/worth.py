@@ -1,0 +1,30 @@
+"""Is it worth while to lead the step of an optimizer with these lanes?"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+from torch.optim import Optimizer
+
+from ..shadow.keys import Unlike
+from ..shadow.lanes import Lanes
+
+#: Optimizers of fewer lanes than this are traced whole.
+FEW = 16
+#: At most this share of the lanes may lead.
+SHARE = 0.5
+#: How the reason ends where more would lead.
+UNLIKE = "lanes are unlike"
+_PARAMS = itemgetter("params")
+
+
+def many_lanes(optimizer: Optimizer) -> bool:
+    """Has an optimizer so many lanes that a few of them are worth tracing?"""
+    return sum(map(len, map(_PARAMS, optimizer.param_groups))) >= FEW
+
+
+def check_alike(lanes: Lanes) -> None:
+    """Raise Unlike where too many lanes would lead."""
+    few = len({(kind.key[:2], repr(kind.numbers)) for kind in lanes.kinds})
+    if few > SHARE * len(lanes.params):
+        raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")

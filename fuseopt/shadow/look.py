@@ -1,0 +1,262 @@
+"""Find the tensors of an optimizer's lanes in a call, where all else is as it was.
+
+Of lanes that are known, `Look` compares which objects they hold. From the second call
+on the compiled helper does it in one pass, and compares the tensors on the way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from operator import and_, attrgetter, is_, is_not, itemgetter
+from types import MappingProxyType
+from typing import Any
+
+from ..runtime.guards.given import Given
+from ..runtime.guards.lanes import LaneGuard
+from ..runtime.guards.library import Held
+from ..runtime.guards.tensors import TensorGuard
+from .keys import GRAD, KINDS, NUMBERS, PARAM, Role, exactly
+from .lanes import Lanes
+from .presence import narrowed
+
+_GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
+NONE: Mapping[Any, Any] = MappingProxyType({})
+
+
+class Found:
+    """The tensors of all lanes in a call, in the order of `places`.
+
+    `guard`: the guard that compared all but the gradients, None if Python did. `grads`:
+    the gradients; `late`: (index among the tensors, index in `grads`) of each.
+    `compared`: the guard of the step whose tensors were compared in the same pass; set
+    to None when the step takes the result. `rest_same`: is all else that the optimizer
+    holds known to be unchanged? `counters`: values, in the order of `counter_places`.
+    `numbers`: by kind, the other numbers in the state. `present`: a byte for each lane,
+    1 if it has a gradient; in the order of Look.order. Lanes that lack theirs have None
+    among the tensors.
+    """
+
+    compared: TensorGuard | None = None
+    rest_same = False
+
+    def __init__(
+        self,
+        tensors: list[Any],
+        guard: LaneGuard | None = None,
+        grads: Sequence[Any] = (),
+        late: Sequence[tuple[int, int]] = (),
+        counters: Sequence[int] = (),
+        numbers: Mapping[int, Mapping[str, Any]] = NONE,
+        present: bytes = b"",
+    ) -> None:
+        self._tensors = tensors
+        self.counters, self.numbers, self.present = counters, numbers, present
+        self.guard, self.grads, self.late = guard, grads, late
+        if guard is not None:
+            self.compared, self.rest_same = guard.tensors, guard.rest_same
+
+    def tensor(self, place: int) -> Any:
+        """One of them."""
+        t = self._tensors[place]
+        return self.tensors()[place] if t is None else t
+
+    def tensors(self) -> list[Any]:
+        """All of them."""
+        if not self.late:
+            return self._tensors
+        tensors = self._tensors.copy()
+        for place, k in self.late:
+            tensors[place] = self.grads[k]
+        return tensors
+
+
+class Look:
+    """Compares the objects of a call's lanes with those of some `lanes`.
+
+    `may_lack`: may a lane that has a gradient there have none? Then `lanes` are `home`
+    of all that are found. `young`: another call is to find the same lanes before the
+    helper is used. `replaced`: have lanes been given other objects since it is?
+    """
+
+    def __init__(
+        self, lanes: Lanes, may_lack: bool = False, young: bool = False
+    ) -> None:
+        self.lanes = lanes
+        self.may_lack = may_lack
+        self.order = order_of(lanes)
+        self._params = [lanes.params[i] for i in self.order]
+        self._states = [lanes.states[i] for i in self.order]
+        kinds = [kind for kind in lanes.kinds for _ in kind.lanes]
+        self._flags = [kind.flag for kind in kinds]
+        self._had = bytes(kind.has_grad for kind in kinds)
+        self._counted = [kind.counters for kind in kinds]
+        self._guard: LaneGuard | None = None
+        self._young = young
+        self._steady = True  # have only gradients been replaced so far?
+        self._found: list[Any] = []  # the tensors of the guard, None for gradients
+        self._late: list[tuple[int, int]] = []
+        self.replaced = False
+        self._last = lanes
+
+    def forget(self) -> None:
+        """Let the next look compare everything in Python."""
+        self._guard = None
+
+    def lanes_of(self, present: bytes) -> Lanes:
+        """The lanes that were found: those that have a gradient now."""
+        if not self.may_lack:
+            return self.lanes
+        if self._last.present != present:
+            self._last = narrowed(self.lanes, present)
+        return self._last
+
+    def look(
+        self,
+        optimizer: Any,
+        rest: Held,
+        helper: ctypes.PyDLL | None = None,
+        given: Given | None = None,
+    ) -> Found | None:
+        """The tensors of all lanes, if all but gradients are the same objects, else
+        None.
+
+        Compares no metadata. `helper`, `rest`: as in LaneGuard. `given`: gradients that
+        lanes do not have yet; they are assigned before Python looks.
+        """
+        lists = [group["params"] for group in optimizer.param_groups]
+        guard = self._guard
+        if guard is not None:
+            arguments = vars(optimizer), lists, optimizer.state
+            grads = None
+            if given is not None and given.grads is not None:
+                grads = guard.look(*arguments, given)
+            if grads is None:
+                if given is not None:
+                    given.put()
+                grads = guard.look(*arguments)
+            if grads is not None:
+                known = self._found, guard, grads, self._late, guard.counters
+                return Found(*known, present=guard.present)
+        if given is not None:
+            given.put()
+        grads = list(map(_GRAD, self._params))
+        there = bytes(map(is_not, grads, repeat(None)))
+        may = bytes(map(and_, there, self._had)) if self.may_lack else self._had
+        if there != may or not self.lanes.same(optimizer):
+            return None
+        if self._guard is not None:
+            # a step that gives lanes other objects each time would be guarded anew
+            # at each call
+            self._guard, self._steady = None, False
+            self._found = []
+            self.replaced = True
+        found = self._look_closely(grads, there)
+        if found is None:
+            return None
+        if helper is not None and self._steady and not self._young:
+            self._guard_from_now(helper, found.tensors(), optimizer.state, rest)
+        self._young = False
+        return found
+
+    def _guard_from_now(
+        self,
+        helper: ctypes.PyDLL,
+        tensors: list[Any],
+        state: dict[Any, Any],
+        rest: Held,
+    ) -> None:
+        """Use the helper from now on, if there are no numbers to be compared."""
+        lanes = self.lanes
+        if any(kind.numbers for kind in lanes.kinds):
+            return
+        record = self._params, self._states, KINDS, lanes.lists, state, rest
+        may_lack = self._had if self.may_lack else None
+        self._guard = LaneGuard(helper, *record, may_lack, self._counted)
+        self._found = tensors.copy()
+        self._late = []
+        place = lane = 0
+        for kind in lanes.kinds:
+            n = len(kind.lanes)
+            if kind.has_grad:
+                first = place + n
+                self._late += zip(
+                    range(first, first + n), range(lane, lane + n), strict=True
+                )
+                # no gradient is kept alive
+                self._found[first : first + n] = [None] * n
+            place += n * (1 + kind.has_grad + len(kind.tensors))
+            lane += n
+
+    def _look_closely(self, grads: list[Any], there: bytes) -> Found | None:
+        """The part of `look` after the lists of parameters and states were compared."""
+        if list(map(_FLAG, self._params)) != self._flags:
+            return None
+        tensors: list[Any] = []
+        counters: list[int] = []
+        new_numbers: dict[int, dict[str, Any]] = {}
+        lane = 0
+        for k, kind in enumerate(self.lanes.kinds):
+            span = slice(lane, lane + len(kind.lanes))
+            lane = span.stop
+            tensors.extend(self._params[span])
+            if kind.has_grad:
+                tensors.extend(grads[span])
+            states: list[Any] = self._states[span]
+            if not kind.has_state:
+                continue
+            if set(map(len, states)) != {len(kind.keys)}:
+                return None
+            try:
+                for key in kind.tensors:
+                    tensors.extend(map(itemgetter(key), states))
+                numbers = [list(map(itemgetter(x), states)) for x in kind.numbers]
+                counts = [list(map(itemgetter(x), states)) for x in kind.counters]
+            except KeyError:
+                return None
+            for values in numbers:
+                # they may have changed, to equal numbers in all lanes
+                if all(map(is_, values, repeat(values[0]))):
+                    continue
+                if len(set(map(exactly, values))) > 1:
+                    return None
+            if numbers:
+                new_numbers[k] = {
+                    key: x[0] for key, x in zip(kind.numbers, numbers, strict=True)
+                }
+                if not set(map(type, new_numbers[k].values())) <= set(NUMBERS):
+                    return None
+            of_kind = [x for of_lane in zip(*counts, strict=True) for x in of_lane]
+            if not {*map(type, of_kind)} <= {int}:
+                return None
+            counters += of_kind
+        allowed = {*KINDS, type(None)} if self.may_lack else {*KINDS}
+        if not set(map(type, tensors)) <= allowed:
+            return None
+        return Found(tensors, counters=counters, numbers=new_numbers, present=there)
+
+
+def order_of(lanes: Lanes) -> list[int]:
+    """The lanes in the order in which a Look compares them."""
+    return [i for kind in lanes.kinds for i in kind.lanes]
+
+
+def places(lanes: Lanes) -> list[tuple[int, Role]]:
+    """Lane and role of each tensor that a Look finds."""
+    every: list[tuple[int, Role]] = []
+    for kind in lanes.kinds:
+        every.extend((i, (PARAM, "")) for i in kind.lanes)
+        if kind.has_grad:
+            every.extend((i, (GRAD, "")) for i in kind.lanes)
+        for key in kind.tensors:
+            every.extend((i, ("state", key)) for i in kind.lanes)
+    return every
+
+
+def counter_places(lanes: Lanes) -> list[tuple[int, str]]:
+    """Lane and key of each counter that a Look finds."""
+    return [(i, key) for x in lanes.kinds for i in x.lanes for key in x.counters]
+
+
+__all__ = ["Found", "Look", "counter_places", "order_of", "places"]
