@@ -17,6 +17,10 @@ from .led import Led
 from .led_parts import Clipped, LedParts
 from .order import dtypes_in_order
 
+#: So many sets of gradients get a graph each; with others a tail runs in pieces.
+SETS = 4
+MANY_SETS = f"other gradients are None than in {SETS} calls before"
+
 
 def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
     """The reason why one graph cannot have these gradients; "" if it can: then the
@@ -57,6 +61,9 @@ class InOne:
         self._structures = [Structure() for _ in optimizers]
         #: can `again` repeat the last call?
         self.repeats = False
+        #: a byte for each parameter, 1 if it had a gradient: of calls in one graph
+        self._sets: set[bytes] = set()
+        self._may_be_slow = config.fallback == "error"
 
     @property
     def why(self) -> str:
@@ -85,6 +92,12 @@ class InOne:
         if parts is not None and compat.are_spread(params[:1]):
             why = parts.why_not(content)
             return why or parts.step(content, drops, params, grads)
+        there = bytes(p.grad is not None for p in params)
+        if len(self._sets) >= SETS and there not in self._sets:
+            # to lay out a graph for a set takes longer than some tails in pieces
+            if not self._may_be_slow:
+                return MANY_SETS
+        self._sets.add(there)
         led = self.led
         if led is not None and led.wants(content):
             result = led.step(content, drops, params, grads)
@@ -120,6 +133,7 @@ class InOne:
             structure.take(optimizer)
 
     def _release(self) -> None:
+        self._sets.clear()
         self.whole.release()
         if self.led is not None:
             self.led.release()
