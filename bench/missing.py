@@ -5,8 +5,8 @@ and go.
 
 Parameters of 64 x 64 in float32. In every other call another random third of the
 gradients is None. Eager's step (foreach, a loop for Lion and LAMB) and the compiled one
-are called in turns, over copies of the same parameters. One line of JSON for each pair:
-the medians of each, and the least.
+are called in turns, over copies of the same parameters; "tail" is AdamW behind a clip
+by the total norm. One line of JSON for each pair: the medians of each, and the least.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "RMSprop": lambda params: torch.optim.RMSprop(params, foreach=True),
     "LAMB": lambda params: LAMB(params, lr=1e-3),
     "Lion": lambda params: Lion(params, lr=1e-3),
+    "tail": lambda params: torch.optim.AdamW(params, foreach=True),
 }
 #: Calls before the first that is timed: state is made, kinds of lanes are traced.
 FIRST = 12
@@ -42,6 +43,25 @@ def timed(call: Callable[[], Any]) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
+def of(name: str, params: Any, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """What is called in eager."""
+    if name != "tail":
+        return optimizer.step
+
+    def clipped() -> None:
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+
+    return clipped
+
+
+def compiled(name: str, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """What is called of fuseopt."""
+    if name == "tail":
+        return fuseopt.tail(optimizer, clip_grad_norm=1.0)
+    return fuseopt.compile(optimizer, eager_if_faster=False).step
+
+
 def measured(name: str, n: int, calls: int) -> dict[str, Any]:
     """The figures of one optimizer over so many parameters."""
     torch.manual_seed(0)
@@ -51,7 +71,7 @@ def measured(name: str, n: int, calls: int) -> dict[str, Any]:
     for _ in range(2):
         params = [torch.nn.Parameter(t.clone()) for t in contents]
         sides.append((params, OPTIMIZERS[name](params)))
-    fuseopt.compile(sides[1][1], eager_if_faster=False)
+    calls_of = [of(name, *sides[0]), compiled(name, sides[1][1])]
     rng = random.Random(0)
     found: dict[str, list[float]] = {
         f"{who}_{what}": [] for who in ("eager", "fuseopt") for what in ("all", "some")
@@ -59,10 +79,12 @@ def measured(name: str, n: int, calls: int) -> dict[str, Any]:
     for turn in range(FIRST + 2 * calls):
         what = "all" if turn % 2 else "some"
         there = [what == "all" or rng.random() > 1 / 3 for _ in grads]
-        for who, (params, optimizer) in zip(("eager", "fuseopt"), sides, strict=True):
+        for who, (params, _), call in zip(
+            ("eager", "fuseopt"), sides, calls_of, strict=True
+        ):
             for p, grad, has in zip(params, grads, there, strict=True):
-                p.grad = grad if has else None
-            took = timed(optimizer.step)
+                p.grad = grad.clone() if has else None
+            took = timed(call)
             if turn >= FIRST:
                 found[f"{who}_{what}"].append(took)
     medians = {k: round(statistics.median(x), 3) for k, x in found.items()}

@@ -34,7 +34,7 @@ from .source import LaneTensors
 #: The tensor of a lane, or the index of one that belongs to none.
 Where = tuple[int, Role] | int
 Members = Sequence[Sequence[int]]
-Like = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+Like = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 #: Sets of lanes for which a program keeps what it is told of them.
 TURNS = 8
 
@@ -77,7 +77,9 @@ class Program:
     home: Lanes | None = None
     turns: dict[str, Turn] = field(default_factory=dict)
     _stand_ins: dict[int, torch.Tensor] = field(default_factory=dict)
-    _memory: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
+    _memory: dict[tuple[torch.dtype, torch.device], torch.Tensor] = field(
+        default_factory=dict
+    )
 
     def of(self, model: int) -> Sequence[int]:
         """Its lanes of a model, which may be younger than this."""
@@ -246,14 +248,15 @@ class Program:
         """
         made = self._stand_ins.get(lane)
         if made is None:
-            size, stride, dtype = self.like[lane]
-            reach = reach_of(size, stride)
+            size, stride, dtype, device = self.like[lane]
+            reach, at = reach_of(size, stride), (dtype, device)
             if self._writes_gradients:
-                made = torch.empty_strided(size, stride, dtype=dtype)
+                made = torch.empty_strided(size, stride, dtype=dtype, device=device)
             else:
-                memory = self._memory.get(dtype)
+                memory = self._memory.get(at)
                 if memory is None or memory.numel() < reach:
-                    memory = self._memory[dtype] = torch.empty(reach, dtype=dtype)
+                    memory = torch.empty(reach, dtype=dtype, device=device)
+                    self._memory[at] = memory
                 made = memory.as_strided(size, stride)
             self._stand_ins[lane] = made
         return made
@@ -275,26 +278,37 @@ class Program:
 def may_leave_out(
     plan: Plan, extended: Extended, results: Results, config: Config, models: Models
 ) -> bool:
-    """Can lanes be left out of a plan of all lanes? It must be kernels of the CPU
-    alone, which read no number of a lane's tensor, and do nothing for a lane without a
-    gradient.
+    """Can lanes be left out of a plan of all lanes? It must be kernels alone, which
+    read no number of a lane's tensor, do nothing for a lane without a gradient, have no
+    row that belongs to two lanes, and, on a device, reduce nothing.
     """
     used = extended.owners_of_rows
     if any(models.params[k].grad is None for k in used):
         return False
     graph = plan.captured.graph
     kernels = not any(isinstance(step, Extern) for step in plan.schedule.steps)
-    on_cpu = all(b.device == CPU for b in graph.buffers)
+    reduced = any(v.reduction for k in plan.schedule.kernels for v in k.every)
+    on_cpu = all(b.device == CPU for b in graph.buffers) and config.target != "triton"
     items = any(
         isinstance(x, Item) and owner != COMMON
         for x, owner in zip(results.numbers, extended.number_owners, strict=True)
     )
-    cpp = config.target in ("auto", "cpp")
-    return kernels and on_cpu and cpp and not items
+    return kernels and not items and (on_cpu or not reduced) and _apart(plan)
+
+
+def _apart(plan: Plan) -> bool:
+    """Does each row of the kernels' tables belong to one owner, or to none?"""
+    owner = plan.captured.owners.get
+    return all(
+        len({owner(b) for b in row} - {None}) < 2
+        for kernel in plan.schedule.kernels
+        for v in kernel.every
+        for row in zip(*v.columns, strict=True)
+    )
 
 
 def _layout(t: torch.Tensor) -> Like:
-    return tuple(t.shape), t.stride(), t.dtype
+    return tuple(t.shape), t.stride(), t.dtype, t.device
 
 
 class Programs:

@@ -73,6 +73,8 @@ class LedStep:
         self.programs = Programs()
         #: must each set of lanes have a program?
         self.each = owner.apart is not None or task.around is not None
+        #: and each of lanes of these models
+        self._each_of: set[tuple[int, ...]] = set()
         #: the captured step of the models
         self.captured: Captured | None = None
         self.told = False
@@ -287,9 +289,12 @@ class LedStep:
         if program is None:
             asked = lanes, self.owner.models, members
             wide = members if self.each else self.programs.wider(*asked)
+            kinds = tuple(k for k, of_model in enumerate(wide) if of_model)
+            if kinds in self._each_of:
+                wide = members
             program = self._extended(args, wide, lanes, clock)
             if wide != members and not program.some:
-                self.each = True
+                self._each_of.add(kinds)
                 program = self._extended(args, members, lanes, clock)
             self.programs.add(program, self.owner.kept)
             program.turn_to(lanes, members)

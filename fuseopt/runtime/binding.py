@@ -195,12 +195,13 @@ class Binding:
         """Let only what belongs to some owners take part in launches from now on, None:
         all of it. `taking`: by owner, and 1 for what belongs to none.
 
-        Only for a plan of kernels of the CPU. What is left out is neither read nor
-        written, and no version of its tensors is counted up.
+        Only for a plan of kernels; on a device, of kernels that reduce nothing. What is
+        left out is not written, and no version of its tensors is counted up.
         """
         owners = self.plan.captured.owners
         self.taking = False, taking  # should this be interrupted
-        for table in self.tables.on_host:
+        every: list[HostTable | DeviceTable] = [*self.tables.on_host]
+        for table in (*every, *self.tables.on_devices):
             table.keep(taking, owners, self.helper)
         temps = self.memory.without_memory(self.plan.schedule.temps)
         self.allocated = [

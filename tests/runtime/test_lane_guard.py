@@ -421,3 +421,94 @@ def test_a_led_step_is_compared_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> 
     (size,) = set(asked)
     assert len(asked) == 3
     assert size < 10, "the tensors of the leading lanes alone"
+
+
+class Lacking:
+    """Lanes that may lack a gradient, but for the last one, and count their steps."""
+
+    def __init__(self, helper: ctypes.PyDLL) -> None:
+        self.params = [Parameter(torch.ones(3)) for _ in range(6)]
+        self.lists = [list(self.params)]
+        self.state: Any = {}
+        for i, p in enumerate(self.params):
+            p.grad = torch.ones(3)
+            self.state[p] = {"n": 1000 + i, "mean": torch.zeros(3)}
+        self.params[5].grad = None
+        states = [self.state[p] for p in self.params]
+        given = self.params, states, KINDS, [list(self.params)], self.state
+        may_lack = bytes([1, 1, 1, 1, 1, 0])
+        counted = [("n",)] * 6
+        self.watch = LaneGuard(helper, *given, library.Held(), may_lack, counted)
+
+    def look(self) -> list[Tensor] | None:
+        return self.watch.look({}, self.lists, self.state)
+
+
+def test_gradients_that_may_be_missing(helper: ctypes.PyDLL) -> None:
+    lanes = Lacking(helper)
+    assert lanes.look() == [p.grad for p in lanes.params]
+    assert lanes.watch.present == bytes([1, 1, 1, 1, 1, 0])
+    lanes.params[1].grad = lanes.params[4].grad = None
+    grads = lanes.look()
+    assert grads is not None
+    assert grads[1] is None
+    assert lanes.watch.present == bytes([1, 0, 1, 1, 0, 0])
+    lanes.params[1].grad = torch.ones(3)
+    assert lanes.look() is not None
+    assert lanes.watch.present == bytes([1, 1, 1, 1, 0, 0])
+    lanes.params[5].grad = torch.ones(3)
+    assert lanes.look() is None
+
+
+def test_counters_that_move(helper: ctypes.PyDLL) -> None:
+    lanes = Lacking(helper)
+    assert lanes.look() is not None
+    assert lanes.watch.counters == [1000, 1001, 1002, 1003, 1004, 1005]
+    lanes.state[lanes.params[2]]["n"] = 5
+    assert lanes.look() is not None
+    assert lanes.watch.counters == [1000, 1001, 5, 1003, 1004, 1005]
+    for other in (True, 5.0, None, torch.zeros(())):
+        lanes.state[lanes.params[2]]["n"] = other
+        assert lanes.look() is None
+    lanes.state[lanes.params[2]]["n"] = 2**80
+    assert lanes.look() is not None
+    assert lanes.watch.counters[2] == 2**80
+
+
+@pytest.mark.parametrize("what", ["shape", "dtype", "memory"])
+def test_what_is_compared_for_a_missing_gradient(
+    what: str, helper: ctypes.PyDLL
+) -> None:
+    """A stand-in of the step's, and then the gradient that comes."""
+    lanes = Lacking(helper)
+    lanes.params[1].grad = None
+    stand_ins: list[Any] = [torch.zeros(3) for _ in range(5)] + [None]
+    every = [
+        *(
+            (p.grad if p.grad is not None else s)
+            for p, s in zip(lanes.params, stand_ins, strict=True)
+        ),
+    ][:5]
+    guard = TensorGuard(every, helper)
+    assert guard.look({}, {}, tuple(every)) == 0
+    nothing: array[int] = array("q")
+    meeting = Meeting(array("q", [0, 1, 2, 3, 4, -1]), nothing, nothing, stand_ins)
+    assert lanes.look() is not None
+    lanes.watch.compare_with(guard, meeting)
+    assert lanes.watch.tensors is guard
+    lanes.params[3].grad = None
+    assert lanes.look() is not None
+    assert guard.look_at_others([], address(nothing), 0) in (0, MOVED)
+    came = {"shape": torch.ones(1, 3), "dtype": torch.ones(3), "memory": torch.ones(3)}
+    if what == "dtype":
+        # as a user may leave it: the parameter is exchanged with its gradient
+        lanes.params[1].grad = torch.ones(3)
+        lanes.params[1].grad.data = torch.ones(3, dtype=torch.float64)
+    elif what == "shape":
+        lanes.params[1].grad = torch.ones(3)
+        lanes.params[1].grad.data = came[what]
+    else:
+        lanes.params[1].grad = came[what]
+    assert lanes.look() is not None
+    verdict = guard.look_at_others([], address(nothing), 0)
+    assert bool(verdict & CHANGED) is (what != "memory")

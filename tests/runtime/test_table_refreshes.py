@@ -65,7 +65,10 @@ def blocks(lanes: int, variants: int, random: torch.Generator) -> tuple[list, in
         strided = torch.where(torch.rand(lanes, generator=random) < 0.3, 7, -1)
         places = torch.randperm(lanes * slots, generator=random).view(lanes, slots)
         found.append(
-            Block(base, lanes, width, position + places, elements, strided, cells)
+            Block(
+                *(base, lanes, width, position + places, elements, strided, cells),
+                torch.zeros(slots, dtype=torch.bool),
+            )
         )
         base += lanes * width
         position += lanes * slots

@@ -79,6 +79,14 @@ class DeviceTable(KernelTable, Protocol):
     arena: Arena | None
     cells: Cells
 
+    def keep(
+        self,
+        taking: bytes | None,
+        owners: Mapping[int, int],
+        helper: ctypes.PyDLL | None,
+    ) -> None:
+        """See CppTable."""
+
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
         """Tensors that have the same contents before and after each launch."""

@@ -23,7 +23,8 @@ class Block(NamedTuple):
     """The records of a variant: the first one's place, their number, words of each.
 
     By lane and slot: `position` in the pool, `cell` (or -1). `elements`: which slots
-    are read element by element. `strided`: by lane its geometry, or -1.
+    are read element by element; `stored`: which are written once a lane. `strided`: by
+    lane its geometry, or -1.
     """
 
     base: int
@@ -33,12 +34,14 @@ class Block(NamedTuple):
     elements: torch.Tensor
     strided: torch.Tensor
     cell: torch.Tensor
+    stored: torch.Tensor
 
 
 class Records:
     """The words of all lanes that `refresh` writes."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = blocks
         lanes = 0
         words: list[torch.Tensor] = []
         layouts: list[torch.Tensor] = []
@@ -64,6 +67,7 @@ class Records:
         self.layouts = torch.cat(layouts)
         self.strided = torch.cat([b.strided for b in blocks])
         self.in_cells = bool((self.cell >= 0).any())
+        self._cell = self.cell  # where all lanes take part
         self._asked: Asked | None = None
         self._all_owners = owner
 
@@ -91,6 +95,19 @@ class Records:
             {name: array("q", t.tolist()) for name, t in arrays.items()},
             (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
         )
+
+    def leave_out(self, absent: Sequence[torch.Tensor], cell: int) -> None:
+        """Let some lanes of each block store their numbers in a cell from now on."""
+        goes = torch.cat(
+            [
+                (x[:, None] & b.stored).flatten()
+                for x, b in zip(absent, self.blocks, strict=True)
+            ]
+        )
+        self.cell = torch.where(goes, cell, self._cell)
+        self.in_cells = bool((self.cell >= 0).any())
+        if self._asked is not None:
+            self._asked.arrays["cell"][:] = array("q", self.cell.tolist())
 
     def refresh(
         self, lanes: torch.Tensor, pool: array[int], cells: int

@@ -110,6 +110,8 @@ class TritonTable:
         rows = [0]
         chunks: list[torch.Tensor] = []
         blocks: list[Block] = []
+        #: by variant, its lanes in the order of their records, and their elements
+        self.order: list[tuple[list[int], torch.Tensor]] = []
         every = [
             _chunks(v, t, block) for v, t in zip(kernel.every, self.tables, strict=True)
         ]
@@ -141,6 +143,7 @@ class TritonTable:
             place_in_pool = place_in_pool.view(n, len(slots))
             cells = self.cells.column(variant.columns, n)
             small = torch.zeros(n, dtype=torch.bool)
+            order = torch.arange(n)
             if packs(kernel, variant):
                 small = (strided < 0) & (numel <= min(SMALL, block)) & (counts > 0)
             if int(small.sum()) < 2:
@@ -160,6 +163,7 @@ class TritonTable:
                 records[:, -1] = ends - counts * folds
                 partials = int(ends[-1])
             records[:, 1] = numel
+            self.order.append((order.tolist(), numel))
             records[:, 2] = row * len(variant.scalars) + rows[-1]
             records[:, 3] = counts
             blocks.append(
@@ -171,6 +175,7 @@ class TritonTable:
                     torch.tensor([s.domain == "element" for s in slots]),
                     torch.where(strided >= 0, strided + len(geometry) - 1, -1),
                     cells,
+                    torch.tensor([s.domain == "lane" and s.write for s in slots]),
                 )
             )
             several = int(small.sum())
@@ -196,8 +201,13 @@ class TritonTable:
         assert int(table_of_chunks.max()) < 2**31  # 64 bits are only in addresses
         #: records of lanes; once settled, those of the arena
         self.lanes = lanes
-        #: words of an arena that it needs: for lanes, for rows and cells
-        self.words = (len(lanes), max(1, rows[-1] + len(self.cells)))
+        self.kernel = kernel
+        stores = any(
+            s.domain == "lane" and s.write for v in kernel.every for s in v.slots
+        )
+        #: words of an arena that it needs: for lanes, for rows and cells, and one that
+        #: is written where a lane is left out
+        self.words = (len(lanes), max(1, rows[-1] + len(self.cells) + stores))
         self.arena: Arena | None = None
         #: what no launch changes, and what launches leave as they found it
         self.constants = tuple(
@@ -281,6 +291,37 @@ class TritonTable:
         low, high = self.records.refresh(self.lanes, self.pool, first_cell)
         arena.changed(self.lanes_at + low, self.lanes_at + high)
         self.known = self.pool[:]
+
+    def keep(
+        self,
+        taking: bytes | None,
+        owners: Mapping[int, int],
+        helper: ctypes.PyDLL | None,
+    ) -> None:
+        """Let only the lanes of some owners take part in launches, see CppTable. The
+        others have no elements, and what they store goes to a word that nobody reads.
+
+        Not for lanes that are reduced.
+        """
+        arena = self._settled()
+        absent: list[torch.Tensor] = []
+        for b, v, (order, numel) in zip(
+            self.records.blocks, self.kernel.every, self.order, strict=True
+        ):
+            of_lanes = [
+                max(owners.get(x, -1) for x in lane)
+                for lane in zip(*v.columns, strict=True)
+            ]
+            gone = torch.tensor(
+                [taking is not None and not taking[of_lanes[i]] for i in order],
+                dtype=torch.bool,
+            )
+            records = self.lanes[b.base : b.base + b.lanes * b.width]
+            records.view(b.lanes, b.width)[:, 1] = torch.where(gone, 0, numel)
+            absent.append(gone)
+        self.records.leave_out(absent, len(self.cells))
+        self.known = None
+        arena.changed(self.lanes_at, self.lanes_at + len(self.lanes))
 
     def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
         """Make a copy of the arena's words, in host memory, fit for `device`, the
