@@ -27,7 +27,7 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
-from ..runtime.commit import Pending, unless
+from ..runtime.commit import LastCall, Pending, unless
 from ..runtime.guards.given import Given, Misfit
 from ..shadow.hindrance import LASTING, hindrance_of
 from ..shadow.keys import Unlike
@@ -111,9 +111,8 @@ class Representatives:
         self.stepped: Gives | None = None
         # new states in this call, of lanes that have none
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
-        # did the last call end normally? Did the one before it compile nothing?
-        self._sound = True
-        self._steady = False
+        self._last = LastCall()
+        self._steady = False  # did the call before it compile nothing?
 
     def shadow_of_all(self) -> Any:
         """A shadow of the optimizer with all lanes, for a rehearsal."""
@@ -129,7 +128,8 @@ class Representatives:
         """Is the step of this optimizer to be led?"""
         if self.why and not self.hindrance.stands(optimizer):
             self.why, self.hindrance = "", LASTING
-        return not self.why and (self.anyway or many_lanes(optimizer))
+        led = self.anyway or self.lanes is not None
+        return not self.why and (led or many_lanes(optimizer))
 
     @property
     def under_way(self) -> bool:
@@ -206,9 +206,9 @@ class Representatives:
         """Do one step; False, with `why`, if nothing was done."""
         self.calls += 1
         kind, quiet = type(call.optimizer).__name__, self.call.quiet
-        if not self._sound:
+        if not self._last.begin():
             self._cut_off(self._steady and quiet)
-        self._steady, self._sound = quiet, False
+        self._steady = quiet
         self.call = call
         try:
             for _ in range(TRIES):
@@ -218,7 +218,7 @@ class Representatives:
                     else:
                         with collector_paused():
                             self._step(call, make)
-                    self._sound = True
+                    self._last.end()
                     return True
                 except Fewer as error:
                     log.info("%s is traced anew: %s", kind, error)
@@ -235,11 +235,12 @@ class Representatives:
                     self._survey(call, anew=True)
             raise Unlike("its lanes change while it steps")
         except (NotTraced, Misfit, Other):
-            self._sound = not call.entered
+            if not call.entered:
+                self._last.end()
             raise
         except REFUSALS as error:
             self.pending.check_unbegun(error)
-            self._sound = True  # and all of it is made anew, if anything
+            self._last.end()  # and all of it is made anew, if anything
             self.why = str(error).partition("\n")[0]
             self.hindrance = hindrance_of(error, call.optimizer)
             if self.hindrance is not LASTING:
@@ -250,7 +251,7 @@ class Representatives:
             if call.entered or compat.must_fail():
                 raise
             # whatever it is, the whole step says it again if it is the step's own
-            self._sound = True
+            self._last.end()
             reason = str(error).strip().partition("\n")[0]
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:

@@ -21,7 +21,7 @@ from ..compiler.code_paths import every_code, is_known
 from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.see_through import SeenThrough
 from ..errors import FuseoptError
-from ..runtime.commit import Pending
+from ..runtime.commit import LastCall, Pending
 from ..runtime.step import CompiledStep
 from .hindrance import LASTING, hindrance_of
 from .keys import Unlike
@@ -109,8 +109,8 @@ class Whole:
         self.steps: list[CompiledStep | SeenThrough] = []
         #: did the last call compile nothing?
         self.quiet = False
-        # did the last call end normally? Did the one before it compile nothing?
-        self._sound = True
+        self._last = LastCall()
+        # did the call before it compile nothing?
         self._steady = False
 
     def keeps_out(self, optimizer: Optimizer) -> bool:
@@ -154,10 +154,10 @@ class Whole:
         `make(backend())` compiles the step's function anew, which raises NotTraced
         where it is run without Dynamo.
         """
-        if not self._sound:
+        if not self._last.begin():
             self._cut_off()
         pending, steady = self.pending, self.quiet
-        self._steady, self._sound = steady, False
+        self._steady = steady
         try:
             if self.shadow is None:
                 if not keeps_to_itself(self.function, type(optimizer)):
@@ -182,10 +182,10 @@ class Whole:
             else:
                 pending.finish(call)
                 shadow.clean = True
-            self._sound = True
+            self._last.end()
             return True, result
         except NotTraced:
-            self._sound = True
+            self._last.end()
             return False, None
         except Exception as error:
             expected = isinstance(error, (Unlike, *compat.dynamo_errors()))
@@ -198,7 +198,7 @@ class Whole:
             self._hindrance = hindrance_of(error, optimizer)
             if self._hindrance is not LASTING:
                 # what was compiled fits again once that is removed
-                self._sound = True
+                self._last.end()
                 if self.shadow is not None:
                     self.shadow.forget()
                 return False, None
