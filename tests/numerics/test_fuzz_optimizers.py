@@ -10,6 +10,7 @@ tests.numerics.test_fuzz_optimizers SEED ...` runs those of given seeds, or of r
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 from collections import Counter
@@ -20,9 +21,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+from fuseopt.replicate import driver
 from tests.beside import PATHS, WAYS, Loud, Run, Silent, beside, dynamo
-from tests.numerics.fuzz_optimizers import Drawn, alone, random_optimizer
+from tests.numerics.fuzz_optimizers import FEW_LANES, Drawn, alone, random_optimizer
 from tests.numerics.fuzz_pieces import ALL, EVENTS
 
 Way = Callable[[Any], Callable[[], Any]]
@@ -119,6 +122,23 @@ def judge(drawn: Drawn, folder: Path) -> list[str]:
     return told
 
 
+def judge_seed(seed: int, folder: Path) -> list[str]:
+    """Of most seeds an optimizer of few lanes, which are led as many are."""
+    if seed % 5 == 0:
+        return judge(random_optimizer(seed), folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "FEW", min(FEW_LANES))
+        return judge(random_optimizer(seed, FEW_LANES), folder)
+
+
+def settle() -> None:
+    """Let Python's collector leave alone what is imported: a third of the time."""
+    torch.compile(torch.neg, backend="fuseopt")(torch.ones(1))
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 class Told:
     """How often each way was led, whole and so on."""
 
@@ -174,12 +194,13 @@ def test_each_piece_alone(name: str, tmp_path: Path) -> None:
 def main(seeds: Sequence[str]) -> int:
     """Run seeds, or ranges such as 0-99; print each that fails, small, and all told."""
     wrong, told = 0, Told()
+    settle()
     with tempfile.TemporaryDirectory() as name:
         for text in seeds:
             first, _, last = text.partition("-")
             for seed in range(int(first), int(last or first) + 1):
                 try:
-                    told.add(judge(random_optimizer(seed), Path(name)))
+                    told.add(judge_seed(seed, Path(name)))
                 except AssertionError as error:
                     wrong += 1
                     print(f"{'=' * 80}\n{error}", flush=True)
