@@ -10,7 +10,6 @@ tests.numerics.test_fuzz_optimizers SEED ...` runs those of given seeds, or of r
 
 from __future__ import annotations
 
-import gc
 import sys
 import tempfile
 from collections import Counter
@@ -21,12 +20,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 from fuseopt.replicate import driver
 from tests.beside import PATHS, WAYS, Loud, Run, Silent, beside, dynamo
 from tests.numerics.fuzz_optimizers import FEW_LANES, Drawn, alone, random_optimizer
 from tests.numerics.fuzz_pieces import ALL, EVENTS
+from tests.numerics.fuzz_process import settle
 
 Way = Callable[[Any], Callable[[], Any]]
 #: What a failure may cost to be made small.
@@ -129,14 +128,6 @@ def judge_seed(seed: int, folder: Path) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "FEW", min(FEW_LANES))
         return judge(random_optimizer(seed, FEW_LANES), folder)
-
-
-def settle() -> None:
-    """Let Python's collector leave alone what is imported: a third of the time."""
-    torch.compile(torch.neg, backend="fuseopt")(torch.ones(1))
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 class Told:

@@ -43,7 +43,8 @@ def work() -> None:
     """Judge each seed that a line of the input names; print what became of it."""
     # every step is to be a compiled one, also where eager would be faster
     os.environ["FUSEOPT_EAGER_IF_FASTER"] = "0"
-    from tests.numerics.test_fuzz_optimizers import judge_seed, settle
+    from tests.numerics.fuzz_process import settle
+    from tests.numerics.test_fuzz_optimizers import judge_seed
 
     settle()
     with tempfile.TemporaryDirectory() as name:
