@@ -159,6 +159,10 @@ class Shadow:
             self._lanes.roots = [*map(id, lanes)]
             self._lanes.note()
         self._mirror_plain(optimizer, lanes)
+        if state is not None:
+            own = {id(optimizer.state), *map(id, optimizer.state.values())}
+            if not own.isdisjoint(self._plain.pairs):
+                raise Unlike("it holds a parameter's state under another name")
         self._plain.roots = [*map(id, plain)]
         self._plain.note()
         pairs = [*self._lanes.pairs.values(), *self._plain.pairs.values()]
@@ -200,21 +204,18 @@ class Shadow:
         pairs: dict[int, Pair] = {}
         self._plain.pairs = pairs
         attributes = vars(optimizer).copy()
-        mirrored: dict[str, Any] = {}
-        for name, x in attributes.items():
-            if is_hooks(name):
-                mirrored[name] = collections.OrderedDict()
-            elif name not in OUTSIDE:
-                mirrored[name] = self._mirror(x, optimizer, name, pairs)
-        mirrored["state"], *lists = (self._lanes.pairs[id(x)].ours for x in lanes)
+        _, *lists = (self._lanes.pairs[id(x)].ours for x in lanes)
         groups = []
         every = optimizer.param_groups.copy()
+        # before attributes, which may hold groups too
         for group, params in zip(every, lists, strict=True):
             if type(group) is not dict:
                 raise Hung("a group is no dict", group)
             acts = acts_when_copied(group)
             if acts:
                 raise Hung(f"a group {acts}", group)
+            if id(group) in self._lanes.pairs:
+                raise Hung("a state holds a group", group)
             seen = group.copy()
             content = {
                 key: params
@@ -224,9 +225,15 @@ class Shadow:
             }
             content.update(unfused(group))
             groups.append(self._filled(group, seen, content, pairs))
-        mirrored["param_groups"] = self._filled(
-            optimizer.param_groups, every, groups, pairs
-        )
+        groups = self._filled(optimizer.param_groups, every, groups, pairs)
+        mirrored: dict[str, Any] = {}
+        for name, x in attributes.items():
+            if is_hooks(name):
+                mirrored[name] = collections.OrderedDict()
+            elif name not in OUTSIDE:
+                mirrored[name] = self._mirror(x, optimizer, name, pairs)
+        mirrored["state"] = self._lanes.pairs[id(lanes[0])].ours
+        mirrored["param_groups"] = groups
         inside = vars(self.itself)
         inside.clear()
         inside.update(mirrored)
@@ -236,7 +243,8 @@ class Shadow:
         self, theirs: Any, seen: Any, content: Any, pairs: dict[int, Pair]
     ) -> Any:
         """Fill the shadow's copy of a container: the former copy, if there is one."""
-        former = self._known.get(id(theirs))
+        # one that was met before its turn has a copy already
+        former = pairs.get(id(theirs)) or self._known.get(id(theirs))
         if former is not None and former.theirs is theirs:
             ours = former.ours
         elif type(theirs) is collections.defaultdict:

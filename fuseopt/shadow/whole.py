@@ -136,8 +136,10 @@ class Whole:
             self = owner()
             if self is not None:
                 self.quiet = False
-                if isinstance(step, STEPS) and step.put_off_to(self.pending):
-                    self.steps.append(step)
+                if not (isinstance(step, STEPS) and step.put_off_to(self.pending)):
+                    # what the step keeps may be refused when this has written
+                    raise Unlike("its graph writes before the step has ended")
+                self.steps.append(step)
             return step
 
         waiting._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
