@@ -18,8 +18,8 @@ from .tracing import tracing
 
 @guard("refused-class-writes", "what a step writes to a class is refused")
 def CLASS_WRITES(patcher: Patcher) -> None:
-    """No attribute of a class is written: Dynamo reads it through instances, and through
-    derived classes, as it was before the step.
+    """No attribute of a class is written: through instances and derived classes, Dynamo
+    reads it as it was before the step.
     """
     effects = find("torch._dynamo.side_effects:SideEffects")
     classes = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")

@@ -21,8 +21,8 @@ class Tracing(threading.local):
     attributes of optimizers that the trace writes; `stored`: those that are kept.
     `given`: what stands for optimizers in a step that fuseopt has Dynamo trace. `cuts`:
     where Dynamo ends graphs, while somebody wants to know. `refusal`: why the trace was
-    refused, until Dynamo has ended the graph there. `writing`: is Dynamo writing down what
-    the step leaves behind?
+    refused, until Dynamo has ended the graph there. `writing`: does Dynamo write down
+    what the step leaves behind?
     """
 
     def __init__(self) -> None:

@@ -28,8 +28,8 @@ from tests.frozen import Freezer, unlike
 
 HOME = Path(__file__).parent
 MODULES = (
-    *("around", "counted", "counters", "grouped", "orders", "proofs", "replaced"),
-    *("shared", "spent", "stated", "walks", "written"),
+    *("aliased", "around", "counted", "counters", "grouped", "left", "orders"),
+    *("proofs", "replaced", "shared", "spent", "stated", "walks", "written"),
 )
 #: Few parameters and many: below 16 all are traced, from there on a few lead.
 FEW, MANY = (4, 6), (18, 34)
@@ -126,6 +126,22 @@ def bent(opt: Optimizer, turn: int) -> Any:
             p.data.copy_(before)
 
     return step
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize(
+    ("name", "lanes"),
+    [
+        ("aliased.GroupInAttribute", 4),
+        ("aliased.StateInAttribute", 18),
+        ("left.OfClass", 4),
+        ("left.KeptGenerator", 4),
+        ("left.Finalizer", 4),
+        ("left.ArrayOfState", 4),
+    ],
+)
+def test_what_was_wrong_once(name: str, lanes: int, way: str) -> None:
+    judge(name, lanes, WAYS[way])
 
 
 @pytest.mark.parametrize("turn", [0, 5])
