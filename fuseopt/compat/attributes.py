@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.optim import Optimizer
+
 from .layers import leads_to, traces_for
 from .names import attribute_of, find
 from .patches import Hook, Patcher, patch
@@ -20,9 +22,11 @@ def WRITES(patcher: Patcher) -> None:
     """Enter an optimizer among the objects whose changes Dynamo writes back.
 
     Dynamo does not, so that such a write is seen by the rest of the trace and then
-    lost, with any backend (torch 2.11 to 2.15). Relies on the method with which Dynamo
-    notes a write, and on its table of objects by their identity.
+    lost, with any backend (torch 2.11 to 2.15). An optimizer that a step finds in two
+    places would be two objects to Dynamo. Relies on the method with which Dynamo notes
+    a write, and on its table of objects by their identity.
     """
+    builder = find("torch._dynamo.variables.builder:VariableBuilder")
     effects = find("torch._dynamo.side_effects:SideEffects")
     optimizer = find("torch._dynamo.variables.optimizer:OptimizerVariable")
     backend = patcher.backend
@@ -37,7 +41,21 @@ def WRITES(patcher: Patcher) -> None:
                 self.keepalive.append(value)
         return original(self, item, *args, **more)
 
+    def build(original: Hook, self: Any, value: Any) -> Any:
+        if not isinstance(value, Optimizer) or not traces_for(self.tx, backend):
+            return original(self, value)
+        found = vars(self.tx.output).setdefault("fuseopt_optimizers", {})
+        table = self.tx.output.side_effects.id_to_variable
+        if id(value) in found and id(value) not in table:
+            table[id(value)] = found[id(value)]
+            self.tx.output.side_effects.keepalive.append(value)
+        variable = original(self, value)
+        if isinstance(variable, optimizer):
+            found.setdefault(id(value), variable)
+        return variable
+
     patcher.around(effects, "store_attr", stored, "self", "item", "name", "value")
+    patcher.around(builder, "__call__", build, "self", "value")
 
 
 @patch(

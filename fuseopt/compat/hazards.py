@@ -67,7 +67,7 @@ def VALUES_REFUSED(patcher: Patcher) -> None:
             if now.f_code is not inspect.unwrap.__code__:
                 why = f"it calls sys.{value.__name__}"
         if not why and traces_step():
-            if type(value) in CONTAINERS:
+            if type(value) in CONTAINERS or isinstance(value, Optimizer):
                 why = _is_copied(self.tx, value)
             elif hasattr(type(value), "__next__"):
                 why = f"it reads a {type(value).__name__}, which yields its items once"
@@ -79,13 +79,19 @@ def VALUES_REFUSED(patcher: Patcher) -> None:
 
 
 def _is_copied(tx: Any, value: Any) -> str:
-    """Why a container may not be used, of which an optimizer's shadow has a copy."""
+    """Why an optimizer may not be used for which a shadow stands, nor a container of
+    which that has a copy.
+    """
     root = tx.output.local_scope.get("self")
     for holder in (root, *getattr(root, "optimizers", ())):
         ref = watched.shadows.get(holder) if isinstance(holder, Optimizer) else None
         shadow = None if ref is None else ref()
-        if shadow is not None and shadow.copies(value):
+        if shadow is None:
+            continue
+        if shadow.copies(value):
             return f"it finds a {type(value).__name__} of its optimizer's elsewhere"
+        if shadow.stands_for(value):
+            return "it finds its optimizer elsewhere"
     return ""
 
 

@@ -100,6 +100,10 @@ class Shadow:
         """Does the shadow have a copy of this container?"""
         return id(x) in self._lanes.pairs or id(x) in self._plain.pairs
 
+    def stands_for(self, x: Any) -> bool:
+        """Is this the optimizer itself?"""
+        return x is self._owner()
+
     # ---------------------------------------------------------------- before a step
 
     def refresh(

@@ -20,6 +20,7 @@ from .. import compat
 from ..compiler.code_paths import every_code, is_known
 from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.see_through import SeenThrough
+from ..compiler.session import session
 from ..errors import FuseoptError
 from ..runtime.commit import LastCall, Pending
 from ..runtime.step import CompiledStep
@@ -132,12 +133,15 @@ class Whole:
         owner = weakref.ref(self)
 
         def waiting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
+            told = len(session.reports)
             step = backend(gm, example_inputs, **keywords)
             self = owner()
             if self is not None:
                 self.quiet = False
                 if not (isinstance(step, STEPS) and step.put_off_to(self.pending)):
-                    # what the step keeps may be refused when this has written
+                    # what the step keeps may be refused when this has written; it is
+                    # traced again, and reported then
+                    del session.reports[told:]
                     raise Unlike("its graph writes before the step has ended")
                 self.steps.append(step)
             return step

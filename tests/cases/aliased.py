@@ -167,3 +167,64 @@ class TableOfTwoGroups(Scenario):
     def scale(self, p, group):
         group["table"]["k"] += 1
         return 1 / group["table"]["k"]
+
+
+class OptimizerInClosure(Once):
+    """A function that the optimizer holds counts on it."""
+
+    def ready(self, ps):
+        itself = self
+        self.k = 300
+
+        def count():
+            itself.k += 1
+
+        self.count = count
+
+    def once(self):
+        self.count()
+        return 1 / self.k
+
+
+class OptimizerReadInClosure(Once):
+    def ready(self, ps):
+        itself = self
+        self.k = 300
+        self.count = lambda: itself.k
+
+    def once(self):
+        self.k += 1
+        return 1 / self.count()
+
+
+KNOWN = []
+
+
+class OptimizerInGlobal(Once):
+    def ready(self, ps):
+        self.k = 300
+        KNOWN.append(self)
+
+    def once(self):
+        KNOWN[-1].k += 1
+        return 1 / self.k
+
+
+class OptimizerOfParameter(Once):
+    def ready(self, ps):
+        self.k = 300
+        ps[0].owner = self
+
+    def once(self):
+        self.param_groups[0]["params"][0].owner.k += 1
+        return 1 / self.k
+
+
+class ListInClosure(Once):
+    def ready(self, ps):
+        self.numbers = numbers = [300]
+        self.first = lambda: numbers[0]
+
+    def once(self):
+        self.numbers[0] += 1
+        return 1 / self.first()
