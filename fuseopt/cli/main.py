@@ -14,9 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
-
-MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _doctor(given: argparse.Namespace) -> int:
     from .checks import all_checks
+    from .printed import print_table
 
     findings = []
     for check in all_checks():
@@ -71,17 +69,18 @@ def _doctor(given: argparse.Namespace) -> int:
     if given.json:
         _print_json({"findings": [dataclasses.asdict(x) for x in findings]})
         return int(failed)
-    table = _table("", "", "")
+    rows = []
     for finding in findings:
         mended = f"\n-> {finding.remedy}" if finding.remedy else ""
-        table.add_row(MARKS[finding.state], finding.name, finding.told + mended)
-    _print(table)
+        rows.append((finding.state, finding.name, finding.told + mended))
+    print_table((), rows)
     return int(failed)
 
 
 def _explain(given: argparse.Namespace) -> int:
     from ..errors import FuseoptError
     from ..explanation import explain
+    from .printed import print_report
     from .target import NoTarget, optimizer_of
 
     try:
@@ -94,7 +93,7 @@ def _explain(given: argparse.Namespace) -> int:
     if given.json:
         _print_json(dataclasses.asdict(report))
     else:
-        _print(report)
+        print_report(report)
     return int(bool(report.fallback))
 
 
@@ -102,6 +101,7 @@ def _cache(given: argparse.Namespace) -> int:
     from ..config import resolve
     from ..runtime.folders import chosen
     from .cache import clear, entries, megabytes
+    from .printed import print_table
 
     path = chosen(resolve(None, None).cache_dir)
     if given.what == "path":
@@ -122,34 +122,16 @@ def _cache(given: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     if given.what == "ls" and not given.json:
-        table = _table("kernel", "built", "bytes")
+        rows = []
         for entry in every:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.built))
-            table.add_row(entry.key, when, f"{entry.bytes:,}")
-        _print(table)
+            rows.append((entry.key, when, f"{entry.bytes:,}"))
+        print_table(("kernel", "built", "bytes"), rows)
         print(f"{len(every):,} kernels in {path}")
         return 0
     listed = [dataclasses.asdict(entry) for entry in every]
     _print_json({"path": path, "kernels": listed})
     return 0
-
-
-def _table(*columns: str) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=any(columns), pad_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
-
-
-def _print(shown: object) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, no_color=True, width=100)
-    console.print(shown)
 
 
 def _print_json(content: object) -> None:

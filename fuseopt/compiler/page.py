@@ -2,13 +2,18 @@
 
 The page has the launches in order, the bytes moved beside the least possible, the pairs
 of calls that were not fused, with reasons and advice, and the source of the kernels.
+Without jinja2 it has the Report's text in place of the drawing; without pygments, the
+sources have no colours.
 """
 
 from __future__ import annotations
 
+import html
 import itertools
 from dataclasses import dataclass
 from typing import Any
+
+from .text import WIDTH
 
 #: By the code of a rule: its meaning, and advice where there is some.
 ADVICE = {
@@ -96,8 +101,10 @@ def cell(report: Any) -> str:
 
 
 def _rendered(report: Any, whole: bool) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError:
+        return _plain(report, whole)
     environment = Environment(
         loader=PackageLoader("fuseopt.compiler"),
         autoescape=True,
@@ -127,6 +134,22 @@ def _rendered(report: Any, whole: bool) -> str:
     )
 
 
+def _plain(report: Any, whole: bool) -> str:
+    """The text of a Report, for where jinja2 is not installed."""
+    text = f"<pre>{html.escape(report.plain(WIDTH))}</pre>"
+    if not whole:
+        return text
+    sources = "".join(
+        f"<h2>{html.escape(k.name)}</h2><pre>{html.escape(k.source)}</pre>"
+        for k in report.kernels
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>fuseopt: {report.launches} launches a step</title></head>"
+        f"<body>{text}{sources}</body></html>"
+    )
+
+
 def _launches(report: Any) -> list[Launch]:
     """What runs, in order; calls of one name in a row are one entry."""
     kernels = {k.name: k for k in report.kernels}
@@ -148,12 +171,19 @@ def _refused(report: Any) -> list[Refused]:
 
 
 def _sources(report: Any) -> list[tuple[str, Any]]:
-    """The text of each kernel, coloured, as markup that is not to be escaped."""
+    """The text of each kernel as markup that is not to be escaped; coloured where
+    pygments is installed.
+    """
     from markupsafe import Markup
-    from pygments import highlight
-    from pygments.formatters.html import HtmlFormatter
-    from pygments.lexers import CppLexer, PythonLexer
 
+    try:
+        from pygments import highlight
+        from pygments.formatters.html import HtmlFormatter
+        from pygments.lexers import CppLexer, PythonLexer
+    except ImportError:
+        return [
+            (k.name, Markup("<pre>{}</pre>").format(k.source)) for k in report.kernels
+        ]
     sources = []
     for kernel in report.kernels:
         lexer: Any = CppLexer() if kernel.target == "cpp" else PythonLexer()
@@ -165,8 +195,11 @@ def _sources(report: Any) -> list[tuple[str, Any]]:
 def _colours() -> Any:
     """The style sheet of coloured sources."""
     from markupsafe import Markup
-    from pygments.formatters.html import HtmlFormatter
 
+    try:
+        from pygments.formatters.html import HtmlFormatter
+    except ImportError:
+        return ""
     return Markup(HtmlFormatter().get_style_defs(".highlight"))
 
 

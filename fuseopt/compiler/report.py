@@ -18,9 +18,14 @@ from ..ir.expressions import formulas
 from ..ir.geometry import numel
 from ..ir.graph import Graph, Kernel, Refusal, Run, Schedule, Variant, symbols
 from ..ir.traffic import bytes_per_element, least_bytes, traffic
+from .text import rich_console, wrapped
 
 #: Numbers whose formulas a Report has.
 FORMULAS = 8
+#: Letters in a line of a Report as a string.
+LINE = 88
+#: What the table of kernels says of each.
+COLUMNS = ("kernel", "target", "lanes", "variants", "elements", "B/element")
 
 
 @dataclass(frozen=True)
@@ -156,11 +161,22 @@ class Report:
         return sum(k.bytes for k in self.kernels)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
         out = io.StringIO()
-        Console(file=out, width=88, highlight=False, no_color=True).print(self)
+        console = rich_console(file=out, width=LINE, no_color=True)
+        if console is None:
+            return self.plain(LINE)
+        console.print(self)
         return "\n".join(x.rstrip() for x in out.getvalue().rstrip().splitlines())
+
+    def plain(self, width: int) -> str:
+        """The text that is shown where rich is not installed; `width`: in letters."""
+        texts = [self._title()]
+        if not self.fallback:
+            texts += [_line(cells) for cells in _rows(self.kernels)]
+        texts += self._told()
+        if self.seconds and not self.fallback:
+            texts.append(self._laps())
+        return "\n".join(line for text in texts for line in wrapped(text, width))
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write this as a page that needs nothing beside itself.
@@ -184,23 +200,28 @@ class Report:
 
         sentences = self._told()
         if self.fallback:
-            yield Text(
-                "\n".join([f"fuseopt: not compiled. {self.fallback}", *sentences])
-            )
+            yield Text("\n".join([self._title(), *sentences]))
             return
-        title = (
-            f"fuseopt: {self.launches} launch{'' if self.launches == 1 else 'es'} "
-            f"a step, {self.lanes} lanes, {self.bytes / 1e6:.2f} MB moved; backend "
-            f"{self.backend_seconds:.2f} s, of it build {self.build_seconds:.2f} s"
-        )
-        yield Text(title, style="italic")
+        yield Text(self._title(), style="italic")
         if self.kernels:
             yield from _kernels(self.kernels, options.max_width)
         for text in sentences:
             yield Text(text)
         if self.seconds:
-            laps = ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items())
-            yield Text(f"seconds: {laps}", style="italic dim")
+            yield Text(self._laps(), style="italic dim")
+
+    def _title(self) -> str:
+        if self.fallback:
+            return f"fuseopt: not compiled. {self.fallback}"
+        return (
+            f"fuseopt: {self.launches} launch{'' if self.launches == 1 else 'es'} "
+            f"a step, {self.lanes} lanes, {self.bytes / 1e6:.2f} MB moved; backend "
+            f"{self.backend_seconds:.2f} s, of it build {self.build_seconds:.2f} s"
+        )
+
+    def _laps(self) -> str:
+        laps = ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items())
+        return f"seconds: {laps}"
 
     def _told(self) -> list[str]:
         """Lines of text on all but the kernels."""
@@ -229,33 +250,38 @@ class Report:
         return sentences
 
 
-def _kernels(kernels: Sequence[KernelReport], width: int) -> Iterator[Any]:
-    """A table of kernels; a line for each if the table is wider than `width`."""
-    from rich.table import Table
-    from rich.text import Text
-
-    names = ("kernel", "target", "lanes", "variants", "elements", "B/element")
-    rows = [
+def _rows(kernels: Sequence[KernelReport]) -> list[tuple[str, ...]]:
+    """The cells of each kernel, in the order of COLUMNS."""
+    return [
         (
             *(k.path or k.name, k.target, str(k.lanes), str(k.variants)),
             *(f"{k.elements:,}", f"{k.bytes_per_element:g}"),
         )
         for k in kernels
     ]
-    columns = zip(*[names, *rows], strict=True)
-    longest = [max(map(len, column)) for column in columns]
+
+
+def _line(cells: Sequence[str]) -> str:
+    """A kernel as a line of text."""
+    named = zip(COLUMNS[1:], cells[1:], strict=True)
+    return f"{cells[0]}: {', '.join(f'{name} {cell}' for name, cell in named)}"
+
+
+def _kernels(kernels: Sequence[KernelReport], width: int) -> Iterator[Any]:
+    """A table of kernels; a line for each if the table is wider than `width`."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = _rows(kernels)
+    longest = [max(map(len, x)) for x in zip(*[COLUMNS, *rows], strict=True)]
     # a path is folded in its column; other columns are not
-    least = min(longest[0], 2 * len(names[0]))
-    if least + sum(longest[1:]) + 3 * len(names) + 1 > width:
-        for name, *cells in rows:
-            cell_texts = ", ".join(
-                f"{x} {y}" for x, y in zip(names[1:], cells, strict=True)
-            )
-            yield Text(f"{name}: {cell_texts}")
+    least = min(longest[0], 2 * len(COLUMNS[0]))
+    if least + sum(longest[1:]) + 3 * len(COLUMNS) + 1 > width:
+        yield from map(Text, map(_line, rows))
         return
     table = Table()
-    table.add_column(names[0], overflow="fold")
-    for name in names[1:]:
+    table.add_column(COLUMNS[0], overflow="fold")
+    for name in COLUMNS[1:]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))

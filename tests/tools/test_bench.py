@@ -18,7 +18,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import contenders, counting, models, optimizers, plan, report, tables
+from bench import (
+    contenders,
+    counting,
+    imports,
+    models,
+    optimizers,
+    plan,
+    report,
+    tables,
+)
 from bench.__main__ import main
 from bench.compare import compare
 from bench.contenders import CONTENDERS, Unavailable, Work, at_most
@@ -604,6 +613,14 @@ def test_a_time_that_moved_only_warns():
     assert "first_step_seconds: 3 -> 6" in told
     assert "fused ran in one of the two: broken" in told
     assert "host/300: not measured any more" in told
+
+
+@pytest.mark.slow
+def test_imports_are_timed_in_processes(capsys):
+    imports.main(["--rounds", "1"])
+    lines = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+    assert [x["imported"] for x in lines] == [*imports.IMPORTED]
+    assert [x["modules"] > 0 for x in lines] == [True] * len(lines)
 
 
 def test_gradients_that_come_and_go() -> None:
