@@ -1,4 +1,4 @@
-"""`python -m fuseopt`: doctor, explain, cache.
+"""`python -m fuseopt`: doctor, explain, verify, cache.
 
 Text is plain where it is piped; `--json` gives one JSON object instead. Exit status: 0,
 1 where something is wrong, 2 where the command line is.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import io
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
+
+from .printed import print_json, print_report, print_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,22 +44,45 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="plan the step of an optimizer")
     explain.add_argument(
         "target",
-        metavar="FILE.py:OBJECT",
-        help="an optimizer, or a function that makes one",
+        metavar="TARGET",
+        help="FILE.py:OBJECT or MODULE:OBJECT, an optimizer, or a function that "
+        "makes one",
     )
     explain.add_argument("--html", metavar="PAGE", help="write a page of HTML too")
     explain.set_defaults(run=_explain)
     cache = commands.add_parser("cache", help="built kernels")
     cache.add_argument("what", choices=["ls", "clear", "path"])
     cache.set_defaults(run=_cache)
-    for command in (doctor, explain, cache):
+    verify = commands.add_parser(
+        "verify", help="compare a compiled step with the plain one, bit for bit"
+    )
+    verify.add_argument(
+        "targets",
+        nargs="+",
+        metavar="TARGET",
+        help="FILE.py:OBJECT or MODULE:OBJECT, a class of optimizers, or a function "
+        "that makes one, with parameters or of parameters that it is given",
+    )
+    verify.add_argument("--steps", type=int, default=12, help="at least 6")
+    verify.add_argument(
+        "--dtype", nargs="+", default=["float32"], help="of parameters that are given"
+    )
+    verify.add_argument("--device", default="cpu", help="of the same")
+    verify.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="arguments that the target is called with, such as lr=0.1",
+    )
+    verify.set_defaults(run=_verify)
+    for command in (doctor, explain, cache, verify):
         command.add_argument("--json", action="store_true", help="one JSON object")
     return parser
 
 
 def _doctor(given: argparse.Namespace) -> int:
     from .checks import all_checks
-    from .printed import print_table
 
     findings = []
     for check in all_checks():
@@ -67,7 +91,7 @@ def _doctor(given: argparse.Namespace) -> int:
         findings.append(check())
     failed = any(finding.state == "fail" for finding in findings)
     if given.json:
-        _print_json({"findings": [dataclasses.asdict(x) for x in findings]})
+        print_json({"findings": [dataclasses.asdict(x) for x in findings]})
         return int(failed)
     rows = []
     for finding in findings:
@@ -80,7 +104,6 @@ def _doctor(given: argparse.Namespace) -> int:
 def _explain(given: argparse.Namespace) -> int:
     from ..errors import FuseoptError
     from ..explanation import explain
-    from .printed import print_report
     from .target import NoTarget, optimizer_of
 
     try:
@@ -91,27 +114,32 @@ def _explain(given: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     if given.json:
-        _print_json(dataclasses.asdict(report))
+        print_json(dataclasses.asdict(report))
     else:
         print_report(report)
     return int(bool(report.fallback))
+
+
+def _verify(given: argparse.Namespace) -> int:
+    from .verify import run
+
+    return run(given)
 
 
 def _cache(given: argparse.Namespace) -> int:
     from ..config import resolve
     from ..runtime.folders import chosen
     from .cache import clear, entries, megabytes
-    from .printed import print_table
 
     path = chosen(resolve(None, None).cache_dir)
     if given.what == "path":
-        _print_json({"path": path}) if given.json else print(path)
+        print_json({"path": path}) if given.json else print(path)
         return 0
     try:
         if given.what == "clear":
             kernels, size = clear(path)
             if given.json:
-                _print_json({"path": path, "removed": kernels, "bytes": size})
+                print_json({"path": path, "removed": kernels, "bytes": size})
             else:
                 print(f"{kernels:,} kernels, {megabytes(size)} removed from {path}")
             return 0
@@ -130,9 +158,5 @@ def _cache(given: argparse.Namespace) -> int:
         print(f"{len(every):,} kernels in {path}")
         return 0
     listed = [dataclasses.asdict(entry) for entry in every]
-    _print_json({"path": path, "kernels": listed})
+    print_json({"path": path, "kernels": listed})
     return 0
-
-
-def _print_json(content: object) -> None:
-    print(json.dumps(content, default=str))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,11 @@ if TYPE_CHECKING:
     from ..compiler.report import Report
 
 #: The colour of a cell that says no more than this.
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+COLOURS = {
+    **dict.fromkeys(("ok", "equal"), "green"),
+    "warn": "yellow",
+    **dict.fromkeys(("fail", "differs", "raises", "proves nothing"), "red"),
+}
 
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -46,3 +51,8 @@ def _console() -> Any | None:
     if console is not None and not console.is_terminal:
         return rich_console(no_color=True, width=WIDTH)
     return console
+
+
+def print_json(content: object) -> None:
+    """Print one JSON object."""
+    print(json.dumps(content, default=str))

@@ -1,8 +1,10 @@
-"""`FILE.py:OBJECT` -> the optimizer that is meant."""
+"""`FILE.py:OBJECT` or `MODULE:OBJECT` -> the object, or the optimizer, meant by it."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,25 +17,39 @@ class NoTarget(Exception):
 
 
 def optimizer_of(target: str) -> Optimizer:
-    """The optimizer of a name in a file, or the one that the function makes which has
-    that name and takes no arguments. Runs the file. Raises NoTarget.
+    """The optimizer of a name in a file or a module, or the one that the function makes
+    which has that name and takes no arguments. Runs the file. Raises NoTarget.
     """
+    value = found(target)
+    if callable(value) and not isinstance(value, Optimizer):
+        value = value()
+    if not isinstance(value, Optimizer):
+        name, _, attribute = target.rpartition(":")
+        kind = type(value).__name__
+        raise NoTarget(f"{attribute} of {name} is no optimizer, but a {kind}")
+    return value
+
+
+def found(target: str) -> Any:
+    """The object of a name in a file or a module. Runs the file. Raises NoTarget."""
     name, colon, attribute = target.rpartition(":")
     if not colon or not name or not attribute:
-        raise NoTarget(f"{target!r} is not of the form FILE.py:OBJECT")
-    path = Path(name)
-    if not path.is_file():
-        raise NoTarget(f"there is no file {name}")
-    value: Any = _loaded(path)
+        raise NoTarget(f"{target!r} is neither FILE.py:OBJECT nor MODULE:OBJECT")
+    value: Any
+    if name.endswith(".py") or os.sep in name:
+        path = Path(name)
+        if not path.is_file():
+            raise NoTarget(f"there is no file {name}")
+        value = _loaded(path)
+    else:
+        try:
+            value = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise NoTarget(f"there is no module {name} ({error})") from error
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise NoTarget(f"{name} has no {attribute}")
         value = getattr(value, part)
-    if callable(value) and not isinstance(value, Optimizer):
-        value = value()
-    if not isinstance(value, Optimizer):
-        kind = type(value).__name__
-        raise NoTarget(f"{attribute} of {name} is no optimizer, but a {kind}")
     return value
 
 

@@ -138,7 +138,7 @@ def test_an_optimizer_of_a_file_is_explained(
         ("file.py:nothing", "has no nothing"),
         ("file.py:text", "is no optimizer, but a str"),
         ("nowhere.py:opt", "there is no file"),
-        ("file.py", "not of the form"),
+        ("file.py", "neither FILE.py"),
     ],
 )
 def test_what_is_no_optimizer_is_named(

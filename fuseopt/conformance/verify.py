@@ -1,0 +1,309 @@
+"""Run an optimizer compiled beside the plain one, and compare all bits at each step.
+
+A run that finds nothing must be able to find something: at its end one tensor of the
+compiled optimizer is moved by an ulp, and the comparison after the next step must see
+it. Else the run has proved nothing, and says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..compiler.session import session
+from ..errors import UnsupportedInput
+from ..isolate.compile import compile
+from .compare import differences, nudge, parameters
+from .course import EVENTS, LEAST, RATES, Course, give_gradients, rates, seed
+from .subject import SHAPES, NotRepeatable, Subject
+
+#: The steps of a run, unless told otherwise.
+STEPS = 12
+#: How many differences a Result lists.
+LISTED = 8
+#: The names of what a profiler sees of a launch begin so.
+LAUNCH = "fuseopt::"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to.
+
+    `outcome`: "equal", "differs", "eager" (the step ran there, so that nothing was
+    compared), "refused", "raises", "proves nothing" or "not run"; `why`: its reason,
+    where there is one. `launches`: kernels of a step, as a profiler counts them.
+    `shapes`: which of SHAPES a class was given, or "its own". `done`: the events of
+    the course; `left_out`: others, with the reason. `control`: what the comparison
+    said of the tensor that was moved by an ulp. `told`: what fuseopt warned of.
+    """
+
+    target: str
+    dtype: str
+    device: str
+    torch: str
+    outcome: str
+    why: str = ""
+    steps: int = 0
+    parameters: int = 0
+    elements: int = 0
+    shapes: str = ""
+    launches: int | None = None
+    externs: int = 0
+    done: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    differences: tuple[str, ...] = ()
+    control: str = ""
+    told: tuple[str, ...] = ()
+
+
+class Side:
+    """One of the two optimizers of a run, with its step."""
+
+    def __init__(
+        self, subject: Subject, course: Course, how: Callable[[Optimizer], Any]
+    ) -> None:
+        self.subject, self.course, self.how = subject, course, how
+        self.optimizer = subject.optimizer()
+        self._step = how(self.optimizer)
+
+    def step(self, number: int) -> None:
+        """Let happen what the course has, and do a step."""
+        ready = self.course.before(self.subject, self.optimizer, number)
+        if ready is not self.optimizer:
+            self.optimizer, self._step = ready, self.how(ready)
+        self._run(number)
+
+    def extra(self, number: int) -> None:
+        """A step with fresh gradients, and nothing else."""
+        give_gradients(self.optimizer, number)
+        self._run(number)
+
+    def _run(self, number: int) -> None:
+        seed(number)
+        self._step()
+
+
+def plain(optimizer: Optimizer) -> Any:
+    """The step as it is."""
+    return optimizer.step
+
+
+def compiled(optimizer: Optimizer) -> Any:
+    """The step as fuseopt compiles it."""
+    return compile(optimizer, eager_if_faster=False, fallback="eager").step
+
+
+def dynamo_alone(optimizer: Optimizer) -> Any:
+    """The step as Dynamo traces it, with no compiler behind it."""
+    return torch.compile(optimizer.step, backend="eager")
+
+
+def verify(subject: Subject, steps: int = STEPS) -> Result:
+    """Run it, and say what came of it. Raises NotRepeatable."""
+    steps = max(steps, LEAST)
+    made = Result(
+        target=subject.name,
+        dtype=str(subject.dtype).removeprefix("torch."),
+        device=subject.device,
+        torch=torch.__version__,
+        outcome="not run",
+        steps=steps,
+    )
+    subject, shapes, why = _runnable(subject)
+    made = dataclasses.replace(made, shapes=shapes)
+    if why:
+        return dataclasses.replace(made, why=f"eager raises {why}")
+    every = _same_each_time(subject)
+    left_out = _left_out(subject, steps)
+    course = Course(steps, tuple(x for x in EVENTS if x not in left_out))
+    made = dataclasses.replace(
+        made,
+        parameters=len(every),
+        elements=sum(p.numel() for p in every),
+        dtype=", ".join(sorted({str(p.dtype)[6:] for p in every})),
+        device=", ".join(sorted({str(p.device) for p in every})),
+        done=course.events,
+        left_out=tuple(left_out.items()),
+    )
+    with _heard() as told:
+        made = _run(subject, course, made)
+    heard = tuple(dict.fromkeys(told))
+    why = made.why
+    if made.outcome == "eager" and heard:
+        why = why or heard[0]
+    return dataclasses.replace(made, why=why, told=heard)
+
+
+def _run(subject: Subject, course: Course, made: Result) -> Result:
+    want = Side(subject, course, plain)
+    begun = len(session.reports)
+    try:
+        got = Side(subject, course, compiled)
+    except UnsupportedInput as error:
+        return dataclasses.replace(made, outcome="refused", why=_first_line(error))
+    for number in range(course.steps):
+        want.step(number)
+        try:
+            got.step(number)
+        except Exception as error:
+            why = f"step {number + 1}: {type(error).__name__}: {_first_line(error)}"
+            return dataclasses.replace(made, outcome="raises", why=why)
+        found = differences(want.optimizer, got.optimizer)
+        if found:
+            listed = tuple(map(str, found[:LISTED]))
+            why = f"step {number + 1}" + _of_others(subject, course)
+            outcome = "not run" if why.endswith("itself") else "differs"
+            return dataclasses.replace(
+                made, outcome=outcome, why=why, differences=listed
+            )
+    control, seen = _control(want, got, course.steps)
+    launches = _launches(got, course.steps + 1)
+    made = dataclasses.replace(
+        made,
+        control=control,
+        launches=launches,
+        externs=sum(len(x.externs) for x in session.reports[begun:][-1:]),
+    )
+    if not launches:
+        why = session.eager.get(got.optimizer, "") or "; ".join(
+            dict.fromkeys(x.fallback for x in session.reports[begun:] if x.fallback)
+        )
+        return dataclasses.replace(made, outcome="eager", why=why)
+    if not seen:
+        why = "the comparison did not see a tensor that was moved by an ulp"
+        return dataclasses.replace(made, outcome="proves nothing", why=why)
+    return dataclasses.replace(made, outcome="equal")
+
+
+def _control(want: Side, got: Side, number: int) -> tuple[str, bool]:
+    """Move the largest parameter of the compiled optimizer by an ulp and do a step with
+    both: what the comparison says of it, and does it see it?
+    """
+    every = parameters(got.optimizer)
+    largest = max(range(len(every)), key=lambda i: every[i].numel())
+    nudge(every[largest].detach())
+    want.extra(number)
+    got.extra(number)
+    name = f"parameter {largest}"
+    for found in differences(want.optimizer, got.optimizer):
+        if found.where == name:
+            return str(found), True
+    return f"{name}: no difference", False
+
+
+def _launches(side: Side, number: int) -> int:
+    """The kernels that one more step launches."""
+    activity = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profile:
+        side.extra(number)
+    return sum(_kernels(x.name) for x in profile.events() or ())
+
+
+def _kernels(name: str) -> int:
+    if not name.startswith(LAUNCH):
+        return 0
+    words = name.removeprefix(LAUNCH).split()
+    return int(words[2]) if words[0] == "replay" else words[0].count("+") + 1
+
+
+def _of_others(subject: Subject, course: Course) -> str:
+    """Does eager differ from itself, or Dynamo without a compiler from eager?"""
+    for how, told in (
+        (plain, ", but eager differs from itself"),
+        (dynamo_alone, "; Dynamo without a compiler differs from eager as well"),
+    ):
+        try:
+            one, other = Side(subject, course, plain), Side(subject, course, how)
+            for number in range(course.steps):
+                one.step(number)
+                other.step(number)
+                if differences(one.optimizer, other.optimizer):
+                    return told
+        except Exception:  # then it says nothing of the compiled step
+            continue
+    return ""
+
+
+def _runnable(subject: Subject) -> tuple[Subject, str, str]:
+    """The subject with shapes that its optimizer takes, their name, and why there are
+    none.
+    """
+    if not subject.takes_parameters:
+        return subject, "its own", _eager(subject, Course(LEAST, ()))
+    first = ""
+    for name, shapes in SHAPES.items():
+        tried = dataclasses.replace(subject, shapes=shapes)
+        why = _eager(tried, Course(LEAST, ()))
+        if not why:
+            return tried, name, ""
+        first = first or why
+    return subject, "", first
+
+
+def _same_each_time(subject: Subject) -> list[Tensor]:
+    """The parameters, of which each call makes new ones with the same contents. Raises
+    NotRepeatable.
+    """
+    first, second = (subject.optimizer() for _ in range(2))
+    every = parameters(first)
+    if {id(p) for p in every} & {id(p) for p in parameters(second)}:
+        raise NotRepeatable(
+            f"{subject.name} makes optimizers of the same parameters at each call: "
+            "make the model within the function, so that a plain and a compiled "
+            "optimizer have their own"
+        )
+    found = differences(first, second)
+    if found:
+        raise NotRepeatable(
+            f"{subject.name} begins with other numbers at each call ({found[0]}): seed "
+            "what it draws, or load what it begins with, within the function"
+        )
+    return every
+
+
+def _left_out(subject: Subject, steps: int) -> dict[str, str]:
+    """The events that eager does not take, and why."""
+    found = {}
+    for event in EVENTS:
+        why = _eager(subject, Course(steps, (event,)))
+        if why:
+            found[event] = f"eager raises {why}"
+    if not any(rates(subject.optimizer())):
+        found[RATES] = "its groups have no rate"
+    return found
+
+
+def _eager(subject: Subject, course: Course) -> str:
+    """The error with which a run of the plain optimizer ends, or ""."""
+    try:
+        side = Side(subject, course, plain)
+        for number in range(course.steps):
+            side.step(number)
+    except NotRepeatable:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {_first_line(error)}"
+    return ""
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What fuseopt warns of."""
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield told
+    texts = [str(w.message) for w in caught]
+    told += [text for text in texts if text.startswith("fuseopt:")]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]

@@ -1,0 +1,61 @@
+"""docs/conformance.md is what its generator makes of the record, which is whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import fuseopt
+from tests.tools import conformance
+from tests.tools.conformance import MODULES, OUTCOMES, PAGE, classes, page, read
+
+RECORD = read()
+ROWS = RECORD["rows"]
+
+
+def test_the_page_is_that_of_the_record() -> None:
+    """To mend: `python -m tests.tools.conformance --page`."""
+    assert page(RECORD) == PAGE.read_text(encoding="utf-8")
+
+
+def test_the_record_is_of_this_release() -> None:
+    assert RECORD["fuseopt"] == fuseopt.__version__
+
+
+def test_every_optimizer_of_torch_is_there() -> None:
+    names = {x["target"] for x in ROWS}
+    assert names >= {f"torch.optim:{name}" for name in classes("torch.optim")}
+
+
+def test_equal_means_compiled_and_compared() -> None:
+    """Each has launches, all steps, and a control that the comparison saw."""
+    equal = [x for x in ROWS if x["outcome"] == "equal"]
+    for row in equal:
+        assert row["launches"] >= 1, row
+        assert row["control"].startswith("parameter ")
+        assert "no difference" not in row["control"]
+        assert row["steps"] == 12
+        assert row["differences"] == []
+    packages = {x["target"] for x in equal if not x["target"].startswith("torch.")}
+    assert len(packages) >= 20
+
+
+def test_everything_else_has_its_reason() -> None:
+    for row in ROWS:
+        assert row["outcome"] in OUTCOMES
+        assert (row["outcome"] == "equal") == (not row["why"]), row
+        assert row["target"].split(":")[0] in MODULES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SGD", "LBFGS"])
+def test_a_row_is_what_a_run_gives(name: str) -> None:
+    made = json.loads(json.dumps(conformance.work("torch.optim", name, "float32")))
+    (known,) = [
+        x
+        for x in ROWS
+        if (x["target"], x["dtype"]) == (f"torch.optim:{name}", "float32")
+    ]
+    for key in ("outcome", "launches", "why", "done", "left_out", "differences"):
+        assert made[key] == known[key], key
