@@ -90,7 +90,7 @@ def told(result: Result) -> Iterator[str]:
         yield f"  left out: {event} ({why})"
     yield from (f"  differs: {x}" for x in result.differences)
     if result.control:
-        yield f"  control, a tensor moved by an ulp: {result.control}"
+        yield f"  control, by an ulp: {result.control}"
     yield from (f"  {x}" for x in result.told)
 
 

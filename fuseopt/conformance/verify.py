@@ -165,7 +165,7 @@ def _run(subject: Subject, course: Course, made: Result) -> Result:
                 made, outcome=outcome, why=why, differences=listed
             )
     control, seen = _control(want, got, course.steps)
-    launches = _launches(got, course.steps + 1)
+    launches = _launches(got, course.steps + 100)
     made = dataclasses.replace(
         made,
         control=control,
@@ -184,19 +184,28 @@ def _run(subject: Subject, course: Course, made: Result) -> Result:
 
 
 def _control(want: Side, got: Side, number: int) -> tuple[str, bool]:
-    """Move the largest parameter of the compiled optimizer by an ulp and do a step with
-    both: what the comparison says of it, and does it see it?
+    """Move a tensor of the compiled optimizer by an ulp and do a step with both: what
+    the comparison says, and does it see it?
+
+    The tensor is the largest parameter. Where a step computes the parameter from its
+    state alone, an ulp in it is gone: then tensors of that state take turns.
     """
     every = parameters(got.optimizer)
     largest = max(range(len(every)), key=lambda i: every[i].numel())
-    nudge(every[largest].detach())
-    want.extra(number)
-    got.extra(number)
     name = f"parameter {largest}"
-    for found in differences(want.optimizer, got.optimizer):
-        if found.where == name:
-            return str(found), True
-    return f"{name}: no difference", False
+    state = got.optimizer.state.get(every[largest], {})
+    tensors = {name: every[largest].detach()}
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.dtype.is_floating_point:
+            tensors[f"{key} of {name}"] = value
+    for turn, (moved, tensor) in enumerate(tensors.items()):
+        nudge(tensor)
+        want.extra(number + turn)
+        got.extra(number + turn)
+        for found in differences(want.optimizer, got.optimizer):
+            if found.where.endswith(name):
+                return f"{moved} moved; {found}", True
+    return f"{', '.join(tensors)} moved; no difference", False
 
 
 def _launches(side: Side, number: int) -> int:

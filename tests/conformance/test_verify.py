@@ -51,7 +51,7 @@ def test_equal_bits_in_one_launch() -> None:
     assert (found.outcome, found.launches, found.externs) == ("equal", 1, 0)
     assert (found.done, found.left_out) == (EVENTS, ())
     assert (found.shapes, found.parameters) == ("awkward", 8)
-    assert found.control.startswith("parameter 7: 3")
+    assert found.control.startswith("parameter 7 moved; parameter 7: 3")
     assert found.differences == found.told == ()
 
 
@@ -136,6 +136,27 @@ def test_a_control_in_another_tensor_is_not_taken(
     found = run(SGD, lr=0.1)
     assert moved
     assert found.outcome == "proves nothing"
+
+
+def test_where_a_step_computes_parameters_anew_its_state_is_moved() -> None:
+    """An ulp in a parameter is gone after the step, which reads the state alone."""
+
+    class Anew(Simple):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is None:
+                        continue
+                    state = self.state[p]
+                    if "z" not in state:
+                        state["z"] = p.clone()
+                    state["z"].sub_(p.grad, alpha=group["lr"])
+                    p.copy_(state["z"])
+
+    found = run(Anew)
+    assert found.outcome == "equal"
+    assert found.control.startswith("z of parameter 7 moved; parameter 7: 3")
 
 
 def test_a_step_in_eager_is_not_equal() -> None:
@@ -299,4 +320,4 @@ def test_a_module_of_the_working_folder(tmp_path: Path) -> None:
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert "equal" in done.stdout
-        assert "control, a tensor moved by an ulp: parameter 0: 1" in done.stdout
+        assert "control, by an ulp: parameter 0 moved; parameter 0: 1" in done.stdout

@@ -19,12 +19,12 @@ import importlib.metadata
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from tests import ROOT
@@ -113,6 +113,11 @@ def options(made: Any) -> dict[str, Any]:
     return {name: NEEDED[name] for name in needed if name in NEEDED}
 
 
+def nowhere(text: str) -> str:
+    """A text without the folders of the machine that it is from."""
+    return re.sub(r"(?<![\w.])/[\w./+-]*/(?=[\w.-]+)", "", text)
+
+
 def work(module: str, name: str, dtype: str) -> dict[str, Any]:
     """One run, in this process."""
     import torch
@@ -127,7 +132,8 @@ def work(module: str, name: str, dtype: str) -> dict[str, Any]:
     given = options(made)
     subject = Subject(f"{module}:{name}", made, given, getattr(torch, dtype))
     row = dataclasses.asdict(verify(subject))
-    row["told"] = [textwrap.shorten(x, 300) for x in row["told"]]
+    row["told"] = [textwrap.shorten(nowhere(x), 300) for x in row["told"]]
+    row["why"] = nowhere(row["why"])
     row["options"] = {k: repr(v) for k, v in given.items()}
     return row
 
@@ -154,11 +160,11 @@ def worker(module: str, dtypes: Iterable[str], skip: Iterable[str]) -> None:
             print(json.dumps(row), file=out, flush=True)
 
 
-def run(module: str, dtypes: list[str]) -> Iterator[dict[str, Any]]:
+def run(module: str, dtypes: list[str], skip: list[str]) -> Iterator[dict[str, Any]]:
     """The rows of a module, from processes: one that hangs or dies is named."""
     import threading
 
-    done: list[str] = []
+    done = [*skip]
     while True:
         command = [sys.executable, "-m", "tests.tools.conformance", "--worker", module]
         child = subprocess.Popen(
@@ -348,6 +354,11 @@ def others(rows: list[dict[str, Any]]) -> Iterator[str]:
         if not these:
             continue
         yield f"\n## {words[0].upper()}{words[1:]}\n\n"
+        if outcome == "differs":
+            yield (
+                "[Numerics](numerics.md#what-is-not-bit-for-bit) names what is not bit "
+                "for bit.\n`dot`, which Prodigy and SWATS call, is among it.\n\n"
+            )
         yield "| optimizer | dtype | why |\n|---|---|---|\n"
         for x in these:
             yield f"| {x['target']} | {x['dtype']} | {_reason(x)} |\n"
@@ -356,18 +367,19 @@ def others(rows: list[dict[str, Any]]) -> Iterator[str]:
 def _reason(row: dict[str, Any]) -> str:
     first = row.get("differences") or [""]
     text = "; ".join(filter(None, (row["why"], first[0])))
-    # places of files are of the machine that ran it
-    words = [Path(w).name if w.startswith("/") else w for w in text.split()]
-    return textwrap.shorten(" ".join(words), 200).replace("|", "\\|")
+    return textwrap.shorten(text, 200).replace("|", "\\|")
 
 
 def main() -> None:
-    """Run what was asked for, and write the record and the page after each package."""
+    """Run what was asked for, and write the record and the page after each row."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--packages", nargs="+", default=[*MODULES], metavar="MODULE")
     parser.add_argument("--dtypes", nargs="+", default=[*DTYPES], choices=DTYPES)
+    parser.add_argument(
+        "--missing", action="store_true", help="leave what the record has"
+    )
     parser.add_argument("--page", action="store_true", help="from the record alone")
     parser.add_argument("--worker", metavar="MODULE", help=argparse.SUPPRESS)
     parser.add_argument("--skip", nargs="*", default=[], help=argparse.SUPPRESS)
@@ -386,12 +398,17 @@ def main() -> None:
             continue
         rows = []
         begun = time.monotonic()
-        for row in run(module, given.dtypes):
+        known = [
+            x["target"].partition(":")[2] + ":" + x["dtype"]
+            for x in read()["rows"]
+            if given.missing and x["target"].partition(":")[0] == module
+        ]
+        for row in run(module, given.dtypes, known):
             rows.append(row)
             took, begun = time.monotonic() - begun, time.monotonic()
             told = (row["target"], row["dtype"], row["outcome"], row["why"][:100])
             print(f"{took:5.1f} s", *told, file=sys.stderr, flush=True)
-        write(rows)
+            write(rows)  # a run that is ended keeps what it has
 
 
 if __name__ == "__main__":
