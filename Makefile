@@ -20,12 +20,13 @@ FUZZ_FLAGS ?=
 PROGRAM_FLAGS ?=
 DEMO_FLAGS ?=
 MATRIX_FLAGS ?=
+WHEEL_FLAGS ?=
 GPU_FLAGS ?=
 REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
 HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h fuseopt/runtime/tables/*.h
 
-.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events replay wild matrix newest gpu bench bench-gpu docs lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events replay wild matrix newest wheel gpu bench bench-gpu docs lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -37,6 +38,7 @@ help:
 	@echo "make wild      trainings with public packages, and the examples"
 	@echo "make matrix    the wheel with the Pythons and torches that users have"
 	@echo "make newest    the wheel with the newest torch, as CI runs it"
+	@echo "make wheel     the wheel, with the kernels of common steps built into it"
 	@echo "make bench     the benchmarks, on a CPU, in 15 minutes"
 	@echo "make bench-gpu the same ones on a GPU"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast; nine minutes"
@@ -109,6 +111,10 @@ bench-gpu: $(VENV)/stamp-test $(VENV)/stamp-bench
 # Without a GPU, rehearse: GPU_FLAGS="--rehearse cpu" (or interpreter, or sim).
 gpu:
 	PYTHONPATH=. PYTHONUNBUFFERED=1 $(PYTHON) -m bench.gpu $(GPU_FLAGS)
+
+# Into dist. Kernels of few steps: make wheel WHEEL_FLAGS="--only AdamW Lion".
+wheel: $(VENV)/stamp-test
+	$(BIN)/python -m tests.tools.wheel $(WHEEL_FLAGS)
 
 docs: $(VENV)/stamp-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -26,7 +26,6 @@ from ..ir.graph import Schedule
 from ..ir.verifier import check_graph, check_schedule
 from ..runtime import run_tables
 from ..runtime.cpp.table import CppTable, TableFactory
-from ..runtime.cpp.toolchain import find_compiler
 from ..runtime.executor import Direct, Executor, Program
 from ..runtime.guards.library import HELPER
 from ..runtime.plan import Built, Plan
@@ -88,8 +87,8 @@ def plan_graph(
     executor = _executor(config, lowered, report)
     _describe(report, lowered)
     clock.lap("plan")
-    if loading:
-        find_compiler()  # raises here where there is none
+    for name in loading:  # raises here where there is no compiler, and no kernel
+        session.builder.compiler_for(sources[name], config.numerics == "fast")
     others = {
         name: _triton_factory(source, lowered.places[name], config)
         for name, source in sources.items()

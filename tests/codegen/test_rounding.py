@@ -57,7 +57,7 @@ def flags(machine: str) -> tuple[str, ...]:
 def runs(machine: str) -> bool:
     """Has the processor at hand what a machine's code may use?"""
     return machine != "haswell" or {"avx2", "fma", "f16c", "bmi2"} <= set(
-        toolchain._processor().split()
+        toolchain.processor().split()
     )
 
 

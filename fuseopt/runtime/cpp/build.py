@@ -2,7 +2,8 @@
 
 A kernel's key is the hash of its text, the compiler, its flags and the processor's
 features, so that a folder shared by several machines never gives a library that this
-processor cannot run. Libraries are code: `folders` decides which files are trusted, and
+processor cannot run. Where there is no compiler, kernels that came with the package are
+taken (`prebuilt`). Libraries are code: `folders` decides which files are trusted, and
 the very bytes whose checksum was verified are loaded. Writes are atomic and under a
 lock per key; a damaged entry is built again; a folder that cannot be used is replaced
 by a private temporary one.
@@ -27,6 +28,7 @@ from ...codegen import Source
 from ...errors import BuildError, CannotBuild, CompilerMissing
 from ...locks import new_lock
 from ..folders import Folder, Private, Untrusted, chosen, sweep_private
+from . import prebuilt
 from .toolchain import LINES, TRIAL, Compiler, find_compiler
 
 log = logging.getLogger("fuseopt")
@@ -94,7 +96,9 @@ class Builder:
 
         `built` gets its key if a compiler had to run.
         """
-        compiler = find_compiler()
+        compiler = self.compiler_for(source, fast)
+        if compiler is None:
+            return self._of_package(source, fast)
         key = compiler.key(source, fast)
         if key in self._loaded:
             self.memory_hits += 1
@@ -104,6 +108,42 @@ class Builder:
         )
         if built is not None and compiled:
             built.append(key)
+        self._loaded[key] = library
+        return library
+
+    def compiler_for(self, source: Source, fast: bool) -> Compiler | None:
+        """The compiler; None where there is none, but a kernel of the package. Raises
+        CompilerMissing where there is neither.
+        """
+        try:
+            return find_compiler()
+        except CompilerMissing as error:
+            # what $CXX names and cannot be run is to be corrected, not gone around
+            if os.environ.get("CXX", "").strip():
+                raise
+            if prebuilt.path_of(source, fast) is not None:
+                return None
+            if not prebuilt.count():
+                raise
+            raise CompilerMissing(
+                f"{error} The kernel of this step is not among the {prebuilt.count()} "
+                "that came with the package."
+            ) from error
+
+    def _of_package(self, source: Source, fast: bool) -> ctypes.CDLL:
+        """A kernel that came with the package."""
+        path = prebuilt.path_of(source, fast)
+        key = str(path)
+        if key in self._loaded:
+            self.memory_hits += 1
+            return self._loaded[key]
+        library = prebuilt.find(source, fast)
+        if library is None:
+            raise CompilerMissing(
+                f"there is no C++ compiler, and {key}, which came with the package, "
+                "cannot be loaded. Install a compiler, or libgomp1 (Debian, Ubuntu)."
+            )
+        self.disk_hits += 1
         self._loaded[key] = library
         return library
 

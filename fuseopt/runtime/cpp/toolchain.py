@@ -21,13 +21,15 @@ from ...codegen import Source
 from ...errors import CompilerMissing
 from ...locks import new_lock
 
+#: Of the processor that is here: what is not built for others.
+NATIVE = "-march=native"
 COMMON_FLAGS = (
     "-std=c++17",
     # loops vectorized as with -O3, the rest compiled a third faster
     "-O2",
     "-ftree-vectorize",
     "-fvect-cost-model=dynamic",
-    "-march=native",
+    NATIVE,
     "-fPIC",
     "-shared",
     "-fopenmp",
@@ -81,9 +83,7 @@ class Compiler:
 
     def flags(self, source: Source, fast: bool) -> tuple[str, ...]:
         """The arguments before the source."""
-        exact = (*STRICT_FLAGS, *COMMON_FLAGS, *EXACT_FLAGS)
-        flags = (*COMMON_FLAGS, *FAST_FLAGS) if fast else exact
-        return flags if source.throws else (*flags, *PLAIN_FLAGS)
+        return flags_of(source, fast)
 
     def libraries(self, source: Source) -> tuple[str, ...]:
         """The libraries that are linked; the arguments after the source."""
@@ -92,13 +92,26 @@ class Compiler:
     def key(self, source: Source, fast: bool) -> str:
         """The name under which a library is kept: a hash of all that it depends on."""
         arguments = " ".join((*self.flags(source, fast), *self.libraries(source)))
-        parts = (source.text, self.identity, arguments, _processor())
-        content = "\0".join(parts).encode(errors="surrogateescape")
-        return hashlib.sha256(content).hexdigest()[:32]
+        return name_of(source.text, self.identity, arguments, processor())
+
+
+def flags_of(source: Source, fast: bool, march: str = "") -> tuple[str, ...]:
+    """The flags of a kernel, for this processor or a level such as "x86-64-v3"."""
+    exact = (*STRICT_FLAGS, *COMMON_FLAGS, *EXACT_FLAGS)
+    flags = (*COMMON_FLAGS, *FAST_FLAGS) if fast else exact
+    if march:
+        flags = tuple([f"-march={march}" if x == NATIVE else x for x in flags])
+    return flags if source.throws else (*flags, *PLAIN_FLAGS)
+
+
+def name_of(text: str, identity: str, arguments: str, runs_on: str) -> str:
+    """The name of a library: a hash of its text, what builds it, and what runs it."""
+    content = "\0".join((text, identity, arguments, runs_on))
+    return hashlib.sha256(content.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 @functools.cache
-def _processor() -> str:
+def processor() -> str:
     """The features of this machine's processor, as one string."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
