@@ -165,7 +165,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_names_of_the_package_exist(page: Path) -> None:
     for name in re.findall(r"`fuseopt\.(\w+)", text(page)):
-        module = (ROOT / "fuseopt" / f"{name}.py").exists()
+        places = (f"{name}.py", f"{name}/__init__.py")
+        module = any((ROOT / "fuseopt" / place).exists() for place in places)
         assert module or hasattr(fuseopt, name), name
 
 

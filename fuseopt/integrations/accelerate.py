@@ -1,0 +1,55 @@
+"""accelerate: compile what `prepare` has wrapped, and clip in two launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate import Accelerator, DistributedType
+from accelerate.optimizer import AcceleratedOptimizer
+from torch.optim import Optimizer
+
+from ..errors import UnsupportedInput
+from ..isolate.compile import compile
+from ..tails.clip import clip_grad_norm_
+
+#: Where accelerate's own clip is torch's function, and nothing else.
+PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+def compile_prepared(optimizer: Any, **options: Any) -> Optimizer:
+    """Compile the step of an optimizer, within accelerate's wrapper or without one;
+    returns the optimizer within.
+
+    Raises UnsupportedInput where a scaler is in use: the wrapper has then taken the
+    step that the optimizer had when it was prepared.
+    """
+    inner = optimizer
+    while isinstance(inner, AcceleratedOptimizer):
+        if inner.scaler is not None:
+            raise UnsupportedInput(
+                "accelerate scales the gradients of this optimizer, and keeps the step "
+                "that it had: compile it before accelerator.prepare, or make it of the "
+                "class fuseopt.integrations.classes.compiled(...)"
+            )
+        inner = inner.optimizer
+    made: Optimizer = compile(inner, **options)
+    return made
+
+
+def clip_by(accelerator: Accelerator) -> Accelerator:
+    """Let `accelerator.clip_grad_norm_` take two launches; returns the accelerator.
+
+    The norm is returned as before, gradients are unscaled before, and steps that a
+    scaler skips are skipped. Where accelerate clips in another way (FSDP, DeepSpeed,
+    XLA) it still does.
+    """
+    plain = accelerator.clip_grad_norm_
+
+    def clip(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        if accelerator.distributed_type not in PLAIN:
+            return plain(parameters, max_norm, norm_type=norm_type)
+        accelerator.unscale_gradients()
+        return clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+
+    accelerator.clip_grad_norm_ = clip
+    return accelerator
