@@ -8,16 +8,20 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fuseopt
 from fuseopt.config import CHECKED
 from tests import ROOT
 
 PAGE = ROOT / "docs" / "matrix.md"
+README = ROOT / "README.md"
+VERSIONS = re.compile("<!-- versions:begin -->.*?<!-- versions:end -->", re.DOTALL)
 RECORD = Path(__file__).with_name("matrix.json")
 #: What fuseopt says it works with.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -85,12 +89,43 @@ def order(row: Row) -> tuple[int, ...]:
     return tuple(int(x) for x in f"{row.python}.{row.torch}".split("."))
 
 
+def versions(rows: Iterable[Row]) -> str:
+    """README's table: each torch with its triton, and the Pythons that it ran with."""
+    ran = sorted((x for x in rows if x.passed), key=order)
+    lines = [
+        line(("fuseopt", "torch", "triton", "Python", "tests")),
+        "|---|---|---|---|---|",
+    ]
+    for torch in dict.fromkeys(sorted(x.torch for x in ran)):
+        those = [x for x in ran if x.torch == torch]
+        failed = sum(len(x.failures) for x in those)
+        passed = sum(x.passed for x in those)
+        cells = (
+            fuseopt.__version__,
+            torch,
+            those[0].triton,
+            ", ".join(x.python for x in those),
+            f"{passed:,} passed, {failed} failed",
+        )
+        lines.append(line(cells))
+    told = "[The matrix](docs/matrix.md) names what failed, and the pairs not run yet."
+    return "\n".join([*lines, "", told])
+
+
+def readme(text: str, rows: Iterable[Row]) -> str:
+    """README with its table of versions as it is now."""
+    block = f"<!-- versions:begin -->\n{versions(rows)}\n<!-- versions:end -->"
+    return VERSIONS.sub(lambda _: block, text)
+
+
 def write(rows: Iterable[Row]) -> None:
-    """Write the record and the page."""
+    """Write the record, the page and README's table."""
     ordered = sorted(rows, key=order)
     text = json.dumps([dataclasses.asdict(x) for x in ordered], indent=1)
     RECORD.write_text(text + "\n", encoding="utf-8")
     PAGE.write_text(page(ordered), encoding="utf-8")
+    told = readme(README.read_text(encoding="utf-8"), ordered)
+    README.write_text(told, encoding="utf-8")
 
 
 def page(rows: Iterable[Row]) -> str:

@@ -68,8 +68,14 @@ def test_a_record_is_read_as_it_was_written(
 ) -> None:
     monkeypatch.setattr(matrix_page, "RECORD", tmp_path / "matrix.json")
     monkeypatch.setattr(matrix_page, "PAGE", tmp_path / "matrix.md")
+    front = tmp_path / "README.md"
+    front.write_text("a\n<!-- versions:begin -->\n<!-- versions:end -->\nb\n")
+    monkeypatch.setattr(matrix_page, "README", front)
     early = Row("3.9", "2.13", reason="no interpreter")
     matrix_page.write([RAN, early])
+    told = front.read_text().splitlines()
+    assert (told[0], told[-1]) == ("a", "b")
+    assert any("| 2.13 | 3.7.1 | 3.12 | 70 passed, 0 failed |" in x for x in told)
     assert read(tmp_path / "matrix.json") == [early, RAN]
     assert (tmp_path / "matrix.md").read_text("utf-8") == page([early, RAN])
     assert read(tmp_path / "none.json") == []
