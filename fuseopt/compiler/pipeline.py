@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import os
 import sys
@@ -31,7 +32,7 @@ from ..runtime.guards.library import HELPER
 from ..runtime.plan import Built, Plan
 from ..runtime.tables.host_numbers import CPU, place_of
 from ..scheduler import Machine, schedule
-from . import again, dump, logs
+from . import again, batching, dump, logs
 from . import report as reporting
 from .report import Report
 from .session import session
@@ -105,7 +106,8 @@ def plan_graph(
         return Built({**others, **factories}, helper.result(), config.raw_fields)
 
     kernels = _Building(build, clock, lambda: _tell_seconds(report, clock))
-    plan = Plan(lowered.captured, lowered.schedule, kernels)
+    may = batching.allowed(session.probes, config)
+    plan = Plan(lowered.captured, lowered.schedule, kernels, may)
     if written and config.writes:
         # dumps have the seconds of the build
         wait([helper])
@@ -182,7 +184,10 @@ def _lower(
             check_schedule(captured.graph, scheduled)
             clock.lap("check")
 
-    plan = schedule(captured.graph, passed, _machine(config))
+    machine = dataclasses.replace(
+        _machine(config), batching=batching.Products(captured, session.probes, config)
+    )
+    plan = schedule(captured.graph, passed, machine)
     buffers = captured.graph.buffers
     places = {kernel.name: place_of(buffers, kernel) for kernel in plan.kernels}
     targets = {name: target_of(config, device) for name, device in places.items()}

@@ -16,7 +16,18 @@ from typing import Any
 from .. import compat
 from ..ir.expressions import formulas
 from ..ir.geometry import numel
-from ..ir.graph import Graph, Kernel, Refusal, Run, Schedule, Variant, symbols
+from ..ir.graph import (
+    Alone,
+    Extern,
+    Graph,
+    Kernel,
+    Refusal,
+    Run,
+    Schedule,
+    Variant,
+    symbols,
+)
+from ..ir.products import COPIED
 from ..ir.traffic import bytes_per_element, least_bytes, traffic
 from .text import rich_console, wrapped
 
@@ -75,6 +86,33 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
+class BatchReport:
+    """Products of matrices that one call computes.
+
+    `op`, `dtype`, `matrices`: the op of the single calls, and the shapes of its last
+    two operands. `rows`: the matrices of one call; `calls` in a step; `flops` of one
+    call. `copied`: operands that are copied together at each call. `way`: "dense", or
+    "padded" where rows of the result have bytes between them.
+    """
+
+    op: str
+    dtype: str
+    matrices: str
+    rows: int
+    calls: int
+    flops: int
+    copied: int
+    way: str
+
+    def __str__(self) -> str:
+        copied = f", {self.copied} operands copied" * bool(self.copied)
+        return (
+            f"batch {self.op} {self.dtype} {self.matrices}: {self.rows} in one call, "
+            f"{self.calls} calls a step of {self.flops / 1e6:,.2f} Mflop{copied}"
+        )
+
+
+@dataclass(frozen=True)
 class PartReport:
     """Where a part of a graph runs: `what` is "before" or "after" the update, the
     "update" itself or "all"; `where` is "fuseopt", "inductor" or "eager", and `why`
@@ -91,7 +129,9 @@ class Report:
     """What one graph of Dynamo's was compiled to.
 
     launches: kernel launches per step. kernels: what is launched. externs: ATen calls
-    that run as they are, with the reason. not_fused: a `Refusal` for each pair of calls
+    that run as they are, with the reason. batches: products of matrices that one call
+    computes for several lanes; alone: those that have a call each: what they are, how
+    many, and why. not_fused: a `Refusal` for each pair of calls
     (producer, consumer, code, detail, list index, line).
     build_seconds: compiling the kernels. backend_seconds: everything between Dynamo's
     call and the ready step, the build included. builds: compiler runs (0 where the
@@ -119,6 +159,8 @@ class Report:
     launches: int = 0
     kernels: list[KernelReport] = field(default_factory=list)
     externs: list[tuple[str, str]] = field(default_factory=list)
+    batches: list[BatchReport] = field(default_factory=list)
+    alone: list[Alone] = field(default_factory=list)
     not_fused: list[Refusal] = field(default_factory=list)
     build_seconds: float = 0.0
     backend_seconds: float = 0.0
@@ -146,7 +188,8 @@ class Report:
         self.builds += first.builds
         for name, seconds in first.seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        for name in ("kernels", "externs", "not_fused", "numbers", "order"):
+        parts = ("kernels", "externs", "batches", "alone", "not_fused", "numbers")
+        for name in (*parts, "order"):
             getattr(self, name)[:0] = getattr(first, name)
         self.blocks = {**first.blocks, **self.blocks}
 
@@ -240,6 +283,10 @@ class Report:
             sentences.append(f"numbers of each call: {'; '.join(self.numbers)}")
         if self.traced:
             sentences.append(f"traced: {self.traced}")
+        sentences += map(str, self.batches)
+        sentences += [
+            f"alone: {what}, {count} calls: {why}" for what, count, why in self.alone
+        ]
         sentences += [
             f"extern {name} (aten): {reason}" for name, reason in self.externs
         ]
@@ -324,17 +371,35 @@ def _body(v: Variant) -> VariantReport:
     )
 
 
+def _batches(schedule: Schedule) -> list[BatchReport]:
+    """A report of each kind of batch."""
+    kinds: dict[BatchReport, int] = {}
+    for batch in schedule.batches:
+        left, right = (shape for shape, _, _ in batch.trial.layouts[-2:])
+        kind = BatchReport(
+            *(batch.op, batch.trial.dtype, f"{list(left)} @ {list(right)}"),
+            *(len(batch.externs), 0, batch.flops),
+            sum(x.stack == COPIED for x in batch.operands),
+            batch.way,
+        )
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return [replace(kind, calls=n) for kind, n in kinds.items()]
+
+
 def fill(report: Report, graph: Graph, schedule: Schedule) -> None:
     """Add a schedule's steps, in order, its numbers and its refusals to a report."""
     report.least_bytes = least_bytes(graph)
-    for step in schedule.steps:
+    steps = schedule.steps
+    for step in steps:
         kernels = step.kernels if isinstance(step, Run) else (step,)
         report.order += [x.name for x in kernels]
     variants = [v for kernel in schedule.kernels for v in kernel.every]
     read = symbols(ref for v in variants for refs in v.scalars for ref in refs)
     texts = formulas(graph.numbers, read[:FORMULAS]).values()
     report.numbers = list(dict.fromkeys(texts))
-    report.externs = [(extern.name, extern.reason) for extern in schedule.externs]
+    report.externs = [(x.name, x.reason) for x in steps if isinstance(x, Extern)]
+    report.batches = _batches(schedule)
+    report.alone = list(schedule.alone)
     report.blocks = {
         s.name: len(s.blocks) for s in schedule.steps if isinstance(s, Run)
     }

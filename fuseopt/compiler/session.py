@@ -12,6 +12,7 @@ from typing import Any
 
 from ..runtime.cpp.build import Builder
 from ..runtime.cpp.vector import Vectors
+from ..runtime.probes import Probes
 from .report import Report
 
 #: The number of Reports that are kept of optimizers that are gone.
@@ -27,6 +28,7 @@ class Session:
 
     def __init__(self) -> None:
         self.builder = Builder()
+        self.probes = Probes()
         self.vectors = Vectors()
         self.reports: list[Report] = []
         self.retired: list[Report] = []  # of optimizers that are gone

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from .graph import (
     REDUCTIONS,
+    Batch,
     Buffer,
     Extern,
     Graph,
@@ -207,8 +208,9 @@ def difference(
             expected.write(graph.values[v], results[x])
     got = _Memory(terms, graph, near, schedule.memory.offsets)
     for step in schedule.steps:
-        if isinstance(step, Extern):
-            _run_extern(graph, got, step)
+        if isinstance(step, (Extern, Batch)):
+            for extern in step.externs if isinstance(step, Batch) else (step,):
+                _run_extern(graph, got, extern)
         elif isinstance(step, Run):
             for block in step.blocks:
                 for k in range(len(step.kernels)):

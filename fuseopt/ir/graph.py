@@ -58,6 +58,7 @@ from .opcodes import (
     VECTOR,
     VENDOR,
 )
+from .products import Alone, Batch, Stack
 
 
 @dataclass(frozen=True)
@@ -258,34 +259,47 @@ class MemoryPlan:
 
 
 #: What a schedule is made of.
-Step = Kernel | Run | Extern
+Step = Kernel | Run | Extern | Batch
 
 
 @dataclass(frozen=True)
 class Schedule:
     """What runs, in order, and what did not fuse and why.
 
-    `temps` are the temp buffers that need memory; `memory` says where they get it.
+    `temps` are the temp buffers that need memory; `memory` says where they get it, and
+    `stacks` which of them lie one behind the other. `alone`: products of matrices that
+    no Batch has.
     """
 
     steps: tuple[Step, ...]
     refusals: tuple[Refusal, ...] = ()
     temps: tuple[int, ...] = ()
     memory: MemoryPlan = field(default_factory=MemoryPlan)
+    stacks: tuple[Stack, ...] = ()
+    alone: tuple[Alone, ...] = ()
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """All kernels, those of runs among them, in order."""
         kernels: list[Kernel] = []
         for step in self.steps:
-            if not isinstance(step, Extern):
+            if not isinstance(step, (Extern, Batch)):
                 kernels += step.kernels if isinstance(step, Run) else [step]
         return tuple(kernels)
 
     @property
     def externs(self) -> tuple[Extern, ...]:
-        """All ATen calls that run as they are, in order."""
-        return tuple(s for s in self.steps if isinstance(s, Extern))
+        """All ATen calls of the graph, rows of batches among them, in order."""
+        externs: list[Extern] = []
+        for step in self.steps:
+            if isinstance(step, (Extern, Batch)):
+                externs += step.externs if isinstance(step, Batch) else [step]
+        return tuple(externs)
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """All batched products, in order."""
+        return tuple(s for s in self.steps if isinstance(s, Batch))
 
 
 __all__ = [
@@ -304,6 +318,8 @@ __all__ = [
     "REDUCTIONS",
     "VECTOR",
     "VENDOR",
+    "Alone",
+    "Batch",
     "Block",
     "Body",
     "Buffer",
@@ -323,6 +339,7 @@ __all__ = [
     "Schedule",
     "SchedulerNode",
     "Slot",
+    "Stack",
     "Step",
     "Symbol",
     "Variant",

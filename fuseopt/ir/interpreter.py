@@ -18,6 +18,7 @@ import torch
 from ..errors import GraphError
 from .graph import (
     DTYPE_BYTES,
+    Batch,
     Buffer,
     Extern,
     Graph,
@@ -77,8 +78,9 @@ def run_schedule(
     """
     memory = Memory(graph, tensors, schedule.memory)
     for step in schedule.steps:
-        if isinstance(step, Extern):
-            _run_extern(step, memory, externs)
+        if isinstance(step, (Extern, Batch)):
+            for extern in step.externs if isinstance(step, Batch) else (step,):
+                _run_extern(extern, memory, externs)
         elif isinstance(step, Run):
             for block in step.blocks:
                 for k in range(len(step.kernels)):

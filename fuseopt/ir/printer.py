@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from .expressions import formulas
 from .geometry import is_contiguous
 from .graph import (
+    Batch,
     Body,
     Buffer,
     Extern,
@@ -26,6 +27,7 @@ from .graph import (
     Variant,
     symbols,
 )
+from .products import COPIED, SHARED
 
 #: Lanes of one list, or buffers of one kind, that are written out.
 FIRST = 3
@@ -64,8 +66,11 @@ def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
     freed = schedule.memory.freed or ((),) * len(schedule.steps)
     members = {b.storage: b.name for b in reversed(graph.buffers)}
     for step, storages in zip(schedule.steps, freed, strict=True):
-        if isinstance(step, Extern):
-            lines += ["", *_extern(step, names, first)]
+        if isinstance(step, (Extern, Batch)):
+            if isinstance(step, Extern):
+                lines += ["", *_extern(step, names, first)]
+            else:
+                lines += ["", *_batch(graph, step, first)]
             if storages:
                 lines.append(
                     f"  gives back {_few([members[s] for s in storages], first)}"
@@ -203,6 +208,18 @@ def _call(
         yield f"  {written} = {bodies[id(row.body)]}({', '.join(args)}){over}"
     if node.rows > first:
         yield f"  … {node.rows - first} more"
+
+
+def _batch(graph: Graph, step: Batch, first: int) -> Iterable[str]:
+    """A Batch: where its rows lie, and what they read and write."""
+    line = step.externs[0].line
+    comment = f"  # {line}" if line else ""
+    yield f"batch {step.name}, {step.way}: {step.flops:,} flops{comment}"
+    places = {COPIED: "copied", SHARED: "shared"}
+    for operand in (*step.operands, step.result):
+        rows = [graph.buffers[b].name for b in operand.buffers]
+        where = places.get(operand.stack, f"stack {operand.stack}")
+        yield f"  {where} {list(operand.shape)}: {_few(rows, first)}"
 
 
 def _extern(node: Extern, names: list[str], first: int) -> Iterable[str]:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 from ..errors import GraphError
 from .alias import overlaps
+from .batch_verifier import check_batches
 from .equivalence import difference
 from .graph import (
     ALIGNED,
     REDUCTIONS,
+    Batch,
     Buffer,
     Extern,
     Graph,
@@ -45,6 +47,7 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
     for step in schedule.steps:
         if isinstance(step, Run):
             _check_run(step)
+    check_batches(graph, schedule, near)
     payloads = [extern.payload for extern in schedule.externs]
     expected = [n.payload for n in graph.nodes if isinstance(n, Extern)]
     require(
@@ -348,7 +351,7 @@ def _check_freed(
             )
             require(s not in later, f"{step.name}: gives back {name} too early")
             later.add(s)
-        if isinstance(step, Extern):
+        if isinstance(step, (Extern, Batch)):
             touched = {graph.values[v] for v in (*step.reads, *step.writes)}
         else:
             touched = {b for _, views in _launches(step) for b in views}

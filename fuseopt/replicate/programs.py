@@ -18,7 +18,6 @@ import torch
 
 from ..config import Config
 from ..ir.expressions import Item
-from ..ir.graph import Extern
 from ..runtime.plan import Plan
 from ..runtime.step import CompiledStep
 from ..runtime.tables.host_numbers import CPU
@@ -286,7 +285,7 @@ def may_leave_out(
     if any(models.params[k].grad is None for k in used):
         return False
     graph = plan.captured.graph
-    kernels = not any(isinstance(step, Extern) for step in plan.schedule.steps)
+    kernels = not plan.schedule.externs
     reduced = any(v.reduction for k in plan.schedule.kernels for v in k.every)
     on_cpu = all(b.device == CPU for b in graph.buffers) and config.target != "triton"
     items = any(

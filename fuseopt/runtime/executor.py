@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from ..compat.profiling import profiled, profiler_range
-from ..ir.graph import Kernel, Run, Step
+from ..ir.graph import Batch, Kernel, Run, Step
 from .binding import Binding, bind
 from .cpp.table import KernelTable
 from .marks import kernel_name
@@ -174,8 +174,11 @@ def _run(
 ) -> None:
     """Run steps one after another."""
     tables, externs = bound.tables.every, bound.plan.externs
+    batches = bound.plan.batches
     for step in steps:
         if isinstance(step, (Kernel, Run)):
             launch(tables[step.name])
+        elif isinstance(step, Batch):
+            batches[step.externs[0].payload].run(memory)
         else:
             memory.run(externs[step.payload])

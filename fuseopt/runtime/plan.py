@@ -7,7 +7,7 @@ being built. `binding.bind` makes the tables for the layouts of a call's tensors
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -16,7 +16,8 @@ import torch
 from ..capture.aten.dtypes import BUFFER_NAMES
 from ..capture.host_results import host_results, read_at_once
 from ..capture.trace import Captured
-from ..ir.graph import Extern, Kernel, Schedule
+from ..ir.graph import Batch, Extern, Kernel, Schedule
+from .batches import PreparedBatch, freed_stacks
 from .cpp.table import TableFactory
 from .extern_calls import prepare
 from .guards.sharing import inputs
@@ -48,14 +49,20 @@ class Plan:
 
     `positions`: where each buffer has its address. `inputs`: what is done to the
     tensors of a call. `memory`: who makes which memory. `externs`: the calls of ATen,
-    by payload. `simple`: it is one kernel that makes no memory. `lean`: a call needs
-    its tensors' addresses alone, and those that numbers are in. `at_once`: what it
-    gives is looked at as soon as it has run, but for `host_results`: numbers of the
-    host, by the buffer that the step fills with one. `risk`: how far an error may come.
+    by payload; `batches`: the batched ones, by the payload of their first row, which
+    `allowed` says may be made (see PreparedBatch). `simple`: it is one kernel that
+    makes no memory. `lean`: a call needs its tensors' addresses alone, and those that
+    numbers are in. `at_once`: what it gives is looked at as soon as it has run, but for
+    `host_results`: numbers of the host, by the buffer that the step fills with one.
+    `risk`: how far an error may come.
     """
 
     def __init__(
-        self, captured: Captured, schedule: Schedule, kernels: Kernels
+        self,
+        captured: Captured,
+        schedule: Schedule,
+        kernels: Kernels,
+        allowed: Callable[[Batch], bool] | None = None,
     ) -> None:
         self.captured = captured
         self.schedule = schedule
@@ -65,7 +72,7 @@ class Plan:
         statics, steps = len(captured.statics), schedule.steps
         self.positions = positions(buffers, statics + len(captured.tensor_args))
         self.inputs = inputs(graph, statics, captured.twins, captured.dropped)
-        self.memory = layout(buffers, schedule.memory)
+        self.memory = layout(buffers, schedule)
         freed = schedule.memory.freed or ((),) * len(steps)
         self.externs = {
             step.payload: prepare(
@@ -79,6 +86,15 @@ class Plan:
             )
             for step, last in zip(steps, freed, strict=True)
             if isinstance(step, Extern)
+        }
+        self.batches = {
+            step.externs[0].payload: PreparedBatch(
+                step, buffers, allowed, (stacks, storages)
+            )
+            for step, stacks, storages in zip(
+                steps, freed_stacks(schedule), freed, strict=True
+            )
+            if isinstance(step, Batch)
         }
         self.risk = risk_of(graph, schedule, lambda device: device != CPU)
         self.simple = (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..ir.graph import Buffer, Extern, Graph, Kernel, Run, Schedule, Step
+from ..ir.graph import Batch, Buffer, Extern, Graph, Run, Schedule, Step
 
 log = logging.getLogger("fuseopt")
 
@@ -47,7 +47,7 @@ def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> 
         return Risk(0, ())
     # one that fails may have written a part, if it is more than a launch
     last = risky[-1]
-    whole = last + isinstance(steps[last], Extern)
+    whole = last + isinstance(steps[last], (Extern, Batch))
     written = {b: None for step in steps[:whole] for b in _written(graph, step)}
     return Risk(last + 1, tuple(b for b in written if buffers[b].kind != "temp"))
 
@@ -55,7 +55,7 @@ def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> 
 def _may_raise(
     buffers: Sequence[Buffer], step: Step, remote: Callable[[str], bool]
 ) -> bool:
-    if isinstance(step, Extern):
+    if isinstance(step, (Extern, Batch)):
         return True
     kernels = step.kernels if isinstance(step, Run) else (step,)
     return any(
@@ -67,8 +67,8 @@ def _may_raise(
     )
 
 
-def _written(graph: Graph, step: Kernel | Run | Extern) -> Iterable[int]:
-    if isinstance(step, Extern):
+def _written(graph: Graph, step: Step) -> Iterable[int]:
+    if isinstance(step, (Extern, Batch)):
         yield from (graph.values[v] for v in step.writes)
         return
     for kernel in step.kernels if isinstance(step, Run) else (step,):

@@ -13,7 +13,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ..ir.alias import overlaps
-from ..ir.graph import Extern, Graph, Kernel, Run, Schedule, Variant, makes_numbers
+from ..ir.graph import (
+    Batch,
+    Extern,
+    Graph,
+    Kernel,
+    Run,
+    Schedule,
+    Variant,
+    makes_numbers,
+)
 from .kernels import needed_temps
 from .passes import Machine, kernel_device
 
@@ -56,7 +65,7 @@ def finish_early(graph: Graph, schedule: Schedule, _: Machine) -> Schedule:
     """Move what finishes a kernel's numbers into it; kernels left empty are gone."""
     steps: Steps = []
     for s in schedule.steps:
-        assert not isinstance(s, Run), "runs are made of kernels that are finished"
+        assert not isinstance(s, (Run, Batch)), "these are made of what is finished"
         steps.append(s)
     if not any(_makes_numbers(s) for s in steps):
         return schedule

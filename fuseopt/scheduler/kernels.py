@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ..ir.alias import shared_storages
 from ..ir.graph import (
+    Batch,
     Extern,
     Graph,
     Kernel,
@@ -173,7 +174,7 @@ def needed_temps(graph: Graph, steps: Sequence[Step]) -> tuple[int, ...]:
     """Temp buffers that a step or the caller touches in memory, in order."""
     touched: dict[int, None] = dict.fromkeys(graph.outputs)
     for step in steps:
-        if isinstance(step, Extern):
+        if isinstance(step, (Extern, Batch)):
             touched.update((graph.values[v], None) for v in step.reads)
             continue
         for kernel in step.kernels if isinstance(step, Run) else (step,):

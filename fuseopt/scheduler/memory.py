@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ..ir.graph import (
     ALIGNED,
+    Batch,
     Block,
     Buffer,
     Extern,
@@ -62,7 +63,7 @@ def _freed(
     kept = {graph.buffers[b].storage for b in graph.outputs}
     freed: list[list[int]] = [[] for _ in schedule.steps]
     for s, i in last.items():
-        if s in members and s not in kept and isinstance(schedule.steps[i], Extern):
+        if s in members and s not in kept and _calls(schedule.steps[i]):
             freed[i].append(s)
     return tuple(map(tuple, freed))
 
@@ -82,9 +83,7 @@ def _with_arena(
     free = {
         s: storage_bytes(members[s])
         for s, steps in users.items()
-        if s in members
-        and s not in seen
-        and not any(isinstance(step, Extern) for step in steps)
+        if s in members and s not in seen and not any(map(_calls, steps))
     }
     offsets: dict[int, int] = {}
     small = ((s, n) for s, n in free.items() if n <= SMALL * len(members[s]))
@@ -129,9 +128,14 @@ def _returned(graph: Graph, extern: Extern) -> set[int]:
     return written - read
 
 
+def _calls(step: Step) -> bool:
+    """Does a step call ATen?"""
+    return isinstance(step, (Extern, Batch))
+
+
 def _of_step(graph: Graph, step: Step) -> dict[int, None]:
     """The storages that a step touches, in order."""
-    if isinstance(step, Extern):
+    if isinstance(step, (Extern, Batch)):
         values = (*step.reads, *step.writes)
         return {graph.buffers[graph.values[v]].storage: None for v in values}
     kernels = step.kernels if isinstance(step, Run) else (step,)

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..ir.graph import Graph, Kernel, Schedule
+from ..ir.products import Product, Trial
 from .dependencies import CPU
+
+
+class Verdict(NamedTuple):
+    """How a batched call has the bits of single calls, see Batch.way; "" and why, where
+    it has not.
+    """
+
+    way: str
+    why: str = ""
+
+
+class Batching(Protocol):
+    """What the batches of products depend on besides the graph."""
+
+    def product(self, payload: int) -> Product | str:
+        """The product that an ATen call is; why it cannot be batched; "" for what is no
+        product.
+        """
+
+    def verdict(self, trial: Trial) -> Verdict:
+        """May these products be one call?"""
 
 
 @dataclass(frozen=True)
@@ -16,9 +38,11 @@ class Machine:
 
     `block_bytes`: how much memory the lanes of a block may touch, so that the cache
     keeps it from one kernel to the next; 0 if kernels cannot go block by block.
+    `batching`: None if no products are batched.
     """
 
     block_bytes: int = 0
+    batching: Batching | None = None
 
 
 class Pass(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.graph import Graph, Schedule
+from .batches import batch_products
 from .epilogue import finish_early
 from .kernels import schedule_kernels
 from .memory import plan_memory
@@ -23,6 +24,7 @@ PASSES = (
     Pass("begin", begin_late),
     Pass("runs", join_runs),
     Pass("tiles", tile),
+    Pass("batches", batch_products),
     Pass("memory", plan_memory),
 )
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ..ir.alias import overlaps
 from ..ir.geometry import numel
-from ..ir.graph import Extern, Graph, Kernel, Run, Schedule, makes_numbers
+from ..ir.graph import Batch, Extern, Graph, Kernel, Run, Schedule, makes_numbers
 from .dependencies import CPU
 from .epilogue import Touched, between, numbered
 from .passes import Machine, kernel_device
@@ -30,7 +30,7 @@ def begin_late(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
         return schedule
     steps: list[Kernel | Extern] = []
     for s in schedule.steps:
-        assert not isinstance(s, Run), "runs are made of kernels that have begun"
+        assert not isinstance(s, (Run, Batch)), "these are made of what has begun"
         steps.append(s)
     near = overlaps(graph.buffers)
     done: list[Kernel | Extern] = []

@@ -47,7 +47,9 @@ def lanes_of(run: Run) -> list[list[int]]:
 
 
 def test_passes_have_names_and_an_order() -> None:
-    assert [p.name for p in PASSES] == ["finish", "begin", "runs", "tiles", "memory"]
+    assert [p.name for p in PASSES] == [
+        *("finish", "begin", "runs", "tiles", "batches", "memory")
+    ]
 
 
 def test_a_pass_that_changes_nothing_returns_what_it_got() -> None:

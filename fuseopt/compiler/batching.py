@@ -1,0 +1,80 @@
+"""What the scheduler is told of products of matrices: which calls are products of which
+kind, and whether a batched call has the bits of single ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..capture.aten.externs import Call, TensorRef
+from ..capture.scalars.host import Sym
+from ..capture.trace import Captured
+from ..config import Config
+from ..ir.graph import Batch, Symbol
+from ..ir.products import DENSE, Product, Trial
+from ..runtime.probes import Probes
+from ..scheduler.passes import Verdict
+
+#: The calls that compute one product, and how many of their arguments are tensors.
+PRODUCTS = {
+    torch.ops.aten.mm.default: 2,
+    torch.ops.aten.addmm.default: 3,
+    torch.ops.aten.bmm.default: 2,
+    torch.ops.aten.baddbmm.default: 3,
+}
+
+
+class Products:
+    """The products of one captured step; see scheduler.passes.Batching."""
+
+    def __init__(self, captured: Captured, probes: Probes, config: Config) -> None:
+        self.calls = captured.calls
+        self.probes = probes
+        self.cache_dir = config.cache_dir
+        self.fast = config.numerics == "fast"
+
+    def product(self, payload: int) -> Product | str:
+        """See Batching."""
+        call = self.calls[payload]
+        if call.func not in PRODUCTS:
+            return ""
+        return _product(call)
+
+    def verdict(self, trial: Trial) -> Verdict:
+        """See Batching."""
+        if self.fast:
+            return Verdict(DENSE)
+        way = self.probes.way(trial, self.cache_dir)
+        return Verdict(way, "" if way else "one call for all has other bits here")
+
+
+def _product(call: Call) -> Product | str:
+    refs = call.args[: PRODUCTS[call.func]]
+    if call.autocast is not None:
+        return "autocast is on"
+    if not all(isinstance(x, TensorRef) and x == TensorRef(x.buffer) for x in refs):
+        return "it reads conjugated or negated tensors"
+    scales: list[float | Symbol] = []
+    if len(refs) == 3:
+        for name in ("beta", "alpha"):
+            x = call.kwargs.get(name, 1.0)
+            if isinstance(x, Sym):
+                scales.append(Symbol(x.index))
+            elif isinstance(x, (int, float)):
+                scales.append(float(x))
+            else:
+                return "a scale that the step computes"
+    (result,) = call.outputs
+    op = call.func._schema.name.removeprefix("aten::")
+    return Product(op, tuple(x.buffer for x in refs), result, tuple(scales))
+
+
+def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool] | None:
+    """A function that says whether a batch has the bits of single calls in the present
+    circumstances; None if it need not.
+    """
+    if config.numerics == "fast":
+        return None
+    return lambda batch: probes.way(batch.trial, config.cache_dir) == batch.way

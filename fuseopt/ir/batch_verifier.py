@@ -1,0 +1,108 @@
+"""Batches and stacks -> nothing, or a GraphError that names what is broken.
+
+That a batch does what its rows do is not shown here: a probe compares bits (see
+docs/numerics.md). What is: no row depends on another, and rows lie where it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .graph import DTYPE_BYTES, Batch, Buffer, Graph, Schedule, storage_bytes
+from .graph_verifier import require
+from .products import Operand
+
+
+def check_batches(
+    graph: Graph, schedule: Schedule, near: Mapping[int, Sequence[int]]
+) -> None:
+    """Raise GraphError at the first stack or batch that is malformed."""
+    _check_stacks(graph, schedule)
+    for batch in schedule.batches:
+        _check_rows(graph, batch, near)
+        for operand in (*batch.operands, batch.result):
+            _check_operand(graph, schedule, batch, operand)
+        made = [graph.values[v] for e in batch.externs for v in e.writes]
+        require(
+            batch.result.stack >= 0 and list(batch.result.buffers) == made,
+            f"{batch.name}: its result is not what its rows write",
+        )
+
+
+def _check_stacks(graph: Graph, schedule: Schedule) -> None:
+    members: dict[int, list[Buffer]] = {}
+    for stack in schedule.stacks:
+        members.update({s: [] for s in stack.storages})
+    outputs = {graph.buffers[b].storage for b in graph.outputs}
+    for b in graph.buffers:
+        if b.storage in members:
+            members[b.storage].append(b)
+    seen: set[int] = set()
+    for number, stack in enumerate(schedule.stacks):
+        where = f"stack {number}"
+        require(
+            seen.isdisjoint(stack.storages)
+            and len({*stack.storages}) == len(stack.storages),
+            f"{where}: a storage lies in two places",
+        )
+        seen.update(stack.storages)
+        for s in stack.storages:
+            require(
+                bool(members[s])
+                and all(b.kind == "temp" for b in members[s])
+                and s not in outputs
+                and s not in schedule.memory.offsets,
+                f"{where}: storage {s} is no temp that nobody else places",
+            )
+            alike = {(b.dtype, b.device) for b in members[s]}
+            require(
+                alike == {(stack.dtype, stack.device)}
+                and storage_bytes(members[s]) <= stack.step,
+                f"{where}: storage {s} does not fit into {stack.step} bytes of "
+                f"{stack.dtype}",
+            )
+
+
+def _check_rows(graph: Graph, batch: Batch, near: Mapping[int, Sequence[int]]) -> None:
+    """No row touches what another one writes."""
+    require(len(batch.externs) > 1, f"{batch.name}: a batch of one row")
+    writer: dict[int, int] = {}
+    for row, extern in enumerate(batch.externs):
+        require(not extern.ordered, f"{batch.name}: row {row} keeps an order")
+        for v in extern.writes:
+            for b in (graph.values[v], *near.get(graph.values[v], ())):
+                require(b not in writer, f"{batch.name}: two rows write one buffer")
+                writer[b] = row
+    for row, extern in enumerate(batch.externs):
+        for v in extern.reads:
+            other = writer.get(graph.values[v], row)
+            require(
+                other == row,
+                f"{batch.name}: row {row} reads what row {other} writes",
+            )
+
+
+def _check_operand(
+    graph: Graph, schedule: Schedule, batch: Batch, operand: Operand
+) -> None:
+    """The rows of an operand lie in its stack, one behind the other."""
+    require(
+        len(operand.buffers) == len(batch.externs),
+        f"{batch.name}: {len(operand.buffers)} matrices for {len(batch.externs)} rows",
+    )
+    if operand.stack < 0:
+        return
+    stack = schedule.stacks[operand.stack]
+    size = DTYPE_BYTES[stack.dtype]
+    for row, b in enumerate(operand.buffers):
+        x = graph.buffers[b]
+        require(
+            x.storage in stack.storages,
+            f"{batch.name}: {x.name} lies in no row of stack {operand.stack}",
+        )
+        at = stack.storages.index(x.storage) * stack.step + x.first_byte
+        expected = (operand.first * size) + row * stack.step
+        require(
+            at == expected and x.shape[-2:] == operand.shape[-2:],
+            f"{batch.name}: {x.name} lies at byte {at}, not at {expected}",
+        )

@@ -1,0 +1,285 @@
+"""Do the rows of a batched product have the bits of single calls? Tried, and kept.
+
+A product of matrices is sums in some order. BLAS chooses the order by shapes, layouts,
+alignment, scales and threads, never by what the matrices hold. So two calls that agree
+on enough numbers that tell orders apart agree on all: `docs/numerics.md` says what that
+rests on. A `Probe` runs both on such numbers, for all rows of a batch, and keeps what
+it found in the cache, under all that the answer depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..capture.aten.dtypes import NAMED_DTYPES
+from ..ir.products import DENSE, PADDED, Layout, Trial
+from ..locks import new_lock
+from .cpp.toolchain import processor
+from .folders import Folder, chosen
+
+#: Files of answers end so; then the folder's name has two letters, as kernels' have.
+ENDING = ".product"
+#: Numbers for scales of kind "any", one pair for each round.
+SCALES = ((3.4445, -4.775), (-4.775, 2.0315), (0.7, 1.3), (-0.3, 17.25))
+#: Rounds of numbers that cancel, which tell the orders of sums apart.
+CANCELLING = 4
+#: What the libraries of products read from the environment.
+VARIABLES = ("MKL_", "DNNL_", "ONEDNN_", "OMP_", "KMP_", "GOMP_", "ATEN_", "TORCH_MKL")
+_ONE, _LEAST = 1.0, 5e-324
+MKLDNN = torch.backends.mkldnn
+
+
+class Circumstances(NamedTuple):
+    """What may change within a process, and with it the bits of a product.
+
+    `threads` that products use; `flushes`: denormals are flushed to zero; `settings`
+    of torch for products.
+    """
+
+    threads: int
+    flushes: bool
+    settings: tuple[Any, ...]
+
+
+def circumstances() -> Circumstances:
+    """Those of this moment, in this thread."""
+    return Circumstances(
+        torch.get_num_threads(),
+        _LEAST * _ONE == 0.0,
+        (
+            torch.get_float32_matmul_precision(),
+            MKLDNN.enabled,
+            MKLDNN.deterministic,
+            getattr(getattr(MKLDNN, "matmul", None), "fp32_precision", ""),
+        ),
+    )
+
+
+def apart(layout: Layout, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A tensor with this layout in memory of its own."""
+    shape, stride, offset = layout
+    last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    memory = torch.zeros(offset + last + 1, dtype=dtype, device=device)
+    return memory.as_strided(shape, stride, offset)
+
+
+def batched(
+    op: str,
+    operands: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    scales: Sequence[float],
+) -> None:
+    """The batched call of products `op`: every row of `out` is written."""
+    if len(operands) == 2:
+        torch.bmm(*operands, out=out)
+    else:
+        beta, alpha = scales
+        torch.baddbmm(*operands, beta=beta, alpha=alpha, out=out)
+
+
+class Probes:
+    """Answers of this process, by trial, circumstances and folder of the cache.
+
+    `tried`: how many trials were run and not found in the cache.
+    """
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._known: dict[tuple[Any, ...], str] = {}
+        self.tried = 0
+
+    def way(self, trial: Trial, cache_dir: str | None) -> str:
+        """DENSE, PADDED, or "" where neither call has the bits of single calls."""
+        now = circumstances()
+        key = (trial, now, cache_dir)
+        with self._lock:
+            if key not in self._known:
+                name = _name(trial, now)
+                found = _kept(cache_dir, name)
+                if found is None:
+                    self.tried += 1
+                    found = _tried(trial)
+                    _keep(cache_dir, name, found)
+                self._known[key] = found
+            return self._known[key]
+
+
+def _name(trial: Trial, now: Circumstances) -> str:
+    """The name under which an answer is kept: a hash of all that it depends on."""
+    asked = sorted((k, v) for k, v in os.environ.items() if k.startswith(VARIABLES))
+    parts = (
+        *(trial, tuple(now), asked, processor(), os.cpu_count()),
+        *(torch.__version__, torch.__config__.show()),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _kept(cache_dir: str | None, name: str) -> str | None:
+    """The answer in the cache; None if there is none, or nobody may trust it."""
+    try:
+        with Folder.open(chosen(cache_dir)) as root, root.enter(name[:2]) as place:
+            said = place.read(f"{name}{ENDING}").decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    answer, _, again = said.partition(" ")
+    known = answer in ("", DENSE, PADDED) and again == name
+    return answer if known else None
+
+
+def _keep(cache_dir: str | None, name: str, answer: str) -> None:
+    """Write an answer to the cache, if it can be written."""
+    temporary = f"{name}.{os.getpid()}{ENDING}"
+    try:
+        with (
+            Folder.open(chosen(cache_dir), make=True) as root,
+            root.enter(name[:2], make=True) as place,
+        ):
+            place.write(temporary, f"{answer} {name}".encode())
+            place.move(temporary, place, f"{name}{ENDING}")
+    except OSError:
+        return
+
+
+# ---------------------------------------------------------------- one trial
+
+
+def _tried(trial: Trial) -> str:
+    """Run single calls and batched ones on the same numbers."""
+    ways = [DENSE] if trial.op in ("bmm", "baddbmm") else [DENSE, PADDED]
+    with torch.no_grad():
+        rounds = list(_rounds(trial))
+        for way in ways:
+            if all(_agree(trial, way, fill, scales) for fill, scales in rounds):
+                return way
+    return ""
+
+
+#: Writes the numbers of a round into one operand, whose place among all is given.
+Fill = Callable[[torch.Tensor, int], None]
+
+
+def _rounds(trial: Trial) -> Iterator[tuple[Fill, tuple[float, ...]]]:
+    """Numbers for operands, and scales."""
+    generator = torch.Generator().manual_seed(35)
+    inner = trial.layouts[-2][0][-1]
+    fills: list[Fill] = []
+    for _ in range(CANCELLING):
+        fills.append(_cancelling(generator, inner, len(trial.layouts)))
+    fills += [_normal(generator), _denormal(generator), _special(generator)]
+    for number, fill in enumerate(fills):
+        pair = iter(SCALES[number % len(SCALES)])
+        scales = [next(pair) if s == "any" else float(s) for s in trial.scales]
+        yield fill, tuple(scales)
+
+
+def _cancelling(generator: torch.Generator, inner: int, operands: int) -> Fill:
+    """Terms of all sizes that are there twice, with both signs, at random places: all
+    that a sum of them has is what its order rounded off.
+    """
+    order = torch.randperm(inner, generator=generator)
+    half = inner // 2
+    one, other, left = order[:half], order[half : 2 * half], order[2 * half :]
+
+    def fill(t: torch.Tensor, k: int) -> None:
+        numbers = torch.randn(t.shape, generator=generator, dtype=torch.float64)
+        sizes = torch.randint(-6, 7, t.shape, generator=generator)
+        numbers = torch.ldexp(numbers, sizes).to(t.dtype)
+        if k == operands - 2:
+            numbers[..., other] = -numbers[..., one]
+            if half:
+                numbers[..., left] = 0.0
+        elif k == operands - 1:
+            numbers[..., other, :] = numbers[..., one, :]
+        else:
+            numbers *= 2**-10
+        t.copy_(numbers)
+
+    return fill
+
+
+def _normal(generator: torch.Generator) -> Fill:
+    def fill(t: torch.Tensor, k: int) -> None:
+        t.copy_(torch.randn(t.shape, generator=generator, dtype=torch.float64))
+
+    return fill
+
+
+def _denormal(generator: torch.Generator) -> Fill:
+    """Numbers whose products are the least that there are."""
+
+    def fill(t: torch.Tensor, k: int) -> None:
+        numbers = torch.randn(t.shape, generator=generator, dtype=torch.float64)
+        t.copy_(numbers * torch.finfo(t.dtype).tiny ** 0.5 * 2**-4)
+
+    return fill
+
+
+def _special(generator: torch.Generator) -> Fill:
+    """Zeros of both signs, infinities, NaN and the largest numbers among others."""
+
+    def fill(t: torch.Tensor, k: int) -> None:
+        most = torch.finfo(t.dtype).max
+        kinds = (0.0, -0.0, 0.0, float("inf"), float("nan"), most, -most, 1.0)
+        chosen_kinds = torch.randint(0, 160, t.shape, generator=generator)
+        t.copy_(torch.randn(t.shape, generator=generator, dtype=torch.float64))
+        for number, kind in enumerate(kinds):
+            t[chosen_kinds == number] = kind
+
+    return fill
+
+
+def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> bool:
+    """Have all rows of one batched call the bits of their single calls?"""
+    dtype, n = NAMED_DTYPES[trial.dtype], trial.rows
+    singles: list[list[torch.Tensor]] = [[] for _ in range(n)]
+    stacked: list[torch.Tensor] = []
+    for k, (layout, place) in enumerate(zip(trial.layouts, trial.stacked, strict=True)):
+        whole = apart(place, dtype, trial.device)
+        shared = place[1][0] == 0 and place[0][0] > 1
+        once = apart(layout, dtype, trial.device)
+        for row in range(n):
+            single = once if shared else apart(layout, dtype, trial.device)
+            if row == 0 or not shared:
+                fill(single, k)
+                rows_of(whole, n)[row].copy_(single)
+            singles[row].append(single)
+        stacked.append(whole)
+    out = _out(trial, way, dtype)
+    batched(trial.op, stacked, out, scales)
+    rows = rows_of(out, n)
+    call = getattr(torch, trial.op)
+    keywords = dict(zip(("beta", "alpha"), scales, strict=False))
+    return all(
+        _same(call(*operands, **keywords), rows[row])
+        for row, operands in enumerate(singles)
+    )
+
+
+def rows_of(whole: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
+    """The rows of a batched operand, matrices or batches of matrices."""
+    each = len(whole) // n
+    return whole.unbind(0) if each == 1 else torch.split(whole, each)
+
+
+def _out(trial: Trial, way: str, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for the result, as a stack has it."""
+    shape = trial.result
+    whole = (trial.rows * (shape[0] if len(shape) == 3 else 1), *shape[-2:])
+    step = shape[-2] * shape[-1]
+    if way == PADDED:
+        size = dtype.itemsize
+        step = (step * size // 64 + 2) * 64 // size
+    return apart((whole, (step, shape[-1], 1), 0), dtype, trial.device)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Are all bits alike, but for those of NaN?"""
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    kind = kinds[one.dtype.itemsize]
+    bits = one.contiguous().view(kind) == other.contiguous().view(kind)
+    return bool((bits | (one.isnan() & other.isnan())).all())

@@ -1,0 +1,381 @@
+"""ATen calls -> batches: products of one shape that are ready together are one call.
+
+Between two kernels, externs depend on each other in *levels*; those of one level do
+not. Products of a level that are alike but for their matrices become a Batch. Which
+rows lie in one stack, the first batch decides that reads or makes them; later ones keep
+that order, so that a chain of products stays in its stacks. What stays a single call
+stays at its place in the chain of its lane, and `Schedule.alone` says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..ir.alias import overlaps
+from ..ir.geometry import numel
+from ..ir.graph import DTYPE_BYTES, Buffer, Extern, Graph, Schedule, Step, storage_bytes
+from ..ir.products import (
+    COPIED,
+    PADDED,
+    SHARED,
+    Alone,
+    Batch,
+    Layout,
+    Operand,
+    Product,
+    Stack,
+    Trial,
+)
+from .levels import in_levels, in_order
+from .passes import Batching, Machine
+
+#: Dtypes of batches, and the most multiplications of one row, by dtype: from there on
+#: the product takes so long that a call of its own adds nothing (bench/NOTES.md).
+MOST = {"f32": 1 << 22, "f64": 1 << 22, "bf16": 1 << 24, "f16": 1 << 24}
+#: The most elements of one row of an operand that is copied into a stack at each call.
+COPY = {"f32": 1 << 12, "f64": 1 << 12, "bf16": 1 << 16, "f16": 1 << 16}
+#: The most bytes of one operand of a batch: what has more is several batches.
+MOST_BYTES = 1 << 26
+#: Bytes between the rows of a result that lie apart, and what each row begins at.
+GAP = 64
+#: Numbers that BLAS treats apart.
+APART = (0.0, 1.0, -1.0)
+
+
+class _Row(NamedTuple):
+    extern: Extern
+    product: Product
+
+
+class _Refused(Exception):
+    """Why rows are no batch."""
+
+
+def batch_products(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
+    """Put products that are alike and ready together into batches."""
+    if machine.batching is None or len(schedule.externs) < 2:
+        return schedule
+    fixed: frozenset[int] = frozenset()
+    while True:
+        batcher = _Batcher(graph, schedule, machine.batching, fixed)
+        steps = batcher.steps(schedule.steps)
+        # single calls are given what begins where eager's does
+        seen = batcher.seen_singly(steps)
+        if not seen:
+            break
+        fixed |= seen
+    if not batcher.stacks and not batcher.alone:
+        return schedule
+    alone = (Alone(what, n, why) for (what, why), n in batcher.alone.items())
+    return replace(
+        schedule, steps=tuple(steps), stacks=tuple(batcher.stacks), alone=tuple(alone)
+    )
+
+
+class _Batcher:
+    """Makes batches of the externs between kernels, from first to last."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        batching: Batching,
+        fixed: frozenset[int],
+    ) -> None:
+        self.graph = graph
+        self.batching = batching
+        self.near = overlaps(graph.buffers)
+        self.members: dict[int, list[Buffer]] = {}
+        for b in graph.buffers:
+            if b.kind == "temp":
+                self.members.setdefault(b.storage, []).append(b)
+        #: storages that cannot lie in a stack: the caller's, and what ATen allocates
+        self.fixed = {graph.buffers[b].storage for b in graph.outputs} | fixed
+        self.stacks: list[Stack] = []
+        self.place: dict[int, tuple[int, int]] = {}  # of a storage: its stack, its row
+        self.alone: Counter[tuple[str, str]] = Counter()
+
+    def steps(self, steps: Sequence[Step]) -> list[Step]:
+        """A schedule's steps with batches in them."""
+        made: list[Step] = []
+        beside: list[Extern] = []
+        for step in (*steps, None):
+            if isinstance(step, Extern):
+                beside.append(step)
+                continue
+            made += self.batched(beside)
+            beside = []
+            if step is not None:
+                made.append(step)
+        return made
+
+    def seen_singly(self, steps: Sequence[Step]) -> frozenset[int]:
+        """The storages that single calls touch in stacks whose rows begin anywhere."""
+        values = self.graph.values
+        touched = {
+            self._storage(values[v])
+            for e in steps
+            if isinstance(e, Extern)
+            for v in (*e.reads, *e.writes)
+        }
+        return frozenset(
+            s
+            for s in touched & self.place.keys()
+            if self.stacks[self.place[s][0]].step % GAP
+        )
+
+    def batched(self, externs: Sequence[Extern]) -> list[Extern | Batch]:
+        """Externs that nothing stands between, in batches where they may be."""
+        batch_of: dict[int, Batch] = {}
+        products = [self.batching.product(e.payload) for e in externs]
+        if not any(products):
+            self._take(externs)
+            return [*externs]
+        levels = in_levels(self.graph, externs, self.near)
+        for level in levels.members:
+            groups: dict[tuple[object, ...], list[int]] = {}
+            single: list[int] = []
+            for i in level:
+                product = products[i]
+                if isinstance(product, Product):
+                    groups.setdefault(self._key(product), []).append(i)
+                else:
+                    single.append(i)
+                    if product:
+                        self.alone[externs[i].name, product] += 1
+            for group in groups.values():
+                rows = [_Row(externs[i], _product(products[i])) for i in group]
+                batches = [*self._batches(rows)]
+                made = {e.payload: x for x in batches for e in x.externs}
+                for i in group:
+                    if externs[i].payload in made:
+                        batch_of[i] = made[externs[i].payload]
+                    else:
+                        single.append(i)
+            self._take([externs[i] for i in single])
+        return list(in_order(externs, batch_of, levels.needs))
+
+    def _take(self, externs: Sequence[Extern]) -> None:
+        """Single calls: ATen allocates what they make."""
+        for e in externs:
+            self.fixed |= {self._storage(self.graph.values[v]) for v in e.writes}
+
+    def _storage(self, b: int) -> int:
+        return self.graph.buffers[b].storage
+
+    def _key(self, p: Product) -> tuple[object, ...]:
+        """Equal for products that may be rows of one batch."""
+        buffers = [self.graph.buffers[b] for b in (*p.operands, p.result)]
+        storages = [self._storage(b) for b in p.operands]
+        return (
+            *(p.op, tuple(map(repr, p.scales))),
+            tuple((x.dtype, x.device, *_layout(x)) for x in buffers),
+            tuple(self.place.get(s, (None, 0))[0] for s in storages),
+            tuple(storages.index(s) for s in storages),
+        )
+
+    # ------------------------------------------------------------ one group
+
+    def _batches(self, rows: list[_Row]) -> Iterator[Batch]:
+        """The batches of products that are alike; what is in none is alone."""
+        what = self._described(rows[0].product)
+        try:
+            self._check(rows)
+            largest = max(self._bytes(b) for b in self._touched(rows[0].product))
+        except _Refused as why:
+            self.alone[what, str(why)] += len(rows)
+            return
+        most = max(1, MOST_BYTES // largest)
+        rows = self._sorted(rows)
+        for at in range(0, len(rows), most):
+            part = rows[at : at + most]
+            try:
+                yield self._batch(part)
+            except _Refused as why:
+                self.alone[what, str(why)] += len(part)
+
+    def _touched(self, p: Product) -> list[int]:
+        return [*p.operands, p.result]
+
+    def _bytes(self, b: int) -> int:
+        x = self.graph.buffers[b]
+        return x.numel * DTYPE_BYTES[x.dtype]
+
+    def _described(self, p: Product) -> str:
+        shapes = [self.graph.buffers[b] for b in p.operands]
+        sizes = " @ ".join(str(list(x.shape)) for x in shapes[-2:])
+        return f"{p.op} {shapes[-1].dtype} {sizes}"
+
+    def _check(self, rows: Sequence[_Row]) -> None:
+        """Refuse what is too large, of another form, or the only one of its kind."""
+        p = rows[0].product
+        buffers = [self.graph.buffers[b] for b in self._touched(p)]
+        result, left = buffers[-1], buffers[-3]
+        if any(x.device != "cpu" for x in buffers):
+            raise _Refused("it is on a device, whose calls are not tried")
+        if result.dtype not in MOST or any(x.dtype != result.dtype for x in buffers):
+            raise _Refused(f"no batches of {result.dtype}")
+        if 0 in result.shape or 0 in left.shape:
+            raise _Refused("an empty product")
+        work = result.numel * left.shape[-1]
+        if work > MOST[result.dtype]:
+            raise _Refused(f"{2 * work:,} flops take longer than a call")
+        if len(p.operands) == 3 and buffers[0].shape != result.shape:
+            raise _Refused("it adds a tensor of another shape")
+        if len(rows) < 2:
+            raise _Refused("no other product of its kind is ready with it")
+
+    def _sorted(self, rows: list[_Row]) -> list[_Row]:
+        """Rows in the order of the first stack that has them all."""
+        for k in range(len(rows[0].product.operands)):
+            storages = [self._storage(row.product.operands[k]) for row in rows]
+            if len({*storages}) == len(rows) and all(s in self.place for s in storages):
+                order = sorted(range(len(rows)), key=lambda i: self.place[storages[i]])
+                return [rows[i] for i in order]
+        return rows
+
+    def _batch(self, rows: Sequence[_Row]) -> Batch:
+        """The Batch of some rows. Raises _Refused."""
+        p = rows[0].product
+        self._check(rows)
+        new: dict[tuple[int, ...], Stack] = {}
+        operands = [
+            self._operand(tuple(r.product.operands[k] for r in rows), new)
+            for k in range(len(p.operands))
+        ]
+        results = tuple(r.product.result for r in rows)
+        out = self.graph.buffers[results[0]]
+        trial = Trial(
+            *(p.op, out.dtype, out.device, len(rows)),
+            tuple(_layout(self.graph.buffers[b]) for b in p.operands),
+            tuple((x.shape, x.stride, x.first) for x in operands),
+            out.shape,
+            tuple(map(_kind, p.scales)),
+        )
+        dense = self._made(results)
+        verdict = self.batching.verdict(trial)
+        if not verdict.way:
+            raise _Refused(verdict.why)
+        step = dense
+        if verdict.way == PADDED:
+            step = (dense // GAP + 2) * GAP
+        for storages, stack in new.items():
+            self._register(storages, stack)
+        made = tuple(map(self._storage, results))
+        self._register(made, Stack(made, step, out.dtype, out.device))
+        result = _merged(results, out, len(self.stacks) - 1, 0, step)
+        externs = tuple(row.extern for row in rows)
+        return Batch(
+            externs, p.op, tuple(operands), result, p.scales, trial, verdict.way
+        )
+
+    def _register(self, storages: tuple[int, ...], stack: Stack) -> None:
+        self.place.update((s, (len(self.stacks), i)) for i, s in enumerate(storages))
+        self.stacks.append(stack)
+
+    def _made(self, results: Sequence[int]) -> int:
+        """The bytes of one row of a result, if all may lie in a stack."""
+        buffers = [self.graph.buffers[b] for b in results]
+        size = self._bytes(results[0])
+        for x in buffers:
+            if not self._may_lie(x) or x.storage in self.place:
+                raise _Refused("the step returns it, or it has other views")
+            if storage_bytes(self.members[x.storage]) != size:
+                raise _Refused("its result is a part of a larger tensor")
+        if buffers[0].stride != _contiguous(buffers[0].shape):
+            raise _Refused("its result is not contiguous")
+        return size
+
+    def _may_lie(self, x: Buffer) -> bool:
+        """May a storage be a row of a stack?"""
+        views = self.members.get(x.storage, ())
+        alike = all(y.dtype == x.dtype for y in views)
+        return x.kind == "temp" and x.storage not in self.fixed and alike
+
+    def _operand(
+        self, buffers: tuple[int, ...], new: dict[tuple[int, ...], Stack]
+    ) -> Operand:
+        """Where the rows of an operand lie. `new`: stacks that this batch is the first
+        to need, by their storages, in the order in which they will be numbered.
+        """
+        x = self.graph.buffers[buffers[0]]
+        storages = tuple(map(self._storage, buffers))
+        if len(set(buffers)) == 1:
+            return _merged(buffers, x, SHARED, 0, 0)
+        places = [self.place.get(s) for s in storages]
+        if None not in places and places[0] is not None:
+            stack, row = places[0]
+            if places == [(stack, row + i) for i in range(len(buffers))]:
+                step = self.stacks[stack].step
+                return _merged(buffers, x, stack, row, step)
+        if storages in new:
+            number = len(self.stacks) + list(new).index(storages)
+            return _merged(buffers, x, number, 0, new[storages].step)
+        every = [self.graph.buffers[b] for b in buffers]
+        seen = {s for row in new for s in row}
+        if (
+            len({*storages}) == len(storages)
+            and seen.isdisjoint(storages)
+            and all(y.storage not in self.place and self._may_lie(y) for y in every)
+        ):
+            sizes = {storage_bytes(self.members[s]) for s in storages}
+            if len(sizes) == 1:
+                (size,) = sizes
+                new[storages] = Stack(storages, size, x.dtype, x.device)
+                number = len(self.stacks) + len(new) - 1
+                return _merged(buffers, x, number, 0, size)
+        return self._copied(buffers, x)
+
+    def _copied(self, buffers: tuple[int, ...], x: Buffer) -> Operand:
+        """An operand whose rows lie apart."""
+        if x.numel > COPY[x.dtype]:
+            raise _Refused("its matrices lie apart, and to copy them takes longer")
+        if any(n > 1 and s <= 0 for n, s in zip(x.shape, x.stride, strict=True)):
+            raise _Refused("a matrix that is expanded")
+        last = sum((n - 1) * s for n, s in zip(x.shape, x.stride, strict=True))
+        size = (last + 1) * DTYPE_BYTES[x.dtype]
+        return _merged(buffers, x._replace(offset=0), COPIED, 0, size)
+
+
+def _merged(
+    buffers: tuple[int, ...], x: Buffer, stack: int, row: int, step: int
+) -> Operand:
+    """Rows like `x`, `step` bytes from one to the next, as one tensor of three
+    dimensions; batches of batches have their first two dimensions merged.
+    """
+    each, uneven = divmod(step, DTYPE_BYTES[x.dtype])
+    if uneven:
+        raise _Refused("its rows begin between elements")
+    first = x.offset + row * each
+    shape, stride, n = x.shape, x.stride, len(buffers)
+    if len(shape) == 2:
+        return Operand(stack, (n, *shape), (each, *stride), first, buffers)
+    inner = stride[0] if shape[0] > 1 else each
+    if each != shape[0] * inner and shape[0] > 1:
+        raise _Refused("its batches do not lie one behind the other")
+    return Operand(
+        stack, (n * shape[0], *shape[1:]), (inner, *stride[1:]), first, buffers
+    )
+
+
+def _product(x: Product | str) -> Product:
+    assert isinstance(x, Product)
+    return x
+
+
+def _layout(x: Buffer) -> Layout:
+    return x.shape, x.stride, x.offset
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(numel(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _kind(scale: object) -> str:
+    """What BLAS sees in a number."""
+    if isinstance(scale, float) and scale in APART:
+        return f"{scale:g}"
+    return "any"

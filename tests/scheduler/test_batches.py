@@ -1,0 +1,335 @@
+"""Products of matrices that are alike and ready together become one call. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fuseopt.errors import GraphError
+from fuseopt.ir.graph import Batch, Extern, Graph, Schedule, Stack
+from fuseopt.ir.printer import show_schedule
+from fuseopt.ir.products import COPIED, DENSE, PADDED, SHARED, Product, Trial
+from fuseopt.ir.verifier import check_schedule
+from fuseopt.scheduler import Machine, batches, schedule
+from fuseopt.scheduler.passes import Verdict
+from tests.build_graphs import GraphBuilder
+
+
+class Products(GraphBuilder):
+    """A graph with products, and a Batching that allows all of them one way."""
+
+    def __init__(self, way: str = DENSE) -> None:
+        super().__init__()
+        self.way = way
+        self.products: dict[int, Product | str] = {}
+        self.trials: list[Trial] = []
+
+    def matrix(self, shape: tuple[int, ...], dtype: str = "f32") -> int:
+        return self.tensor(f"t{len(self.buffers)}", shape, dtype, "temp")
+
+    def transposed(self, x: int) -> int:
+        b = self.buffers[x]
+        return self.tensor(
+            f"{b.name}T", b.shape[::-1], b.dtype, b.kind, b.device, b.stride[::-1],
+            storage=b.storage,
+        )  # fmt: skip
+
+    def times(self, op: str, *operands: int, scales: tuple[float, ...] = ()) -> int:
+        """The product of the last two operands."""
+        left, right = (self.buffers[b] for b in operands[-2:])
+        shape = (*left.shape[:-1], right.shape[-1])
+        result = self.matrix(shape, left.dtype)
+        self.products[self._externs] = Product(op, operands, result, scales)
+        self.extern(op, operands, [result])
+        return result
+
+    def product(self, payload: int) -> Product | str:
+        return self.products.get(payload, "")
+
+    def verdict(self, trial: Trial) -> Verdict:
+        self.trials.append(trial)
+        return Verdict(self.way, "" if self.way else "other bits")
+
+    def planned(self) -> tuple[Graph, Schedule]:
+        graph = self.graph()
+        plan = schedule(graph, machine=Machine(1, self))
+        check_schedule(graph, plan)
+        return graph, plan
+
+
+def newton_schulz(g: Products, p: int, iterations: int = 2, dtype: str = "f32") -> None:
+    """Two products an iteration of what a kernel makes of p, which gets the result."""
+    x = g.op("mul", p, 0.5)
+    for _ in range(iterations):
+        gram = g.times("mm", x, g.transposed(x))
+        x = g.times("addmm", x, gram, x, scales=(3.0, -1.0))
+    g.op("add", p, x, out=p)
+
+
+def of_lanes(
+    *shapes: tuple[int, int], way: str = DENSE, dtype: str = "f32"
+) -> Products:
+    g = Products(way)
+    for i, shape in enumerate(shapes):
+        newton_schulz(g, g.tensor(f"p{i}", shape, dtype))
+    return g
+
+
+def reasons(plan: Schedule) -> dict[str, int]:
+    return {x.reason: x.calls for x in plan.alone}
+
+
+def test_a_chain_of_lanes_is_one_call_a_product() -> None:
+    _, plan = of_lanes((4, 6), (4, 6), (8, 8), (4, 6), (8, 8)).planned()
+    names = ["mm x 3", "addmm x 3", "mm x 2", "addmm x 2"]
+    assert sorted(b.name for b in plan.batches) == sorted(names * 2)
+    assert not any(isinstance(s, Extern) for s in plan.steps)
+    assert len(plan.externs) == 20
+    assert plan.alone == ()
+
+
+def test_nothing_is_copied_within_a_chain() -> None:
+    """What the kernel makes is a stack, and so is all that follows."""
+    _, plan = of_lanes(*[(4, 6)] * 3).planned()
+    operands = [x.stack for b in plan.batches for x in b.operands]
+    assert min(operands) >= 0
+    first, second, *_ = plan.batches
+    assert first.operands[0].shape == (3, 4, 6)
+    assert first.operands[1].shape == (3, 6, 4)
+    assert first.operands[1].stride == (24, 1, 6)
+    assert second.operands[1].stack == first.result.stack
+    # the kernel that makes them is told nothing: its temps lie elsewhere
+    assert plan.stacks[0].step == 4 * 6 * 4
+
+
+def test_rows_lie_in_the_order_of_the_first_batch() -> None:
+    g = Products()
+    ps = g.tensors("p", [(4, 4)] * 3)
+    xs = g.foreach("mul", ps, 0.5, inplace=False)
+    ys = [g.times("mm", x, x) for x in xs]
+    zs = {i: g.times("mm", ys[i], ys[i]) for i in (2, 0, 1)}
+    g.foreach("add", ps, [zs[i] for i in range(3)])
+    _, plan = g.planned()
+    one, two = plan.batches
+    assert two.operands[0].stack == one.result.stack
+    assert two.operands[0].buffers == one.result.buffers == tuple(ys)
+
+
+def test_gaps_between_the_rows_of_a_result() -> None:
+    _, plan = of_lanes(*[(4, 4)] * 3, way=PADDED).planned()
+    first = plan.batches[0]
+    assert plan.stacks[first.result.stack].step == 192
+    assert first.result.stride == (48, 4, 1)
+    assert plan.batches[1].operands[1].stride == (48, 4, 1)
+
+
+def test_other_bits_are_other_calls() -> None:
+    g = of_lanes(*[(4, 4)] * 3, way="")
+    _, plan = g.planned()
+    assert plan.batches == ()
+    assert reasons(plan) == {"other bits": 6}
+    assert len(g.trials) == 4
+    assert g.trials[0].rows == 3
+    assert g.trials[0].layouts == (((4, 4), (4, 1), 0), ((4, 4), (1, 4), 0))
+    assert g.trials[1].scales == ("any", "-1")
+
+
+def test_single_calls_keep_the_order_of_their_lane() -> None:
+    _, plan = of_lanes((4, 4), (4, 4), way="").planned()
+    names = [s.name for s in plan.steps if isinstance(s, Extern)]
+    assert names == ["mm", "addmm", "mm", "addmm"] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "reason"),
+    [
+        ((0, 4), "f32", "an empty product"),
+        ((256, 256), "f32", "33,554,432 flops take longer than a call"),
+        ((4, 4), "i64", "no batches of i64"),
+    ],
+)
+def test_what_no_batch_is_made_of(
+    shape: tuple[int, int], dtype: str, reason: str
+) -> None:
+    g = Products()
+    for i in range(3):
+        x, y = (g.tensor(f"{n}{i}", shape, dtype) for n in "xy")
+        g.op(
+            "copy",
+            g.times("mm", x, g.transposed(y)),
+            out=g.tensor(f"z{i}", (shape[0],) * 2, dtype),
+        )
+    _, plan = g.planned()
+    assert plan.batches == ()
+    assert reasons(plan) == {reason: 3}
+
+
+def test_one_of_a_kind_stays_alone() -> None:
+    _, plan = of_lanes((4, 4), (8, 8)).planned()
+    assert reasons(plan) == {"no other product of its kind is ready with it": 2}
+    assert sum(x.calls for x in plan.alone) == 8
+
+
+def test_a_product_of_a_device_stays_alone() -> None:
+    g = Products()
+    for i in range(2):
+        x = g.tensor(f"x{i}", (4, 4), device="cuda:0")
+        y = g.tensor(f"t{i}", (4, 4), "f32", "temp", "cuda:0")
+        g.products[g._externs] = Product("mm", (x, x), y)
+        g.extern("mm", [x, x], [y])
+        g.op("add", x, y, out=x)
+    _, plan = g.planned()
+    assert reasons(plan) == {"it is on a device, whose calls are not tried": 2}
+
+
+def test_what_others_said_of_a_call_is_told() -> None:
+    g = of_lanes((4, 4), (4, 4))
+    g.products = dict.fromkeys(g.products, "autocast is on")
+    _, plan = g.planned()
+    assert reasons(plan) == {"autocast is on": 4}
+
+
+def test_matrices_of_the_caller_are_copied_if_they_are_small() -> None:
+    def of(n: int) -> Schedule:
+        g = Products()
+        for i in range(2):
+            x, y = (g.tensor(f"{name}{i}", (n, n)) for name in "xy")
+            g.op("add", x, g.times("mm", x, y), out=x)
+        return g.planned()[1]
+
+    (batch,) = of(8).batches
+    assert [x.stack for x in batch.operands] == [COPIED, COPIED]
+    assert "apart" in next(iter(reasons(of(96))))
+
+
+def test_a_matrix_that_all_rows_share_is_not_copied() -> None:
+    g = Products()
+    q = g.tensor("q", (4, 4))
+    ps = g.tensors("p", [(4, 4)] * 3)
+    xs = g.foreach("mul", ps, 0.5, inplace=False)
+    g.foreach("add", ps, [g.times("mm", x, q) for x in xs])
+    (batch,) = g.planned()[1].batches
+    assert batch.operands[1].stack == SHARED
+    assert batch.operands[1].stride == (0, 4, 1)
+
+
+def test_what_the_step_returns_stays_alone() -> None:
+    g = Products()
+    for i in range(2):
+        x = g.op("mul", g.tensor(f"x{i}", (4, 4)), 2.0)
+        g.outputs.append(g.times("mm", x, x))
+    _, plan = g.planned()
+    assert plan.batches == ()
+    assert len(plan.alone) == 1
+
+
+def test_a_product_waits_for_what_a_call_between_them_writes() -> None:
+    """The second product reads what a call after the first one changes."""
+    g = Products()
+    ps = g.tensors("p", [(4, 4)] * 2)
+    xs = g.foreach("mul", ps, 0.5, inplace=False)
+    one = g.times("mm", xs[0], xs[0])
+    g.extern("trouble", [xs[1]], [xs[1]])
+    two = g.times("mm", xs[1], xs[1])
+    g.foreach("add", ps, [one, two])
+    _, plan = g.planned()
+    assert plan.batches == ()
+    assert reasons(plan) == {"no other product of its kind is ready with it": 2}
+
+
+def test_single_calls_see_no_row_that_begins_anywhere() -> None:
+    """A row of 4 x 6 floats begins at no multiple of 64 bytes; one of 4 x 16 does."""
+
+    def of(n: int) -> Schedule:
+        g = Products()
+        ps = g.tensors("p", [(4, n)] * 2)
+        xs = g.foreach("mul", ps, 0.5, inplace=False)
+        ys = [g.times("mm", x, g.transposed(x)) for x in xs]
+        other = g.matrix((4, n))
+        g.extern("look", [xs[0]], [other])
+        g.op("add", ps[0], other, out=ps[0])
+        for i, y in enumerate(ys):
+            g.op("copy", y, out=g.tensor(f"q{i}", (4, 4)))
+        return g.planned()[1]
+
+    (batch,) = of(16).batches
+    assert batch.operands[0].stack >= 0
+    (batch,) = of(6).batches
+    assert batch.operands[0].stack == COPIED
+
+
+def test_large_operands_are_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MOST_BYTES", 4 * 4 * 4 * 2)
+    _, plan = of_lanes(*[(4, 4)] * 5).planned()
+    assert sorted(len(b.externs) for b in plan.batches) == [2] * 8
+    assert sum(x.calls for x in plan.alone) == 4
+
+
+def test_products_of_batches_have_their_batches_merged() -> None:
+    g = Products()
+    ps = g.tensors("p", [(3, 4, 4)] * 2)
+    xs = g.foreach("mul", ps, 0.5, inplace=False)
+    g.foreach("add", ps, [g.times("bmm", x, x) for x in xs])
+    (batch,) = g.planned()[1].batches
+    assert batch.operands[0].shape == (6, 4, 4)
+    assert batch.flops == 2 * 6 * 4**3
+
+
+def test_the_text_of_a_batch() -> None:
+    graph, plan = of_lanes(*[(4, 6)] * 4).planned()
+    text = show_schedule(graph, plan)
+    assert "batch mm x 4, dense: 768 flops  # step.py:0" in text
+    assert "  stack 0 [4, 6, 4]: t1T, " in text
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def changed(plan: Schedule, number: int, **what: object) -> Schedule:
+    """A schedule with one of its batches changed."""
+    steps = list(plan.steps)
+    at = [i for i, s in enumerate(steps) if isinstance(s, Batch)][number]
+    batch = steps[at]
+    assert isinstance(batch, Batch)
+    steps[at] = replace(batch, **what)  # type: ignore[arg-type]
+    return replace(plan, steps=tuple(steps))
+
+
+def test_a_batch_whose_rows_depend_on_each_other_is_refused() -> None:
+    graph, plan = of_lanes((4, 4), (4, 4)).planned()
+    first, second = plan.batches[0], plan.batches[1]
+    both = (first.externs[0], second.externs[0])
+    with pytest.raises(GraphError, match="row 1 reads what row 0 writes"):
+        check_schedule(graph, changed(plan, 0, externs=both))
+
+
+def test_rows_that_lie_elsewhere_are_refused() -> None:
+    graph, plan = of_lanes((4, 4), (4, 4)).planned()
+    left, right = plan.batches[0].operands
+    swapped = left._replace(buffers=left.buffers[::-1])
+    with pytest.raises(GraphError, match="lies at byte 64, not at 0"):
+        check_schedule(graph, changed(plan, 0, operands=(swapped, right)))
+    with pytest.raises(GraphError, match="its result is not what its rows write"):
+        check_schedule(graph, changed(plan, 0, result=left))
+
+
+def test_stacks_that_overlap_are_refused() -> None:
+    graph, plan = of_lanes((4, 4), (4, 4)).planned()
+    stack = plan.stacks[0]
+    close = (stack._replace(step=32), *plan.stacks[1:])
+    with pytest.raises(GraphError, match="does not fit into 32 bytes"):
+        check_schedule(graph, replace(plan, stacks=close))
+    twice = (*plan.stacks, Stack(stack.storages, 64, "f32", "cpu"))
+    with pytest.raises(GraphError, match="lies in two places"):
+        check_schedule(graph, replace(plan, stacks=twice))
+
+
+def test_memory_goes_back_when_the_last_row_is_read() -> None:
+    _, plan = of_lanes((4, 4), (4, 4)).planned()
+    freed = [
+        s for s, x in zip(plan.steps, plan.memory.freed, strict=True)
+        if isinstance(s, Batch) for _ in x
+    ]  # fmt: skip
+    # the grams of both iterations, and what the second one starts from
+    assert len(freed) == 2 * 4
