@@ -31,6 +31,7 @@ from ..ir.graph import (
     rows_of,
     span,
 )
+from .whole_views import owners_of_views
 
 #: The owner of buffers, rows and numbers that belong to no lane.
 COMMON = -1
@@ -133,6 +134,8 @@ class _Owners:
                     self.buffers[b], changed = owner, True
             for b in read:
                 readers.setdefault(b, set()).add(owner)
+        for b, owner in owners_of_views(graph.buffers, self.buffers, COMMON):
+            self.buffers[b], changed = owner, True
         if changed:
             return True
         for b, users in readers.items():

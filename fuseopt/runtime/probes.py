@@ -28,6 +28,8 @@ ENDING = ".product"
 SCALES = ((3.4445, -4.775), (-4.775, 2.0315), (0.7, 1.3), (-0.3, 17.25))
 #: Rounds of numbers that cancel, which tell the orders of sums apart.
 CANCELLING = 4
+#: NaN behind the operands of a batched call.
+BEHIND = 64
 #: What the libraries of products read from the environment.
 VARIABLES = ("MKL_", "DNNL_", "ONEDNN_", "OMP_", "KMP_", "GOMP_", "ATEN_", "TORCH_MKL")
 _ONE, _LEAST = 1.0, 5e-324
@@ -60,11 +62,14 @@ def circumstances() -> Circumstances:
     )
 
 
-def apart(layout: Layout, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """A tensor with this layout in memory of its own."""
+def apart(
+    layout: Layout, dtype: torch.dtype, device: str, behind: int = 0
+) -> torch.Tensor:
+    """A tensor with this layout in memory of its own, with `behind` NaN behind it."""
     shape, stride, offset = layout
     last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-    memory = torch.zeros(offset + last + 1, dtype=dtype, device=device)
+    memory = torch.zeros(offset + last + 1 + behind, dtype=dtype, device=device)
+    memory[offset + last + 1 :] = float("nan")
     return memory.as_strided(shape, stride, offset)
 
 
@@ -159,8 +164,9 @@ def _tried(trial: Trial) -> str:
     return ""
 
 
-#: Writes the numbers of a round into one operand, whose place among all is given.
-Fill = Callable[[torch.Tensor, int], None]
+#: Writes the numbers of a round into an operand of a row: `(tensor, place among the
+#: operands, row)`; of an operand that all rows share, the row is -1.
+Fill = Callable[[torch.Tensor, int, int], None]
 
 
 def _rounds(trial: Trial) -> Iterator[tuple[Fill, tuple[float, ...]]]:
@@ -171,6 +177,7 @@ def _rounds(trial: Trial) -> Iterator[tuple[Fill, tuple[float, ...]]]:
     for _ in range(CANCELLING):
         fills.append(_cancelling(generator, inner, len(trial.layouts)))
     fills += [_normal(generator), _denormal(generator), _special(generator)]
+    fills += [_every_other(generator, 0), _every_other(generator, 1)]
     for number, fill in enumerate(fills):
         pair = iter(SCALES[number % len(SCALES)])
         scales = [next(pair) if s == "any" else float(s) for s in trial.scales]
@@ -185,7 +192,7 @@ def _cancelling(generator: torch.Generator, inner: int, operands: int) -> Fill:
     half = inner // 2
     one, other, left = order[:half], order[half : 2 * half], order[2 * half :]
 
-    def fill(t: torch.Tensor, k: int) -> None:
+    def fill(t: torch.Tensor, k: int, row: int) -> None:
         numbers = torch.randn(t.shape, generator=generator, dtype=torch.float64)
         sizes = torch.randint(-6, 7, t.shape, generator=generator)
         numbers = torch.ldexp(numbers, sizes).to(t.dtype)
@@ -203,8 +210,19 @@ def _cancelling(generator: torch.Generator, inner: int, operands: int) -> Fill:
 
 
 def _normal(generator: torch.Generator) -> Fill:
-    def fill(t: torch.Tensor, k: int) -> None:
+    def fill(t: torch.Tensor, k: int, row: int) -> None:
         t.copy_(torch.randn(t.shape, generator=generator, dtype=torch.float64))
+
+    return fill
+
+
+def _every_other(generator: torch.Generator, odd: int) -> Fill:
+    """NaN in every other row: nothing of it may come into the rows beside it."""
+
+    def fill(t: torch.Tensor, k: int, row: int) -> None:
+        _normal(generator)(t, k, row)
+        if row >= 0 and row % 2 == odd:
+            t.fill_(float("nan"))
 
     return fill
 
@@ -212,7 +230,7 @@ def _normal(generator: torch.Generator) -> Fill:
 def _denormal(generator: torch.Generator) -> Fill:
     """Numbers whose products are the least that there are."""
 
-    def fill(t: torch.Tensor, k: int) -> None:
+    def fill(t: torch.Tensor, k: int, row: int) -> None:
         numbers = torch.randn(t.shape, generator=generator, dtype=torch.float64)
         t.copy_(numbers * torch.finfo(t.dtype).tiny ** 0.5 * 2**-4)
 
@@ -222,7 +240,7 @@ def _denormal(generator: torch.Generator) -> Fill:
 def _special(generator: torch.Generator) -> Fill:
     """Zeros of both signs, infinities, NaN and the largest numbers among others."""
 
-    def fill(t: torch.Tensor, k: int) -> None:
+    def fill(t: torch.Tensor, k: int, row: int) -> None:
         most = torch.finfo(t.dtype).max
         kinds = (0.0, -0.0, 0.0, float("inf"), float("nan"), most, -most, 1.0)
         chosen_kinds = torch.randint(0, 160, t.shape, generator=generator)
@@ -239,13 +257,13 @@ def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> boo
     singles: list[list[torch.Tensor]] = [[] for _ in range(n)]
     stacked: list[torch.Tensor] = []
     for k, (layout, place) in enumerate(zip(trial.layouts, trial.stacked, strict=True)):
-        whole = apart(place, dtype, trial.device)
+        whole = apart(place, dtype, trial.device, BEHIND)
         shared = place[1][0] == 0 and place[0][0] > 1
         once = apart(layout, dtype, trial.device)
         for row in range(n):
             single = once if shared else apart(layout, dtype, trial.device)
             if row == 0 or not shared:
-                fill(single, k)
+                fill(single, k, -1 if shared else row)
                 rows_of(whole, n)[row].copy_(single)
             singles[row].append(single)
         stacked.append(whole)
