@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .graph import DTYPE_BYTES, Batch, Buffer, Graph, Schedule, storage_bytes
+from .graph import ALIGNED, DTYPE_BYTES, Batch, Buffer, Graph, Schedule, storage_bytes
 from .graph_verifier import require
 from .products import Operand
 
@@ -46,12 +46,22 @@ def _check_stacks(graph: Graph, schedule: Schedule) -> None:
             f"{where}: a storage lies in two places",
         )
         seen.update(stack.storages)
+        places = [schedule.memory.offsets.get(s) for s in stack.storages]
+        first = places[0]
+        require(
+            places == [None] * len(places)
+            or (
+                first is not None
+                and first % ALIGNED == 0
+                and places == [first + i * stack.step for i in range(len(places))]
+            ),
+            f"{where}: its storages do not lie one behind the other in the arena",
+        )
         for s in stack.storages:
             require(
                 bool(members[s])
                 and all(b.kind == "temp" for b in members[s])
-                and s not in outputs
-                and s not in schedule.memory.offsets,
+                and s not in outputs,
                 f"{where}: storage {s} is no temp that nobody else places",
             )
             alike = {(b.dtype, b.device) for b in members[s]}

@@ -285,6 +285,7 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
     members: dict[int, list[Buffer]] = {}
     for b in graph.buffers:
         members.setdefault(b.storage, []).append(b)
+    stacked = {s for stack in schedule.stacks for s in stack.storages}
     ends: dict[int, int] = {}
     for s, at in plan.offsets.items():
         views = members.get(s, [])
@@ -295,7 +296,7 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
         )
         ends[s] = at + storage_bytes(views)
         require(
-            at >= 0 and at % ALIGNED == 0 and ends[s] <= plan.size,
+            at >= 0 and (at % ALIGNED == 0 or s in stacked) and ends[s] <= plan.size,
             f"arena of {plan.size} bytes: {name} lies from {at} to {ends[s]}",
         )
     storage = [b.storage for b in graph.buffers]
@@ -305,7 +306,7 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
         read = {storage[graph.values[v]] for v in e.reads}
         written = {storage[graph.values[v]] for v in e.writes}
         from_externs |= written - read
-        shared |= written | read
+        shared |= (written | read) - stacked
     for s in sorted(shared & plan.offsets.keys()):
         raise GraphError(f"arena: {members[s][0].name} is seen by others than kernels")
     for s in sorted(plan.returned - from_externs):
@@ -318,7 +319,7 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
             raise GraphError(f"storage {s} is loose, but not seen by externs alone")
     _check_freed(graph, schedule, members)
     for step in schedule.steps if plan.offsets else ():
-        for where, touched in _launches(step):
+        for where, touched in _launches(graph, step):
             placed = {storage[b] for b in touched} & plan.offsets.keys()
             places = sorted((plan.offsets[s], ends[s], s) for s in placed)
             for (_, end, one), (at, _, other) in itertools.pairwise(places):
@@ -351,16 +352,15 @@ def _check_freed(
             )
             require(s not in later, f"{step.name}: gives back {name} too early")
             later.add(s)
-        if isinstance(step, (Extern, Batch)):
-            touched = {graph.values[v] for v in (*step.reads, *step.writes)}
-        else:
-            touched = {b for _, views in _launches(step) for b in views}
+        touched = {b for _, views in _launches(graph, step) for b in views}
         later.update(storage[b] for b in touched)
 
 
-def _launches(step: Step) -> Iterator[tuple[str, set[int]]]:
+def _launches(graph: Graph, step: Step) -> Iterator[tuple[str, set[int]]]:
     """What a step touches between two moments at which all lanes are done with it."""
-    if isinstance(step, Kernel):
+    if isinstance(step, (Extern, Batch)):
+        yield step.name, {graph.values[v] for v in (*step.reads, *step.writes)}
+    elif isinstance(step, Kernel):
         yield step.name, {b for v in step.every for b in _seen_by(v)}
     elif isinstance(step, Run):
         for i, block in enumerate(step.blocks):

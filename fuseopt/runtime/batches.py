@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from ..capture.aten.dtypes import NAMED_DTYPES
-from ..ir.graph import Batch, Buffer, Schedule, Symbol
+from ..ir.graph import Batch, Buffer, MemoryPlan, Stack, Symbol
 from ..ir.products import COPIED, Operand
 from .memory import Memory
 from .probes import Circumstances, apart, batched, circumstances, rows_of
+from .run_tables import KEPT
 
 #: What BLAS treats apart, and what is no number.
 _APART = frozenset((0.0, 1.0, -1.0))
@@ -21,7 +22,7 @@ class PreparedBatch:
     """A batched call of a plan, and when its rows have the bits of single calls.
 
     `allowed(batch)`: have they, in the present circumstances? None: they need not.
-    `freed`: stacks and storages that nobody looks at afterwards.
+    `stacks` lie where `memory` says, in the arena of a call.
     """
 
     def __init__(
@@ -29,11 +30,16 @@ class PreparedBatch:
         batch: Batch,
         buffers: Sequence[Buffer],
         allowed: Callable[[Batch], bool] | None,
-        freed: tuple[tuple[int, ...], tuple[int, ...]],
+        memory: MemoryPlan,
+        stacks: Sequence[Stack],
     ) -> None:
         self.batch = batch
         self.buffers = buffers
-        self.freed = freed
+        self.first = [memory.offsets[x.storages[0]] for x in stacks]
+        self.keeps = memory.size <= KEPT
+        #: the arena that these are views of: the operands in stacks, and the result
+        self._arena: torch.Tensor | None = None
+        self._views: list[torch.Tensor | None] = []
         self._allowed = allowed
         self._known: dict[Circumstances, bool] = {}
 
@@ -41,12 +47,32 @@ class PreparedBatch:
         """Run the products on the memory of a call."""
         batch = self.batch
         scales = [_number(s, memory) for s in batch.scales]
-        operands = self._operands(memory)
+        *views, result = self._in_stacks(memory)
+        operands = self._operands(memory, views)
         if operands is None or not self._may(scales):
             self._singly(memory, scales)
         else:
-            batched(batch.op, operands, memory.stacked(batch.result), scales)
-        memory.drop(*self.freed)
+            assert result is not None, "results lie in stacks"
+            batched(batch.op, operands, result, scales)
+
+    def _in_stacks(self, memory: Memory) -> list[torch.Tensor | None]:
+        """The operands and the result that lie in stacks, None for others."""
+        arena = memory.arena
+        assert arena is not None, "a batch needs the arena of its stacks"
+        if arena is self._arena:
+            return self._views
+        dtype = NAMED_DTYPES[self.batch.trial.dtype]
+        whole = arena.view(dtype)
+        views: list[torch.Tensor | None] = []
+        for x in (*self.batch.operands, self.batch.result):
+            if x.stack < 0:
+                views.append(None)
+                continue
+            first = self.first[x.stack] // dtype.itemsize + x.first
+            views.append(whole.as_strided(x.shape, x.stride, first))
+        if self.keeps:
+            self._arena, self._views = arena, views
+        return views
 
     def _may(self, scales: Sequence[float]) -> bool:
         """Have the rows the bits of single calls now?"""
@@ -61,14 +87,16 @@ class PreparedBatch:
             known = self._known[now] = self._allowed(self.batch)
         return known
 
-    def _operands(self, memory: Memory) -> list[torch.Tensor] | None:
+    def _operands(
+        self, memory: Memory, views: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor] | None:
         """The operands of the batched call; None if a tensor has another layout than
         the one that was tried.
         """
         operands: list[torch.Tensor] = []
-        for operand in self.batch.operands:
-            if operand.stack >= 0:
-                operands.append(memory.stacked(operand))
+        for operand, view in zip(self.batch.operands, views, strict=True):
+            if view is not None:
+                operands.append(view)
                 continue
             rows = [memory.tensor(b) for b in self._distinct(operand)]
             first = self.buffers[operand.buffers[0]]
@@ -111,18 +139,3 @@ def _together(operand: Operand, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     whole = apart(layout, t.dtype, str(t.device))
     torch._foreach_copy_(list(rows_of(whole, len(rows))), list(rows))
     return whole
-
-
-def freed_stacks(schedule: Schedule) -> list[tuple[int, ...]]:
-    """After each step, the stacks of which all storages have been given back."""
-    stack_of = {s: k for k, x in enumerate(schedule.stacks) for s in x.storages}
-    left = [len(x.storages) for x in schedule.stacks]
-    freed: list[tuple[int, ...]] = []
-    for storages in schedule.memory.freed or ((),) * len(schedule.steps):
-        done: list[int] = []
-        for s in storages:
-            if s in stack_of:
-                left[stack_of[s]] -= 1
-                done += [stack_of[s]] * (not left[stack_of[s]])
-        freed.append(tuple(done))
-    return freed

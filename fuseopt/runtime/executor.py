@@ -97,7 +97,7 @@ def prepared(bound: Binding, tensors: Sequence[torch.Tensor]) -> tuple[Memory, o
     kept until the last kernel has ended.
     """
     memory = Memory(bound.memory, tensors, bound.addresses, bound.numbers or ())
-    arena = bound.temps.take(bound.addresses)
+    memory.arena = arena = bound.temps.take(bound.addresses)
     memory.allocate(bound.allocated)
     return memory, arena
 
@@ -158,7 +158,7 @@ def _ready(
 ) -> tuple[Memory, object]:
     """Make the memory of a call, and send what is known of it to devices."""
     memory = Memory(bound.memory, tensors, bound.addresses, bound.numbers or ())
-    arena = bound.temps.take(bound.addresses)
+    memory.arena = arena = bound.temps.take(bound.addresses)
     memory.allocate(temps)
     # addresses that are known now are sent to the device before the first kernel
     for device_table in bound.tables.on_devices:

@@ -24,11 +24,9 @@ from ..ir.graph import (
     Buffer,
     MemoryPlan,
     Schedule,
-    Stack,
     span,
     storage_bytes,
 )
-from ..ir.products import Operand
 from .extern_calls import Itself, Prepared
 from .tables.addresses import AddressPool
 
@@ -46,8 +44,6 @@ class Layout:
     `base`: of a storage of inputs, its first input buffer. `members`: of a storage of
     temps, all its buffers. `plan`: the scheduler's plan of the temps' memory. `homes`:
     of a storage of temps, memory (uint8) that it has for the lifetime of the tables.
-    `stacks`: see Schedule; `rows`: of a storage in one its stack and its first byte
-    there; `seen[k]`: of stack k, (buffer, first byte) of what kernels see.
     """
 
     buffers: Sequence[Buffer]
@@ -55,9 +51,6 @@ class Layout:
     members: Mapping[int, list[int]]
     plan: MemoryPlan
     homes: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    stacks: tuple[Stack, ...] = ()
-    rows: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    seen: Sequence[Sequence[tuple[int, int]]] = ()
     _bytes: dict[int, int] = field(default_factory=dict)
 
     def bytes_of(self, storage: int) -> int:
@@ -83,25 +76,7 @@ def layout(buffers: Sequence[Buffer], schedule: Schedule) -> Layout:
             base.setdefault(buffer.storage, b)
         elif buffer.kind == "temp":
             members.setdefault(buffer.storage, []).append(b)
-    rows = {
-        s: (k, i * stack.step)
-        for k, stack in enumerate(schedule.stacks)
-        for i, s in enumerate(stack.storages)
-    }
-    seen: list[list[tuple[int, int]]] = [[] for _ in schedule.stacks]
-    if rows:
-        variants = [v for kernel in schedule.kernels for v in kernel.every]
-        for b in dict.fromkeys(b for v in variants for c in v.columns for b in c):
-            x = buffers[b]
-            if x.storage in rows:
-                k, first = rows[x.storage]
-                seen[k].append((b, first + x.first_byte))
-    return Layout(
-        *(buffers, base, members, schedule.memory),
-        stacks=schedule.stacks,
-        rows=rows,
-        seen=seen,
-    )
+    return Layout(buffers, base, members, schedule.memory)
 
 
 def seen_real(t: torch.Tensor) -> torch.Tensor:
@@ -147,7 +122,8 @@ class Memory:
         self.numbers = numbers
         self._made: dict[int, torch.Tensor] = {}
         self._storages: dict[int, tuple[torch.Tensor, int]] = {}  # tensor, first byte
-        self._stacks: dict[int, torch.Tensor] = {}
+        #: the arena of this call, see run_tables.TempArena
+        self.arena: torch.Tensor | None = None
 
     def tensor(self, b: int) -> torch.Tensor:
         """The tensor of buffer b, created at its first use."""
@@ -169,10 +145,10 @@ class Memory:
         return t
 
     def _allocate(self, buffer: Buffer) -> None:
-        """One allocation for all the temps of a storage, or of a stack."""
-        row = self.layout.rows.get(buffer.storage)
-        if row is not None:
-            self._storages[buffer.storage] = self.stack(row[0]), -row[1]
+        """One allocation for all the temps of a storage, or its place in the arena."""
+        at = self.layout.plan.offsets.get(buffer.storage)
+        if at is not None and self.arena is not None:
+            self._storages[buffer.storage] = self.arena, -at
             return
         memory = self.layout.homes.get(buffer.storage)
         if memory is None:
@@ -182,41 +158,8 @@ class Memory:
 
     def allocate(self, temps: Sequence[int]) -> None:
         """Allocate the temps among these that need it: see Layout.without_memory."""
-        rows, buffers = self.layout.rows, self.layout.buffers
         for b in self.layout.without_memory(temps):
-            row = rows.get(buffers[b].storage) if rows else None
-            if row is None:
-                self.tensor(b)
-            else:
-                self.stack(row[0])
-
-    def stack(self, k: int) -> torch.Tensor:
-        """The memory of stack k, created at its first use."""
-        whole = self._stacks.get(k)
-        if whole is None:
-            stack = self.layout.stacks[k]
-            dtype = NAMED_DTYPES[stack.dtype]
-            size = stack.step * len(stack.storages) // dtype.itemsize
-            whole = torch.empty(size, dtype=dtype, device=stack.device)
-            self._stacks[k] = whole
-            start = whole.data_ptr()
-            for b, first in self.layout.seen[k]:
-                self.place(self.position[b], start + first)
-        return whole
-
-    def stacked(self, operand: Operand) -> torch.Tensor:
-        """All rows of an operand in a stack, as one tensor."""
-        whole = self.stack(operand.stack)
-        return whole.as_strided(operand.shape, operand.stride, operand.first)
-
-    def drop(self, stacks: Sequence[int], storages: Sequence[int]) -> None:
-        """Give back the memory of stacks and storages that nobody looks at again."""
-        for k in stacks:
-            self._stacks.pop(k, None)
-        for s in storages:
-            self._storages.pop(s, None)
-            for b in self.layout.members[s]:
-                self._made.pop(b, None)
+            self.tensor(b)
 
     def take_copies(self, originals: Mapping[int, torch.Tensor]) -> None:
         """Take copies of other tensors for some buffers; copies share memory where the

@@ -17,7 +17,7 @@ from ..capture.aten.dtypes import BUFFER_NAMES
 from ..capture.host_results import host_results, read_at_once
 from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Schedule
-from .batches import PreparedBatch, freed_stacks
+from .batches import PreparedBatch
 from .cpp.table import TableFactory
 from .extern_calls import prepare
 from .guards.sharing import inputs
@@ -88,13 +88,10 @@ class Plan:
             if isinstance(step, Extern)
         }
         self.batches = {
-            step.externs[0].payload: PreparedBatch(
-                step, buffers, allowed, (stacks, storages)
+            batch.externs[0].payload: PreparedBatch(
+                batch, buffers, allowed, schedule.memory, schedule.stacks
             )
-            for step, stacks, storages in zip(
-                steps, freed_stacks(schedule), freed, strict=True
-            )
-            if isinstance(step, Batch)
+            for batch in schedule.batches
         }
         self.risk = risk_of(graph, schedule, lambda device: device != CPU)
         self.simple = (

@@ -10,6 +10,7 @@ it found in the cache, under all that the answer depends on.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -157,9 +158,8 @@ def _tried(trial: Trial) -> str:
     """Run single calls and batched ones on the same numbers."""
     ways = [DENSE] if trial.op in ("bmm", "baddbmm") else [DENSE, PADDED]
     with torch.no_grad():
-        rounds = list(_rounds(trial))
         for way in ways:
-            if all(_agree(trial, way, fill, scales) for fill, scales in rounds):
+            if all(_agree(trial, way, fill, scales) for fill, scales in _rounds(trial)):
                 return way
     return ""
 
@@ -169,84 +169,102 @@ def _tried(trial: Trial) -> str:
 Fill = Callable[[torch.Tensor, int, int], None]
 
 
+class _Numbers:
+    """Normal numbers, another window of a few random ones at each call."""
+
+    def __init__(self, most: int) -> None:
+        self.generator = torch.Generator().manual_seed(35)
+        self.room = 4099
+        self.at = 0
+        count = most + self.room
+        pool = torch.randn(count, generator=self.generator, dtype=torch.float64)
+        self.normal = pool
+        sizes = torch.randint(-6, 7, (count,), generator=self.generator)
+        self.spread = torch.ldexp(pool, sizes)
+        self.kinds = torch.randint(0, 160, (count,), generator=self.generator)
+
+    def window(self, pool: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """Numbers of a pool in a shape."""
+        self.at = (self.at + 613) % self.room
+        count = math.prod(shape)
+        return pool[self.at : self.at + count].view(*shape)
+
+
 def _rounds(trial: Trial) -> Iterator[tuple[Fill, tuple[float, ...]]]:
     """Numbers for operands, and scales."""
-    generator = torch.Generator().manual_seed(35)
+    numbers = _Numbers(max(math.prod(shape) for shape, _, _ in trial.layouts))
     inner = trial.layouts[-2][0][-1]
-    fills: list[Fill] = []
-    for _ in range(CANCELLING):
-        fills.append(_cancelling(generator, inner, len(trial.layouts)))
-    fills += [_normal(generator), _denormal(generator), _special(generator)]
-    fills += [_every_other(generator, 0), _every_other(generator, 1)]
+    operands = len(trial.layouts)
+    fills = [_cancelling(numbers, inner, operands) for _ in range(CANCELLING)]
+    fills += [_normal(numbers), _denormal(numbers), _special(numbers)]
+    fills += [_every_other(numbers, 0), _every_other(numbers, 1)]
     for number, fill in enumerate(fills):
         pair = iter(SCALES[number % len(SCALES)])
         scales = [next(pair) if s == "any" else float(s) for s in trial.scales]
         yield fill, tuple(scales)
 
 
-def _cancelling(generator: torch.Generator, inner: int, operands: int) -> Fill:
+def _cancelling(numbers: _Numbers, inner: int, operands: int) -> Fill:
     """Terms of all sizes that are there twice, with both signs, at random places: all
     that a sum of them has is what its order rounded off.
     """
-    order = torch.randperm(inner, generator=generator)
+    order = torch.randperm(inner, generator=numbers.generator)
     half = inner // 2
     one, other, left = order[:half], order[half : 2 * half], order[2 * half :]
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
-        numbers = torch.randn(t.shape, generator=generator, dtype=torch.float64)
-        sizes = torch.randint(-6, 7, t.shape, generator=generator)
-        numbers = torch.ldexp(numbers, sizes).to(t.dtype)
+        t.copy_(numbers.window(numbers.spread, t.shape))
         if k == operands - 2:
-            numbers[..., other] = -numbers[..., one]
+            t[..., other] = -t[..., one]
             if half:
-                numbers[..., left] = 0.0
+                t[..., left] = 0.0
         elif k == operands - 1:
-            numbers[..., other, :] = numbers[..., one, :]
+            t[..., other, :] = t[..., one, :]
         else:
-            numbers *= 2**-10
-        t.copy_(numbers)
+            t.mul_(2**-10)
 
     return fill
 
 
-def _normal(generator: torch.Generator) -> Fill:
+def _normal(numbers: _Numbers) -> Fill:
     def fill(t: torch.Tensor, k: int, row: int) -> None:
-        t.copy_(torch.randn(t.shape, generator=generator, dtype=torch.float64))
+        t.copy_(numbers.window(numbers.normal, t.shape))
 
     return fill
 
 
-def _every_other(generator: torch.Generator, odd: int) -> Fill:
+def _every_other(numbers: _Numbers, odd: int) -> Fill:
     """NaN in every other row: nothing of it may come into the rows beside it."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
-        _normal(generator)(t, k, row)
         if row >= 0 and row % 2 == odd:
             t.fill_(float("nan"))
+        else:
+            t.copy_(numbers.window(numbers.normal, t.shape))
 
     return fill
 
 
-def _denormal(generator: torch.Generator) -> Fill:
+def _denormal(numbers: _Numbers) -> Fill:
     """Numbers whose products are the least that there are."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
-        numbers = torch.randn(t.shape, generator=generator, dtype=torch.float64)
-        t.copy_(numbers * torch.finfo(t.dtype).tiny ** 0.5 * 2**-4)
+        small = torch.finfo(t.dtype).tiny ** 0.5 * 2**-4
+        t.copy_(numbers.window(numbers.normal, t.shape) * small)
 
     return fill
 
 
-def _special(generator: torch.Generator) -> Fill:
+def _special(numbers: _Numbers) -> Fill:
     """Zeros of both signs, infinities, NaN and the largest numbers among others."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
         most = torch.finfo(t.dtype).max
-        kinds = (0.0, -0.0, 0.0, float("inf"), float("nan"), most, -most, 1.0)
-        chosen_kinds = torch.randint(0, 160, t.shape, generator=generator)
-        t.copy_(torch.randn(t.shape, generator=generator, dtype=torch.float64))
-        for number, kind in enumerate(kinds):
-            t[chosen_kinds == number] = kind
+        special = (0.0, -0.0, 0.0, float("inf"), float("nan"), most, -most, 1.0)
+        kinds = numbers.window(numbers.kinds, t.shape)
+        t.copy_(numbers.window(numbers.normal, t.shape))
+        for number, kind in enumerate(special):
+            t[kinds == number] = kind
 
     return fill
 

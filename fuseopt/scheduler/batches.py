@@ -34,7 +34,7 @@ from .passes import Batching, Machine
 
 #: Dtypes of batches, and the most multiplications of one row, by dtype: from there on
 #: the product takes so long that a call of its own adds nothing (bench/NOTES.md).
-MOST = {"f32": 1 << 22, "f64": 1 << 22, "bf16": 1 << 24, "f16": 1 << 24}
+MOST = {"f32": 1 << 23, "f64": 1 << 23, "bf16": 1 << 24, "f16": 1 << 24}
 #: The most elements of one row of an operand that is copied into a stack at each call.
 COPY = {"f32": 1 << 12, "f64": 1 << 12, "bf16": 1 << 16, "f16": 1 << 16}
 #: The most bytes of one operand of a batch: what has more is several batches.

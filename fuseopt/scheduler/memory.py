@@ -1,10 +1,10 @@
 """Schedule -> the same with a plan of its temps' memory.
 
-What an extern returns is known to be there. Temps that kernels of the CPU alone see lie
-in an arena: small ones for good; others, if one block of a run alone touches them, in a
-part of it in which each block begins anew. So a step needs memory for its largest block
-instead of for all of them, and finds it in the cache. All that is left is allocated at
-each call.
+What an extern returns is known to be there. Stacks of batches lie in an arena, for as
+long as a step needs them. So do temps that kernels of the CPU alone see: small ones for
+good; others, if one block of a run alone touches them, in a part of it in which each
+block begins anew. So a step needs memory for its largest block instead of for all of
+them, and finds it in the cache. All that is left is allocated at each call.
 """
 
 from __future__ import annotations
@@ -43,15 +43,52 @@ def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
     kernels = {s for k in schedule.kernels for s in _of_kernel(graph, k)}
     loose = frozenset(s for s in returned - kernels if len(members[s]) == 1)
     plan = MemoryPlan({}, 0, returned, loose)
+    plan = _with_stacks(graph, schedule, plan)
     if returned:
-        plan = replace(plan, freed=_freed(graph, schedule, members))
+        plan = replace(plan, freed=_freed(graph, schedule, members, plan))
     if goes_by_blocks(graph, schedule, machine):
         plan = _with_arena(graph, schedule, plan, members)
     return schedule if plan == schedule.memory else replace(schedule, memory=plan)
 
 
+def _with_stacks(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> MemoryPlan:
+    """The plan with an arena for the stacks of batches: those that no step needs at one
+    time may have one place.
+    """
+    if not schedule.stacks:
+        return plan
+    stack_of = {s: k for k, x in enumerate(schedule.stacks) for s in x.storages}
+    used: dict[int, tuple[int, int]] = {}
+    for i, step in enumerate(schedule.steps):
+        for k in {stack_of[s] for s in _of_step(graph, step) if s in stack_of}:
+            used[k] = used.get(k, (i, i))[0], i
+    offsets: dict[int, int] = {}
+    size = 0
+    there: list[tuple[int, int, int]] = []  # first byte, end, last step
+    for k, (first, last) in sorted(used.items(), key=lambda item: item[1]):
+        stack = schedule.stacks[k]
+        there = sorted(x for x in there if x[2] >= first)
+        need = -(-stack.step * len(stack.storages) // ALIGNED) * ALIGNED
+        at = 0
+        for start, end, _ in there:
+            if at + need <= start:
+                break
+            at = max(at, end)
+        there.append((at, at + need, last))
+        size = max(size, at + need)
+        offsets.update((s, at + i * stack.step) for i, s in enumerate(stack.storages))
+    # what lies in the arena, no call returns
+    returned = plan.returned - offsets.keys()
+    return replace(
+        plan, offsets=offsets, size=size, returned=returned, loose=plan.loose & returned
+    )
+
+
 def _freed(
-    graph: Graph, schedule: Schedule, members: dict[int, list[Buffer]]
+    graph: Graph,
+    schedule: Schedule,
+    members: dict[int, list[Buffer]],
+    plan: MemoryPlan,
 ) -> tuple[tuple[int, ...], ...]:
     """After each extern, the storages of temps that no later step touches. What kernels
     are the last to touch goes with the rest, at the end: of a device, they may still
@@ -63,7 +100,8 @@ def _freed(
     kept = {graph.buffers[b].storage for b in graph.outputs}
     freed: list[list[int]] = [[] for _ in schedule.steps]
     for s, i in last.items():
-        if s in members and s not in kept and _calls(schedule.steps[i]):
+        unplaced = s in members and s not in kept and s not in plan.offsets
+        if unplaced and _calls(schedule.steps[i]):
             freed[i].append(s)
     return tuple(map(tuple, freed))
 
@@ -85,9 +123,9 @@ def _with_arena(
         for s, steps in users.items()
         if s in members and s not in seen and not any(map(_calls, steps))
     }
-    offsets: dict[int, int] = {}
+    offsets = dict(plan.offsets)
     small = ((s, n) for s, n in free.items() if n <= SMALL * len(members[s]))
-    size = _place(offsets, small, 0)
+    size = _place(offsets, small, plan.size)
     first = size
     for step in schedule.steps:
         if not isinstance(step, Run):

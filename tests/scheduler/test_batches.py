@@ -318,18 +318,36 @@ def test_stacks_that_overlap_are_refused() -> None:
     graph, plan = of_lanes((4, 4), (4, 4)).planned()
     stack = plan.stacks[0]
     close = (stack._replace(step=32), *plan.stacks[1:])
-    with pytest.raises(GraphError, match="does not fit into 32 bytes"):
+    with pytest.raises(GraphError, match="do not lie one behind the other"):
         check_schedule(graph, replace(plan, stacks=close))
+    unplaced = replace(plan.memory, offsets={})
+    with pytest.raises(GraphError, match="does not fit into 32 bytes"):
+        check_schedule(graph, replace(plan, stacks=close, memory=unplaced))
     twice = (*plan.stacks, Stack(stack.storages, 64, "f32", "cpu"))
     with pytest.raises(GraphError, match="lies in two places"):
         check_schedule(graph, replace(plan, stacks=twice))
 
 
-def test_memory_goes_back_when_the_last_row_is_read() -> None:
-    _, plan = of_lanes((4, 4), (4, 4)).planned()
-    freed = [
-        s for s, x in zip(plan.steps, plan.memory.freed, strict=True)
-        if isinstance(s, Batch) for _ in x
-    ]  # fmt: skip
-    # the grams of both iterations, and what the second one starts from
-    assert len(freed) == 2 * 4
+def test_stacks_that_no_step_needs_at_one_time_have_one_place() -> None:
+    """Of a chain there are never more than three: a matrix, its gram, the next one."""
+    for iterations in (2, 9):
+        g = Products()
+        for p in g.tensors("p", [(16, 16)] * 2):
+            newton_schulz(g, p, iterations)
+        _, plan = g.planned()
+        assert len(plan.stacks) == 1 + 2 * iterations
+        assert plan.memory.size == 3 * 2 * 16 * 16 * 4
+
+
+def test_a_stack_in_the_place_of_one_that_is_needed_is_refused() -> None:
+    graph, plan = of_lanes((16, 16), (16, 16)).planned()
+    first, *_, last = (x.storages for x in plan.stacks)
+    offsets = dict(plan.memory.offsets)
+    for s, other in zip(last, first, strict=True):
+        offsets[s] = offsets[other]
+    gram = plan.stacks[1].storages
+    for s, other in zip(gram, first, strict=True):
+        offsets[s] = offsets[other]
+    memory = replace(plan.memory, offsets=offsets)
+    with pytest.raises(GraphError, match=r"have one place in the arena"):
+        check_schedule(graph, replace(plan, memory=memory))
