@@ -12,6 +12,7 @@ import inspect
 import operator
 import os
 import sys
+import threading
 from typing import Any
 
 from torch.optim import Optimizer
@@ -101,6 +102,8 @@ def _untraceable(value: Any) -> str:
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         return f"it uses a {name}, which has operators of its own"
+    if isinstance(value, threading.local):
+        return "it uses an object of a thread's own (threading.local)"
     if value is os.environ or value is os.getenv:
         return "it reads variables of the environment"
     kind = type(value)

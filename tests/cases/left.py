@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 
@@ -161,3 +162,21 @@ class ArrayMadeAnew(Scenario):
     def scale(self, p, group):
         self.state[p]["a"] = np.full(2, 0.5)
         return float(self.state[p]["a"][0])
+
+
+class Local(threading.local):
+    k = 300
+
+
+LOCAL = Local()
+
+
+class OfThread(Once):
+    """A step counts in an object of which each thread has another."""
+
+    def once(self):
+        LOCAL.k += 1
+        return 1 / LOCAL.k
+
+    def after(self):
+        return LOCAL.k

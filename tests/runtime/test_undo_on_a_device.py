@@ -1,0 +1,115 @@
+"""An error at any place of a step on a device leaves it whole: not begun, or done."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import fuseopt
+from fuseopt.errors import LaunchError
+from tests.caller_states import alike
+from tests.papers import LAMB, Lion
+from tests.runtime.test_undo import AtFunction, raised_at_each
+from tests.simulated.twins import SHAPES, SINGLE, Clipped, ExactRoots
+from tests.steps import eager_step
+
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.mishaps, pytest.mark.filterwarnings("ignore")]
+
+KINDS: dict[str, Any] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "capturable": partial(torch.optim.AdamW, lr=0.01, foreach=True, capturable=True),
+    "Lion": partial(Lion, lr=0.1),
+    # two launches, with memory between
+    "Clipped": Clipped,
+    "LAMB": partial(LAMB, lr=0.1),
+}
+
+
+class Side:
+    """An optimizer on the simulated device, or in eager on the CPU."""
+
+    def __init__(self, kind: str, device: str, lanes: int, cudagraphs: bool) -> None:
+        # norms of these are the same in whatever order they are added
+        shapes = (SINGLE if kind in ("Clipped", "LAMB") else SHAPES) * lanes
+        self.drawn = torch.Generator().manual_seed(2)
+        self.device = device
+        self.params: list[Any] = [
+            torch.nn.Parameter(self._draw(shape)) for shape in shapes[:lanes]
+        ]
+        self.opt = KINDS[kind](self.params)
+        if device != "cpu":
+            options = {"cudagraphs": cudagraphs, "eager_if_faster": False}
+            fuseopt.compile(self.opt, **options)
+
+    def _draw(self, shape: Any) -> torch.Tensor:
+        return torch.randn(shape, generator=self.drawn).to(self.device)
+
+    def set_grads(self) -> None:
+        for p in self.params:
+            p.grad = self._draw(p.shape)
+
+    def step(self) -> None:
+        if self.device == "cpu":
+            with ExactRoots():
+                eager_step(self.opt)
+        else:
+            self.opt.step()
+
+    def held(self) -> list[Any]:
+        """Copies of the parameters and of their state, on the CPU."""
+        state = (x for p in self.params for x in self.opt.state.get(p, {}).values())
+        every = (*self.params, *state)
+        return [
+            x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x
+            for x in every
+        ]
+
+
+def both(kind: str, lanes: int, cudagraphs: bool) -> tuple[Side, Side]:
+    return Side(kind, "sim", lanes, cudagraphs), Side(kind, "cpu", lanes, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lanes", "cudagraphs", "every"),
+    [
+        ("SGD", 4, True, 12),
+        ("Clipped", 4, True, 24),
+        pytest.param("SGD", 18, True, 2, marks=pytest.mark.slow),
+        pytest.param("SGD", 18, False, 2, marks=pytest.mark.slow),
+        pytest.param("capturable", 18, True, 2, marks=pytest.mark.slow),
+        pytest.param("Lion", 4, False, 2, marks=pytest.mark.slow),
+        pytest.param("Clipped", 4, True, 1, marks=pytest.mark.slow),
+        pytest.param("Clipped", 4, False, 2, marks=pytest.mark.slow),
+        pytest.param("LAMB", 4, True, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_errors_of_python_calls(
+    sim: ModuleType, kind: str, lanes: int, cudagraphs: bool, every: int
+) -> None:
+    """At every function of fuseopt's that a steady step enters."""
+    assert raised_at_each(*both(kind, lanes, cudagraphs), AtFunction, every) > 30
+    assert (sim.counters().replays > 0) == cudagraphs
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_errors_of_launches(sim: ModuleType, place: int) -> None:
+    """Two launches, of which the last one writes the parameters."""
+    fused, twin = both("Clipped", 4, False)
+    for turn in range(5):
+        fused.set_grads()
+        twin.set_grads()
+        if turn == 3:
+            before = fused.held()
+            sim.fail_launch(place)
+            with pytest.raises(LaunchError):
+                fused.step()
+            sim.fail_launch(0)
+            assert alike(fused.held(), before)
+        fused.step()
+        twin.step()
+        assert alike(fused.held(), twin.held())
