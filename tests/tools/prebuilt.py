@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import importlib
 import subprocess
@@ -37,6 +38,15 @@ from fuseopt.runtime.guards.library import HELPER
 
 #: A matrix, a vector, four dimensions.
 SHAPES = ((6, 5), (7,), (4, 3, 2, 2))
+#: For steps that treat a matrix and a vector otherwise, whose text depends on the mix.
+MIXES = (
+    ((6, 5),),
+    ((7,),),
+    ((6, 5), (7,)),
+    ((7,), (6, 5)),
+    ((4, 3, 2, 2), (7,), (6, 5)),
+)
+MIXED = ("Adafactor", "AdaFactor", "Lamb", "LAMB")
 DTYPES = (torch.float32, torch.bfloat16)
 #: Steps of each: state is made in the first; rates move after it.
 STEPS = 4
@@ -100,11 +110,14 @@ class Step:
     name: str
     make: Callable[[list[Any]], tuple[Callable[[], Any], Optimizer]]
     dtype: torch.dtype = torch.float32
+    shapes: tuple[tuple[int, ...], ...] = SHAPES
 
     def run(self) -> None:
         """Do it a few times over new parameters."""
         torch.manual_seed(0)
-        params = [torch.nn.Parameter(torch.randn(s).to(self.dtype)) for s in SHAPES]
+        params = [
+            torch.nn.Parameter(torch.randn(s).to(self.dtype)) for s in self.shapes
+        ]
         if "Muon" in self.name:
             params = params[:1]
         step, optimizer = self.make(params)
@@ -121,8 +134,11 @@ def steps(only: Iterable[str] = ()) -> Iterator[Step]:
     """All of them; `only`: those whose name begins with one of these words."""
     wanted = tuple(only)
     for step in _all():
-        if not wanted or step.name.startswith(wanted):
-            yield step
+        if wanted and not step.name.startswith(wanted):
+            continue
+        yield step
+        if step.name.startswith(MIXED):
+            yield from (dataclasses.replace(step, shapes=mix) for mix in MIXES)
 
 
 def _all() -> Iterator[Step]:

@@ -15,9 +15,11 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 
 from fuseopt.runtime.cpp import prebuilt
 from tests.tools import wheel as tool
+from tests.tools.prebuilt import Step, _compiled, collected, steps
 
 pytestmark = [
     pytest.mark.slow,
@@ -139,6 +141,17 @@ def test_one_launch_and_eagers_bits_without_a_compiler(home: Path) -> None:
     assert kernels == []
 
 
+@pytest.mark.parametrize("level", prebuilt.levels())
+def test_each_level_has_eagers_bits(home: Path, level: str) -> None:
+    """Those below the best one too, which other processors would take."""
+    only = "from fuseopt.runtime.cpp import prebuilt\n"
+    only += f"prebuilt.levels = lambda: ({level!r},)"
+    done = run(home, "-c", f"{only}\n{README}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["AdamW"] == found["Lion"] == [True, 1, 0, ""]
+
+
 def test_verify_without_a_compiler(home: Path) -> None:
     command = ["-m", "fuseopt", "verify", "torch.optim:AdamW", "lion_pytorch:Lion"]
     done = run(home, *command, "--json")
@@ -192,3 +205,20 @@ def test_a_cache_of_another_place_is_not_needed(home: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["AdamW"] == [True, 1, 0, ""]
+
+
+#: Shapes of a transformer's parameters, a convolutional network's, matrices alone.
+MODELS = (
+    ((64, 32), (64,), (64,), (32, 64), (32,)),
+    ((16, 3, 3, 3), (16,), (16,), (10, 16), (10,)),
+    ((9, 4), (4, 9)),
+)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor"])
+def test_models_of_other_shapes_need_no_other_kernel(name: str) -> None:
+    known = collected(steps([f"{name} torch.float32"]))
+    made = getattr(torch.optim, name)
+    for shapes in MODELS:
+        step = Step("model", lambda params: _compiled(made(params)), shapes=shapes)
+        assert collected([step]).keys() <= known.keys()
