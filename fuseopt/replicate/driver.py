@@ -93,8 +93,7 @@ class Representatives:
             function, config, self.noticed, self.pending, told, parts, around
         )
         self.proof: Proof | None = None
-        self.calls = 0
-        self.proven = -1  # the call in which the proof was made
+        self.calls, self.proven = 0, -1  # the call in which the proof was made
         self.lanes: Lanes | None = None
         self.recent = Recent()
         self.models = self._new_models(0, False, False)
@@ -291,8 +290,9 @@ class Representatives:
             self.models.follow(self.lanes.kinds[k], numbers)
         trace = self.trace
         if trace is None or trace.lanes is not self.lanes:
-            models = self.models, present(self.lanes)
-            trace = self.trace = choose(self.traces, *models, trace)
+            last = trace if self.lanes.home else None
+            fit = self.models, present(self.lanes), last
+            trace = self.trace = choose(self.traces, *fit)
             if trace.compiled is None and not (self.anyway or self.task.parts):
                 trace.check_worth(self.lanes)
         trace.lanes = self.lanes

@@ -8,7 +8,6 @@ reads or writes them; their numbers become NOTHING.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,11 +59,6 @@ class Extended:
     asked: tuple[tuple[int, int], ...]
     owners: Sequence[int]
     number_owners: Sequence[int]
-
-    @functools.cached_property
-    def owners_of_rows(self) -> frozenset[int]:
-        """The models of which the step has tensors."""
-        return frozenset(self.owners) - {COMMON}
 
 
 class _Owners:

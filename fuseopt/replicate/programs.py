@@ -86,7 +86,7 @@ class Program:
 
     def has(self, members: Members) -> bool:
         """Are these its lanes, or some of them that may do without the others?"""
-        used = self.results.extended.owners_of_rows
+        used = _models_of(self.results.extended)
         mine = [self.of(k) for k in used]
         asked = [members[k] for k in used]
         if self.some:
@@ -126,7 +126,7 @@ class Program:
         of_home = {kind.model: kind.lanes for kind in home.kinds if kind.has_grad}
         return self.some and all(
             [*self.of(k)] == of_home.get(k, [])
-            for k in self.results.extended.owners_of_rows
+            for k in _models_of(self.results.extended)
         )
 
     def take_part(self, lanes: Lanes) -> None:
@@ -274,6 +274,11 @@ class Program:
         return results.number(stand_in, results.at[model][m], numbers)
 
 
+def _models_of(extended: Extended) -> frozenset[int]:
+    """The models of which a step has tensors."""
+    return frozenset(extended.owners) - {COMMON}
+
+
 def may_leave_out(
     plan: Plan, extended: Extended, results: Results, config: Config, models: Models
 ) -> bool:
@@ -281,7 +286,7 @@ def may_leave_out(
     read no number of a lane's tensor, do nothing for a lane without a gradient, have no
     row that belongs to two lanes, and, on a device, reduce nothing.
     """
-    used = extended.owners_of_rows
+    used = _models_of(extended)
     if any(models.params[k].grad is None for k in used):
         return False
     graph = plan.captured.graph

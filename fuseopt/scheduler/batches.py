@@ -220,6 +220,8 @@ class _Batcher:
             raise _Refused(f"no batches of {result.dtype}")
         if 0 in result.shape or 0 in left.shape:
             raise _Refused("an empty product")
+        if 1 in (*result.shape[-2:], left.shape[-1]):
+            raise _Refused("a product of vectors, which BLAS treats otherwise")
         work = result.numel * left.shape[-1]
         if work > MOST[result.dtype]:
             raise _Refused(f"{2 * work:,} flops take longer than a call")
