@@ -27,7 +27,7 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
-from ..runtime.commit import LastCall, Pending, unless
+from ..runtime.commit import Pending, unless
 from ..runtime.guards.given import Given, Misfit
 from ..shadow.hindrance import LASTING, hindrance_of
 from ..shadow.keys import Unlike
@@ -110,8 +110,9 @@ class Representatives:
         self.stepped: Gives | None = None
         # new states in this call, of lanes that have none
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
-        self._last = LastCall()
-        self._steady = False  # did the call before it compile nothing?
+        # did the last call end normally? Did the one before it compile nothing?
+        self._sound = True
+        self._steady = False
 
     def shadow_of_all(self) -> Any:
         """A shadow of the optimizer with all lanes, for a rehearsal."""
@@ -127,8 +128,7 @@ class Representatives:
         """Is the step of this optimizer to be led?"""
         if self.why and not self.hindrance.stands(optimizer):
             self.why, self.hindrance = "", LASTING
-        led = self.anyway or self.lanes is not None
-        return not self.why and (led or many_lanes(optimizer))
+        return not self.why and (self.anyway or many_lanes(optimizer))
 
     @property
     def under_way(self) -> bool:
@@ -205,9 +205,9 @@ class Representatives:
         """Do one step; False, with `why`, if nothing was done."""
         self.calls += 1
         kind, quiet = type(call.optimizer).__name__, self.call.quiet
-        if not self._last.begin():
+        if not self._sound:
             self._cut_off(self._steady and quiet)
-        self._steady = quiet
+        self._steady, self._sound = quiet, False
         self.call = call
         try:
             for _ in range(TRIES):
@@ -217,7 +217,7 @@ class Representatives:
                     else:
                         with collector_paused():
                             self._step(call, make)
-                    self._last.end()
+                    self._sound = True
                     return True
                 except Fewer as error:
                     log.info("%s is traced anew: %s", kind, error)
@@ -234,12 +234,11 @@ class Representatives:
                     self._survey(call, anew=True)
             raise Unlike("its lanes change while it steps")
         except (NotTraced, Misfit, Other):
-            if not call.entered:
-                self._last.end()
+            self._sound = not call.entered
             raise
         except REFUSALS as error:
             self.pending.check_unbegun(error)
-            self._last.end()  # and all of it is made anew, if anything
+            self._sound = True  # and all of it is made anew, if anything
             self.why = str(error).partition("\n")[0]
             self.hindrance = hindrance_of(error, call.optimizer)
             if self.hindrance is not LASTING:
@@ -250,7 +249,7 @@ class Representatives:
             if call.entered or compat.must_fail():
                 raise
             # whatever it is, the whole step says it again if it is the step's own
-            self._last.end()
+            self._sound = True
             reason = str(error).strip().partition("\n")[0]
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:

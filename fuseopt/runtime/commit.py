@@ -51,24 +51,6 @@ def unless(
     return functools.partial(collections.deque, done, 0)
 
 
-class LastCall:
-    """Did the last call of a step end, or did an exception cut it off? What is compared
-    with the last call is only as good as that call's end.
-    """
-
-    def __init__(self) -> None:
-        self._ended = True
-
-    def begin(self) -> bool:
-        """Begin a call. Returns False if the one before it was cut off."""
-        ended, self._ended = self._ended, False
-        return ended
-
-    def end(self) -> None:
-        """The call has ended, or has changed nothing that a later one compares."""
-        self._ended = True
-
-
 class Pending:
     """Launches that are put off while this is `open`; `begun`: has one been done?
 

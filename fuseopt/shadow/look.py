@@ -146,15 +146,14 @@ class Look:
         may = bytes(map(and_, there, self._had)) if self.may_lack else self._had
         if there != may or not self.lanes.same(optimizer):
             return None
-        if self._guard is not None:
-            # a step that gives lanes other objects each time would be guarded anew
-            # at each call
-            self._guard, self._steady = None, False
-            self._found = []
-            self.replaced = True
+        was_guarded, self._guard, self._found = self._guard is not None, None, []
         found = self._look_closely(grads, there)
         if found is None:
             return None
+        if was_guarded:
+            # a step that gives lanes other objects each time would be guarded anew
+            # at each call
+            self._steady, self.replaced = False, True
         if helper is not None and self._steady and not self._young:
             self._guard_from_now(helper, found.tensors(), optimizer.state, rest)
         self._young = False

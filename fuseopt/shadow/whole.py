@@ -22,7 +22,7 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.see_through import SeenThrough
 from ..compiler.session import session
 from ..errors import FuseoptError
-from ..runtime.commit import LastCall, Pending
+from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
 from .hindrance import LASTING, hindrance_of
 from .keys import Unlike
@@ -110,8 +110,8 @@ class Whole:
         self.steps: list[CompiledStep | SeenThrough] = []
         #: did the last call compile nothing?
         self.quiet = False
-        self._last = LastCall()
-        # did the call before it compile nothing?
+        # did the last call end normally? Did the one before it compile nothing?
+        self._sound = True
         self._steady = False
 
     def keeps_out(self, optimizer: Optimizer) -> bool:
@@ -160,10 +160,10 @@ class Whole:
         `make(backend())` compiles the step's function anew, which raises NotTraced
         where it is run without Dynamo.
         """
-        if not self._last.begin():
+        if not self._sound:
             self._cut_off()
         pending, steady = self.pending, self.quiet
-        self._steady = steady
+        self._steady, self._sound = steady, False
         try:
             if self.shadow is None:
                 if not keeps_to_itself(self.function, type(optimizer)):
@@ -188,10 +188,10 @@ class Whole:
             else:
                 pending.finish(call)
                 shadow.clean = True
-            self._last.end()
+            self._sound = True
             return True, result
         except NotTraced:
-            self._last.end()
+            self._sound = True
             return False, None
         except Exception as error:
             expected = isinstance(error, (Unlike, *compat.dynamo_errors()))
@@ -204,7 +204,7 @@ class Whole:
             self._hindrance = hindrance_of(error, optimizer)
             if self._hindrance is not LASTING:
                 # what was compiled fits again once that is removed
-                self._last.end()
+                self._sound = True
                 if self.shadow is not None:
                     self.shadow.forget()
                 return False, None

@@ -33,7 +33,7 @@ from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..replicate.backend import check_update
 from ..runtime.binding import Binding
-from ..runtime.commit import LastCall, Pending, unless
+from ..runtime.commit import Pending, unless
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shadow.keys import Unlike
@@ -77,8 +77,8 @@ class Fused:
         #: does nobody read gradients after the current call?
         self.drops = False
         self.skips = False
-        self._last = LastCall()
-        #: did it compile nothing?
+        # did the last call end normally? `quiet`: did it compile nothing?
+        self._sound = True
         self.quiet = False
 
     def release(self) -> None:
@@ -97,12 +97,13 @@ class Fused:
         `content`: the attributes of a `TailInputs` without the optimizers. `drops`:
         nobody reads gradients after the call.
         """
-        if not self._last.begin():
+        if not self._sound:
             self._cut_off()
         was_quiet = self.quiet
+        self._sound = False
         try:
             result = self._step(content, drops)
-            self._last.end()
+            self._sound = True
             return result
         except Exception as error:
             if isinstance(error, OUT_OF_MEMORY) or self.pending.begun:
@@ -111,7 +112,7 @@ class Fused:
             if (was_quiet and not expected) or compat.must_fail():
                 raise
             # if the error is the step's own, the pieces raise it again
-            self._last.end()
+            self._sound = True
             cause = error.__cause__ if _is_observed(error) else error
             assert cause is not None
             self.why = compat.reason_of(cause)

@@ -24,7 +24,6 @@ from ..replicate.aside import Aside, Other
 from ..replicate.driver import Representatives
 from ..replicate.models import BESIDE
 from ..replicate.worth import many_lanes
-from ..runtime.commit import LastCall
 from ..shadow.keys import GRAD, Unlike
 from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
@@ -208,7 +207,8 @@ class Led:
         self.models: list[Tensors] = []
         #: what ran the last call, and its arguments
         self.last: tuple[Representatives, Aside, Ahead] | None = None
-        self._last = LastCall()
+        # did the last call end normally?
+        self._sound = True
 
     def release(self) -> None:
         """Release everything that was compiled."""
@@ -250,7 +250,7 @@ class Led:
         except REFUSALS as error:
             self.why = compat.reason_of(error)
             result = None
-        self._last.end()
+        self._sound = True
         if result is None:
             self.release()
         return result
@@ -269,7 +269,7 @@ class Led:
                 self.last = None
             except REFUSALS:
                 refused = True
-        self._last.end()
+        self._sound = True
         if refused:
             self.release()
             self.why = ""  # `step` finds the reason
@@ -277,9 +277,10 @@ class Led:
 
     def _begin(self) -> None:
         """Forget the last call if an exception ended it."""
-        if not self._last.begin():
+        if not self._sound:
             self.totals.forget()
             self.last = None
+        self._sound = False
 
     def _step(
         self,

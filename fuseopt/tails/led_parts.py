@@ -21,7 +21,6 @@ from ..config import Config
 from ..replicate.around import Around
 from ..replicate.aside import Aside
 from ..replicate.driver import Representatives
-from ..runtime.commit import LastCall
 from ..runtime.guards.given import Misfit
 from ..shadow.keys import Unlike
 from ..shards.local import LocalOptimizer, part_of
@@ -148,7 +147,8 @@ class LedParts:
         self.local_columns = LocalColumns()
         #: the representatives of the last call
         self.leader: Representatives | None = None
-        self._last = LastCall()
+        # did the last call end normally?
+        self._sound = True
 
     def release(self) -> None:
         """Release everything that was compiled."""
@@ -191,16 +191,17 @@ class LedParts:
         was written; or a `Clipped` if only the clip was done. `params`, `grads`: the
         optimizer's, each of them once.
         """
-        if not self._last.begin():
+        if not self._sound:
             for norm in self.norms.values():
                 norm.forget()
+        self._sound = False
         try:
             local = self.local = self.local or LocalOptimizer(self.optimizer)
             try:
                 wholes = columns_of(content, params)
                 columns = self._refresh(local, params, wholes)
             except (Unlike, Misfit) as error:
-                self._last.end()
+                self._sound = True
                 return str(error)  # the next call may succeed
             return self._led(local, content, drops, params, grads, wholes, columns)
         finally:
@@ -234,7 +235,7 @@ class LedParts:
         except (Misfit, *REFUSALS) as error:
             self.why = compat.reason_of(error)
             result = None
-        self._last.end()
+        self._sound = True
         if result is not None:
             return result
         local.given.drop()

@@ -23,7 +23,7 @@ from fuseopt import compat
 from fuseopt.runtime.commit import Pending
 from fuseopt.runtime.guards.given import Given
 from fuseopt.runtime.guards.parts import UNASKED
-from fuseopt.shadow.lanes import Lanes
+from fuseopt.shadow.look import Look
 from fuseopt.shards.local import LocalOptimizer
 from fuseopt.shards.watch import Watch
 from tests.shards import assert_same, local
@@ -57,7 +57,7 @@ def test_a_mode_is_asked(mesh: DeviceMesh, seen: Seen) -> None:
 
 PLACES: list[tuple[Any, str, bool]] = [
     (Watch, "look", False),
-    (Lanes, "look", False),
+    (Look, "look", False),
     (Pending, "finish", False),
     (Given, "drop", True),
     (LocalOptimizer, "settle", True),
