@@ -213,6 +213,8 @@ class LedStep:
             home = self.programs.home_of(program, lanes, owner.models)
             if home is not None:
                 owner.live_in(home)
+            if home is lanes and program.lives_in(home):
+                program.take_part(lanes)
         if self.untold:
             # a plan for other lanes would report the same
             self.told = True

@@ -30,7 +30,7 @@ struct Lanes {
   // Of each lane: has it a gradient by the record, may it have none, has it one now?
   const uint8_t *had, *may_lack;
   uint8_t* has;
-  int64_t lists;          // parameters of all groups, list by list
+  int64_t lists;  // parameters of all groups, list by list
   const int64_t* sizes;
   void* const* members;
   int64_t entries;  // of the optimizer's state: key, value, key, value ...
@@ -163,8 +163,8 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* attributes, void* lists,
     const int64_t place = k->known ? k->gradients[i] : -1;
     if (item >= 0 && !none && place < 0) return 1;  // it would be compared with nothing
     if (none && place >= 0) now = k->stand_ins[i];
-    if (place >= 0) {
-      if (!now) return 1;
+    if (place >= 0 && !now) k->known->found |= UNASKED;  // nothing to compare
+    if (place >= 0 && now) {
       k->known->tensors[place] = (char*)now + k->functions->handle;
       if (!k->known->found) note(k->functions, k->known, place);
     }
