@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt.replicate import driver
+from fuseopt.replicate import worth
 from tests.numerics.fuzz_process import settle
 from tests.papers.adaptive import AdaBelief
 from tests.papers.momentum import Lion
@@ -377,10 +377,10 @@ def main(first: int, last: int) -> int:
     os.environ["FUSEOPT_EAGER_IF_FASTER"] = "0"
     warnings.simplefilter("ignore")
     settle()
-    failed, many = 0, driver.FEW
+    failed, many = 0, worth.FEW
     for seed in range(first, last):
         torch._dynamo.reset()
-        driver.FEW = LED_FROM if seed % 5 else many
+        worth.FEW = LED_FROM if seed % 5 else many
         found = differences(seed, FEW_LANES if seed % 5 else LANES)
         failed |= bool(found)
         print(seed, found or "alike", flush=True)
