@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from fuseopt.replicate import driver
+from fuseopt.replicate import worth
 from tests.beside import PATHS, WAYS, Loud, Run, Silent, beside, dynamo
 from tests.numerics.fuzz_optimizers import FEW_LANES, Drawn, alone, random_optimizer
 from tests.numerics.fuzz_pieces import ALL, EVENTS
@@ -126,7 +126,7 @@ def judge_seed(seed: int, folder: Path) -> list[str]:
     if seed % 5 == 0:
         return judge(random_optimizer(seed), folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "FEW", min(FEW_LANES))
+        patch.setattr(worth, "FEW", min(FEW_LANES))
         return judge(random_optimizer(seed, FEW_LANES), folder)
 
 
