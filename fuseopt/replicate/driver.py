@@ -128,7 +128,8 @@ class Representatives:
         """Is the step of this optimizer to be led?"""
         if self.why and not self.hindrance.stands(optimizer):
             self.why, self.hindrance = "", LASTING
-        return not self.why and (self.anyway or many_lanes(optimizer))
+        led = self.anyway or self.lanes is not None
+        return not self.why and (led or many_lanes(optimizer))
 
     @property
     def under_way(self) -> bool:
