@@ -137,5 +137,5 @@ def _together(operand: Operand, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     t = rows[0]
     layout = (operand.shape, operand.stride, operand.first)
     whole = apart(layout, t.dtype, str(t.device))
-    torch._foreach_copy_(list(rows_of(whole, len(rows))), list(rows))
+    torch._foreach_copy_(list(rows_of(whole, len(rows), t.dim())), list(rows))
     return whole

@@ -296,12 +296,12 @@ def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> boo
             single = once if shared else apart(layout, dtype, trial.device)
             if row == 0 or not shared:
                 fill(single, k, -1 if shared else row)
-                rows_of(whole, n)[row].copy_(single)
+                rows_of(whole, n, single.dim())[row].copy_(single)
             singles[row].append(single)
         stacked.append(whole)
     out = _out(trial, way, dtype)
     batched(trial.op, stacked, out, scales)
-    rows = rows_of(out, n)
+    rows = rows_of(out, n, len(trial.result))
     call = getattr(torch, trial.op)
     keywords = dict(zip(("beta", "alpha"), scales, strict=False))
     return all(
@@ -310,10 +310,9 @@ def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> boo
     )
 
 
-def rows_of(whole: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
-    """The rows of a batched operand, matrices or batches of matrices."""
-    each = len(whole) // n
-    return whole.unbind(0) if each == 1 else torch.split(whole, each)
+def rows_of(whole: torch.Tensor, n: int, dims: int) -> tuple[torch.Tensor, ...]:
+    """The rows of a batched operand: matrices (2 dims), or batches of matrices (3)."""
+    return whole.unbind(0) if dims == 2 else torch.split(whole, len(whole) // n)
 
 
 def _out(trial: Trial, way: str, dtype: torch.dtype) -> torch.Tensor:

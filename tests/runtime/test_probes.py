@@ -47,7 +47,7 @@ def by_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[Call], None]:
         def every(
             op: str, operands: Sequence[Tensor], out: Tensor, scales: Sequence[float]
         ) -> None:
-            rows = zip(*(rows_of(x, 3) for x in (*operands, out)), strict=True)
+            rows = zip(*(rows_of(x, 3, 2) for x in (*operands, out)), strict=True)
             for i, (*row, result) in enumerate(rows):
                 call(i, row, result, scales)
 
