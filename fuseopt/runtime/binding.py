@@ -200,8 +200,7 @@ class Binding:
         """
         owners = self.plan.captured.owners
         self.taking = False, taking  # should this be interrupted
-        every: list[HostTable | DeviceTable] = [*self.tables.on_host]
-        for table in (*every, *self.tables.on_devices):
+        for table in self.tables.every.values():
             table.keep(taking, owners, self.helper)
         temps = self.memory.without_memory(self.plan.schedule.temps)
         self.allocated = [

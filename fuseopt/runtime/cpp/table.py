@@ -54,6 +54,14 @@ class KernelTable(Protocol):
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write the scalars; `numbers` are the values of the step's symbols."""
 
+    def keep(
+        self,
+        taking: bytes | None,
+        owners: Mapping[int, int],
+        helper: ctypes.PyDLL | None,
+    ) -> None:
+        """See CppTable."""
+
     def launch(self, threads: int) -> None:
         """Run the kernel once."""
 
@@ -64,28 +72,12 @@ class HostTable(KernelTable, Protocol):
     def launches(self, threads: int) -> list[Callable[[], object]]:
         """C calls that run the kernel once."""
 
-    def keep(
-        self,
-        taking: bytes | None,
-        owners: Mapping[int, int],
-        helper: ctypes.PyDLL | None,
-    ) -> None:
-        """See CppTable."""
-
 
 class DeviceTable(KernelTable, Protocol):
     """A table on a device; the words of it that change lie in an arena."""
 
     arena: Arena | None
     cells: Cells
-
-    def keep(
-        self,
-        taking: bytes | None,
-        owners: Mapping[int, int],
-        helper: ctypes.PyDLL | None,
-    ) -> None:
-        """See CppTable."""
 
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
@@ -293,6 +285,14 @@ class VariantTable:
         return bool(self.symbols)
 
 
+def owners_of_lanes(variant: Variant, owners: Mapping[int, int]) -> list[int]:
+    """Of each lane the one owner that its buffers have; -1 of one that has none."""
+    return [
+        max(owners.get(b, -1) for b in lane)
+        for lane in zip(*variant.columns, strict=True)
+    ]
+
+
 def _address(a: array[int] | array[float]) -> int:
     return a.buffer_info()[0] if len(a) else 0
 
@@ -369,17 +369,15 @@ class CppTable:
             if taking is None:
                 return
             none = len(taking) - 1
+            rows: list[Rows] = []
             for struct, t, v in zip(
                 self.structs, self.tables, self.variants, strict=True
             ):
-                of_lanes = [
-                    max(owners.get(b, -1) for b in lane)
-                    for lane in zip(*v.columns, strict=True)
-                ]
                 lanes = ctypes.addressof(struct) + TableStruct.lanes.offset
-                places = [none if k < 0 else k for k in of_lanes]
+                places = [none if k < 0 else k for k in owners_of_lanes(v, owners)]
                 arrays = t.position, t.row, t.start, t.strided
-                self._rows.append(Rows(places, *arrays, lanes, helper))
+                rows.append(Rows(places, *arrays, lanes, helper))
+            self._rows = rows  # of all variants, or of none
         for of_variant in self._rows:
             of_variant.keep(taking)
 

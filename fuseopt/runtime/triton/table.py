@@ -20,7 +20,7 @@ from ...codegen.triton.reduce import OUTS
 from ...codegen.triton.variant import CHUNK_FIELDS, RECORD
 from ...errors import LaunchError
 from ...ir.graph import Kernel, Variant, makes_numbers
-from ..cpp.table import TableFactory, TensorLayout, VariantTable
+from ..cpp.table import TableFactory, TensorLayout, VariantTable, owners_of_lanes
 from ..devices import is_remote
 from ..tables.host_numbers import WORD, Cells
 from ..tables.reduction_layout import tiles
@@ -111,7 +111,9 @@ class TritonTable:
         chunks: list[torch.Tensor] = []
         blocks: list[Block] = []
         #: by variant, its lanes in the order of their records, and their elements
-        self.order: list[tuple[list[int], torch.Tensor]] = []
+        self.order: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: by variant, the owner of each of those, once lanes are left out
+        self._owners: list[torch.Tensor] = []
         every = [
             _chunks(v, t, block) for v, t in zip(kernel.every, self.tables, strict=True)
         ]
@@ -163,7 +165,7 @@ class TritonTable:
                 records[:, -1] = ends - counts * folds
                 partials = int(ends[-1])
             records[:, 1] = numel
-            self.order.append((order.tolist(), numel))
+            self.order.append((order, numel))
             records[:, 2] = row * len(variant.scalars) + rows[-1]
             records[:, 3] = counts
             blocks.append(
@@ -304,18 +306,21 @@ class TritonTable:
         Not for lanes that are reduced.
         """
         arena = self._settled()
-        absent: list[torch.Tensor] = []
-        for b, v, (order, numel) in zip(
-            self.records.blocks, self.kernel.every, self.order, strict=True
-        ):
-            of_lanes = [
-                max(owners.get(x, -1) for x in lane)
-                for lane in zip(*v.columns, strict=True)
+        if not self._owners:
+            self._owners = [
+                torch.tensor(owners_of_lanes(v, owners), dtype=torch.int64)[order]
+                for v, (order, _) in zip(self.kernel.every, self.order, strict=True)
             ]
-            gone = torch.tensor(
-                [taking is not None and not taking[of_lanes[i]] for i in order],
-                dtype=torch.bool,
-            )
+        flags: torch.Tensor | None = None
+        if taking is not None:
+            flags = torch.frombuffer(bytearray(taking), dtype=torch.uint8)
+        absent: list[torch.Tensor] = []
+        for b, (_, numel), of in zip(
+            self.records.blocks, self.order, self._owners, strict=True
+        ):
+            gone = torch.zeros(b.lanes, dtype=torch.bool)
+            if flags is not None:
+                gone = flags[of] == 0
             records = self.lanes[b.base : b.base + b.lanes * b.width]
             records.view(b.lanes, b.width)[:, 1] = torch.where(gone, 0, numel)
             absent.append(gone)
