@@ -86,9 +86,8 @@ class Program:
 
     def has(self, members: Members) -> bool:
         """Are these its lanes, or some of them that may do without the others?"""
-        used = _models_of(self.results.extended)
-        mine = [self.of(k) for k in used]
-        asked = [members[k] for k in used]
+        mine = [self.of(k) for k in self._models]
+        asked = [members[k] for k in self._models]
         if self.some:
             return all(set(x) <= {*y} for x, y in zip(asked, mine, strict=True))
         return all([*x] == [*y] for x, y in zip(asked, mine, strict=True))
@@ -108,14 +107,10 @@ class Program:
         while len(self.turns) >= TURNS:
             del self.turns[next(iter(self.turns))]
         self.home = None
-        self.turns[key] = turn
-        self._turn(turn)
-        return True
-
-    def _turn(self, turn: Turn) -> None:
-        self.turn = turn
+        self.turns[key] = self.turn = turn
         self.step.taking, self.results.at = turn.taking, turn.at
         self.source.turn_to(turn.order, turn.stand_ins, turn.gradients)
+        return True
 
     def lives_in(self, home: Lanes) -> bool:
         """Are the lanes that may have a gradient in some home those of this program,
@@ -125,8 +120,7 @@ class Program:
             return True
         of_home = {kind.model: kind.lanes for kind in home.kinds if kind.has_grad}
         return self.some and all(
-            [*self.of(k)] == of_home.get(k, [])
-            for k in _models_of(self.results.extended)
+            [*self.of(k)] == of_home.get(k, []) for k in self._models
         )
 
     def take_part(self, lanes: Lanes) -> None:
@@ -146,29 +140,15 @@ class Program:
             at.append([*compress(range(len(some)), taking[first : first + len(some)])])
             first += len(some)
         self.results.at = at
-        asked = self._asked_at_home
-        if not every:
-            # of one that is left out: the number of another, which no lane uses
-            asked = [
-                x if present[i] else other for x, i, other in self._others(present)
-            ]
-        self.turn = self.turn._replace(taking=self.step.taking, at=at, asked=asked)
-
-    def _others(self, present: bytes) -> Iterator[tuple[int, int, int]]:
-        """Of each integer behind the arguments: its place among those that are found,
-        its lane's among the lanes of the home, and the place of that of a lane which
-        has a gradient.
-        """
-        first: dict[tuple[int, str], int] = {}
-        for x, i, name in zip(
-            self._asked_at_home, self._asking_at_home, self._names, strict=True
-        ):
+        # of one that is left out: the number of another, which no lane uses
+        there: dict[tuple[int, str], int] = {}
+        for x, i, name in self._counters:
             if present[i]:
-                first.setdefault(name, x)
-        for x, i, name in zip(
-            self._asked_at_home, self._asking_at_home, self._names, strict=True
-        ):
-            yield x, i, first.get(name, x)
+                there.setdefault(name, x)
+        asked = [
+            x if present[i] else there.get(name, x) for x, i, name in self._counters
+        ]
+        self.turn = self.turn._replace(taking=self.step.taking, at=at, asked=asked)
 
     def _live_in(self, home: Lanes) -> None:
         """Find the tensors of lanes by their home from now on."""
@@ -182,14 +162,16 @@ class Program:
         at = {lane: k for k, lane in enumerate(order_of(home))}
         self._at_home = [at[lane] for some in self.members for lane in some]
         counters = {place: k for k, place in enumerate(counter_places(home))}
-        lanes = [(self.members[m][k], key) for m, k, key in self.counted]
-        self._asked_at_home = [counters[x] for x in lanes]
-        self._asking_at_home = [at[lane] for lane, _ in lanes]
-        self._names = [(m, key) for m, _, key in self.counted]
+        # of each integer behind the arguments: its place among those that are found,
+        # its lane's among the lanes of the home, and what it counts
+        self._counters = [
+            (counters[lane, key], at[lane], (m, key))
+            for m, k, key in self.counted
+            for lane in (self.members[m][k],)
+        ]
         of_place = {x: i for i, x in enumerate(self.places)}
         gradients = [of_place.get(x) for x in sorted(known) if x[1][0] == GRAD]
-        turn = Turn(order, [], gradients, None, [], [])
-        self.turn = turn
+        self.turn = Turn(order, [], gradients, None, [], [])
         self.source.turn_to(order, (), gradients, instead)
 
     def _turned(self, lanes: Lanes, found: Lanes, members: Members) -> Turn | None:
@@ -259,6 +241,10 @@ class Program:
                 made = memory.as_strided(size, stride)
             self._stand_ins[lane] = made
         return made
+
+    @functools.cached_property
+    def _models(self) -> frozenset[int]:
+        return _models_of(self.results.extended)
 
     @functools.cached_property
     def _writes_gradients(self) -> bool:

@@ -63,7 +63,6 @@ class InOne:
         self.repeats = False
         #: a byte for each parameter, 1 if it had a gradient: of calls in one graph
         self._sets: set[bytes] = set()
-        self._may_be_slow = config.fallback == "error"
 
     @property
     def why(self) -> str:
@@ -93,10 +92,10 @@ class InOne:
             why = parts.why_not(content)
             return why or parts.step(content, drops, params, grads)
         there = bytes(p.grad is not None for p in params)
-        if len(self._sets) >= SETS and there not in self._sets:
+        may_be_eager = self.whole.config.fallback != "error"
+        if may_be_eager and len(self._sets) >= SETS and there not in self._sets:
             # to lay out a graph for a set takes longer than some tails in pieces
-            if not self._may_be_slow:
-                return MANY_SETS
+            return MANY_SETS
         self._sets.add(there)
         led = self.led
         if led is not None and led.wants(content):
