@@ -15,7 +15,7 @@ from fuseopt.codegen import Source
 from fuseopt.errors import CompilerMissing
 from fuseopt.runtime.cpp import prebuilt
 from fuseopt.runtime.cpp.build import Builder
-from fuseopt.runtime.cpp.toolchain import COMMON_FLAGS, NATIVE
+from fuseopt.runtime.cpp.toolchain import COMMON_FLAGS, NATIVE, flags_of
 from tests.tools.prebuilt import build
 
 pytestmark = [
@@ -126,7 +126,7 @@ def test_names_depend_on_all_that_the_library_does() -> None:
 def test_no_kernel_is_built_for_the_processor_that_is_here() -> None:
     assert NATIVE in COMMON_FLAGS
     for level in prebuilt.LEVELS:
-        flags = prebuilt.arguments(ANSWER, False, level)
+        flags = flags_of(ANSWER, False, level)
         assert NATIVE not in flags
         assert f"-march={level}" in flags
 

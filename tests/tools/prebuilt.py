@@ -33,7 +33,7 @@ from fuseopt.cli.trial import Trial
 from fuseopt.codegen import Source
 from fuseopt.compiler.session import session
 from fuseopt.runtime.cpp import prebuilt
-from fuseopt.runtime.cpp.toolchain import find_compiler
+from fuseopt.runtime.cpp.toolchain import find_compiler, flags_of
 from fuseopt.runtime.guards.library import HELPER
 
 #: A matrix, a vector, four dimensions.
@@ -260,7 +260,7 @@ def build(source: Source, level: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as work:
         text, compiled = Path(work) / "kernel.cpp", Path(work) / "kernel.o"
         text.write_text(source.text, encoding="utf-8")
-        flags = [x for x in prebuilt.arguments(source, False, level) if x != "-shared"]
+        flags = [x for x in flags_of(source, False, level) if x != "-shared"]
         run = functools.partial(subprocess.run, check=True)
         run([*compiler, *flags, "-c", "-o", str(compiled), str(text)])
         # a second call, since GCC links OpenMP by name wherever -fopenmp is said

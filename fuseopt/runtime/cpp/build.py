@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...codegen import Source
 from ...errors import BuildError, CannotBuild, CompilerMissing
@@ -97,8 +98,8 @@ class Builder:
         `built` gets its key if a compiler had to run.
         """
         compiler = self.compiler_for(source, fast)
-        if compiler is None:
-            return self._of_package(source, fast)
+        if isinstance(compiler, Path):
+            return self._of_package(compiler)
         key = compiler.key(source, fast)
         if key in self._loaded:
             self.memory_hits += 1
@@ -111,8 +112,8 @@ class Builder:
         self._loaded[key] = library
         return library
 
-    def compiler_for(self, source: Source, fast: bool) -> Compiler | None:
-        """The compiler; None where there is none, but a kernel of the package. Raises
+    def compiler_for(self, source: Source, fast: bool) -> Compiler | Path:
+        """The compiler; where there is none, a kernel of the package. Raises
         CompilerMissing where there is neither.
         """
         try:
@@ -121,8 +122,9 @@ class Builder:
             # what $CXX names and cannot be run is to be corrected, not gone around
             if os.environ.get("CXX", "").strip():
                 raise
-            if prebuilt.path_of(source, fast) is not None:
-                return None
+            path = prebuilt.path_of(source, fast)
+            if path is not None:
+                return path
             if not prebuilt.count():
                 raise
             raise CompilerMissing(
@@ -130,14 +132,13 @@ class Builder:
                 "that came with the package."
             ) from error
 
-    def _of_package(self, source: Source, fast: bool) -> ctypes.CDLL:
+    def _of_package(self, path: Path) -> ctypes.CDLL:
         """A kernel that came with the package."""
-        path = prebuilt.path_of(source, fast)
         key = str(path)
         if key in self._loaded:
             self.memory_hits += 1
             return self._loaded[key]
-        library = prebuilt.find(source, fast)
+        library = prebuilt.load(path)
         if library is None:
             raise CompilerMissing(
                 f"there is no C++ compiler, and {key}, which came with the package, "

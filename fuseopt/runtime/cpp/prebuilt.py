@@ -37,11 +37,6 @@ LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc", "-s")
 THROWING_LIBRARIES = ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-lgcc")
 
 
-def arguments(source: Source, fast: bool, level: str) -> tuple[str, ...]:
-    """The arguments of a compiler before the source, but for `-o`."""
-    return flags_of(source, fast, level)
-
-
 def libraries(source: Source) -> tuple[str, ...]:
     """The arguments after the source."""
     return THROWING_LIBRARIES if source.throws else LIBRARIES
@@ -49,7 +44,7 @@ def libraries(source: Source) -> tuple[str, ...]:
 
 def key(source: Source, fast: bool, level: str) -> str:
     """The name of the library of a source."""
-    all_arguments = " ".join((*arguments(source, fast, level), *libraries(source)))
+    all_arguments = " ".join((*flags_of(source, fast, level), *libraries(source)))
     return name_of(source.text, IDENTITY, all_arguments, level)
 
 
@@ -80,11 +75,8 @@ def path_of(source: Source, fast: bool) -> Path | None:
     return None
 
 
-def find(source: Source, fast: bool) -> ctypes.CDLL | None:
-    """The same, loaded."""
-    path = path_of(source, fast)
-    if path is None:
-        return None
+def load(path: Path) -> ctypes.CDLL | None:
+    """A library of the package; None, with a warning, where it cannot be loaded."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
