@@ -25,7 +25,7 @@ from ..ir.traffic import traffic
 from ..runtime.binding import bind
 from ..runtime.executor import Direct
 from ..runtime.plan import Built, Plan
-from ..runtime.tables.host_numbers import place_of
+from ..runtime.tables.host_numbers import SIZES, place_of
 from ..scheduler import schedule
 from .again import Saved, compare, loaded
 from .pipeline import factory_of
@@ -35,10 +35,6 @@ TIMES = 30
 #: The largest difference, relative to the largest number, of a graph with sums, which
 #: the interpreter adds up in another order.
 FAR = 1e-5
-
-
-#: The integer dtype by bytes of an element.
-WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class MadeUp:
@@ -158,7 +154,7 @@ def _numbers(n: int, many: bool, seed: int) -> torch.Tensor:
 
 def same_bits(one: torch.Tensor, *others: torch.Tensor) -> bool:
     """Is each element equal in its bits to that of one of the others?"""
-    width = WIDTHS[one.itemsize]
+    width = SIZES[one.itemsize]
     mine, *theirs = (t.cpu().contiguous().view(width) for t in (one, *others))
     return bool(torch.stack([mine == t for t in theirs]).any(0).all())
 

@@ -23,6 +23,7 @@ from ..ir.products import DENSE, PADDED, Layout, Trial
 from ..locks import new_lock
 from .cpp.toolchain import processor
 from .folders import Folder, chosen
+from .tables.host_numbers import SIZES
 
 #: Files of answers end so; then the folder's name has two letters, as kernels' have.
 ENDING = ".product"
@@ -328,7 +329,6 @@ def _out(trial: Trial, way: str, dtype: torch.dtype) -> torch.Tensor:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Are all bits alike, but for those of NaN?"""
-    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    kind = kinds[one.dtype.itemsize]
+    kind = SIZES[one.dtype.itemsize]
     bits = one.contiguous().view(kind) == other.contiguous().view(kind)
     return bool((bits | (one.isnan() & other.isnan())).all())
