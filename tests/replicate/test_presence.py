@@ -14,9 +14,8 @@ import torch
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
 import fuseopt
-from fuseopt.compiler import pipeline
-from fuseopt.replicate.step import LedStep
 from tests.papers import LAMB, Lion
+from tests.replicate.presence import Counts, some
 from tests.steps import same_bits
 
 SHAPES: list[tuple[int, ...]] = [(4, 3), (5,), (7, 2), (3, 4, 2)]
@@ -126,36 +125,9 @@ class Pair:
                 assert same_bits(x, y) if isinstance(x, torch.Tensor) else x == y, where
 
 
-class Counts:
-    """How often something was extended, or planned."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.extended = self.planned = 0
-        extended, planned = LedStep._extended, pipeline.plan_graph
-
-        def extend(*args: Any) -> Any:
-            self.extended += 1
-            return extended(*args)
-
-        def plan(*args: Any, **named: Any) -> Any:
-            self.planned += 1
-            return planned(*args, **named)
-
-        monkeypatch.setattr(LedStep, "_extended", extend)
-        monkeypatch.setattr(pipeline, "plan_graph", plan)
-
-    def both(self) -> tuple[int, int]:
-        return self.extended, self.planned
-
-
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Counts:
     return Counts(monkeypatch)
-
-
-def some(rng: random.Random, n: int) -> set[int]:
-    missing = {i for i in range(n) if rng.random() < 1 / 3}
-    return missing if len(missing) < n else set()
 
 
 @pytest.mark.parametrize(

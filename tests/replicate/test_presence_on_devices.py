@@ -18,8 +18,8 @@ import torch
 from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt.replicate.step import LedStep
 from tests import ROOT
+from tests.replicate.presence import Counts, some
 from tests.steps import same_bits
 
 pytest.importorskip("triton")
@@ -108,38 +108,24 @@ class Both:
                 assert same_bits(x.cpu(), theirs[key].cpu()), (where, key)
 
 
-def some(rng: random.Random, n: int) -> set[int]:
-    return {i for i in range(n) if rng.random() < 1 / 3}
-
-
 @pytest.fixture
-def extensions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    made: list[int] = []
-    extended = LedStep._extended
-
-    def extend(*args: Any) -> Any:
-        made.append(1)
-        return extended(*args)
-
-    monkeypatch.setattr(LedStep, "_extended", extend)
-    return made
+def made(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    return Counts(monkeypatch)
 
 
 @pytest.mark.family(3)
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "launches"])
 @pytest.mark.parametrize("make", KINDS)
-def test_random_sets(
-    sim: ModuleType, make: Any, graphs: bool, extensions: list[int]
-) -> None:
+def test_random_sets(sim: ModuleType, make: Any, graphs: bool, made: Counts) -> None:
     both, rng = Both(make, 20, "sim", cudagraphs=graphs), random.Random(1)
     for _ in range(8):
         both.step(some(rng, 20))
     both.step(set())
     both.step(set())
-    before = len(extensions)
+    before = made.extended
     for turn in range(25):
         both.step(set() if turn % 8 == 0 else some(rng, 20))
-    assert len(extensions) == before
+    assert made.extended == before
 
 
 def in_the_interpreter() -> None:

@@ -11,9 +11,9 @@ import torch
 from torch.optim import SGD, AdamW
 
 import fuseopt
-from fuseopt.compiler import pipeline
 from fuseopt.tails.in_one import MANY_SETS, SETS
 from tests.papers import Lion
+from tests.replicate.presence import Counts, some
 from tests.steps import same_bits
 
 MAKES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -54,21 +54,9 @@ class Pair:
                 assert same_bits(p.grad, q.grad), (self.turn, i)
 
 
-def some(rng: random.Random, n: int) -> set[int]:
-    return {i for i in range(1, n) if rng.random() < 1 / 3}
-
-
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    made: list[int] = []
-    plan_graph = pipeline.plan_graph
-
-    def plan(*args: Any, **named: Any) -> Any:
-        made.append(1)
-        return plan_graph(*args, **named)
-
-    monkeypatch.setattr(pipeline, "plan_graph", plan)
-    return made
+def made(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    return Counts(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +68,16 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pytest.param("AdamW", 6, marks=pytest.mark.slow),
     ],
 )
-def test_random_sets(name: str, n: int, plans: list[int]) -> None:
+def test_random_sets(name: str, n: int, made: Counts) -> None:
     pair, rng = Pair(name, n), random.Random(1)
     pair.step(set())
     for _ in range(2 * SETS + 6):
-        pair.step(some(rng, n))
+        pair.step(some(rng, n, 1))
     pair.step(set())
-    before = len(plans)
+    before = made.planned
     for turn in range(40):
-        pair.step(set() if turn % 7 == 0 else some(rng, n))
-    assert len(plans) == before
+        pair.step(set() if turn % 7 == 0 else some(rng, n, 1))
+    assert made.planned == before
     assert any(MANY_SETS in r.fallback for r in fuseopt.reports())
 
 
