@@ -14,15 +14,19 @@ from .. import compat
 from ..compiler.entry import BACKEND, resume
 from ..compiler.report import Report
 from ..compiler.session import session
+from ..storage.rule import Rule
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Options of fuseopt.config for a step, and other arguments of torch.compile."""
+    """Options of fuseopt.config for a step, and other arguments of torch.compile.
+    `storage`: what of the optimizer's state is packed.
+    """
 
     options: Mapping[str, Any]
     fullgraph: bool = False
     dynamic: bool | None = None
+    storage: Rule | None = None
 
 
 class Compilations:

@@ -19,6 +19,7 @@ from ..compiler.entry import attach
 from ..compiler.session import COMPILED, session
 from ..config import of_mode, resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
+from ..storage.rule import rule_of
 from .compilations import Wanted
 from .decorators import peel, rewrap
 from .isolated import Isolated
@@ -29,7 +30,9 @@ log = logging.getLogger("fuseopt")
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
-def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
+def compile(
+    optimizer: AnyOptimizer, *, storage: Any = None, **options: Any
+) -> AnyOptimizer:
     """Compile `optimizer.step` in isolation; returns the optimizer, the same object.
 
     `options`: those of fuseopt.config; another call replaces them. A copy or a pickle
@@ -47,6 +50,7 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
             'for a step of any other kind: torch.compile(step, backend="fuseopt")'
         )
     resolve(None, options)
+    rule = None if storage is None else rule_of(storage)
     current: Any = optimizer.step
     isolated = getattr(current, COMPILED, None)
     if isinstance(isolated, Isolated) and isolated.owner() is optimizer:
@@ -56,7 +60,7 @@ def compile(optimizer: AnyOptimizer, **options: Any) -> AnyOptimizer:
     reason = compat.disabled(optimizer)
     if reason:
         raise UnsupportedInput(reason)
-    function_and_binding = _isolated(optimizer, current, Wanted(options))
+    function_and_binding = _isolated(optimizer, current, Wanted(options, storage=rule))
     if function_and_binding is None:
         raise UnsupportedInput(
             f"the step of {type(optimizer).__name__} is a {type(current).__name__}, "

@@ -29,6 +29,7 @@ from ..shadow.keys import Unlike
 from ..shadow.optimizer import Shadow
 from ..shadow.whole import Whole
 from ..shards.step import Shards
+from ..storage.step import Stored
 from .arguments import Arguments
 from .class_guard import Structure
 from .compilations import Compilations, Wanted
@@ -70,6 +71,7 @@ class Isolated:
         self.representatives = self._led()
         self.whole = Whole(function)
         self.shards = self._on_parts()
+        self.stored = self._packed()
         self.unfused: Shadow | None = None  # for a step with a closure
         #: None once the compiled step has won
         self.race = self._raced()
@@ -91,6 +93,8 @@ class Isolated:
         self.representatives.release()
         self.whole.release()
         self.shards.release()
+        if self.stored is not None:
+            self.stored.release()
         self.unfused = None
         self.compilations.forget()
 
@@ -101,6 +105,7 @@ class Isolated:
         self.missing.clear()
         self.whole = Whole(self.function)
         self.shards = self._on_parts()
+        self.stored = self._packed()
         self.race = self._raced()
         self.again = AGAIN
         self.retries = Retries()
@@ -111,9 +116,15 @@ class Isolated:
     def _on_parts(self) -> Shards:
         return Shards(self.function, self.options, self.compilations.told)
 
+    def _packed(self) -> Stored | None:
+        rule, told = self.wanted.storage, self.compilations.told
+        return rule and Stored(self.function, self.options, told, rule)
+
     def _raced(self) -> Race | None:
         # with fullgraph=True the user wants no eager step
-        may = not self.wanted.fullgraph and asks_for_it(resolve(None, self.options))
+        may = not (self.wanted.fullgraph or self.wanted.storage) and asks_for_it(
+            resolve(None, self.options)
+        )
         return Race() if may else None
 
     def configure(self, options: Mapping[str, Any]) -> None:
@@ -227,6 +238,8 @@ class Isolated:
                 if not self._clips(alone=True):
                     self.run(args[:1], {})
                 return result
+        if self.stored is not None:
+            return self._stored(self.stored, optimizer, args, kwargs)
         if alone and traces:
             with self.lock:
                 few, whole = self.representatives, self.whole
@@ -261,6 +274,26 @@ class Isolated:
             )
         tell_of_step(optimizer, why)
         return self.function(*args, **kwargs)
+
+    def _stored(
+        self,
+        stored: Stored,
+        optimizer: Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Do one step of an optimizer whose state is packed."""
+        alone = len(args) == 1 and not kwargs
+        why = "its step is given arguments"
+        with self.lock:
+            if alone and compat.stance() in TRACES:
+                done, why = stored.step(optimizer, self._lead)
+                if done:
+                    return None
+            with stored.in_eager(optimizer, every=not alone):
+                if why:
+                    return self._left(optimizer, why, args, kwargs)
+                return self.function(*args, **kwargs)
 
     def _on_shards(self, optimizer: Optimizer) -> Any:
         shards, whole = self.shards, self.whole

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ..capture import Captured
 from ..capture.fx.inputs import static_tensors
@@ -20,6 +20,7 @@ from ..shadow.keys import Role, Unlike
 from ..shadow.lanes import Lanes
 from .extend import COMMON, Extended
 from .models import BESIDE, Models
+from .packed import Packing
 
 Tensors = list[torch.Tensor]
 
@@ -66,65 +67,114 @@ class Around(Protocol):
         """
 
 
+class _Inputs:
+    """The tensors of a graph as nodes; it adds placeholders for those that lack one.
+
+    `arguments`: the tensors that became additional arguments, behind the graph's own.
+    """
+
+    def __init__(self, gm: GraphModule, args: Sequence[Any]) -> None:
+        self.graph = gm.graph
+        self.arguments: Tensors = []
+        placeholders = self.graph.find_nodes(op="placeholder")
+        self._last = placeholders[-1] if placeholders else None
+        self._nodes: dict[int, Node] = {}
+        for node, x in zip(placeholders, args, strict=True):
+            self._nodes.setdefault(id(x), node)
+        with self.graph.inserting_before(calls_of(self.graph)[0]):
+            for name, t in static_tensors(gm).items():
+                self._nodes.setdefault(id(t), self.graph.get_attr(name))
+
+    def has(self, t: torch.Tensor) -> bool:
+        """Does the graph use this tensor?"""
+        return id(t) in self._nodes
+
+    def argument(self, name: str) -> Node:
+        """A new placeholder behind all others."""
+        if self._last is None:
+            place = self.graph.inserting_before(next(iter(self.graph.nodes)))
+        else:
+            place = self.graph.inserting_after(self._last)
+        with place:
+            self._last = self.graph.placeholder(name)
+        return self._last
+
+    def of(self, name: str, t: torch.Tensor) -> Node:
+        """The node of a tensor."""
+        if id(t) not in self._nodes:
+            self._nodes[id(t)] = self.argument(name)
+            self.arguments.append(t)
+        return self._nodes[id(t)]
+
+
+def calls_of(graph: Graph) -> list[Node]:
+    """The calls of a graph, then its output."""
+    return [n for n in graph.nodes if n.op.startswith("call") or n.op == "output"]
+
+
 def splice(
     gm: GraphModule,
     args: Sequence[Any],
     models: Models,
     active: Sequence[int],
-    around: Around,
+    around: Around | None,
+    packing: Packing | None,
     shared: Sequence[Any],
 ) -> Tensors:
     """Insert the calls around a step into the graph of some models.
 
     Returns the models' tensors that became additional arguments: behind the graph's
-    own ones and before `shared`.
+    own ones and before `shared`. Raises Unlike where the step itself uses a tensor in
+    which a lane keeps something packed.
     """
-    graph = gm.graph
-    placeholders = graph.find_nodes(op="placeholder")
-    calls = [n for n in graph.nodes if n.op.startswith("call") or n.op == "output"]
-    nodes: dict[int, Node] = {}
-    for node, x in zip(placeholders, args, strict=True):
-        nodes.setdefault(id(x), node)
-    with graph.inserting_before(calls[0]):
-        for name, t in static_tensors(gm).items():
-            nodes.setdefault(id(t), graph.get_attr(name))
-    arguments: Tensors = []
-    last = placeholders[-1] if placeholders else None
+    inputs, calls = _Inputs(gm, args), calls_of(gm.graph)
+    params_of_models = [models.params[k] for k in active]
+    lanes = []
+    for k, p in zip(active, params_of_models, strict=True) if packing else ():
+        assert packing is not None
+        packed = packing.of(models.state.get(p, {}))
+        if any(map(inputs.has, packed.values())):
+            raise Unlike("the step uses a tensor in which its state is stored")
+        tensors = {**packed, **packing.unpacked(p, models.state.get(p, {}))}
+        if packed:
+            lanes.append({x: inputs.of(f"{x}_{k}", t) for x, t in tensors.items()})
+    if packing is not None and lanes:
+        with gm.graph.inserting_before(calls[0]):
+            first = gm.graph.call_function(packing.unpack, (lanes,))
+        with gm.graph.inserting_before(calls[-1]):
+            last = gm.graph.call_function(packing.pack, (lanes,))
+        calls = [first.next, *calls[1:-1], last] if around is not None else calls
+    if around is not None:
+        _splice_around(inputs, calls, models, active, around, len(shared))
+    return inputs.arguments
 
-    def argument(name: str) -> Node:
-        nonlocal last
-        first = next(iter(graph.nodes))
-        place = graph.inserting_before(first)
-        if last is not None:
-            place = graph.inserting_after(last)
-        with place:
-            last = graph.placeholder(name)
-        return last
 
-    def node_of(name: str, t: torch.Tensor) -> Node:
-        if id(t) not in nodes:
-            nodes[id(t)] = argument(name)
-            arguments.append(t)
-        return nodes[id(t)]
-
+def _splice_around(
+    inputs: _Inputs,
+    calls: Sequence[Node],
+    models: Models,
+    active: Sequence[int],
+    around: Around,
+    shared: int,
+) -> None:
     params_of_models = [models.params[k] for k in active]
     params = [
-        node_of(f"param{k}", p) for k, p in zip(active, params_of_models, strict=True)
+        inputs.of(f"param{k}", p) for k, p in zip(active, params_of_models, strict=True)
     ]
     grads = [
-        None if p.grad is None else node_of(f"grad{k}", p.grad)
+        None if p.grad is None else inputs.of(f"grad{k}", p.grad)
         for k, p in enumerate(params_of_models)
     ]
     columns = [
-        [node_of(f"beside{c}_{k}", models.beside[k][c]) for k in active]
+        [inputs.of(f"beside{c}_{k}", models.beside[k][c]) for k in active]
         for c in range(len(around.dtypes))
     ]
-    common = [argument(f"shared{k}") for k in range(len(shared))]
+    common = [inputs.argument(f"shared{k}") for k in range(shared)]
+    graph = inputs.graph
     with graph.inserting_before(calls[0]):
         graph.call_function(around.before, (params, grads, columns, common))
     with graph.inserting_before(calls[-1]):
         graph.call_function(around.after, (params, grads, columns, common))
-    return arguments
 
 
 def order_of(

@@ -43,6 +43,7 @@ from .aside import NO_ASIDE, Aside, Other
 from .backend import backend_of
 from .first_state import first_state, with_state
 from .models import Models
+from .packed import Packing
 from .policy import Stale
 from .recent import Recent
 from .source import Call
@@ -66,7 +67,8 @@ class Representatives:
     `why`: the reason why it no longer is, or "". `told`: the list to which its Reports
     are added. `outward`: given if lanes are parts of tensors, which a step may only
     treat element by element; maps the writes to the optimizer of the parts to all
-    writes. `around`: calls around the step, in the same launch; see there.
+    writes. `around`: calls around the step, in the same launch; see there. `packing`:
+    what lanes keep packed.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Representatives:
         told: list[Report],
         outward: Callable[[list[Write]], list[Write]] | None = None,
         around: Around | None = None,
+        packing: Packing | None = None,
     ) -> None:
         self.function = function
         self.options = dict(options)
@@ -89,8 +92,9 @@ class Representatives:
         self.outward = outward
         self.apart: Callable[[], None] | None = None  # see Owner in step
         self.kept, parts = KEPT, outward is not None
+        calls = around, packing
         self.task = Task(
-            function, config, self.noticed, self.pending, told, parts, around
+            function, config, self.noticed, self.pending, told, parts, *calls
         )
         self.proof: Proof | None = None
         self.calls, self.proven = 0, -1  # the call in which the proof was made
@@ -308,7 +312,7 @@ class Representatives:
         finally:
             if self.models.filled:
                 self.models.empty()
-        if self.task.around is not None and self.stepped is None:
+        if self.stepped is None and (self.task.around or self.task.packing):
             raise Unlike("nothing of the step is compiled")
         if self._fresh or shadow.changed():
             call.put_gradients()

@@ -156,6 +156,7 @@ def extend(
     layouts: Mapping[int, Sequence[Layout]],
     given: Mapping[int, int],
     n_args: int,
+    hollow: frozenset[int] = frozenset(),
 ) -> Extended:
     """Extend the captured step of models to their lanes.
 
@@ -163,10 +164,12 @@ def extend(
     argument k, a number, of `n_args` arguments. `led[model]`: the number of its lanes.
     `late`: the sources that may be other tensors at each call, which come last.
     `layouts[model]`: of its parameter, then of its lanes' parameters, where these
-    differ in size. Raises CaptureError where a call mixes lanes, and where a model
-    whose lanes differ in size does more than arithmetic on elements.
+    differ in size. `hollow`: sources that are no tensors of a call. Raises CaptureError
+    where a call mixes lanes, and where a model whose lanes differ in size does more
+    than arithmetic on elements.
     """
-    return _Extension(captured, source, led, late, layouts, given, n_args).run()
+    arguments = captured, source, led, late, layouts, given, n_args, hollow
+    return _Extension(*arguments).run()
 
 
 class _Extension:
@@ -179,6 +182,7 @@ class _Extension:
         layouts: Mapping[int, Sequence[Layout]],
         given: Mapping[int, int],
         n_args: int,
+        hollow: frozenset[int],
     ) -> None:
         self.captured = captured
         self.graph = captured.graph
@@ -193,6 +197,7 @@ class _Extension:
         order += [
             (s, m) for s, owner in enumerate(source) for m in range(self._led(owner))
         ]
+        order = [place for place in order if place[0] not in hollow]
         order.sort(key=lambda place: place[0] in late)
         self.order = tuple(order)
         self.statics = sum(s not in late for s, _ in order)

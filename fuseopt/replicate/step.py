@@ -29,6 +29,7 @@ from ..shadow.lanes import Lanes
 from ..uniformity import Proof
 from .around import Around, finished, order_of, splice
 from .extend import COMMON, Extended, extend
+from .packed import without_memory
 from .places import held_tensors, place_of
 from .policy import WholeInstead
 from .programs import Program, Programs, Where, may_leave_out
@@ -71,6 +72,8 @@ class LedStep:
         self._elsewhere: dict[str, tuple[list[Any], set[Any]]] = {}
         self.program: Program | None = None
         self.programs = Programs()
+        #: does the graph get calls around the step?
+        self.completed = task.around is not None or task.packing is not None
         #: must each set of lanes have a program?
         self.each = owner.apart is not None or task.around is not None
         #: and each of lanes of these models
@@ -120,8 +123,8 @@ class LedStep:
     def __call__(self, *args: Any) -> Any:
         owner, noticed = self.owner, self.task.noticed
         call = owner.call
-        if self.task.around is not None:
-            args = self._with_others(args, self.task.around)
+        if self.completed:
+            args = self._with_others(args)
         if not (
             self.program is not None
             and self.known == noticed.count
@@ -138,13 +141,13 @@ class LedStep:
             args = *args, *[counters[x] for x in program.turn.asked]
         return program.step(*args)
 
-    def _with_others(self, args: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
-        """The arguments, and those for `around`."""
-        owner = self.owner
+    def _with_others(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, and those for the calls around the step."""
+        owner, task = self.owner, self.task
         shared = owner.call.aside.shared
         if self.given is None:
-            inputs = self.gm, args, owner.models, self.active, around, shared
-            self.given = splice(*inputs)
+            inputs = self.gm, args, owner.models, self.active
+            self.given = splice(*inputs, task.around, task.packing, shared)
         return *args, *self.given, *shared
 
     def _takes_part(self, program: Program) -> bool:
@@ -334,6 +337,7 @@ class LedStep:
         extensions: list[tuple[Extended, Results]] = []
         aside, around = self.owner.call.aside, self.task.around
         beside = order_of(lanes, aside.columns, around)
+        hollow = self._hollow(graph_inputs)
         flag = None
         if aside.flag is not None:
             flag = [*map(id, graph_inputs)].index(id(aside.flag))
@@ -353,8 +357,10 @@ class LedStep:
                 raise Unlike("it keeps another view of a tensor of a lane")
             if captured.beyond and self.task.parts:
                 raise Unlike(beyond(captured.beyond))
+            if hollow:
+                captured = without_memory(captured, hollow)
             extension = extend(
-                captured, owners, led, late, layouts, model_of_arg, len(args)
+                captured, owners, led, late, layouts, model_of_arg, len(args), hollow
             )
             results = Results(captured, extension, graph_inputs, members)
             extensions.append((extension, results))
@@ -398,6 +404,18 @@ class LedStep:
         like = self.programs.like(lanes, members)
         parts = lanes.lists_of(), members, order, counts, like, some
         return Program(step, source, results, *parts)
+
+    def _hollow(self, tensors: Sequence[torch.Tensor]) -> frozenset[int]:
+        """Which of the graph's tensors have no memory, since lanes keep them packed."""
+        packing, models = self.task.packing, self.owner.models
+        if packing is None:
+            return frozenset()
+        unpacked = {
+            id(t)
+            for p in models.params
+            for t in packing.unpacked(p, models.state.get(p, {})).values()
+        }
+        return frozenset(s for s, t in enumerate(tensors) if id(t) in unpacked)
 
     def _roles(
         self, tensors: Sequence[torch.Tensor], args: Sequence[Any]

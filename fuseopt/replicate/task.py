@@ -13,6 +13,7 @@ from ..shadow.lanes import Lanes
 from ..shadow.state_guard import StateGuard
 from .around import Around
 from .models import Models
+from .packed import Packing
 from .proofs import Prover
 from .source import Finds
 from .writes import Gives
@@ -25,7 +26,7 @@ class Task:
     `noticed`: watches what the optimizer holds besides its lanes. `pending`: takes
     launches that are put off. `told`: the list to which the optimizer's Reports are
     added. `parts`: lanes are parts of tensors. `around`: calls before and after the
-    step, in the same launch.
+    step, in the same launch. `packing`: what lanes keep packed.
     """
 
     function: Callable[..., Any]
@@ -35,6 +36,7 @@ class Task:
     told: list[Report]
     parts: bool = False
     around: Around | None = None
+    packing: Packing | None = None
 
 
 class Owner(Finds, Prover, Protocol):

@@ -1,0 +1,74 @@
+"""Which tensors of a lane's state are packed, and under which keys they are kept.
+
+A tensor of the state `exp_avg` that is kept in bfloat16 has the key `exp_avg@bf16`. A
+format of several parts adds a key for each: `exp_avg@bf16-stochastic.draw`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..capture.fx.interpreter import OWN
+from .formats import FORMATS, WIDE, Format, Parts
+
+_AT = "@"
+State = Mapping[str, Any]
+
+
+def key_of(target: str, form: Format, part: str = "") -> str:
+    """The key under which a part of a packed tensor is kept."""
+    return f"{target}{_AT}{form.name}" + (f".{part}" if part else "")
+
+
+def packed_in(state: State) -> dict[str, tuple[Format, dict[str, str]]]:
+    """The packed tensors of a lane, by the key that they have unpacked: the format, and
+    the key of each part.
+    """
+    found: dict[str, tuple[Format, dict[str, str]]] = {}
+    for key in state:
+        target, at, rest = key.rpartition(_AT) if isinstance(key, str) else ("", "", "")
+        name, _, part = rest.partition(".")
+        if at and name in FORMATS:
+            found.setdefault(target, (FORMATS[name], {}))[1][part] = key
+    return found
+
+
+def parts_of(state: State, keys: Mapping[str, str]) -> Parts:
+    """The packed tensors under these keys, by part."""
+    return {part: state[key] for part, key in keys.items()}
+
+
+def like_unpacked(parts: Parts) -> torch.Tensor:
+    """A tensor of float32 like the one that is packed, without contents."""
+    return torch.empty_like(parts[""], dtype=WIDE)
+
+
+class StatePacking:
+    """The packing of an optimizer's state; see `Packing` in replicate."""
+
+    def __init__(self) -> None:
+        def unpack(lanes: Sequence[Mapping[str, torch.Tensor]]) -> None:
+            for lane in lanes:
+                for target, (form, keys) in packed_in(lane).items():
+                    lane[target].copy_(form.unpack(parts_of(lane, keys)))
+
+        def pack(lanes: Sequence[Mapping[str, torch.Tensor]]) -> None:
+            for lane in lanes:
+                for target, (form, keys) in packed_in(lane).items():
+                    form.pack(lane[target], parts_of(lane, keys))
+
+        for function in (unpack, pack):
+            setattr(function, OWN, True)
+        self.unpack, self.pack = unpack, pack
+
+    def of(self, state: State) -> dict[str, torch.Tensor]:
+        """The packed tensors of a lane, by key."""
+        every = packed_in(state).values()
+        return {key: state[key] for _, keys in every for key in keys.values()}
+
+    def unpacked(self, param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
+        """The tensors of a lane without memory, by key."""
+        return {target: state[target] for target in packed_in(state)}
