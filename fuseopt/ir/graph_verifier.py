@@ -216,6 +216,8 @@ def _check_dtypes(here: str, instr: Instr, args: list[str]) -> None:
         require(instr.dtype == "b8" and len(set(args)) == 1, said)
     elif instr.op == "where":
         require(args == ["b8", instr.dtype, instr.dtype], said)
+    elif instr.op == "index":
+        require(instr.dtype == "i32", said)
     elif instr.op == "bitcast":
         require(DTYPE_BYTES[args[0]] == DTYPE_BYTES[instr.dtype], said)
     else:

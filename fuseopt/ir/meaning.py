@@ -55,6 +55,9 @@ def evaluate(
             value = results[instr.args[0]].to(dtype)
         elif instr.op == "bitcast":
             value = results[instr.args[0]].view(dtype)
+        elif instr.op == "index":
+            shape = results[instr.args[0]].shape
+            value = torch.arange(shape.numel(), dtype=dtype).view(shape)
         elif instr.op in REDUCTIONS:
             operand = results[instr.args[0]]
             operand = operand.expand(space) if space else operand

@@ -89,6 +89,7 @@ ARITY = {
     "eq": 2,
     "ne": 2,
     "bitcast": 1,  # the same bits as another type of the same size
+    "index": 1,  # of a load: how many elements of its tensor lie before this one
     "shl": 2,  # of integers; by no more digits than there are
     "shr": 2,  # copies the sign
     "and": 2,

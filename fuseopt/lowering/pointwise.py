@@ -52,7 +52,7 @@ def opmath(dtype: str) -> str:
 
 
 #: Ops that take their operand as it is stored.
-UNCHANGED = frozenset({"copy", "fill", "bitcast"})
+UNCHANGED = frozenset({"copy", "fill", "bitcast", "fuseopt::index_like"})
 #: Ops whose bf16 and f16 kernels round a number to the tensor's type before they use
 #: it; the others keep it in float32.
 ROUND_NUMBERS = frozenset(
@@ -176,6 +176,8 @@ RULES: dict[str, Rule] = {
     "__rshift__": select.shift("shr"),
     # a tensor seen as another type of the same size
     "bitcast": lambda b, x: b.op("bitcast", x, dtype=b.common),
+    # of a contiguous tensor, the number of each element
+    "fuseopt::index_like": lambda b, x: b.op("index", x, dtype="i32"),
     **{op: functions.library(op) for op in VENDOR},
     "erf": functions.erf,
     **{op: functions.mapped(op) for op in functions.MAPPED},

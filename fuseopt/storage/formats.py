@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from ..errors import UnsupportedInput
+from .ops import index_like
 
 #: The packed tensors of one tensor, by the name of the part; "" is the first part.
 Parts = Mapping[str, torch.Tensor]
@@ -62,8 +63,64 @@ class Cast:
         parts[""].copy_(wide)
 
 
+class StochasticBFloat16:
+    """Kept in bfloat16, rounded up or down by chance: the mean is the exact number.
+
+    The part `draw` counts the tensor's roundings; it and an element's number decide the
+    element's chance. So a run is repeated from a checkpoint bit for bit, whatever
+    threads and chunks compute it.
+    """
+
+    name = "bf16-stochastic"
+
+    def refusal(self, wide: torch.Tensor) -> str:
+        """Elements are numbered in 31 bits."""
+        return "it has 2**31 elements or more" if wide.numel() >= 2**31 else ""
+
+    def empty(self, wide: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
+        """A tensor of bfloat16, and the count: an int64 without dimensions, which
+        begins elsewhere for each tensor.
+        """
+        first = (number * 0x9E3779B1) % 2**31
+        draw = torch.tensor(first, dtype=torch.int64, device=wide.device)
+        return {"": torch.empty_like(wide, dtype=torch.bfloat16), "draw": draw}
+
+    def unpack(self, parts: Parts) -> torch.Tensor:
+        """Exact."""
+        return parts[""].to(WIDE)
+
+    def pack(self, wide: torch.Tensor, parts: Parts) -> None:
+        """Add 16 random bits below those that are kept, and cut off the sum. What is
+        not finite is cast.
+        """
+        chance = _random_bits(index_like(parts[""]), parts["draw"]) & 0xFFFF
+        bits = (wide.view(torch.int32) + chance) & -0x10000
+        rounded = torch.where(wide.abs() < torch.inf, bits.view(WIDE), wide)
+        parts[""].copy_(rounded)
+        parts["draw"].add_(1)
+
+
+def _random_bits(index: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
+    """32 bits for each element of a draw: a counter, mixed.
+
+    The mixing is `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018);
+    shifts of int32 copy the sign, which is masked off.
+    """
+    x = (index * -0x61C88647) ^ (draw.to(torch.int32) * 0x3C6EF372)
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * 0x7FEB352D
+    x = x ^ ((x >> 15) & 0x1FFFF)
+    x = x * -0x7B935975
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
 FORMATS: dict[str, Format] = {
-    x.name: x for x in (Cast("bf16", torch.bfloat16), Cast("fp16", torch.float16))
+    x.name: x
+    for x in (
+        Cast("bf16", torch.bfloat16),
+        Cast("fp16", torch.float16),
+        StochasticBFloat16(),
+    )
 }
 
 

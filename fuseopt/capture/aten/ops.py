@@ -42,6 +42,8 @@ MODES = {
     ("div", "rounding_mode", "floor"): "div_floor",
     ("div", "rounding_mode", "trunc"): "div_trunc",
 }
+#: fuseopt's own op: the number of each element.
+INDEX = "fuseopt::index_like"
 EMPTY = frozenset("empty empty_like new_empty empty_strided new_empty_strided".split())
 #: Calls that take the shape of their result as an argument.
 SHAPED = frozenset("full new_full scalar_tensor zeros new_zeros ones new_ones".split())
@@ -144,6 +146,8 @@ def lowering(
     `absent(argument, default)` returns the operand for an argument that was left out.
     """
     name = op.name
+    if name == INDEX and not bound["t"].is_contiguous():
+        return None
     if name in CONSTANTS:
         return "fill", (("value", CONSTANTS[name]),)
     if name in RENAMED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...errors import EagerOnly
 from ...ir.graph import Variant
 from .. import optable
 from ..optable import CPP_STORAGE as STORAGE
@@ -37,7 +38,9 @@ class Instructions:
 
     def compute(self, i: int, vector: bool = False) -> str:
         instr = self.v.instrs[i]
-        if instr.op == "cast" and instr.dtype in optable.NARROW:
+        if instr.op == "index":
+            text = "(int32_t)(at + i + j)"
+        elif instr.op == "cast" and instr.dtype in optable.NARROW:
             text = self.rounded(instr.args[0], instr.dtype, vector)
         else:
             args = [self.name(a) for a in instr.args]
@@ -45,6 +48,19 @@ class Instructions:
                 instr, args, [self.v.instrs[a].dtype for a in instr.args]
             )
         return f"const {REGISTER[instr.dtype]} x{i} = {text};"
+
+    @property
+    def counted(self) -> int | None:
+        """The slot whose elements are counted, if any are. All that are counted lie
+        alike, so that one of them serves for all.
+        """
+        instrs = self.v.instrs
+        loads = [instrs[x.args[0]] for x in instrs if x.op == "index"]
+        if not loads:
+            return None
+        if self.v.reduction or {x.op for x in loads} != {"load"}:
+            raise EagerOnly("an index of elements that are computed, or reduced")
+        return min(int(x.attr or 0) for x in loads)
 
     def scalar(self, i: int) -> str:
         return self.taken(i, f"scalars[{self.v.instrs[i].attr}]")

@@ -138,6 +138,12 @@ class Function(Instructions):
             "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in slots) + arrays
         )
         body = self.prologue([]) + self.lane_numbers(v.code, "element")
+        body += [
+            f"const int64_t at = p{x.slot} - "
+            f"({x.kind}*)t.pool[t.position[lane * {self.n_slots} + {x.slot}]];"
+            for x in slots
+            if x.slot == self.counted
+        ]
         lines = [
             f"template <{self.tails.kind} TAIL>",
             f"static void row{n}(const Table& t, int64_t lane, "
@@ -185,13 +191,15 @@ class Function(Instructions):
         flat = "".join(f", p{x.slot} + begin" for x in slots)
         near = "".join(f", q{x.slot}" for x in slots)
         body = [self.pointer(x.slot) for x in slots]
+        # elements that are counted are read where they lie
+        whole = "".join(f", {k}" for k, x in enumerate(slots) if x.slot == self.counted)
         body += [
             "if (t.strided[lane] < 0) {",
             f"  piece{n}(t, lane, begin, end - begin{flat});",
             "  return;",
             "}",
             "const int64_t* g = t.geometry + t.strided[lane];",
-            f"Walk<{len(slots)}> walk(g[0], g + 1, g + 1 + g[0]);",
+            f"Walk<{len(slots)}> walk(g[0], g + 1, g + 1 + g[0]{whole});",
             *rooms(slots),
             "walk.seek(begin);",
             "for (int64_t e = begin, n; e < end; e += n) {",

@@ -227,7 +227,7 @@ class Chunks:
                         f"inside = at + tl.arange(0, {COLUMNS})[None, :]",
                         "mask = inside < numel[:, None]",
                         *(f"a{s} = p{s}[:, None] + inside" for s in w.element_slots),
-                        *w.apply(place),
+                        *w.apply(place, "[:, None]"),
                     ]
                 ),
             ]

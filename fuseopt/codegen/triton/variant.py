@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...ir.graph import Variant, makes_numbers
+from ...errors import EagerOnly
+from ...ir.graph import DTYPE_BYTES, Variant, makes_numbers
 from .. import optable
 from ..optable import TRITON_TYPES as TYPES
 from .power import side_by_side
@@ -55,6 +56,9 @@ class Function:
             x for x in variant.stores if slots[x[1]].domain == "element"
         ]
         self.loads = [i for i in variant.code if variant.instrs[i].op == "load"]
+        self.indices = [i for i in variant.code if variant.instrs[i].op == "index"]
+        if self.indices and variant.reduction:
+            raise EagerOnly("an index of elements that are reduced")
         used = {a for i in variant.code for a in variant.instrs[i].args}
         used.update(i for i, _ in self.element_stores)
         used.update(variant.instrs[i].args[0] for i in variant.folds)
@@ -128,8 +132,8 @@ class Function:
 
     @property
     def arguments(self) -> list[str]:
-        """What element code takes: what was loaded, lane code's numbers."""
-        return [self.name(i) for i in (*self.loads, *self.handed)]
+        """What element code takes: what was loaded, indices, lane code's numbers."""
+        return [self.name(i) for i in (*self.loads, *self.indices, *self.handed)]
 
     def element(self) -> list[str]:
         """Arithmetic of an element -> results to store, then what is folded."""
@@ -139,7 +143,7 @@ class Function:
         self, name: str, args: list[str], instead: Mapping[int, str]
     ) -> list[str]:
         """A function of element code; `instead`: how some instructions are computed."""
-        code = [i for i in self.v.code if self.v.instrs[i].op != "load"]
+        code = [i for i in self.v.code if i not in {*self.loads, *self.indices}]
         body = [self.assign(i) for i in self.consts if i not in code]
         for i in code:
             replacement = instead.get(i)
@@ -165,10 +169,22 @@ class Function:
         )
 
     def element_loads(
-        self, place: Mapping[int, str], mask: str = ", mask=mask"
+        self, place: Mapping[int, str], mask: str = ", mask=mask", rows: str = ""
     ) -> list[str]:
+        """`rows`: what makes a column of the addresses of several lanes."""
         instrs = self.v.instrs
-        return [self.load(i, place[int(instrs[i].attr or 0)], mask) for i in self.loads]
+        lines = [
+            self.load(i, place[int(instrs[i].attr or 0)], mask) for i in self.loads
+        ]
+        for i in self.indices:
+            load = instrs[instrs[i].args[0]]
+            s = int(load.attr or 0)
+            if load.op != "load":
+                raise EagerOnly("an index of elements that are computed")
+            size = DTYPE_BYTES[self.v.slots[s].dtype]
+            at = f"({place[s]}).to(tl.int64) - p{s}{rows}.to(tl.int64)"
+            lines.append(f"x{i} = (({at}) // {size}).to(tl.int32)")
+        return lines
 
     def element_writes(self, place: Mapping[int, str]) -> list[str]:
         return [
@@ -176,10 +192,10 @@ class Function:
             for i, s in self.element_stores
         ]
 
-    def apply(self, place: Mapping[int, str]) -> list[str]:
-        """Loads, element code, stores."""
+    def apply(self, place: Mapping[int, str], rows: str = "") -> list[str]:
+        """Loads, element code, stores; `rows`: as of `element_loads`."""
         return [
-            *self.element_loads(place),
+            *self.element_loads(place, rows=rows),
             *self.call(f"element{self.number}", self.arguments),
             *self.element_writes(place),
         ]
