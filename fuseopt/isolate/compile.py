@@ -55,6 +55,7 @@ def compile(
     isolated = getattr(current, COMPILED, None)
     if isinstance(isolated, Isolated) and isolated.owner() is optimizer:
         isolated.configure(options)
+        isolated.store(rule)
         return optimizer
     attach()
     reason = compat.disabled(optimizer)

@@ -24,11 +24,9 @@ from ..config import resolve
 from ..errors import CaptureError
 from ..locks import new_rlock
 from ..replicate.driver import Representatives
-from ..runtime.commit import write
-from ..shadow.keys import Unlike
-from ..shadow.optimizer import Shadow
 from ..shadow.whole import Whole
 from ..shards.step import Shards
+from ..storage.rule import Rule
 from ..storage.step import Stored
 from .arguments import Arguments
 from .class_guard import Structure
@@ -38,7 +36,7 @@ from .groups import LISTS, PARAMS, read_once
 from .judged import Judged
 from .race import Race, asks_for_it, may_race
 from .retries import Retries
-from .unfused import unfuse
+from .unfused import Unfused
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
 #: The stances of torch.compiler with which Dynamo runs compiled code.
@@ -71,8 +69,10 @@ class Isolated:
         self.representatives = self._led()
         self.whole = Whole(function)
         self.shards = self._on_parts()
-        self.stored = self._packed()
-        self.unfused: Shadow | None = None  # for a step with a closure
+        #: the step, where the optimizer's state is packed
+        self.stored: Stored | None = None
+        self.store(wanted.storage)
+        self.unfused = Unfused()  # for a step with a closure
         #: None once the compiled step has won
         self.race = self._raced()
         #: how often a step that Dynamo cut may still be traced again
@@ -93,9 +93,9 @@ class Isolated:
         self.representatives.release()
         self.whole.release()
         self.shards.release()
+        self.unfused.release()
         if self.stored is not None:
             self.stored.release()
-        self.unfused = None
         self.compilations.forget()
 
     def forget(self) -> None:
@@ -105,7 +105,8 @@ class Isolated:
         self.missing.clear()
         self.whole = Whole(self.function)
         self.shards = self._on_parts()
-        self.stored = self._packed()
+        if self.stored is not None:
+            self.stored.start_anew(self.options)
         self.race = self._raced()
         self.again = AGAIN
         self.retries = Retries()
@@ -116,16 +117,10 @@ class Isolated:
     def _on_parts(self) -> Shards:
         return Shards(self.function, self.options, self.compilations.told)
 
-    def _packed(self) -> Stored | None:
-        rule, told = self.wanted.storage, self.compilations.told
-        return rule and Stored(self.function, self.options, told, rule)
-
     def _raced(self) -> Race | None:
-        # with fullgraph=True the user wants no eager step
-        may = not (self.wanted.fullgraph or self.wanted.storage) and asks_for_it(
-            resolve(None, self.options)
-        )
-        return Race() if may else None
+        # with fullgraph=True the user wants no eager step, which packed state slows
+        may = not self.wanted.fullgraph and self.stored is None
+        return Race() if may and asks_for_it(resolve(None, self.options)) else None
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Set other options for later calls."""
@@ -133,6 +128,19 @@ class Isolated:
             self.options = dict(options)
             self.clipped = None
             self.forget()
+
+    def store(self, rule: Rule | None) -> None:
+        """Pack the optimizer's state by another rule; None: unpack it."""
+        optimizer, stored = self.owner(), self.stored
+        if optimizer is None or rule == (stored and stored.rule):
+            return
+        if stored is not None:
+            stored.end(optimizer)
+            stored.release()
+        self.stored = None
+        if rule is not None:
+            reports = self.options, self.compilations.told
+            self.stored = Stored(optimizer, self.function, *reports, rule)
 
     def entry(self) -> tuple[Any, Any]:
         """The function that replaces the original one, and the one to call directly
@@ -148,7 +156,7 @@ class Isolated:
             groups: Any = getattr(given, "param_groups", None)
             odd = type(groups) is not list or {*map(type, map(PARAMS, groups))} - LISTS
             if odd and isinstance(given, Optimizer) and (why := read_once(given)):
-                return self._left(given, why, args, kwargs)
+                return self._left(given, args, kwargs, why)
             if session.deferred and self._clips(len(args) == 1 and not kwargs):
                 return None
             if self.race is None:
@@ -226,7 +234,7 @@ class Isolated:
         self._follow(optimizer)
         if self.judged.epoch != compat.switches.epoch:
             if unsound := self.judged.why_not(optimizer):
-                return self._left(optimizer, unsound, args, kwargs)
+                return self._left(optimizer, args, kwargs, unsound)
         alone = len(args) == 1 and not kwargs
         if not alone and self.shards.wants(optimizer, anew=True):
             return self._eager(args, kwargs, "its step is given arguments")
@@ -239,7 +247,11 @@ class Isolated:
                     self.run(args[:1], {})
                 return result
         if self.stored is not None:
-            return self._stored(self.stored, optimizer, args, kwargs)
+            why: str | None = "" if alone else "its step is given arguments"
+            if alone and traces:
+                with self.lock:
+                    why = self.stored.step(optimizer, self._lead)
+            return None if why is None else self._left(optimizer, args, kwargs, why)
         if alone and traces:
             with self.lock:
                 few, whole = self.representatives, self.whole
@@ -262,38 +274,22 @@ class Isolated:
     def _left(
         self,
         optimizer: Optimizer,
-        why: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        why: str,
     ) -> Any:
-        """Run a step in eager that may not be traced, and report the reason."""
-        if resolve(None, self.options).fallback == "error":
+        """Run a step in eager, and report the reason, unless it is ""."""
+        if why and resolve(None, self.options).fallback == "error":
             raise CaptureError(
                 f"{type(optimizer).__name__}.step cannot be compiled: {why} "
                 "(options={'fallback': 'error'} was given)"
             )
-        tell_of_step(optimizer, why)
-        return self.function(*args, **kwargs)
-
-    def _stored(
-        self,
-        stored: Stored,
-        optimizer: Optimizer,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Do one step of an optimizer whose state is packed."""
-        alone = len(args) == 1 and not kwargs
-        why = "its step is given arguments"
+        if why:
+            tell_of_step(optimizer, why)
+        if self.stored is None:
+            return self.function(*args, **kwargs)
         with self.lock:
-            if alone and compat.stance() in TRACES:
-                done, why = stored.step(optimizer, self._lead)
-                if done:
-                    return None
-            with stored.in_eager(optimizer, every=not alone):
-                if why:
-                    return self._left(optimizer, why, args, kwargs)
-                return self.function(*args, **kwargs)
+            return self.stored.in_eager(args, kwargs)
 
     def _on_shards(self, optimizer: Optimizer) -> Any:
         shards, whole = self.shards, self.whole
@@ -312,11 +308,9 @@ class Isolated:
         return self._eager((optimizer,), {}, why)
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
-        """Run a step of DTensors in eager, and report the reason, unless it is ""."""
-        if not why:
-            return self.function(*args, **kwargs)
-        why = f"its parameters are DTensors, and {why}"
-        return self._left(args[0], why, args, kwargs)
+        """The same of a step of DTensors."""
+        why = why and f"its parameters are DTensors, and {why}"
+        return self._left(args[0], args, kwargs, why)
 
     def _as_it_is(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -343,7 +337,7 @@ class Isolated:
                 self.compiled[places] = compiled
             compat.watched.ask()
             if any(group.get("fused") for group in optimizer.param_groups):
-                result = self._unfused(compiled, optimizer, args, kwargs)
+                result = self.unfused.call(compiled, optimizer, args, kwargs)
             else:
                 result = compiled(*args, **kwargs)
             done = True
@@ -365,33 +359,6 @@ class Isolated:
                 # interrupted: what was compiled may be half bound
                 self.compiled.clear()
                 compat.settle_interrupted()
-
-    def _unfused(
-        self,
-        compiled: Callable[..., Any],
-        optimizer: Optimizer,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Call `compiled` with the groups' foreach options in place of `fused`; the
-        optimizer's groups stay as they are.
-        """
-        try:
-            shadow = self.unfused = self.unfused or Shadow(optimizer)
-            shadow.refresh(optimizer)
-        except Unlike:
-            options = unfuse(optimizer)
-            try:
-                return compiled(*args, **kwargs)
-            finally:
-                for group, before in options:
-                    group.update(before)
-        shadow.clean = False
-        try:
-            return shadow.translated(compiled(shadow.itself, *args[1:], **kwargs))
-        finally:
-            write(shadow.writes())
-            shadow.settle()
 
     def _whole(self, why: str = "") -> Callable[..., Any]:
         """The backend of a step that is traced whole; Reports get the reason."""

@@ -20,7 +20,6 @@ from ..shadow.keys import Role, Unlike
 from ..shadow.lanes import Lanes
 from .extend import COMMON, Extended
 from .models import BESIDE, Models
-from .packed import Packing
 
 Tensors = list[torch.Tensor]
 
@@ -118,7 +117,6 @@ def splice(
     models: Models,
     active: Sequence[int],
     around: Around | None,
-    packing: Packing | None,
     shared: Sequence[Any],
 ) -> Tensors:
     """Insert the calls around a step into the graph of some models.
@@ -128,15 +126,13 @@ def splice(
     which a lane keeps something packed.
     """
     inputs, calls = _Inputs(gm, args), calls_of(gm.graph)
-    params_of_models = [models.params[k] for k in active]
-    lanes = []
-    for k, p in zip(active, params_of_models, strict=True) if packing else ():
-        assert packing is not None
-        packed = packing.of(models.state.get(p, {}))
+    packing, lanes = models.packing, []
+    for k in active:
+        packed, unpacked = models.packed(k)
         if any(map(inputs.has, packed.values())):
-            raise Unlike("the step uses a tensor in which its state is stored")
-        tensors = {**packed, **packing.unpacked(p, models.state.get(p, {}))}
+            raise Unlike("the step uses a tensor in which its state is packed")
         if packed:
+            tensors = {**packed, **unpacked}
             lanes.append({x: inputs.of(f"{x}_{k}", t) for x, t in tensors.items()})
     if packing is not None and lanes:
         with gm.graph.inserting_before(calls[0]):

@@ -92,10 +92,8 @@ class Representatives:
         self.outward = outward
         self.apart: Callable[[], None] | None = None  # see Owner in step
         self.kept, parts = KEPT, outward is not None
-        calls = around, packing
-        self.task = Task(
-            function, config, self.noticed, self.pending, told, parts, *calls
-        )
+        settings = function, config, self.noticed, self.pending
+        self.task = Task(*settings, told, parts, around, packing)
         self.proof: Proof | None = None
         self.calls, self.proven = 0, -1  # the call in which the proof was made
         self.lanes: Lanes | None = None
@@ -202,9 +200,9 @@ class Representatives:
             self.models = self._new_models(0, False, False)
 
     def _new_models(self, groups: int, loose: bool, counters: bool) -> Models:
-        around = self.task.around
+        around, packing = self.task.around, self.task.packing
         columns = () if around is None else around.dtypes
-        return Models(groups, loose, counters, columns)
+        return Models(groups, loose, counters, columns, packing)
 
     def _attempt(self, call: Call, make: Callable[..., Callable[..., Any]]) -> bool:
         """Do one step; False, with `why`, if nothing was done."""
@@ -249,9 +247,8 @@ class Representatives:
             if self.hindrance is not LASTING:
                 self._pause(call.quiet)
         except Exception as error:
-            if isinstance(error, OUT_OF_MEMORY):
-                raise
-            if call.entered or compat.must_fail():
+            lasting = isinstance(error, OUT_OF_MEMORY) or compat.must_fail()
+            if lasting or call.entered:
                 raise
             # whatever it is, the whole step says it again if it is the step's own
             self._sound = True

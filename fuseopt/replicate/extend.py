@@ -194,10 +194,8 @@ class _Extension:
         self.asked: list[tuple[int, int]] = []
         self._check_layouts()
         order = [(s, COMMON) for s, owner in enumerate(source) if owner == COMMON]
-        order += [
-            (s, m) for s, owner in enumerate(source) for m in range(self._led(owner))
-        ]
-        order = [place for place in order if place[0] not in hollow]
+        owned = [(s, x) for s, x in enumerate(source) if s not in hollow]
+        order += [(s, m) for s, owner in owned for m in range(self._led(owner))]
         order.sort(key=lambda place: place[0] in late)
         self.order = tuple(order)
         self.statics = sum(s not in late for s, _ in order)

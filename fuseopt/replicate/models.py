@@ -17,6 +17,8 @@ import torch
 from .. import compat
 from ..shadow.keys import GRAD, PARAM, Role, Unlike, lane_key
 from ..shadow.lanes import Kind, Lanes
+from .packed import Packing
+from .packed import Tensors as Packed
 
 #: The first value of integers in the state of models; each differs from all others.
 COUNTED = 301
@@ -33,7 +35,8 @@ class Models:
     `of`: the model by the key of a kind. `params`, `groups`: of each model its
     parameter and the number of its group; `state`: by parameter, as the optimizer's.
     `beside`: by model, a tensor for each of `columns`; a column maps the parameter's
-    dtype to that of the tensor, None: the tensor is a number.
+    dtype to that of the tensor, None: the tensor is a number. `packing`: what lanes
+    keep packed.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Models:
         loose: bool,
         counters: bool,
         columns: Sequence[Mapping[torch.dtype, torch.dtype] | None] = (),
+        packing: Packing | None = None,
     ) -> None:
         self.loose = loose
         self.counters = counters
@@ -53,6 +57,7 @@ class Models:
         self.state: dict[torch.Tensor, dict[str, Any]] = {}
         self.columns = columns
         self.beside: dict[int, list[torch.Tensor]] = {}
+        self.packing = packing
         #: by the number that a model counts: the model, the key of its state
         self.counted: dict[int, tuple[int, str]] = {}
         #: the same by identity of that number: no other object is it
@@ -248,6 +253,14 @@ class Models:
             for c, value in enumerate(self.beside[number]):
                 roles[id(value)] = number, (BESIDE, str(c))
         return roles
+
+    def packed(self, number: int) -> tuple[Packed, Packed]:
+        """The packed tensors of a model, and those that have no memory for them."""
+        p = self.params[number]
+        state = self.state.get(p, {})
+        if self.packing is None or p.grad is None:
+            return {}, {}
+        return self.packing.of(state), self.packing.unpacked(p, state)
 
     def fill(self) -> bool:
         """Give the models' tensors memory, filled with zeros, to be traced or captured

@@ -64,7 +64,9 @@ def without_memory(captured: Captured, sources: Collection[int]) -> Captured:
             b = graph.values[v]
             if views.get(b, b) in chosen - written:
                 raise CaptureError(f"{graph.buffers[b].name} is read too early")
-        written.update(views.get(b, b) for b in map(graph.values.__getitem__, written_by(node)))
+        written.update(
+            views.get(b, b) for b in map(graph.values.__getitem__, written_by(node))
+        )
     buffers = [
         x._replace(kind="temp", source=-1) if b in temps else x
         for b, x in enumerate(graph.buffers)

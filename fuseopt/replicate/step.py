@@ -27,7 +27,7 @@ from ..runtime.step import CompiledStep
 from ..shadow.keys import GRAD, Unlike
 from ..shadow.lanes import Lanes
 from ..uniformity import Proof
-from .around import Around, finished, order_of, splice
+from .around import finished, order_of, splice
 from .extend import COMMON, Extended, extend
 from .packed import without_memory
 from .places import held_tensors, place_of
@@ -147,7 +147,7 @@ class LedStep:
         shared = owner.call.aside.shared
         if self.given is None:
             inputs = self.gm, args, owner.models, self.active
-            self.given = splice(*inputs, task.around, task.packing, shared)
+            self.given = splice(*inputs, task.around, shared)
         return *args, *self.given, *shared
 
     def _takes_part(self, program: Program) -> bool:
@@ -337,7 +337,9 @@ class LedStep:
         extensions: list[tuple[Extended, Results]] = []
         aside, around = self.owner.call.aside, self.task.around
         beside = order_of(lanes, aside.columns, around)
-        hollow = self._hollow(graph_inputs)
+        without = (t for k in self.active for t in models.packed(k)[1].values())
+        ids = {*map(id, without)}
+        hollow = frozenset(s for s, t in enumerate(graph_inputs) if id(t) in ids)
         flag = None
         if aside.flag is not None:
             flag = [*map(id, graph_inputs)].index(id(aside.flag))
@@ -404,18 +406,6 @@ class LedStep:
         like = self.programs.like(lanes, members)
         parts = lanes.lists_of(), members, order, counts, like, some
         return Program(step, source, results, *parts)
-
-    def _hollow(self, tensors: Sequence[torch.Tensor]) -> frozenset[int]:
-        """Which of the graph's tensors have no memory, since lanes keep them packed."""
-        packing, models = self.task.packing, self.owner.models
-        if packing is None:
-            return frozenset()
-        unpacked = {
-            id(t)
-            for p in models.params
-            for t in packing.unpacked(p, models.state.get(p, {})).values()
-        }
-        return frozenset(s for s, t in enumerate(tensors) if id(t) in unpacked)
 
     def _roles(
         self, tensors: Sequence[torch.Tensor], args: Sequence[Any]

@@ -99,6 +99,9 @@ class Writes:
             if kind.has_state:
                 raise Unlike("the step drops the state of a parameter")
             return []
+        hollow = self.models.packed(kind.model)[1].items()
+        if any(now.get(k) is not t for k, t in hollow if k in old):
+            raise Unlike("the step replaces a tensor of its state that is kept packed")
         if kind.has_state and tuple(now) == tuple(old):
             changed = [k for k, v in now.items() if v is not old[k]]
             if not changed:

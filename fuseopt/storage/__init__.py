@@ -1,1 +1,1 @@
-"""State in fewer bytes: packed at rest, unpacked and packed again in a step's kernel."""
+"""State in fewer bytes: packed at rest, unpacked only within a step's kernel."""

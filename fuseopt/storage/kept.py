@@ -97,7 +97,7 @@ class Kept:
                 by_key.setdefault(key, []).append(lane.state)
         self._keys = [*by_key.items()]
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def _packed(self, param: torch.Tensor, state: Any) -> _State:
         """The packed tensors to be added to a state, by key."""
         if type(state) is not dict:
@@ -111,6 +111,17 @@ class Kept:
                 new.update({key_of(key, form, x): t for x, t in parts.items()})
                 self._n += 1
         return new
+
+    def restore(self, optimizer: Optimizer) -> None:
+        """Unpack all of the state, for good."""
+        self._states = []
+        with torch.no_grad():
+            for state in optimizer.state.values():
+                for target, (form, keys) in packed_in(state).items():
+                    wide = form.unpack(parts_of(state, keys))
+                    for key in keys.values():
+                        del state[key]
+                    state[target] = wide
 
     def _holds(self, optimizer: Optimizer) -> bool:
         """Has each lane the state that it had, all of it packed?"""

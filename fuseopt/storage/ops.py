@@ -1,4 +1,4 @@
-"""Ops that formats use and torch lacks, as custom ops, so that a step can trace them."""
+"""Ops that formats need and torch lacks, as custom ops, which a step can trace."""
 
 from __future__ import annotations
 

@@ -302,6 +302,8 @@ def why_not_left(params: Sequence[torch.Tensor]) -> str:
         owner: Any = isolated.owner() if isinstance(isolated, Isolated) else None
         if owner is not optimizer:
             return f"{name}.step is not the one that fuseopt.compile made"
+        if isolated.stored is not None:
+            return f"the state of {name} is kept packed"
         if not compat.unhooked(optimizer):
             return f"hooks of {name} may read gradients"
         if optimizer in session.tails:
