@@ -15,18 +15,20 @@ from ..compiler.entry import BACKEND, resume
 from ..compiler.report import Report
 from ..compiler.session import session
 from ..storage.rule import Rule
+from ..storage.step import Beside
 
 
 @dataclass(frozen=True)
 class Wanted:
     """Options of fuseopt.config for a step, and other arguments of torch.compile.
-    `storage`: what of the optimizer's state is packed.
+    `storage`: what of the optimizer's state is packed; `beside`: and what else.
     """
 
     options: Mapping[str, Any]
     fullgraph: bool = False
     dynamic: bool | None = None
     storage: Rule | None = None
+    beside: Beside | None = None
 
 
 class Compilations:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import types
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch.optim import Optimizer
@@ -19,7 +20,8 @@ from ..compiler.entry import attach
 from ..compiler.session import COMPILED, session
 from ..config import of_mode, resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
-from ..storage.rule import rule_of
+from ..storage.rule import Rule, rule_of
+from ..storage.step import Beside
 from .compilations import Wanted
 from .decorators import peel, rewrap
 from .isolated import Isolated
@@ -42,6 +44,18 @@ def compile(
     Raises NotAnOptimizer, ConfigError, and UnsupportedInput for a step that torch keeps
     away from Dynamo.
     """
+    resolve(None, options)
+    rule = None if storage is None else rule_of(storage)
+    return compile_stored(optimizer, options, rule)
+
+
+def compile_stored(
+    optimizer: AnyOptimizer,
+    options: Mapping[str, Any],
+    rule: Rule | None,
+    beside: Beside | None = None,
+) -> AnyOptimizer:
+    """The same, with a rule of what is packed of its state, and what is beside that."""
     candidate: Any = optimizer
     if not isinstance(candidate, Optimizer):
         kind = candidate if isinstance(candidate, type) else type(candidate)
@@ -49,8 +63,6 @@ def compile(
             f"fuseopt.compile takes a torch.optim.Optimizer, not {kind.__name__!r}; "
             'for a step of any other kind: torch.compile(step, backend="fuseopt")'
         )
-    resolve(None, options)
-    rule = None if storage is None else rule_of(storage)
     current: Any = optimizer.step
     isolated = getattr(current, COMPILED, None)
     if isinstance(isolated, Isolated) and isolated.owner() is optimizer:
@@ -61,7 +73,9 @@ def compile(
     reason = compat.disabled(optimizer)
     if reason:
         raise UnsupportedInput(reason)
-    function_and_binding = _isolated(optimizer, current, Wanted(options, storage=rule))
+    function_and_binding = _isolated(
+        optimizer, current, Wanted(options, storage=rule, beside=beside)
+    )
     if function_and_binding is None:
         raise UnsupportedInput(
             f"the step of {type(optimizer).__name__} is a {type(current).__name__}, "

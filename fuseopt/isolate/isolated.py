@@ -139,8 +139,8 @@ class Isolated:
             stored.release()
         self.stored = None
         if rule is not None:
-            reports = self.options, self.compilations.told
-            self.stored = Stored(optimizer, self.function, *reports, rule)
+            common = self.function, self.options, self.compilations.told
+            self.stored = Stored(optimizer, *common, rule, self.wanted.beside)
 
     def entry(self) -> tuple[Any, Any]:
         """The function that replaces the original one, and the one to call directly

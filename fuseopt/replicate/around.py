@@ -129,7 +129,8 @@ def splice(
     packing, lanes = models.packing, []
     for k in active:
         packed, unpacked = models.packed(k)
-        if any(map(inputs.has, packed.values())):
+        others = (t for t in packed.values() if t is not models.params[k])
+        if any(map(inputs.has, others)):
             raise Unlike("the step uses a tensor in which its state is packed")
         if packed:
             tensors = {**packed, **unpacked}

@@ -260,7 +260,7 @@ class Models:
         state = self.state.get(p, {})
         if self.packing is None or p.grad is None:
             return {}, {}
-        return self.packing.of(state), self.packing.unpacked(p, state)
+        return self.packing.of(p, state), self.packing.unpacked(p, state)
 
     def fill(self) -> bool:
         """Give the models' tensors memory, filled with zeros, to be traced or captured

@@ -25,8 +25,12 @@ Tensors = Mapping[str, torch.Tensor]
 class Packing(Protocol):
     """What lanes keep packed. `unpack` and `pack` are marked OWN."""
 
-    def of(self, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The packed tensors in the state of a lane, by key."""
+    def of(
+        self, param: torch.Tensor, state: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """The packed tensors of a lane, and those with memory that are packed, by name.
+        The step itself may use the parameter of these, and no other.
+        """
 
     def unpacked(
         self, param: torch.Tensor, state: Mapping[str, Any]

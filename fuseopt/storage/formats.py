@@ -100,6 +100,38 @@ class StochasticBFloat16:
         parts["draw"].add_(1)
 
 
+class Split:
+    """Kept in two halves: the nearest bfloat16, and the 16 bits that it lacks.
+
+    The bits of float32 are those of the first part, moved 16 places up, plus the second
+    part, an int16. So both are 32 bits together, the first part is a bfloat16 by
+    itself, and nothing is lost but the kind of a NaN. Ties round away from zero.
+    """
+
+    name = "split"
+
+    def refusal(self, wide: torch.Tensor) -> str:
+        """It keeps any tensor."""
+        return ""
+
+    def empty(self, wide: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
+        """A tensor of bfloat16 and one of int16."""
+        halves = {"": torch.bfloat16, "low": torch.int16}
+        return {x: torch.empty_like(wide, dtype=t) for x, t in halves.items()}
+
+    def unpack(self, parts: Parts) -> torch.Tensor:
+        """Exact."""
+        high = parts[""].view(torch.int16).to(torch.int32) << 16
+        return (high + parts["low"].to(torch.int32)).view(WIDE)
+
+    def pack(self, wide: torch.Tensor, parts: Parts) -> None:
+        """Exact, but for the kind of a NaN, which becomes a quiet one."""
+        bits = wide.view(torch.int32)
+        high = torch.where(wide == wide, (bits + 0x8000) >> 16, (bits >> 16) | 0x40)
+        parts[""].copy_(high.to(torch.int16).view(torch.bfloat16))
+        parts["low"].copy_((bits - (high << 16)).to(torch.int16))
+
+
 def _random_bits(index: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
     """32 bits for each element of a draw: a counter, mixed.
 
@@ -120,6 +152,7 @@ FORMATS: dict[str, Format] = {
         Cast("bf16", torch.bfloat16),
         Cast("fp16", torch.float16),
         StochasticBFloat16(),
+        Split(),
     )
 }
 

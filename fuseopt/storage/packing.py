@@ -1,7 +1,9 @@
-"""Which tensors of a lane's state are packed, and under which keys they are kept.
+"""Which tensors of a lane are packed, and under which keys of its state they are kept.
 
 A tensor of the state `exp_avg` that is kept in bfloat16 has the key `exp_avg@bf16`. A
-format of several parts adds a key for each: `exp_avg@bf16-stochastic.draw`.
+format of several parts adds a key for each: `exp_avg@bf16-stochastic.draw`. Three keys
+stand for tensors that are no state, while a step runs: a parameter (PARAM), a gradient
+(GRAD), which is only unpacked, and a copy of the parameter (COPY), only packed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from ..capture.fx.interpreter import OWN
 from .formats import FORMATS, WIDE, Format, Parts
 
 _AT = "@"
+PARAM, GRAD, COPY = "@param", "@grad", "@copy"
 State = Mapping[str, Any]
 
 
@@ -46,29 +49,43 @@ def like_unpacked(parts: Parts) -> torch.Tensor:
     return torch.empty_like(parts[""], dtype=WIDE)
 
 
-class StatePacking:
-    """The packing of an optimizer's state; see `Packing` in replicate."""
+def unpacked_in(param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
+    """The tensors of a lane into which its packed ones are unpacked, by target."""
+    own = {PARAM: param, GRAD: param.grad}
+    targets = [x for x in packed_in(state) if x != COPY]
+    found = {x: own[x] if x in own else state[x] for x in targets}
+    return {x: t for x, t in found.items() if t is not None}
+
+
+class LanePacking:
+    """The packing of an optimizer's lanes; see `Packing` in replicate."""
 
     def __init__(self) -> None:
         def unpack(lanes: Sequence[Mapping[str, torch.Tensor]]) -> None:
             for lane in lanes:
                 for target, (form, keys) in packed_in(lane).items():
-                    lane[target].copy_(form.unpack(parts_of(lane, keys)))
+                    if target != COPY:
+                        lane[target].copy_(form.unpack(parts_of(lane, keys)))
 
         def pack(lanes: Sequence[Mapping[str, torch.Tensor]]) -> None:
             for lane in lanes:
                 for target, (form, keys) in packed_in(lane).items():
-                    form.pack(lane[target], parts_of(lane, keys))
+                    if target != GRAD:
+                        form.pack(lane[target], parts_of(lane, keys))
 
         for function in (unpack, pack):
             setattr(function, OWN, True)
         self.unpack, self.pack = unpack, pack
 
-    def of(self, state: State) -> dict[str, torch.Tensor]:
-        """The packed tensors of a lane, by key."""
-        every = packed_in(state).values()
-        return {key: state[key] for _, keys in every for key in keys.values()}
+    def of(self, param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
+        """The tensors of a lane to be handed to `unpack` and `pack`: by key the packed
+        ones, by target those that have memory.
+        """
+        packed = packed_in(state)
+        keys = (key for _, of_one in packed.values() for key in of_one.values())
+        copied = {COPY: param} if COPY in packed else {}
+        return {**{key: state[key] for key in keys}, **copied}
 
     def unpacked(self, param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
-        """The tensors of a lane without memory, by key."""
-        return {target: state[target] for target in packed_in(state)}
+        """The tensors of a lane without memory, by target."""
+        return unpacked_in(param, state)

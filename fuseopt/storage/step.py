@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch.optim import Optimizer
 
 from ..compiler.report import Report
 from ..replicate.driver import Representatives
 from .checkpoints import Checkpoints
 from .kept import Kept
-from .packing import StatePacking
+from .packing import LanePacking
 from .rule import Rule
+
+
+class Beside(Protocol):
+    """What else of an optimizer's lanes is packed while it steps."""
+
+    def hollow(self) -> contextlib.AbstractContextManager[None]:
+        """Within, it is part of the state, and unpacked tensors have no memory."""
+
+    def unpacked(self) -> contextlib.AbstractContextManager[None]:
+        """Within, it is unpacked."""
+
+
+class Nothing:
+    """Nothing else is packed."""
+
+    def hollow(self) -> contextlib.AbstractContextManager[None]:
+        """See Beside."""
+        return contextlib.nullcontext()
+
+    unpacked = hollow
 
 
 class Stored:
@@ -28,16 +50,20 @@ class Stored:
         options: Mapping[str, Any],
         told: list[Report],
         rule: Rule,
+        beside: Beside | None = None,
     ) -> None:
         self.function, self.told = function, told
         self.rule = rule
+        self.beside = Nothing() if beside is None else beside
+        #: by id, the parameters that have stepped, so that their state exists
+        self._begun: dict[int, torch.Tensor] = {}
         self.kept = Kept(rule)
         self._checkpoints = Checkpoints(optimizer)
         self.start_anew(options)
 
     def start_anew(self, options: Mapping[str, Any]) -> None:
         """Compile with these options from now on."""
-        packing = StatePacking()
+        packing = LanePacking()
         told = self.told
         self.few = Representatives(self.function, options, told, packing=packing)
         self.few.want()
@@ -62,9 +88,9 @@ class Stored:
         self.kept.pack_new(optimizer)
         if not self.few.wants(optimizer):
             return self.few.why
-        if _begins(optimizer):
+        if self._begins(optimizer):
             return ""
-        with self.kept.hollow():
+        with self.beside.hollow(), self.kept.hollow():
             done = self.few.step(optimizer, make)
         return None if done else self.few.why
 
@@ -74,17 +100,23 @@ class Stored:
         """
         optimizer = args[0]
         self.kept.pack_new(optimizer)
-        with self.kept.unpacked(every=len(args) > 1 or bool(kwargs)):
+        every = len(args) > 1 or bool(kwargs)
+        with self.beside.unpacked(), self.kept.unpacked(every):
             result = self.function(*args, **kwargs)
+            self._begun.update({id(p): p for p in _with_gradients(optimizer)})
         self.kept.pack_new(optimizer)
         return result
 
+    def _begins(self, optimizer: Optimizer) -> bool:
+        """Has a parameter a gradient that has not stepped, and has no state?"""
+        ready = (p for p in _with_gradients(optimizer) if id(p) not in self._begun)
+        return any(p not in optimizer.state for p in ready)
 
-def _begins(optimizer: Optimizer) -> bool:
-    """Has a parameter a gradient, and no state yet?"""
-    state = optimizer.state
-    return any(
-        p.grad is not None and p not in state
+
+def _with_gradients(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [
+        p
         for group in optimizer.param_groups
         for p in group["params"]
-    )
+        if p.grad is not None
+    ]

@@ -1,0 +1,172 @@
+"""Masters: parameters of float32 for a user's parameters of 16 bits.
+
+Within the kernel of a step gradients of 16 bits are widened, and the user's parameters
+are written. So a step moves each number once, and no gradient of float32 lies in
+memory.
+
+A master is kept in float32 ("fp32"), or as the 16 bits that the user's parameter lacks
+("split"): then it has no memory, and the two together are the float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from ..errors import UnsupportedInput
+from ..replicate.models import without_contents
+from ..storage.formats import FORMATS, WIDE, Format, Parts
+from ..storage.packing import COPY, GRAD, PARAM, key_of
+
+KINDS = ("fp32", "split")
+_CASTS = {torch.bfloat16: FORMATS["bf16"], torch.float16: FORMATS["fp16"]}
+_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+class Master(NamedTuple):
+    """A parameter of the user's, and its master.
+
+    `gradient`: a tensor that is given the memory of each gradient; `hollow`: the
+    master's gradient, without memory. `cast`: the format of the gradient, `form` that
+    in which the master is written to `weight`. `beside`: all of these, by key. `state`:
+    for a master of which the optimizer keeps none.
+    """
+
+    param: torch.Tensor
+    master: torch.nn.Parameter
+    gradient: torch.Tensor
+    hollow: torch.Tensor
+    cast: Format
+    form: Format
+    weight: Parts
+    beside: dict[str, torch.Tensor]
+    state: dict[str, Any]
+
+    @property
+    def split(self) -> bool:
+        """Has the master no memory?"""
+        return "low" in self.weight
+
+    def fill(self) -> None:
+        """Give the master memory, and its contents."""
+        if self.split:
+            n_bytes = self.master.itemsize * self.master.numel()
+            self.master.untyped_storage().resize_(n_bytes)
+            self.master.copy_(self.form.unpack(self.weight))
+
+    def empty(self) -> None:
+        """Take the memory away."""
+        if self.split:
+            self.master.untyped_storage().resize_(0)
+
+    @torch.no_grad()
+    def wide(self) -> torch.Tensor:
+        """The master's numbers, a copy."""
+        return self.form.unpack(self.weight) if self.split else self.master.clone()
+
+    @torch.no_grad()
+    def set(self, wide: torch.Tensor) -> None:
+        """Give the master other numbers, and its parameter those nearest to them."""
+        wide = wide.to(self.param.device, WIDE)
+        self.form.pack(wide, self.weight)
+        if not self.split:
+            self.master.copy_(wide)
+
+
+@torch.no_grad()
+def master_of(param: torch.Tensor, kind: str) -> Master:
+    """A master of a parameter. Raises UnsupportedInput for one that is not of 16 bits,
+    or not contiguous.
+    """
+    cast = _CASTS.get(param.dtype)
+    if cast is None or not param.is_contiguous() or type(param) not in _TYPES:
+        raise UnsupportedInput(
+            f"a parameter is a {type(param).__name__} of {param.dtype} with strides "
+            f"{param.stride()}; a master is of a contiguous tensor of bfloat16 or "
+            "float16"
+        )
+    if kind == "split" and param.dtype != torch.bfloat16:
+        raise UnsupportedInput(f"a parameter of {param.dtype} has no split master")
+    form, target = (FORMATS["split"], PARAM) if kind == "split" else (cast, COPY)
+    wide = param.detach().to(WIDE, copy=True)
+    parts = {**form.empty(wide, 0), "": param}
+    if kind == "split":
+        form.pack(wide, parts)  # the parameter gets the number that it has
+    master = torch.nn.Parameter(wide)
+    gradient = torch.empty_like(param).detach()
+    beside = {key_of(target, form, x): t for x, t in parts.items()}
+    beside[key_of(GRAD, cast)] = gradient
+    hollow = without_contents(torch.empty_like(wide))
+    made = Master(param, master, gradient, hollow, cast, form, parts, beside, {})
+    made.empty()
+    return made
+
+
+class Masters:
+    """The masters of an optimizer; what is beside its state, see `storage/step.py`."""
+
+    def __init__(self, kind: str) -> None:
+        if kind not in KINDS:
+            raise UnsupportedInput(f"master={kind!r}: expected one of {KINDS}")
+        self.kind = kind
+        self.every: list[Master] = []
+        self.optimizer: Optimizer | None = None
+
+    def add(self, params: Iterable[torch.Tensor]) -> list[torch.nn.Parameter]:
+        """Make masters of parameters, and return them."""
+        new = [master_of(p, self.kind) for p in params]
+        self.every += new
+        return [x.master for x in new]
+
+    def take_gradients(self) -> None:
+        """Let the masters have the gradients of their parameters."""
+        for x in self.every:
+            grad = x.param.grad
+            x.master.grad = None if grad is None else x.hollow
+            if grad is not None and x.gradient.data_ptr() != grad.data_ptr():
+                x.gradient.data = grad
+
+    @contextlib.contextmanager
+    def hollow(self) -> Iterator[None]:
+        """Within, the packed tensors are part of the state."""
+        assert self.optimizer is not None
+        state = self.optimizer.state
+        states: list[tuple[Master, dict[str, Any]]] = []
+        try:
+            for x in self.every:
+                held = state.get(x.master)
+                if held is None and x.master.grad is not None:
+                    held = state[x.master] = x.state
+                if held is not None:
+                    states.append((x, held))
+                    held.update(x.beside)
+            yield
+        finally:
+            for x, held in states:
+                for key in x.beside:
+                    held.pop(key, None)
+                if held is x.state and not held:
+                    state.pop(x.master, None)
+
+    @contextlib.contextmanager
+    def unpacked(self) -> Iterator[None]:
+        """Within, masters and their gradients have memory."""
+        stepped = [x for x in self.every if x.master.grad is not None]
+        try:
+            with torch.no_grad():
+                for x in self.every:
+                    x.fill()
+                for x in stepped:
+                    x.master.grad = x.cast.unpack({"": x.gradient})
+            yield
+        finally:
+            with torch.no_grad():
+                for x in stepped:
+                    x.form.pack(x.master, x.weight)
+                    x.master.grad = x.hollow
+            for x in self.every:
+                x.empty()

@@ -1,0 +1,165 @@
+"""An optimizer of parameters of 16 bits that steps their masters of float32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..config import resolve
+from ..isolate.compile import compile_stored
+from ..locks import new_rlock
+from ..storage.rule import Rule, rule_of
+from .masters import Masters
+
+#: The key of a parameter's master in a state dict.
+MASTER = "master"
+
+
+class MasterOptimizer(Optimizer):
+    """An optimizer whose parameters of 16 bits have masters of float32.
+
+    `optimizer_class(groups, **defaults)` makes the inner `optimizer`, which steps the
+    masters. `master`: "fp32", or "split", which keeps only the 16 bits that a parameter
+    of bfloat16 lacks. `storage`: as of `fuseopt.compile`, for the inner state.
+    `options`: those of fuseopt.config.
+
+    A gradient of an element takes 2 bytes, as its parameter does; a step of AdamW moves
+    28 bytes an element. Raises UnsupportedInput for parameters that are not contiguous
+    or not of 16 bits.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer_class: Callable[..., Optimizer] = torch.optim.AdamW,
+        *,
+        master: str = "fp32",
+        storage: Any = None,
+        options: dict[str, Any] | None = None,
+        **defaults: Any,
+    ) -> None:
+        resolve(None, options)
+        rule = Rule({}) if storage is None else rule_of(storage)
+        self._lock = new_rlock()
+        self._masters = Masters(master)
+        groups = [*params]
+        if not groups or not isinstance(groups[0], dict):
+            groups = [{"params": groups}]
+        self._lists = [_listed(group["params"]) for group in groups]
+        wide = [
+            {**group, "params": self._masters.add(of_user)}
+            for group, of_user in zip(groups, self._lists, strict=True)
+        ]
+        self.optimizer = optimizer_class(wide, **defaults)
+        self._masters.optimizer = self.optimizer
+        self._wide = [group["params"] for group in self.optimizer.param_groups]
+        self._show(self._lists)
+        # groups, state and defaults are those of `optimizer`, which has their hooks too
+        self._opt_called = False
+        compile_stored(self.optimizer, options or {}, rule, self._masters)
+
+    def _show(self, lists: list[list[Any]]) -> None:
+        for group, params in zip(self.optimizer.param_groups, lists, strict=True):
+            group["params"] = params
+
+    @contextlib.contextmanager
+    def _on_masters(self) -> Iterator[None]:
+        """Within, the groups have the masters, and all else sees them."""
+        with self._lock:
+            try:
+                self._show(self._wide)
+                yield
+            finally:
+                self._show(self._lists)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups, with the user's parameters."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of each parameter."""
+        state = self.optimizer.state
+        pairs = ((x.param, x.master) for x in self._masters.every)
+        return {p: state[m] for p, m in pairs if m in state}
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The default options of groups."""
+        return self.optimizer.defaults
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the masters with the gradients of the parameters, and round them to the
+        parameters. A closure is called first; returns its loss, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with self._on_masters():
+            self._masters.take_gradients()
+            self.optimizer.step()
+        self._opt_called = True
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; masters of its parameters are made."""
+        params = _listed(param_group["params"])
+        with self._on_masters():
+            masters = self._masters.add(params)
+            self.optimizer.add_param_group({**param_group, "params": masters})
+            self._wide.append(masters)
+            self._lists.append(params)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the parameters."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, packed as it is, with the master of each parameter: a
+        tensor of float32 under "master".
+        """
+        with self._on_masters():
+            found = self.optimizer.state_dict()
+        states = {i: {MASTER: x.wide()} for i, x in enumerate(self._masters.every)}
+        for i, state in found["state"].items():
+            states[i] = {**state, **states[i]}
+        return {**found, "state": states}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this class, or of the inner optimizer's class in eager:
+        then the parameters are the masters' first numbers.
+        """
+        states = {i: {**state} for i, state in state_dict["state"].items()}
+        masters = {i: state.pop(MASTER, None) for i, state in states.items()}
+        stripped = {i: state for i, state in states.items() if state}
+        with self._on_masters():
+            self.optimizer.load_state_dict({**state_dict, "state": stripped})
+            self._wide = [group["params"] for group in self.optimizer.param_groups]
+            for i, x in enumerate(self._masters.every):
+                wide = masters.get(i)
+                x.set(x.param if wide is None else wide)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an optimizer with masters cannot be copied or pickled; save its "
+            "state_dict() and make another one"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._masters.kind} masters: {self.optimizer!r}>"
+
+
+def _listed(params: Any) -> list[torch.Tensor]:
+    return [params] if isinstance(params, torch.Tensor) else [*params]
