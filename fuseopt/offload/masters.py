@@ -139,11 +139,10 @@ class Masters:
         try:
             for x in self.every:
                 held = state.get(x.master)
-                if held is None and x.master.grad is not None:
+                if held is None:
                     held = state[x.master] = x.state
-                if held is not None:
-                    states.append((x, held))
-                    held.update(x.beside)
+                states.append((x, held))
+                held.update(x.beside)
             yield
         finally:
             for x, held in states:

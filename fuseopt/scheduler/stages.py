@@ -48,6 +48,13 @@ class _Stager:
             isinstance(n, SchedulerNode) and bool(n.body.reduction) for n in nodes
         ]
         self.any_reduction = any(self.reduces)
+        #: lanes that count their elements, by their roots
+        self.counting = {
+            i
+            for i, n in enumerate(nodes)
+            if isinstance(n, SchedulerNode)
+            and any(x.op == "index" for x in n.body.instrs)
+        }
         self.spaces = [() if isinstance(n, Extern) else space(graph, n) for n in nodes]
         self.devices = [
             "" if isinstance(n, Extern) else device(graph, n) for n in nodes
@@ -189,6 +196,8 @@ class _Stager:
         space = self._geometry(i) if self.reduces[i] else None
         if len(spaces | ({space} if space else set())) > 1:
             return "two reductions of other dimensions, shapes or orders of memory"
+        if (spaces or space) and (i in self.counting or self._counting(beside)):
+            return "elements that are reduced are not counted"
         after = [e for e in beside if self._after(e)]
         if not after:
             return None
@@ -203,6 +212,10 @@ class _Stager:
                 return "it needs elements beside a result"
         self.late.add(i)
         return None
+
+    def _counting(self, beside: list[Edge]) -> bool:
+        """Does the lane of a producer count its elements?"""
+        return any(self.lanes.find(e.producer) in self.counting for e in beside)
 
     def _geometry(self, i: int) -> Geometry:
         node = self.nodes[i]
@@ -228,8 +241,11 @@ class _Stager:
         geometry = self._geometry(i) if self.reduces[i] else None
         for e in beside:
             geometry = geometry or self.geometry.get(self.lanes.find(e.producer))
+        counting = i in self.counting or self._counting(beside)
         for e in beside:
             self.lanes.join(e.producer, i)
+        if counting:
+            self.counting.add(self.lanes.find(i))
         if geometry is not None:
             self.geometry[self.lanes.find(i)] = geometry
 
