@@ -5,6 +5,7 @@
     tail(opt, ...)      all that follows backward(): unscale, clip, step, average
     clip_grad_norm_     torch's function, in two launches
     in_backward(...)    an optimizer that steps while the backward runs
+    full_precision(d)   a state dict of packed state, for the plain optimizer
     reports()           what was compiled in this process
     Report              what one graph became
     errors              one class per way to fail
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .compiler.session import reports
     from .explanation import explain
     from .isolate.compile import compile
+    from .storage.checkpoints import full_precision
     from .tails.clip import clip_grad_norm_
     from .tails.tail import tail
 
@@ -38,6 +40,7 @@ __all__ = [
     "compile",
     "errors",
     "explain",
+    "full_precision",
     "fuseopt",
     "in_backward",
     "reports",
@@ -50,6 +53,7 @@ _HOMES = {
     "clip_grad_norm_": "tails.clip",
     "in_backward": "backward.handle",
     "explain": "explanation",
+    "full_precision": "storage.checkpoints",
     "fuseopt": "backend",
     "reports": "compiler.session",
     "Report": "compiler.report",

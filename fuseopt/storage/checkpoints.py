@@ -14,33 +14,46 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from . import packing
 from .packing import packed_in
+
+
+def full_precision(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state dict of an optimizer with packed state, in float32: the plain optimizer
+    can load it. Other state dicts are returned as they are.
+    """
+    states = {
+        number: packing.full_precision(state) if isinstance(state, dict) else state
+        for number, state in state_dict["state"].items()
+    }
+    return {**state_dict, "state": states}
 
 
 def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
     """Let the optimizer load packed tensors as they are; returns what ends that."""
-    #: by the number of a parameter, while a state dict is loaded
-    loading: dict[Any, dict[str, torch.Tensor]] = {}
+    #: while a state dict is loaded: of each of its parameters in order, what is packed
+    loading: list[dict[str, torch.Tensor]] = []
 
     def before(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         loading.clear()
-        states = {}
-        for number, state in state_dict.get("state", {}).items():
-            every = packed_in(state) if isinstance(state, dict) else {}
-            keys = {key for _, parts in every.values() for key in parts.values()}
-            if keys:
-                loading[number] = {key: state[key] for key in state if key in keys}
-                # None keeps the place of each key
-                state = {k: None if k in keys else v for k, v in state.items()}
-            states[number] = state
-        return {**state_dict, "state": states} if loading else None
+        states = dict(state_dict.get("state", {}))
+        for group in state_dict["param_groups"]:
+            for name in group["params"]:
+                state = states.get(name, {})
+                every = packed_in(state).values()
+                keys = {key for _, parts in every for key in parts.values()}
+                loading.append({key: state[key] for key in state if key in keys})
+                if keys:  # None keeps the place of each key
+                    kept = ((k, None if k in keys else v) for k, v in state.items())
+                    states[name] = dict(kept)
+        return {**state_dict, "state": states}
 
     def after(loaded: Optimizer) -> None:
         params = [p for group in loaded.param_groups for p in group["params"]]
-        for number, tensors in loading.items():
-            p = params[number]
-            # torch gives the tensors that it loads as they are too
-            loaded.state[p].update({k: t.to(p.device) for k, t in tensors.items()})
+        for p, tensors in zip(params, loading, strict=True):
+            if tensors:
+                # torch gives tensors that it need not cast as they are too
+                loaded.state[p].update({k: t.to(p.device) for k, t in tensors.items()})
         loading.clear()
 
     handles = [

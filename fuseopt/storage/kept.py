@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
-from operator import is_
+from operator import contains, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from ..errors import UnsupportedInput
 from ..replicate.models import without_contents
 from .formats import Format
-from .packing import key_of, like_unpacked, packed_in, parts_of
+from .packing import full_precision, key_of, like_unpacked, packed_in, parts_of
 from .rule import Rule
 
 _State = dict[str, Any]
@@ -66,10 +67,12 @@ class Kept:
         self._states: list[_State] = []
         self._hollow: list[dict[str, torch.Tensor]] = []
         self._sizes: list[int] = []
-        #: (key, the states that have it packed)
+        #: (key, the states that have it packed), and the same of packed tensors
         self._keys: list[tuple[str, list[_State]]] = []
+        self._packed_keys: list[tuple[str, list[_State]]] = []
         #: how many tensors were ever packed
         self._n = 0
+        self._told = False
 
     def pack_new(self, optimizer: Optimizer) -> None:
         """Pack what is not packed yet: state that was made, loaded or assigned.
@@ -81,9 +84,10 @@ class Kept:
         news = [self._packed(p, state) for p, state in optimizer.state.items()]
         states = [*optimizer.state.values()]
         for state, new in zip(states, news, strict=True):
-            state.update(new)
-            for target in packed_in(new):
-                del state[target]
+            if new is not state:
+                state.clear()
+                state.update(new)
+        self._tell_of_unknown_keys(states)
         former = {id(x.state): x.hollow for x in self._lanes}
         self._lanes = [
             _lane(p, state, former.get(id(state), {}))
@@ -92,36 +96,57 @@ class Kept:
         self._states, self._sizes = states, [*map(len, states)]
         self._hollow = [x.hollow for x in self._lanes]
         by_key: dict[str, list[_State]] = {}
+        by_packed_key: dict[str, list[_State]] = {}
         for lane in self._lanes:
-            for key in lane.hollow:
-                by_key.setdefault(key, []).append(lane.state)
-        self._keys = [*by_key.items()]
+            for target, (_, keys) in lane.packed.items():
+                by_key.setdefault(target, []).append(lane.state)
+                by_packed_key.setdefault(keys[""], []).append(lane.state)
+        self._keys, self._packed_keys = [*by_key.items()], [*by_packed_key.items()]
 
     @torch.no_grad()
     def _packed(self, param: torch.Tensor, state: Any) -> _State:
-        """The packed tensors to be added to a state, by key."""
+        """A state as the rule wants it: the same object if it is so."""
         if type(state) is not dict:
             raise UnsupportedInput("storage: the state of a parameter is no dict")
-        new: _State = {}
-        for key, value in state.items():
+        former = packed_in(state)
+        other = {
+            target
+            for target, (form, _) in former.items()
+            if form is not self.rule.wanted(target)
+        }
+        wide = full_precision(state, other) if other else state
+        packed: _State = {}
+        for key, value in wide.items():
             form = self.rule.of(key, value, param) if isinstance(key, str) else None
-            if form is not None:
-                parts = form.empty(value, self._n)
-                form.pack(value, parts)
-                new.update({key_of(key, form, x): t for x, t in parts.items()})
-                self._n += 1
-        return new
+            if form is None:
+                packed[key] = value
+                continue
+            parts = form.empty(value, self._n)
+            form.pack(value, parts)
+            packed.update({key_of(key, form, x): t for x, t in parts.items()})
+            self._n += 1
+        return state if [*packed] == [*state] else packed
+
+    def _tell_of_unknown_keys(self, states: list[_State]) -> None:
+        """Warn, once, of keys that the user names and no state has."""
+        known = {key for state in states for key in (*state, *packed_in(state))}
+        unknown = [key for key in self.rule.formats if key not in known]
+        if unknown and any(states) and not self._told:
+            self._told = True
+            warnings.warn(
+                f"fuseopt: storage names {', '.join(unknown)}, which no state has; "
+                f"the state has {', '.join(sorted(map(str, known)))}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def restore(self, optimizer: Optimizer) -> None:
         """Unpack all of the state, for good."""
         self._states = []
-        with torch.no_grad():
-            for state in optimizer.state.values():
-                for target, (form, keys) in packed_in(state).items():
-                    wide = form.unpack(parts_of(state, keys))
-                    for key in keys.values():
-                        del state[key]
-                    state[target] = wide
+        for state in optimizer.state.values():
+            wide = full_precision(state)
+            state.clear()
+            state.update(wide)
 
     def _holds(self, optimizer: Optimizer) -> bool:
         """Has each lane the state that it had, all of it packed?"""
@@ -130,6 +155,8 @@ class Kept:
             len(state) == len(self._states)
             and all(map(is_, state.values(), self._states))
             and [*map(len, self._states)] == self._sizes
+            and not any(any(map(contains, x, repeat(key))) for key, x in self._keys)
+            and all(all(map(contains, x, repeat(key))) for key, x in self._packed_keys)
         )
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ stand for tensors that are no state, while a step runs: a parameter (PARAM), a g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,29 @@ def packed_in(state: State) -> dict[str, tuple[Format, dict[str, str]]]:
 def parts_of(state: State, keys: Mapping[str, str]) -> Parts:
     """The packed tensors under these keys, by part."""
     return {part: state[key] for part, key in keys.items()}
+
+
+@torch.no_grad()
+def full_precision(
+    state: State, targets: Collection[str] | None = None
+) -> dict[str, Any]:
+    """The same state with these targets unpacked, in the places of their first parts;
+    None: all of them.
+    """
+    chosen = {
+        keys[""]: (target, form, keys)
+        for target, (form, keys) in packed_in(state).items()
+        if targets is None or target in targets
+    }
+    parts = {key for _, _, keys in chosen.values() for key in keys.values()}
+    wide: dict[str, Any] = {}
+    for key, value in state.items():
+        if key in chosen:
+            target, form, keys = chosen[key]
+            wide[target] = form.unpack(parts_of(state, keys))
+        elif key not in parts:
+            wide[key] = value
+    return wide
 
 
 def like_unpacked(parts: Parts) -> torch.Tensor:

@@ -24,12 +24,15 @@ class Rule:
     formats: Mapping[str, Format]
     every: Format | None = None
 
+    def wanted(self, key: str) -> Format | None:
+        """The format that is wanted for a key, if it can be had."""
+        return self.formats.get(key) or self.every
+
     def of(self, key: str, value: Any, param: torch.Tensor) -> Format | None:
         """The format for an entry of a parameter's state; None if it is not packed.
         Raises UnsupportedInput where the user names a key that cannot be packed.
         """
-        named = self.formats.get(key)
-        form = named or self.every
+        named, form = self.formats.get(key), self.wanted(key)
         if form is None or not isinstance(value, torch.Tensor):
             return None
         why = _refusal(value, param) or form.refusal(value)

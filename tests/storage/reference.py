@@ -1,0 +1,105 @@
+"""The meaning of packed state, in eager: unpack all of it, step, pack what is left.
+
+Nothing here knows how fuseopt keeps what is packed. The functions of a format are its
+definition, and tested in test_formats.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from fuseopt.storage.formats import FORMATS
+
+Params = list[torch.nn.Parameter]
+
+
+def params_of(n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Params:
+    """Parameters of three sizes, the same for each call."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = ((5, 8), (16,), (37,))
+    return [
+        torch.nn.Parameter(torch.randn(sizes[i % 3], generator=generator).to(dtype))
+        for i in range(n)
+    ]
+
+
+def give_grads(step: int, *lists: Params, missing: int = 0) -> None:
+    """The same gradients for each list; every `missing`-th has none."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    for i, params in enumerate(zip(*lists, strict=True)):
+        grad = torch.randn(params[0].shape, generator=generator).to(params[0].dtype)
+        absent = missing and (i + step) % missing == 0
+        for p in params:
+            p.grad = None if absent else grad.clone()
+
+
+class Reference:
+    """An optimizer whose state is packed between its steps."""
+
+    def __init__(self, optimizer: Optimizer, formats: Any) -> None:
+        self.optimizer = optimizer
+        self.formats = formats
+        #: by parameter and key
+        self.packed: dict[tuple[torch.Tensor, str], Any] = {}
+
+    def _name(self, key: str) -> str | None:
+        return self.formats if isinstance(self.formats, str) else self.formats.get(key)
+
+    def step(self) -> None:
+        """One step."""
+        state, n = self.optimizer.state, len(self.packed)
+        ready = {(p, k) for p, k in self.packed if p.grad is not None}
+        for p, key in ready:
+            form = FORMATS[self._name(key) or ""]
+            state[p][key] = form.unpack(self.packed[p, key])
+        self.optimizer.step()
+        for p, values in state.items():
+            for key, value in values.items():
+                name = self._name(key)
+                packs = isinstance(value, torch.Tensor) and value.shape == p.shape
+                if name is None or not packs or value.dtype != torch.float32:
+                    continue
+                if (p, key) not in self.packed:
+                    self.packed[p, key] = FORMATS[name].empty(value, n)
+                    n += 1
+                elif (p, key) not in ready:
+                    continue
+                FORMATS[name].pack(value, self.packed[p, key])
+
+    def content(self, p: torch.Tensor) -> dict[str, Any]:
+        """The state of a parameter, packed, by the keys that fuseopt gives it."""
+        found: dict[str, Any] = {}
+        for key, value in self.optimizer.state.get(p, {}).items():
+            name, parts = self._name(key), self.packed.get((p, key))
+            if parts is None:
+                found[key] = value
+            else:
+                for part, t in parts.items():
+                    found[f"{key}@{name}" + (f".{part}" if part else "")] = t
+        return found
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Have two values the same type and bits?"""
+    if not isinstance(a, torch.Tensor):
+        return type(a) is type(b) and repr(a) == repr(b)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(
+        a.detach().flatten().view(torch.uint8), b.detach().flatten().view(torch.uint8)
+    )
+
+
+def assert_same(
+    reference: Reference, theirs: Params, ours: Params, optimizer: Any
+) -> None:
+    """Have both runs the same parameters and state, bit for bit?"""
+    for i, (p, q) in enumerate(zip(theirs, ours, strict=True)):
+        assert same_bits(p, q), f"parameter {i}"
+        want, have = reference.content(p), dict(optimizer.state.get(q, {}))
+        assert [*want] == [*have], f"keys of the state {i}"
+        for key, value in want.items():
+            assert same_bits(value, have[key]), f"state {i} {key}"
