@@ -27,15 +27,15 @@ class MasterOptimizer(Optimizer):
     of bfloat16 lacks. `storage`: as of `fuseopt.compile`, for the inner state.
     `options`: those of fuseopt.config.
 
-    A gradient of an element takes 2 bytes, as its parameter does; a step of AdamW moves
-    28 bytes an element. Raises UnsupportedInput for parameters that are not contiguous
-    or not of 16 bits.
+    A step reads and writes each master, and each tensor of the inner state, once; it
+    reads 2 bytes of gradient and writes 2 bytes of parameter for each element. Raises
+    UnsupportedInput for parameters that are not contiguous or not of 16 bits.
     """
 
     def __init__(
         self,
         params: Any,
-        optimizer_class: Callable[..., Optimizer] = torch.optim.AdamW,
+        optimizer_class: Callable[..., Optimizer],
         *,
         master: str = "fp32",
         storage: Any = None,

@@ -87,13 +87,12 @@ class Representatives:
         self.hindrance = LASTING
         #: lead the step even for few lanes, or for lanes that are unlike?
         self.anyway = False
-        self.noticed = StateGuard()
-        self.pending = Pending()
+        self.noticed, self.pending = StateGuard(), Pending()
         self.outward = outward
         self.apart: Callable[[], None] | None = None  # see Owner in step
         self.kept, parts = KEPT, outward is not None
-        settings = function, config, self.noticed, self.pending
-        self.task = Task(*settings, told, parts, around, packing)
+        common = function, config, self.noticed, self.pending, told
+        self.task = Task(*common, parts, around, packing)
         self.proof: Proof | None = None
         self.calls, self.proven = 0, -1  # the call in which the proof was made
         self.lanes: Lanes | None = None

@@ -263,9 +263,11 @@ def test_a_step_in_eager(kind: str) -> None:
 )
 def test_what_has_no_master(param: torch.Tensor, why: str) -> None:
     with pytest.raises(UnsupportedInput, match=why):
-        MasterOptimizer([torch.nn.Parameter(param)])
+        MasterOptimizer([torch.nn.Parameter(param)], torch.optim.SGD)
 
 
 def test_a_wrong_kind() -> None:
     with pytest.raises(UnsupportedInput, match="'fp8'"):
-        MasterOptimizer(params_of(2, dtype=torch.bfloat16), master="fp8")
+        MasterOptimizer(
+            params_of(2, dtype=torch.bfloat16), torch.optim.SGD, master="fp8"
+        )
