@@ -10,8 +10,10 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import fuseopt
 from bench import report
@@ -25,6 +27,7 @@ from tests import ROOT
 README = ROOT / "README.md"
 TAIL = ROOT / "docs" / "tail.md"
 BACKWARD = ROOT / "docs" / "backward.md"
+STORAGE = ROOT / "docs" / "storage.md"
 USAGE = ROOT / "docs" / "usage.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -74,6 +77,22 @@ def test_the_code_of_the_page_on_steps_in_backward_runs() -> None:
     for code in blocks:
         exec(code, {})
         assert {(r.launches, r.fallback) for r in fuseopt.reports()} == {(1, "")}
+
+
+def test_the_code_of_the_page_on_storage_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", text(STORAGE), re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        names: dict[str, Any] = {}
+        exec(code, names)
+        for _ in range(2):
+            for p in names["model"].parameters():
+                p.grad = torch.ones_like(p)
+            names["optimizer"].step()
+        assert (fuseopt.reports()[-1].launches, fuseopt.reports()[-1].fallback) == (
+            1,
+            "",
+        )
 
 
 def test_the_options_are_those_of_config() -> None:
