@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .cpu import CPUOffloadOptimizer
 from .optimizer import MasterOptimizer
 
-__all__ = ["MasterOptimizer"]
+__all__ = ["CPUOffloadOptimizer", "MasterOptimizer"]

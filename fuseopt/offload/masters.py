@@ -116,11 +116,16 @@ class Masters:
         self.every: list[Master] = []
         self.optimizer: Optimizer | None = None
 
-    def add(self, params: Iterable[torch.Tensor]) -> list[torch.nn.Parameter]:
-        """Make masters of parameters, and return them."""
-        new = [master_of(p, self.kind) for p in params]
-        self.every += new
-        return [x.master for x in new]
+    def add(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Make masters of parameters; returns them, or a parameter of float32 itself."""
+        wide: list[torch.Tensor] = []
+        for p in params:
+            if p.dtype == WIDE:
+                wide.append(p)
+                continue
+            self.every.append(master_of(p, self.kind))
+            wide.append(self.every[-1].master)
+        return wide
 
     def take_gradients(self) -> None:
         """Let the masters have the gradients of their parameters."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from ..config import resolve
 from ..isolate.compile import compile_stored
 from ..locks import new_rlock
 from ..storage.rule import Rule, rule_of
-from .masters import Masters
+from .homes import Here, Home
+from .masters import Master, Masters
 
 #: The key of a parameter's master in a state dict.
 MASTER = "master"
@@ -25,11 +27,13 @@ class MasterOptimizer(Optimizer):
     `optimizer_class(groups, **defaults)` makes the inner `optimizer`, which steps the
     masters. `master`: "fp32", or "split", which keeps only the 16 bits that a parameter
     of bfloat16 lacks. `storage`: as of `fuseopt.compile`, for the inner state.
-    `options`: those of fuseopt.config.
+    `options`: those of fuseopt.config. `home`: where the parameters are stepped; None:
+    where they lie. Parameters of float32 are stepped as they are.
 
     A step reads and writes each master, and each tensor of the inner state, once; it
     reads 2 bytes of gradient and writes 2 bytes of parameter for each element. Raises
-    UnsupportedInput for parameters that are not contiguous or not of 16 bits.
+    UnsupportedInput for parameters of 16 bits that are not contiguous, and for those of
+    other types.
     """
 
     def __init__(
@@ -40,18 +44,18 @@ class MasterOptimizer(Optimizer):
         master: str = "fp32",
         storage: Any = None,
         options: dict[str, Any] | None = None,
+        home: Home | None = None,
         **defaults: Any,
     ) -> None:
         resolve(None, options)
         rule = Rule({}) if storage is None else rule_of(storage)
         self._lock = new_rlock()
+        self._home = Here() if home is None else home
         self._masters = Masters(master)
-        groups = [*params]
-        if not groups or not isinstance(groups[0], dict):
-            groups = [{"params": groups}]
-        self._lists = [_listed(group["params"]) for group in groups]
+        groups = listed_groups(params)
+        self._lists = [group["params"] for group in groups]
         wide = [
-            {**group, "params": self._masters.add(of_user)}
+            {**group, "params": self._masters.add(self._home.weights_of(of_user))}
             for group, of_user in zip(groups, self._lists, strict=True)
         ]
         self.optimizer = optimizer_class(wide, **defaults)
@@ -85,8 +89,13 @@ class MasterOptimizer(Optimizer):
     def state(self) -> Any:  # type: ignore[override]
         """The state of each parameter."""
         state = self.optimizer.state
-        pairs = ((x.param, x.master) for x in self._masters.every)
-        return {p: state[m] for p, m in pairs if m in state}
+        every = zip(chain(*self._lists), chain(*self._wide), strict=True)
+        return {p: state[wide] for p, wide in every if wide in state}
+
+    def _numbered(self) -> list[tuple[int, Master]]:
+        """The masters with the numbers of their parameters in a state dict."""
+        numbers = {id(wide): i for i, wide in enumerate(chain(*self._wide))}
+        return [(numbers[id(x.master)], x) for x in self._masters.every]
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
@@ -103,8 +112,10 @@ class MasterOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with self._on_masters():
+            self._home.take_gradients()
             self._masters.take_gradients()
             self.optimizer.step()
+            self._home.give_weights()
         self._opt_called = True
         return loss
 
@@ -112,7 +123,7 @@ class MasterOptimizer(Optimizer):
         """Add a group; masters of its parameters are made."""
         params = _listed(param_group["params"])
         with self._on_masters():
-            masters = self._masters.add(params)
+            masters = self._masters.add(self._home.weights_of(params))
             self.optimizer.add_param_group({**param_group, "params": masters})
             self._wide.append(masters)
             self._lists.append(params)
@@ -127,10 +138,10 @@ class MasterOptimizer(Optimizer):
         """
         with self._on_masters():
             found = self.optimizer.state_dict()
-        states = {i: {MASTER: x.wide()} for i, x in enumerate(self._masters.every)}
-        for i, state in found["state"].items():
-            states[i] = {**state, **states[i]}
-        return {**found, "state": states}
+        states = dict(found["state"])
+        for i, x in self._numbered():
+            states[i] = {**states.get(i, {}), MASTER: x.wide()}
+        return {**found, "state": dict(sorted(states.items()))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class, or of the inner optimizer's class in eager:
@@ -142,9 +153,11 @@ class MasterOptimizer(Optimizer):
         with self._on_masters():
             self.optimizer.load_state_dict({**state_dict, "state": stripped})
             self._wide = [group["params"] for group in self.optimizer.param_groups]
-            for i, x in enumerate(self._masters.every):
+            self._home.take_weights()
+            for i, x in self._numbered():
                 wide = masters.get(i)
                 x.set(x.param if wide is None else wide)
+            self._home.give_all_weights()
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":
@@ -159,6 +172,14 @@ class MasterOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"<{self._masters.kind} masters: {self.optimizer!r}>"
+
+
+def listed_groups(params: Any) -> list[dict[str, Any]]:
+    """What an optimizer is given, as groups with lists of parameters."""
+    groups = [*params]
+    if not groups or not isinstance(groups[0], dict):
+        groups = [{"params": groups}]
+    return [{**group, "params": _listed(group["params"])} for group in groups]
 
 
 def _listed(params: Any) -> list[torch.Tensor]:

@@ -257,7 +257,7 @@ def test_a_step_in_eager(kind: str) -> None:
 @pytest.mark.parametrize(
     ("param", "why"),
     [
-        (torch.zeros(3), "float32"),
+        (torch.zeros(3, dtype=torch.float64), "float64"),
         (torch.zeros(4, 3, dtype=torch.bfloat16).T, "strides"),
     ],
 )

@@ -1,0 +1,158 @@
+"""Weights on the CPU, parameters on a device that works beside the host (simulated).
+
+In a process without other tests: the engine makes its threads in the first backward of
+a process, for the devices that there are.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import Any
+
+import torch
+
+from fuseopt.offload import CPUOffloadOptimizer, MasterOptimizer
+from fuseopt.runtime.triton.registry import DEVICES
+from tests import simulated
+from tests.simulated.kernels import SIM
+from tests.storage.reference import Params, params_of, same_bits
+
+
+def on_device(params: Params) -> Params:
+    return [torch.nn.Parameter(p.detach().to("sim")) for p in params]
+
+
+def backward(step: int, *lists: Params) -> None:
+    """The same gradients for each list, by a backward."""
+    generator = torch.Generator().manual_seed(step)
+    factors = [torch.randn(p.shape, generator=generator).to(p.dtype) for p in lists[0]]
+    for params in lists:
+        for p, factor in zip(params, factors, strict=True):
+            (p * factor.to(p.device)).sum().backward()
+
+
+def pair(
+    kind: str, dtype: torch.dtype, storage: Any
+) -> tuple[Any, Any, Params, Params]:
+    here = params_of(12, dtype=dtype)
+    there = on_device(here)
+    make = torch.optim.AdamW
+    arguments: dict[str, Any] = {"master": kind, "storage": storage, "lr": 1e-2}
+    mine = CPUOffloadOptimizer(there, make, **arguments)
+    return MasterOptimizer(here, make, **arguments), mine, here, there
+
+
+def assert_same(here: Params, there: Params) -> None:
+    for i, (p, q) in enumerate(zip(here, there, strict=True)):
+        assert same_bits(p.detach(), q.detach().cpu()), f"parameter {i}"
+
+
+def bits(kind: str, dtype: torch.dtype, storage: Any) -> None:
+    plain, mine, here, there = pair(kind, dtype, storage)
+    for step in range(5):
+        backward(step, here, there)
+        plain.step()
+        mine.step()
+        assert_same(here, there)
+        plain.zero_grad()
+        mine.zero_grad()
+    assert {p.device.type for p in mine.param_groups[0]["params"]} == {"sim"}
+    states = mine.state.values()
+    held = [
+        t for state in states for t in state.values() if isinstance(t, torch.Tensor)
+    ]
+    assert held
+    assert all(t.is_cpu for t in held)
+
+
+def several_backwards() -> None:
+    """Gradients are added up on the device; the last sum is stepped."""
+    plain, mine, here, there = pair("fp32", torch.bfloat16, None)
+    for step in range(3):
+        for k in range(3):
+            backward(10 * step + k, here, there)
+        plain.step()
+        mine.step()
+        assert_same(here, there)
+        plain.zero_grad()
+        mine.zero_grad()
+
+
+def a_clip_before_the_step() -> None:
+    """A gradient that changes after its copy is copied again."""
+    plain, mine, here, there = pair("split", torch.bfloat16, None)
+    for step in range(3):
+        backward(step, here, there)
+        with torch.no_grad():
+            for p in (*here, *there):
+                assert p.grad is not None
+                p.grad.mul_(0.125)
+        plain.step()
+        mine.step()
+        assert_same(here, there)
+        plain.zero_grad()
+        mine.zero_grad()
+
+
+def a_gradient_is_missing() -> None:
+    plain, mine, here, there = pair("split", torch.bfloat16, None)
+    for step in range(6):
+        backward(step, here, there)
+        for params in (here, there):
+            for p in params[step % 3 :: 3] if step > 1 else ():
+                p.grad = None
+        plain.step()
+        mine.step()
+        assert_same(here, there)
+        plain.zero_grad()
+        mine.zero_grad()
+
+
+def checkpoints() -> None:
+    plain, mine, here, there = pair("fp32", torch.bfloat16, "bf16")
+    backward(0, here, there)
+    plain.step()
+    mine.step()
+    _, again, _, others = pair("split", torch.bfloat16, "bf16")
+    again.load_state_dict(mine.state_dict())
+    backward(1, here)
+    for p, q in zip(here, others, strict=True):
+        q.grad = None if p.grad is None else p.grad.to("sim")
+    plain.load_state_dict(plain.state_dict())
+    plain.step()
+    again.step()
+    for x, y in zip(plain._masters.every, again._masters.every, strict=True):
+        assert same_bits(x.wide(), y.wide())
+
+
+def the_hooks_end() -> None:
+    _, mine, _, there = pair("fp32", torch.bfloat16, None)
+    backward(0, there)
+    mine.step()
+    del mine
+    gc.collect()
+    for p in there:
+        p.grad = None
+    backward(1, there)
+    assert all(p.grad is not None for p in there)
+
+
+if __name__ == "__main__":
+    device = simulated.load()
+    device.reset()
+    device.set_available(True)
+    DEVICES["sim"] = SIM
+    bits("fp32", torch.bfloat16, None)
+    bits("split", torch.bfloat16, "bf16-stochastic")
+    bits("fp32", torch.float32, None)
+    several_backwards()
+    a_clip_before_the_step()
+    a_gradient_is_missing()
+    checkpoints()
+    the_hooks_end()
+    print("done", flush=True)
+    sys.stdout.flush()
+    # the engine's thread for the device would outlive what it uses
+    os._exit(0)
