@@ -64,8 +64,9 @@ class OnCPU:
         self._pairs: list[_Pair] = []
         self._hooks: list[Any] = []
         self._streams: dict[torch.device, torch.Stream] = {}
-        #: by id of a parameter: the gradient that was copied, and its version then
-        self._copied: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        #: since the last step, by id of a parameter: the gradient that was copied, and
+        #: its version then
+        self._copied: dict[int, tuple[torch.Tensor, int]] = {}
         #: what must be done before weights are written: they are being copied
         self._given: list[torch.Event] = []
 
@@ -95,7 +96,7 @@ class OnCPU:
         with torch.no_grad(), stream:
             pair.gradient.copy_(grad, non_blocking=True)
         grad.record_stream(stream)
-        self._copied[id(pair.param)] = weakref.ref(grad), grad._version
+        self._copied[id(pair.param)] = grad, grad._version
 
     def take_gradients(self) -> None:
         """Wait for the gradients."""
@@ -104,8 +105,7 @@ class OnCPU:
             if grad is None:
                 pair.weight.grad = None
                 continue
-            reference, version = self._copied.get(id(pair.param), (None, 0))
-            copied = None if reference is None else reference()
+            copied, version = self._copied.get(id(pair.param), (None, 0))
             if copied is not grad or version != grad._version:
                 self.copy(pair)
             pair.weight.grad = pair.gradient

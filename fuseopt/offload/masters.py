@@ -117,7 +117,7 @@ class Masters:
         self.optimizer: Optimizer | None = None
 
     def add(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Make masters of parameters; returns them, or a parameter of float32 itself."""
+        """Make masters and return them; of a parameter of float32 it is that."""
         wide: list[torch.Tensor] = []
         for p in params:
             if p.dtype == WIDE:

@@ -49,12 +49,28 @@ def assert_same(here: Params, there: Params) -> None:
         assert same_bits(p.detach(), q.detach().cpu()), f"parameter {i}"
 
 
+def copies_of(optimizer: Any) -> list[int]:
+    """The list to which an optimizer adds an entry for each gradient that it copies."""
+    home, copies = optimizer._home, []
+    copy = home.copy
+
+    def counted(pair: Any) -> None:
+        copies.append(1)
+        copy(pair)
+
+    home.copy = counted
+    return copies
+
+
 def bits(kind: str, dtype: torch.dtype, storage: Any) -> None:
     plain, mine, here, there = pair(kind, dtype, storage)
+    copies = copies_of(mine)
     for step in range(5):
         backward(step, here, there)
+        assert len(copies) == 12 * (step + 1), "each in the backward"
         plain.step()
         mine.step()
+        assert len(copies) == 12 * (step + 1), "and no more at the step"
         assert_same(here, there)
         plain.zero_grad()
         mine.zero_grad()
@@ -85,10 +101,11 @@ def a_clip_before_the_step() -> None:
     plain, mine, here, there = pair("split", torch.bfloat16, None)
     for step in range(3):
         backward(step, here, there)
+        torch.accelerator.synchronize("sim")  # all copies are done
         with torch.no_grad():
             for p in (*here, *there):
                 assert p.grad is not None
-                p.grad.mul_(0.125)
+                p.grad.mul_(-0.5)
         plain.step()
         mine.step()
         assert_same(here, there)
