@@ -49,25 +49,29 @@ class Reference:
         return self.formats if isinstance(self.formats, str) else self.formats.get(key)
 
     def step(self) -> None:
-        """One step."""
-        state, n = self.optimizer.state, len(self.packed)
-        ready = {(p, k) for p, k in self.packed if p.grad is not None}
+        """One step. What is not packed yet is packed first."""
+        state = self.optimizer.state
+        self._pack_new()
+        ready = [(p, k) for p, k in self.packed if p.grad is not None]
         for p, key in ready:
             form = FORMATS[self._name(key) or ""]
             state[p][key] = form.unpack(self.packed[p, key])
         self.optimizer.step()
-        for p, values in state.items():
+        for p, key in ready:
+            FORMATS[self._name(key) or ""].pack(state[p][key], self.packed[p, key])
+        self._pack_new()
+
+    def _pack_new(self) -> None:
+        for p, values in self.optimizer.state.items():
             for key, value in values.items():
                 name = self._name(key)
                 packs = isinstance(value, torch.Tensor) and value.shape == p.shape
                 if name is None or not packs or value.dtype != torch.float32:
                     continue
                 if (p, key) not in self.packed:
-                    self.packed[p, key] = FORMATS[name].empty(value, n)
-                    n += 1
-                elif (p, key) not in ready:
-                    continue
-                FORMATS[name].pack(value, self.packed[p, key])
+                    parts = FORMATS[name].empty(value, len(self.packed))
+                    FORMATS[name].pack(value.detach(), parts)
+                    self.packed[p, key] = parts
 
     def content(self, p: torch.Tensor) -> dict[str, Any]:
         """The state of a parameter, packed, by the keys that fuseopt gives it."""
