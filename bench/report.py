@@ -201,7 +201,7 @@ def part(reading: Reading) -> str:
         ("Launches, memory, source", tables.counts, None, COUNTS),
         ("The first step, by model", tables.models_compiled, None, MODELS),
         (
-            "The first step, each in a process of its own",
+            "The first step, each in a new process",
             tables.models_first,
             None,
             EACH,
@@ -236,57 +236,58 @@ def _measured(reading: Reading) -> list[tuple[str, str]]:
 
 
 SHORT = (
-    "Times of the others, divided by fuseopt's of the same case: above 1×, fuseopt is "
-    "faster. Geometric means over the models; “at worst” is the model where the "
-    "fastest other is best. “Of a copy”: models of more than 20M elements."
+    "A figure is the time of another contender divided by fuseopt's, in the same case. "
+    "Above 1×, fuseopt is faster. Figures are geometric means over the models. “At "
+    "worst” is the model where the fastest other contender is best. “Of a copy” counts "
+    "models of more than 20M elements."
 )
 PEERS = (
-    "Geometric means over the models that a package's optimizer stepped; above 1×, "
-    "fuseopt is faster. None of them promises eager's bits."
+    "Geometric means over the models that a package's optimizer stepped. Above 1×, "
+    "fuseopt is faster. None of these packages promises eager's bits."
 )
 COUNTS = (
-    "Of eager on a CPU, launches are loops over a tensor. Peak memory is what one step "
-    "takes beyond what it began with."
+    "A launch of eager on a CPU is a loop over a tensor. Peak memory is what one step "
+    "takes in addition to the memory at its start."
 )
 MODELS = (
-    "From cold caches, in a process that has compiled before. Inductor runs on few "
-    "models in the short suite."
+    "In seconds, from cold caches, in a process that has compiled before. Inductor "
+    "runs on few models in the short suite."
 )
 EACH = (
-    "AdamW in the form of lists, from cold caches, without imports: "
+    "AdamW in the foreach form, from cold caches, without imports. The ways are "
     '`fuseopt.compile(opt)`, `torch.compile(opt.step, backend="fuseopt")` and '
-    "`torch.compile(opt.step)`, which Inductor compiles. The own share is what is not "
-    "Dynamo's."
+    "`torch.compile(opt.step)`, which Inductor compiles. The own share is all time "
+    "except Dynamo's."
 )
 FIRST = (
-    "AdamW as torch makes it for the device, over tensors of 8 elements; each figure "
-    "from a process of its own, without imports."
+    "AdamW as torch makes it for the device, over tensors of 8 elements. Each figure "
+    "is from a new process, without imports."
 )
 HOST = (
-    "Over tensors of 8 elements, so that their arithmetic takes no time: the least of "
-    "its turns, in time of the calling thread; a result from before 2026-11-22 is a "
-    "median of time on the clock."
+    "Tensors have 8 elements, so their arithmetic takes no time. A figure is the "
+    "fastest turn, in time of the calling thread. A result from before 2026-11-22 is a "
+    "median of wall-clock time."
 )
 TAIL = (
     "AdamW in float32 with a GradScaler, clipping by the total norm, an average of the "
-    "weights and `zero_grad` ([tail](tail.md)). In parts: `unscale_`, "
+    "weights and `zero_grad` ([tail](tail.md)). In parts means: `unscale_`, "
     "`clip_grad_norm_`, the scaler's step, `_foreach_lerp_`, `update`, `zero_grad`. "
-    "The copy moves 40 bytes a parameter, the least that a tail must."
+    "The copy moves 40 bytes a parameter, which is the least that a tail moves."
 )
 SHARDS = (
-    "AdamW's step and `clip_grad_norm_` of DTensors of 32 x 8 over four processes, of "
-    "which only this one exists, so that collectives take no time: what a process "
-    "itself pays ([shards](shards.md)). The fastest tenth of the turns of each."
+    "AdamW's step and `clip_grad_norm_` of DTensors of 32 x 8, in one of four "
+    "processes ([shards](shards.md)). The other three do not exist, so collectives take no "
+    "time. A figure is the fastest tenth of the turns."
 )
 SHARD_TAILS = (
-    "Of the same DTensors: the clip by the total norm and AdamW's step together (in "
-    "eager one after the other, beside Inductor's step too), and LAMB's step, which "
-    "has norms of each parameter and four collectives for it."
+    "The same DTensors: the clip by the total norm and AdamW's step together, and "
+    "LAMB's step. The other contenders clip first and then step. LAMB has norms of "
+    "each parameter, with four collectives."
 )
 TRAINING = (
     "Forward, backward and tail (clipping by the total norm, step, zero_grad) with "
-    "AdamW, the model in eager. The gain is that of a whole step over eager foreach, "
-    "which is what the published figures are of; other models, other machines."
+    "AdamW; the model runs in eager. The gain is that of a whole step over eager "
+    "foreach, as in the published figures. Those are of other models and machines."
 )
 WHOLE = (
     "`torch.compile(train_step)` against `torch.compile(train_step, "

@@ -470,7 +470,7 @@ def test_first_steps_of_models_stand_beside_inductors(reading):
     row = cells(tables.models_first(reading), "resnet50")
     assert row == ["resnet50", "161", "50.0", "4.00", "0.60", "12.50×", *("–",) * 3]
     assert list(reading.first("inductor", "cold")) == [300]
-    assert "### The first step, each in a process of its own" in report.long([reading])
+    assert "### The first step, each in a new process" in report.long([reading])
 
 
 def test_host_cost_is_the_least_where_that_is_known(reading):
