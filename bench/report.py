@@ -276,8 +276,8 @@ TAIL = (
 )
 SHARDS = (
     "AdamW's step and `clip_grad_norm_` of DTensors of 32 x 8, in one of four "
-    "processes ([shards](shards.md)). The other three do not exist, so collectives take no "
-    "time. A figure is the fastest tenth of the turns."
+    "processes ([shards](shards.md)). The other three do not exist, so collectives "
+    "take no time. A figure is the fastest tenth of the turns."
 )
 SHARD_TAILS = (
     "The same DTensors: the clip by the total norm and AdamW's step together, and "
