@@ -72,9 +72,10 @@ def short(found: Sequence[Reading]) -> str:
     text = "Eager is the foreach form where an optimizer has one, else its for-loop. "
     text += "The contenders of a row take turns in one run. "
     text += "".join(_mean(reading, x) for x in ("AdamW", "SGD"))
-    text += f"{_host(reading)}{tables.conditions(reading)} [Benchmarks]"
-    text += "(docs/benchmarks.md) has all figures and how to measure them again."
-    return f"{made}\n{wrapped(text)}"
+    text += _host(reading)
+    where = f"{tables.conditions(reading)} [Benchmarks](docs/benchmarks.md) has all "
+    where += "figures and how to measure them again."
+    return f"{made}\n{wrapped(text)}\n{wrapped(where)}"
 
 
 #: The contenders of a row, from left to right.
