@@ -174,7 +174,7 @@ def FAILURES(patcher: Patcher) -> None:
             if not (_is_dynamos_own(error, known) or isinstance(error, raised)):
                 raise
             _tell_of_failure(error, backend)
-            raise AssertionError("a graph went on that was ended") from error
+            raise AssertionError("Dynamo continued a graph after its end") from error
 
     patcher.outside(home, "compile_frame", traced, "code", "globals")
     patcher.outside(home, "CheckFunctionManager", traced)

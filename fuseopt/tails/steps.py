@@ -66,7 +66,7 @@ def function_of(optimizer: Optimizer) -> tuple[Any, str]:
     if isinstance(isolated, Isolated):
         inner = isolated.function
     if not hasattr(inner, "__code__"):
-        return inner, f"the step of {type(optimizer).__name__} is no Python function"
+        return inner, f"the step of {type(optimizer).__name__} is not a Python function"
     return inner, ""
 
 

@@ -141,7 +141,7 @@ class OnPart(Step):
 
 
 class OfWhole(Step):
-    """State that is no DTensor."""
+    """State that is not a DTensor."""
 
     def one(self, p: Any, state: Any, lr: float) -> None:
         if "n" not in state:
@@ -191,7 +191,7 @@ def test_what_asks_for_more_than_sizes_runs_in_eager(
 def test_the_op_and_the_placement_are_named(mesh: DeviceMesh) -> None:
     """Though the step is refused for another reason first."""
     (told,) = compared(lambda ps: Total(ps), mesh, 5, WAYS[0])
-    assert "it goes a way that contents of a tensor choose: p.grad.sum().item()" in told
+    assert "it branches on tensor data: p.grad.sum().item()" in told
     assert "aten.sum.default needs whole tensors" in told
     assert "(placed as S(0) or S(1) or R)" in told
 
