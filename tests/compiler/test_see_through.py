@@ -177,6 +177,12 @@ def test_what_it_says_and_holds_may_change() -> None:
         (Compares, "depend on a number"),
         (Brings, "takes a tensor that is not an input of the step"),
     ],
+    # the cases by which a family picks its quick ones
+    ids=[
+        "Replaces-holds other tensors after the step",
+        "Compares-depends on a number",
+        "Brings-takes a tensor that the step was not given",
+    ],
 )
 def test_what_cannot_be_seen_is_refused_by_name(kind: Any, why: str) -> None:
     with pytest.warns(RuntimeWarning, match=f"{kind.__name__}.*{why}"):

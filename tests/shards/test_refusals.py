@@ -141,7 +141,7 @@ class OnPart(Step):
 
 
 class OfWhole(Step):
-    """State that is not a DTensor."""
+    """State that is no DTensor."""
 
     def one(self, p: Any, state: Any, lr: float) -> None:
         if "n" not in state:
