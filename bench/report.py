@@ -171,7 +171,8 @@ def _host(reading: Reading) -> str:
             continue
         less = round(floor - own)
         compared = f"{abs(less)} µs {'less' if less >= 0 else 'more'}"
-        text += f"{subject} {own:,.0f} µs, {compared} than a no-op backend. "
+        than = "" if moved else " than a no-op backend"
+        text += f"{subject} {own:,.0f} µs, {compared}{than}. "
     return text
 
 

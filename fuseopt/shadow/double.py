@@ -69,7 +69,7 @@ def holdings(
         return type(x), [holdings(y, tensor, seen) for y in x]
     if isinstance(x, weakref.ref):
         return id(x)
-    raise Hung(f"it holds a {type(x).__name__}, a type that fuseopt does not handle", x)
+    raise Hung(f"it holds a {type(x).__name__}, an unsupported type", x)
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:

@@ -299,9 +299,7 @@ class Shadow:
             return x
         if isinstance(x, weakref.ref) and x() is not optimizer:
             return x
-        raise Hung(
-            f"{name} is a {kind.__name__}, a type that fuseopt does not handle", x
-        )
+        raise Hung(f"{name} is a {kind.__name__}, an unsupported type", x)
 
     # ---------------------------------------------------------------- after a step
 
@@ -333,9 +331,7 @@ class Shadow:
             items = tuple(self.translated(y) for y in x)
             return x if all(map(is_, items, x)) else items
         elif not isinstance(x, (*SHARED, weakref.ref)):
-            raise Unlike(
-                f"the step makes a {kind.__name__}, a type that fuseopt does not handle"
-            )
+            raise Unlike(f"the step makes a {kind.__name__}, an unsupported type")
         return x
 
     def writes(

@@ -125,7 +125,7 @@ def _call_known(
     if function in CONTEXTS:
         return Data(Level.UNIFORM)
     what = getattr(function, "__qualname__", type(function).__name__)
-    raise machine.refusal(f"it calls {what}, a type that fuseopt does not handle", node)
+    raise machine.refusal(f"it calls {what}, an unsupported type", node)
 
 
 # ---------------------------------------------------------------- functions

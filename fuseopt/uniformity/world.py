@@ -211,7 +211,7 @@ class World:
             return Bad(f"{name} {acts}") if acts else self.hold(x, name)
         if issubclass(kind, FUNCTIONS) or callable(x):
             return Known(x)
-        return Bad(f"{name} is a {kind.__name__}, a type that fuseopt does not handle")
+        return Bad(f"{name} is a {kind.__name__}, an unsupported type")
 
     def all_of(self, values: Any, name: str, level: Level) -> Value:
         """The join of the values of some objects; `level`: that of the choice."""
