@@ -43,8 +43,8 @@ help:
 	@echo "make bench-gpu the same ones on a GPU"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast; nine minutes"
 	@echo "make docs      the site, in build/site; a warning is an error"
-	@echo "make lint      formatter, linter and types: only looks"
-	@echo "make format    formatter and linter: mends what they can"
+	@echo "make lint      checks format, style, types and the sentences of the pages"
+	@echo "make format    rewrites what formatter and linter can"
 
 demo: $(VENV)/stamp-demo
 	$(BIN)/python -m demo.train_gpt2 $(DEMO_FLAGS)
@@ -124,6 +124,7 @@ lint: $(VENV)/stamp-dev
 	$(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror $(HEADERS)
 	$(BIN)/mypy
+	$(BIN)/python -m tests.tools.prose
 
 format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix

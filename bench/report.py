@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import tables
@@ -56,138 +56,124 @@ def wrapped(text: str) -> str:
 def short(found: Sequence[Reading]) -> str:
     """Return README's table: one screen, of the first results file.
 
-    What nobody else does leads: many tensors, optimizers without a kernel written by
-    hand, seconds until the first step is done; then what torch has a kernel for.
+    First many tensors, then optimizers for which torch has no kernel, then what stands
+    around a step, and the first step.
     """
     reading = found[0]
     every = [
-        _most_tensors_row(reading),
-        *(_mean_row(reading, x) for x in ("Lion", "Adafactor", "LAMB", "AdEMAMix")),
-        *_compile_rows(reading),
-        *_tail_rows(reading),
-        _model_row(reading, "AdamW"),
-        _mean_row(reading, "AdamW"),
-        _mean_row(reading, "SGD"),
-        *_host_rows(reading),
+        *_adamw_rows(reading),
+        *(_step_row(reading, x) for x in ("Lion", "Adafactor", "LAMB", "AdEMAMix")),
+        _tail_row(reading),
+        _first_row(reading),
     ]
-    rows = [row for row in every if row]
-    header = ["", "eager foreach", "torch `fused=True`", "fuseopt", ""]
-    lines = [header, ["---", "---:", "---:", "---:", "---"], *rows]
+    header = ["median time", "eager", "torch `fused=True`", "Inductor", "fuseopt"]
+    lines = [header, ["---", *["---:"] * 4], *(row for row in every if row)]
     made = "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-    told = "Medians; contenders of a row took turns in one run. "
-    told += f"{tables.conditions(reading)} Again: `make bench`, then "
-    told += "`python -m bench report`. More: [docs/benchmarks.md](docs/benchmarks.md)."
-    return f"{made}\n{wrapped(told)}"
+    text = "Eager is the foreach form where an optimizer has one, else its for-loop. "
+    text += "The contenders of a row take turns in one run. "
+    text += "".join(_mean(reading, x) for x in ("AdamW", "SGD"))
+    text += _host(reading)
+    where = f"{tables.conditions(reading)} [Benchmarks](docs/benchmarks.md) has all "
+    where += "figures and how to measure them again."
+    return f"{made}\n{wrapped(text)}\n{wrapped(where)}"
 
 
-def _tail_rows(reading: Reading) -> list[list[str]]:
-    """The whole tail of a training step with AdamW, of a model with few elements and
-    one with many.
-    """
-    rows = []
-    for model, figures in reading.tails().items():
-        if model not in ("resnet50", "gpt2"):
-            continue
-        ways = figures["contenders"]
-        ran = [f"{tables.ms(ways[c]['p50'])} ms" for c in ("foreach", "fused", OWN)]
-        told = f"{ways[OWN]['launches']} launches; unscale, clip by the total norm, "
-        told += "step, average, zero_grad"
-        rows.append([f"tail with AdamW, {model}", *ran, told])
-    return rows
+#: The contenders of a row, from left to right.
+COLUMNS = ("fused", "inductor", OWN)
 
 
-def _model_row(reading: Reading, optimizer: str) -> list[str] | None:
-    """One model that all know."""
-    for x in reading.steps(optimizer, "float32"):
-        if x.model == "resnet50" and x.seconds(OWN):
-            return _step_row(x, f"{NAMES.get(optimizer, optimizer)} step, ResNet-50")
+def _adamw_rows(reading: Reading) -> Iterator[list[str]]:
+    """The model with the most tensors, and one that everybody knows."""
+    steps = [x for x in reading.steps("AdamW", "float32") if x.seconds(OWN)]
+    for x in sorted(steps, key=lambda x: x.figures["tensors"])[-1:]:
+        yield _cells(x)
+    for x in steps:
+        if x.model == "resnet50":
+            yield _cells(x)
+
+
+def _step_row(reading: Reading, optimizer: str) -> list[str] | None:
+    """The model that most contenders stepped; of several, the largest."""
+    steps = [x for x in reading.steps(optimizer, "float32") if x.seconds(OWN)]
+    if not steps:
+        return None
+    return _cells(max(steps, key=lambda x: (len(x.others()), x.figures["elements"])))
+
+
+def _cells(x: Step) -> list[str]:
+    """A step of one model, in milliseconds."""
+    loop = x.seconds("foreach") is None
+    eager = tables.ms(x.seconds("for-loop" if loop else "foreach"))
+    name = NAMES.get(x.optimizer, x.optimizer)
+    title = f"{name} step, {x.model} ({x.figures['tensors']} tensors)"
+    return [title, f"{eager} ms", *(_cell(x, c) for c in COLUMNS)]
+
+
+def _cell(x: Step, contender: str) -> str:
+    seconds = x.seconds(contender)
+    if seconds is not None:
+        return f"{tables.ms(seconds)} ms"
+    why = x.told(contender, "skipped") or ""
+    return "no kernel" if why.startswith("torch has no") else "not run"
+
+
+def _tail_row(reading: Reading) -> list[str] | None:
+    """The whole tail of a training step with AdamW, of the largest model."""
+    every = reading.tails()
+    if not every:
+        return None
+    model = max(every, key=lambda x: every[x]["elements"])
+    ways = every[model]["contenders"]
+    eager, fused, own = (
+        f"{tables.ms(ways[c]['p50'])} ms" for c in ("foreach", "fused", OWN)
+    )
+    title = f"unscale, clip, AdamW step, average, zero_grad, {model}"
+    return [title, eager, fused, "–", own]
+
+
+def _first_row(reading: Reading) -> list[str] | None:
+    """The first step, from cold caches, of as many parameters as Inductor was given."""
+    others = reading.first("inductor", "cold")
+    for params, cold in reading.first("backend", "cold").items():
+        other = others.get(params, {})
+        if "first_step_seconds" in cold and "first_step_seconds" in other:
+            seconds = [tables.s(f["first_step_seconds"]) for f in (other, cold)]
+            title = f"first AdamW step, {params} parameters, empty caches"
+            return [title, "–", "–", *(f"{x} s" for x in seconds)]
     return None
 
 
-def _most_tensors_row(reading: Reading) -> list[str] | None:
-    """The model with the most tensors."""
-    steps = [x for x in reading.steps("AdamW", "float32") if x.seconds(OWN)]
-    if not steps:
-        return None
-    most = max(steps, key=lambda x: x.figures["tensors"])
-    name = f"AdamW step, {most.model}'s {most.figures['tensors']} tensors"
-    return _step_row(most, name)
-
-
-def _step_row(x: Step, name: str) -> list[str]:
-    """A step of one model, in milliseconds."""
-    launches = x.count(OWN, "launches")
-    ran = [f"{tables.ms(x.seconds(c))} ms" for c in ("foreach", "fused", OWN)]
-    told = f"{launches} launch{'es' * (launches != 1)}"
-    told += f"; a copy of as many bytes: {tables.ms(x.seconds('copy'))} ms"
-    return [name, *ran, told]
-
-
-def _mean_row(reading: Reading, optimizer: str) -> list[str] | None:
-    """The geometric mean over all models of an optimizer."""
-    steps = [x for x in reading.steps(optimizer, "float32") if x.seconds(OWN)]
+def _mean(reading: Reading, optimizer: str) -> str:
+    """A sentence on all models that an optimizer stepped."""
+    steps = [x for x in reading.steps(optimizer, "float32") if x.times("fused")]
     if len(steps) < 2:
-        return None
+        return ""
     name = NAMES.get(optimizer, optimizer)
-    ours = all(x.seconds("foreach") is None for x in steps)
-    eager = geomean(x.times("for-loop" if ours else "foreach") for x in steps)
-    told = f"time ÷ fuseopt's, geometric mean of {len(steps)} models"
-    if ours:
-        told += "; eager is a for-loop"
-    else:
-        told += f"; slower than torch's on {_slower(steps)}"
-    cells = (eager, geomean(x.times("fused") for x in steps), 1.0)
-    return [f"{name} step, float32", *(tables.times(c) for c in cells), told]
+    mean = tables.times(geomean(x.times("fused") for x in steps))
+    slower = sum((x.times("fused") or 2.0) < 1 for x in steps)
+    return (
+        f"{name} in float32, {len(steps)} models: `fused=True` takes {mean} the time "
+        f"of fuseopt (geometric mean); fuseopt is slower on {slower}. "
+    )
 
 
-def _slower(steps: Sequence[Step]) -> int:
-    return sum((x.times("fused") or 2.0) < 1 for x in steps)
-
-
-def _compile_rows(reading: Reading) -> list[list[str]]:
-    rows = []
-    for params, cold in reading.first("backend", "cold").items():
-        if params not in (50, 300, 1000) or "first_step_seconds" not in cold:
-            continue
-        warm = reading.first("backend", "warm").get(params, {})
-        other = reading.first("inductor", "cold").get(params, {})
-        told = f"{tables.s(cold['dynamo_seconds'])} s of it are Dynamo's own"
-        if "first_step_seconds" in other:
-            told = f"Inductor: {tables.s(other['first_step_seconds'])} s; of fuseopt's "
-            told += f"{tables.s(cold['dynamo_seconds'])} s are Dynamo's own"
-        cell = f"{tables.s(cold['first_step_seconds'])} s cold"
-        if "first_step_seconds" in warm:
-            cell += f", {tables.s(warm['first_step_seconds'])} s with a warm cache"
-        name = f"first step of a for-loop AdamW, {params:,} parameters"
-        rows.append([name, "", "", cell, told])
-    return rows
-
-
-def _above(cost: float, floor: float) -> str:
-    more = round(cost - floor)
-    return f"{more:+} µs" if more else "0 µs"
-
-
-def _host_rows(reading: Reading) -> list[list[str]]:
-    figures = reading.host().get(300)
-    if figures is None:
-        return []
-    contenders = figures["contenders"]
-    cost = {n: tables.host_cost(c) for n, c in contenders.items()}
-    least = any("host_microseconds_least" in c for c in contenders.values())
-    rows = []
-    for moved in ("", MOVED):
-        own, led, floor = (cost.get(n + moved) for n in ("backend", "fuseopt", "no-op"))
+def _host(reading: Reading) -> str:
+    """Two sentences on what a call costs the host."""
+    figures = reading.host().get(300, {"contenders": {}})
+    cost = {n: tables.host_cost(c) for n, c in figures["contenders"].items()}
+    text = ""
+    for moved, subject in (
+        ("", "A call with 300 small parameters takes"),
+        (MOVED, "Where gradients have new addresses it takes"),
+    ):
+        own, floor = (cost.get(name + moved) for name in ("backend", "no-op"))
         if own is None or floor is None:
             continue
-        told = f"above a backend that does nothing ({floor:.0f} µs)"
-        told += ", the least of its turns" * least
-        if led is not None:
-            told += f"; with `fuseopt.compile` {_above(led, floor)}"
-        where = ", gradients elsewhere at each" if moved else ""
-        what = f"a call, 300 small parameters{where}"
-        rows.append([what, "", "", _above(own, floor), told])
-    return rows
+        less = round(floor - own)
+        compared = f"{abs(less)} µs {'less' if less >= 0 else 'more'}"
+        than = "" if moved else " than a no-op backend"
+        text += f"{subject} {own:,.0f} µs, {compared}{than}. "
+    return text
 
 
 # ---------------------------------------------------------------- the page
@@ -217,7 +203,7 @@ def part(reading: Reading) -> str:
         ("Launches, memory, source", tables.counts, None, COUNTS),
         ("The first step, by model", tables.models_compiled, None, MODELS),
         (
-            "The first step, each in a process of its own",
+            "The first step, each in a new process",
             tables.models_first,
             None,
             EACH,
@@ -252,57 +238,58 @@ def _measured(reading: Reading) -> list[tuple[str, str]]:
 
 
 SHORT = (
-    "Times of the others, divided by fuseopt's of the same case: above 1×, fuseopt is "
-    "faster. Geometric means over the models; “at worst” is the model where the "
-    "fastest other is best. “Of a copy”: models of more than 20M elements."
+    "A figure is the time of another contender divided by fuseopt's, in the same case. "
+    "Above 1×, fuseopt is faster. Figures are geometric means over the models. “At "
+    "worst” is the model where the fastest other contender is best. “Of a copy” counts "
+    "models of more than 20M elements."
 )
 PEERS = (
-    "Geometric means over the models that a package's optimizer stepped; above 1×, "
-    "fuseopt is faster. None of them promises eager's bits."
+    "Geometric means over the models that a package's optimizer stepped. Above 1×, "
+    "fuseopt is faster. None of these packages promises eager's bits."
 )
 COUNTS = (
-    "Of eager on a CPU, launches are loops over a tensor. Peak memory is what one step "
-    "takes beyond what it began with."
+    "A launch of eager on a CPU is a loop over a tensor. Peak memory is what one step "
+    "takes in addition to the memory at its start."
 )
 MODELS = (
-    "From cold caches, in a process that has compiled before. Inductor runs on few "
-    "models in the short suite."
+    "In seconds, from cold caches, in a process that has compiled before. Inductor "
+    "runs on few models in the short suite."
 )
 EACH = (
-    "AdamW in the form of lists, from cold caches, without imports: "
+    "AdamW in the foreach form, from cold caches, without imports. The ways are "
     '`fuseopt.compile(opt)`, `torch.compile(opt.step, backend="fuseopt")` and '
-    "`torch.compile(opt.step)`, which Inductor compiles. The own share is what is not "
-    "Dynamo's."
+    "`torch.compile(opt.step)`, which Inductor compiles. The own share is all time "
+    "except Dynamo's."
 )
 FIRST = (
-    "AdamW as torch makes it for the device, over tensors of 8 elements; each figure "
-    "from a process of its own, without imports."
+    "AdamW as torch makes it for the device, over tensors of 8 elements. Each figure "
+    "is from a new process, without imports."
 )
 HOST = (
-    "Over tensors of 8 elements, so that their arithmetic takes no time: the least of "
-    "its turns, in time of the calling thread; a result from before 2026-11-22 is a "
-    "median of time on the clock."
+    "Tensors have 8 elements, so their arithmetic takes no time. A figure is the "
+    "fastest turn, in time of the calling thread. A result from before 2026-11-22 is a "
+    "median of wall-clock time."
 )
 TAIL = (
     "AdamW in float32 with a GradScaler, clipping by the total norm, an average of the "
-    "weights and `zero_grad` ([tail](tail.md)). In parts: `unscale_`, "
+    "weights and `zero_grad` ([tail](tail.md)). In parts means: `unscale_`, "
     "`clip_grad_norm_`, the scaler's step, `_foreach_lerp_`, `update`, `zero_grad`. "
-    "The copy moves 40 bytes a parameter, the least that a tail must."
+    "The copy moves 40 bytes a parameter, which is the least that a tail moves."
 )
 SHARDS = (
-    "AdamW's step and `clip_grad_norm_` of DTensors of 32 x 8 over four processes, of "
-    "which only this one exists, so that collectives take no time: what a process "
-    "itself pays ([shards](shards.md)). The fastest tenth of the turns of each."
+    "AdamW's step and `clip_grad_norm_` of DTensors of 32 x 8, in one of four "
+    "processes ([shards](shards.md)). The other three do not exist, so collectives "
+    "take no time. A figure is the fastest tenth of the turns."
 )
 SHARD_TAILS = (
-    "Of the same DTensors: the clip by the total norm and AdamW's step together (in "
-    "eager one after the other, beside Inductor's step too), and LAMB's step, which "
-    "has norms of each parameter and four collectives for it."
+    "The same DTensors: the clip by the total norm and AdamW's step together, and "
+    "LAMB's step. The other contenders clip first and then step. LAMB has norms of "
+    "each parameter, with four collectives."
 )
 TRAINING = (
     "Forward, backward and tail (clipping by the total norm, step, zero_grad) with "
-    "AdamW, the model in eager. The gain is that of a whole step over eager foreach, "
-    "which is what the published figures are of; other models, other machines."
+    "AdamW; the model runs in eager. The gain is that of a whole step over eager "
+    "foreach, as in the published figures. Those are of other models and machines."
 )
 WHOLE = (
     "`torch.compile(train_step)` against `torch.compile(train_step, "

@@ -1,4 +1,4 @@
-"""A loop of one's own: python examples/plain_loop.py"""
+"""A plain loop: python examples/plain_loop.py"""
 
 import torch
 

@@ -52,8 +52,8 @@ def explain(
     if isinstance(owner, torch.optim.Optimizer):
         if is_spread(owner):
             raise UnsupportedInput(
-                "the parameters are DTensors, whose steps are planned as they are run: "
-                "run one, and fuseopt.reports() has what explain would say"
+                "fuseopt plans steps of DTensors when they run. Run one step, and read "
+                "fuseopt.reports()"
             )
         twin = _twin(owner)
         unfuse(twin)

@@ -132,7 +132,7 @@ def refusal(error: BaseException | None) -> bool:
 def outcome() -> str:
     """What became of the last step that was compiled: led, whole, eager and why."""
     told = fuseopt.reports()
-    if told and "do as these" in told[-1].traced:
+    if told and "they stand for" in told[-1].traced:
         return "led"
     if any(not r.fallback for r in told):
         return "whole"

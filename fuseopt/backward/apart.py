@@ -90,7 +90,7 @@ class Universe:
         """
         groups = optimizer.param_groups
         if len(groups) != len(self.lists):
-            raise Unlike("its groups change while a backward runs")
+            raise Unlike("its groups change during a backward")
         shadow: Any = stand_in(optimizer)
         vars(shadow).update(attributes_of(optimizer))
         shadow.state = self.state
@@ -169,15 +169,15 @@ class _DryRuns:
         record = self._record(self.function, members)
         if record.shared or record.rest != self.rest:
             raise Unlike(
-                "it changes what the optimizer holds besides the state of each "
-                "parameter, which would be changed once for each bucket"
+                "it changes an object of the optimizer outside of the parameters' "
+                "state, which would happen once for each bucket"
             )
         return record
 
     @staticmethod
     def _same(one: Any, other: Any) -> None:
         if one != other:
-            raise Unlike("what it does to a parameter depends on the others")
+            raise Unlike("its effect on a parameter depends on other parameters")
 
 
 def _sets(n: int) -> Iterator[tuple[int, ...]]:

@@ -160,14 +160,15 @@ class InBackward(Optimizer):
     def _step_supports_amp_scaling(self) -> NoReturn:
         # GradScaler.step reads this attribute first
         raise UnsupportedInput(
-            "fuseopt.in_backward steps before a GradScaler could unscale gradients or "
-            "skip a step, and has done so with scaled ones; train in bfloat16, or use "
+            "fuseopt.in_backward has stepped with scaled gradients, because it steps "
+            "before a GradScaler can unscale them. Train in bfloat16, or use "
             "fuseopt.tail(optimizer, scaler=...)"
         )
 
     def _no_hooks(self, *_: Any, **__: Any) -> NoReturn:
         raise UnsupportedInput(
-            "hooks of a step would run once for each bucket of fuseopt.in_backward"
+            "fuseopt.in_backward does not support hooks of a step, because they would "
+            "run once for each bucket. Use hooks of the parameters"
         )
 
     register_step_pre_hook = register_step_post_hook = _no_hooks
@@ -191,8 +192,8 @@ class InBackward(Optimizer):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "an optimizer in backward cannot be copied or pickled; save its "
-            "state_dict() and make another one"
+            "an optimizer of fuseopt.in_backward cannot be copied or pickled. Save its "
+            "state_dict(), and load it into a new one"
         )
 
     def __repr__(self) -> str:
@@ -210,8 +211,8 @@ class InBackward(Optimizer):
                 q is p for b in buckets for p in b for q in other._bucket_for(p)
             ):
                 raise UnsupportedInput(
-                    "a parameter is stepped by another fuseopt.in_backward, which "
-                    "frees its gradient; close that one first"
+                    "a parameter already belongs to another fuseopt.in_backward, which "
+                    "frees its gradient. Call close() on that one first"
                 )
         session.in_backward.add(self)
         for bucket in buckets:
@@ -234,14 +235,15 @@ class InBackward(Optimizer):
         if distributed.is_available() and distributed.is_initialized():
             if distributed.get_world_size() > 1:
                 raise UnsupportedInput(
-                    "fuseopt.in_backward steps before gradients are exchanged between "
+                    "fuseopt.in_backward steps before processes exchange gradients. "
+                    "Use fuseopt.compile or fuseopt.tail in a group of several "
                     "processes"
                 )
         n = sum(len(group["params"]) for group in self.optimizer.param_groups)
         if n != len(self._bucket_of):
             raise UnsupportedInput(
-                "the groups have other parameters than those that are in buckets; add "
-                "them by add_param_group"
+                "a group has parameters that are in no bucket. Add them with "
+                "add_param_group"
             )
 
     def _begin(self) -> _Pass:
@@ -249,8 +251,8 @@ class InBackward(Optimizer):
         self._check()
         if compat.is_nested():
             raise UnsupportedInput(
-                "a backward runs within another one, which may give parameters more "
-                "gradients later: use checkpoint(..., use_reentrant=False)"
+                "a backward runs within another backward, so parameters may get more "
+                "gradients later. Use checkpoint(..., use_reentrant=False)"
             )
         self._stepper.look()
         new_pass = _Pass([*self._buckets])
@@ -353,13 +355,13 @@ def in_backward(
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise UnsupportedInput(
             "fuseopt.in_backward steps before DistributedDataParallel exchanges "
-            "gradients"
+            "gradients. Use fuseopt.compile or fuseopt.tail"
         )
     params = list(model_or_params.parameters() if model else model_or_params)  # type: ignore[arg-type,union-attr]
     optimizer = make_optimizer(params)
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, InBackward):
         raise NotAnOptimizer(
-            "make_optimizer returns a torch.optim.Optimizer, not a "
+            "make_optimizer must return a torch.optim.Optimizer, not a "
             f"{type(optimizer).__name__!r}"
         )
     return InBackward(optimizer, model, buckets, **options)

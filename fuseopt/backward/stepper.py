@@ -211,7 +211,7 @@ def _check_gradient(p: torch.Tensor) -> None:
     if grad.dtype != p.dtype:
         raise Unlike("a gradient has another dtype than its parameter")
     if grad.requires_grad:
-        raise Unlike("a gradient has a graph of its own")
+        raise Unlike("a gradient has a graph (create_graph=True)")
 
 
 class Streams:

@@ -35,11 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m fuseopt", description="Look at fuseopt from outside."
+        prog="python -m fuseopt", description="Inspect fuseopt and its steps."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    doctor = commands.add_parser("doctor", help="what works here, and what mends it")
-    doctor.add_argument("--verbose", action="store_true", help="say what is asked")
+    doctor = commands.add_parser(
+        "doctor", help="what works here, and how to install the rest"
+    )
+    doctor.add_argument("--verbose", action="store_true", help="list every check")
     doctor.set_defaults(run=_doctor)
     explain = commands.add_parser("explain", help="plan the step of an optimizer")
     explain.add_argument(
@@ -48,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         help="FILE.py:OBJECT or MODULE:OBJECT, an optimizer, or a function that "
         "makes one",
     )
-    explain.add_argument("--html", metavar="PAGE", help="write a page of HTML too")
+    explain.add_argument("--html", metavar="PAGE", help="also write an HTML page")
     explain.set_defaults(run=_explain)
     cache = commands.add_parser("cache", help="built kernels")
     cache.add_argument("what", choices=["ls", "clear", "path"])
@@ -65,9 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--steps", type=int, default=12, help="at least 6")
     verify.add_argument(
-        "--dtype", nargs="+", default=["float32"], help="of parameters that are given"
+        "--dtype", nargs="+", default=["float32"], help="of the parameters"
     )
-    verify.add_argument("--device", default="cpu", help="of the same")
+    verify.add_argument("--device", default="cpu", help="of the parameters")
     verify.add_argument(
         "--set",
         nargs="+",

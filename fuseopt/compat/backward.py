@@ -18,7 +18,7 @@ from .names import Missing, find
 
 @probed(
     "backwards",
-    "it is known which backward runs, and when it ends",
+    "fuseopt sees which backward runs, and when it ends",
     "fuseopt.in_backward raises an error; steps after the backward are as before",
 )
 def BACKWARDS() -> None:

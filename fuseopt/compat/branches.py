@@ -97,7 +97,7 @@ def _root(node: Node, inside: set[Node]) -> Node | None:
     while node in inside:
         storages = _memory(node)
         if not storages:
-            raise Refused(f"nothing is known of {node}")
+            raise Refused(f"the analysis has no value for {node}")
         bases = [base for base in node.all_input_nodes if _memory(base) & storages]
         if not bases:
             return None
@@ -117,7 +117,7 @@ def _changed(nodes: Sequence[Node]) -> list[Node]:
             root = _root(target, inside)
             if root is not None:
                 if not isinstance(root.meta.get("example_value"), torch.Tensor):
-                    raise Refused("they change what is no tensor")
+                    raise Refused("they change an object that is not a tensor")
                 roots[root] = None
     return list(roots)
 
@@ -200,7 +200,7 @@ class _Fork:
         def refuse(item: Any) -> bool:
             if any(x is getattr(item, "mutation_type", None) for x in new):
                 return True
-            raise Refused("they change an object of Python's")
+            raise Refused("they change a Python object")
 
         def caught(_: Any) -> None:
             raise Refused("one of them raises")
@@ -234,7 +234,7 @@ class _Fork:
             if leaves or not self._step() or tx.instruction_pointer is None:
                 raise Refused("one of them leaves")
         if tx.block_stack != blocks:
-            raise Refused("one of them ends within another block")
+            raise Refused("one of them ends inside a different block")
         nodes = self._after(last)
         for node in nodes:
             if not node.op.startswith("call"):  # an input of the graph: no way's own
@@ -357,7 +357,7 @@ class _Fork:
     def _choose_variables(self, first: _Frame, second: _Frame, meeting: int) -> None:
         tx = self.tx
         if len(first.stack) != len(second.stack):
-            raise Refused("they leave stacks of other lengths")
+            raise Refused("they leave stacks of different lengths")
         tx.stack[:] = [
             self._choice(x, y) for x, y in zip(first.stack, second.stack, strict=True)
         ]
@@ -384,11 +384,11 @@ class _Fork:
             condition = self._condition(example.device)
             choice = choose(self.tx, condition, x, y, self.branch)
             if choice is None:
-                raise Refused("they leave tensors that are unlike")
+                raise Refused("they leave tensors of different layouts")
             return choice
         numbers = [_number(x), _number(y)]
         if any(n is None for n in numbers):
-            raise Refused("they leave other objects")
+            raise Refused("they leave different objects")
         a, b = numbers
         if isinstance(a, (int, float)) and isinstance(b, (int, float)):
             if type(a) is type(b) and repr(a) == repr(b):

@@ -167,7 +167,7 @@ def _guard_kinds(tx: Any, kinds: Any, asked: Any, function: Any) -> None:
         elif isinstance(kind, type) and not any(
             check is x.__instancecheck__ for x in (*STEADY, type(torch.nn.Parameter))
         ):
-            refuse(tx, f"it asks {kind.__name__} who is an instance")
+            refuse(tx, f"it tests an instance with {kind.__name__}")
 
 
 def _note_answer(tx: Any, kind: Any, asked: Any, function: Any) -> None:
@@ -276,7 +276,7 @@ def _note_method(tx: Any, name: str) -> None:
         methods = tx.output.fuseopt_methods = _Methods()
         ask(tx, "tensors have the methods that they had", methods.same)
     if not methods.note(name):
-        refuse(tx, f"it calls Tensor.{name}, in whose place somebody has put another")
+        refuse(tx, f"it calls Tensor.{name}, which somebody has replaced")
 
 
 @guard("guard-tensor-methods", "a guard on the methods of tensors that a step calls")

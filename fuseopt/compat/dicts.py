@@ -14,7 +14,7 @@ from .names import Missing
 
 @probed(
     "dict-versions",
-    "a dict that nobody wrote is known by its version (PEP 509)",
+    "the version of a dict shows that nothing wrote to it (PEP 509)",
     "dicts are compared item by item: some microseconds more a call",
     expected=True,
 )

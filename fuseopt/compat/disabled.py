@@ -17,8 +17,8 @@ def never_compiled(optimizer: torch.optim.Optimizer) -> str:
     if any(group.get("fused") for group in optimizer.param_groups):
         return (
             f"{type(optimizer).__name__} was made with fused=True: Dynamo does not "
-            "trace torch's fused steps, so no backend is ever called. Pass "
-            "foreach=True (or leave both out), or use fuseopt.compile(optimizer)."
+            "trace torch's fused steps, so torch never calls a backend. Pass "
+            "foreach=True (or omit both), or use fuseopt.compile(optimizer)."
         )
     return disabled(optimizer)
 
@@ -35,8 +35,8 @@ def disabled(optimizer: torch.optim.Optimizer) -> str:
         inspect.unwrap(step), "_torchdynamo_disable", False
     ):
         return (
-            f"{type(optimizer).__name__}.step is disabled under Dynamo, so no backend "
-            "is ever called; leave this optimizer uncompiled."
+            f"{type(optimizer).__name__}.step is disabled under Dynamo, so torch never "
+            "calls a backend. Leave this optimizer uncompiled."
         )
     return ""
 

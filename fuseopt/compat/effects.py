@@ -69,7 +69,7 @@ def KEPT_ITERATORS(patcher: Patcher) -> None:
 
     def rebuild(original: Hook, self: Any, codegen: Any) -> Any:
         if tracing.writing and asks(codegen.tx):
-            refuse(codegen.tx, "it keeps an iterator that it has made")
+            refuse(codegen.tx, "it keeps an iterator")
         return original(self, codegen)
 
     patcher.around(effects, "codegen_save_tempvars", writing, "self")

@@ -147,7 +147,7 @@ def _guard_order(tx: Any, source: Any, value: Any) -> None:
     """
     keys = list(value)
     if not all(isinstance(key, (str, int)) for key in keys):
-        refuse(tx, "it looks into an OrderedDict with keys of many kinds")
+        refuse(tx, "it reads an OrderedDict with keys of many kinds")
 
     def ordered(builder: Any, guard: Any) -> None:
         name = name_of(source)
@@ -205,7 +205,7 @@ def _told_apart(tx: Any, sides: list[Any]) -> list[Any]:
     truths = [settled(tx, x) if x.python_type() is bool else x for x in sides]
     told = [x if now is None else now for x, now in zip(sides, truths, strict=True)]
     if any(node_of(x) is not None or x.python_type() is not bool for x in told):
-        refuse(tx, "it asks whether two numbers are one object, and they change")
+        refuse(tx, "it compares the identity of numbers that change")
     return told
 
 

@@ -90,9 +90,12 @@ def _is_copied(tx: Any, value: Any) -> str:
         if shadow is None:
             continue
         if shadow.copies(value):
-            return f"it finds a {type(value).__name__} of its optimizer's elsewhere"
+            return (
+                f"it finds a {type(value).__name__} of its optimizer by a second "
+                "reference"
+            )
         if shadow.stands_for(value):
-            return "it finds its optimizer elsewhere"
+            return "it reaches its optimizer by a second reference"
     return ""
 
 
@@ -101,20 +104,20 @@ def _untraceable(value: Any) -> str:
     if acts_otherwise(value):
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        return f"it uses a {name}, which has operators of its own"
+        return f"it uses a {name}, which defines its own operators"
     if isinstance(value, threading.local):
-        return "it uses an object of a thread's own (threading.local)"
+        return "it uses a thread-local object (threading.local)"
     if value is os.environ or value is os.getenv:
-        return "it reads variables of the environment"
+        return "it reads environment variables"
     kind = type(value)
     if kind is collections.deque and value.maxlen is not None:
-        return "it uses a deque that has a greatest length"
+        return "it uses a deque with a maximum length"
     if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
-        return "it uses a truth value of numpy's"
+        return "it uses a numpy bool"
     if issubclass(kind, dict) and hasattr(kind, "__missing__"):
         makes = next(c for c in kind.__mro__ if "__missing__" in vars(c))
         if makes.__module__ not in ("collections", "builtins"):
-            return f"it uses a {kind.__name__}, which makes missing items itself"
+            return f"it uses a {kind.__name__}, which makes missing items"
     return ""
 
 
@@ -128,7 +131,7 @@ def TEXTS(patcher: Patcher) -> None:
         if asks(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
             number = constant(self, self.stack[-1].realize())
             if number is None:
-                refuse(self, "it makes text of a number that changes")
+                refuse(self, "it formats a number that changes as text")
             self.stack[-1] = number
         return original(self, *args)
 
@@ -149,7 +152,7 @@ def SEARCHES(patcher: Patcher) -> None:
         if any(isinstance(x, SymNodeVariable) for x in both):
             answer = is_among(tx, item, self.items)
             if answer is None:
-                refuse(tx, "it looks for a number that changes, or among such numbers")
+                refuse(tx, "it searches a list with a number that changes")
             return answer
         return original(self, tx, item)
 
@@ -180,7 +183,7 @@ def RANDOM(patcher: Patcher) -> None:
         owner = type(getattr(self.value, "__self__", None))
         homes = owner.__module__, getattr(self.value, "__module__", None) or ""
         if asks(tx) and any(home.startswith("numpy.random") for home in homes):
-            refuse(tx, "it draws random numbers of numpy's")
+            refuse(tx, "it draws random numbers with numpy")
         return original(self, tx, args, kwargs)
 
     patcher.around(kind, "call_function", call, "self", "tx", "args", "kwargs")
@@ -197,7 +200,7 @@ def ARRAYS(patcher: Patcher) -> None:
     def finish(original: Hook, self: Any, tx: Any, rv: Any, *more: Any) -> Any:
         ours = traces_own() and asks(tx)
         if ours and any(isinstance(x, array) and x.ndim == 0 for x in rv):
-            refuse(tx, "it keeps a number of numpy's, of which Dynamo makes an array")
+            refuse(tx, "it keeps a numpy number, which Dynamo turns into an array")
         return original(self, tx, rv, *more)
 
     patcher.around(output, "compile_and_call_fx_graph", finish, "self", "tx", "rv")
@@ -218,12 +221,12 @@ def DRAWS(patcher: Patcher) -> None:
 
     def draw(original: Hook, self: Any, value: Any) -> Any:
         if isinstance(self.source, source) and asks(self.tx):
-            refuse(self.tx, "it draws random numbers of Python's")
+            refuse(self.tx, "it draws random numbers with Python")
         return original(self, value)
 
     def use(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if asks(tx):
-            refuse(tx, "it uses a generator of Python's random numbers (random.Random)")
+            refuse(tx, "it uses a Python random generator (random.Random)")
         return original(self, tx, *args, **kwargs)
 
     patcher.around(builder, "wrap_unspecialized_primitive", draw, "self", "value")
@@ -303,7 +306,7 @@ def MADE(patcher: Patcher) -> None:
         if self.fn is operator.getitem and args and asks(tx):
             holder = args[0].realize()
             if isinstance(holder, classes) and _makes_items(holder.value):
-                refuse(tx, f"{holder.value.__name__} makes its items itself")
+                refuse(tx, f"{holder.value.__name__} computes its items in code")
         return original(self, tx, args, kwargs)
 
     builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
@@ -358,7 +361,7 @@ def IDENTITIES(patcher: Patcher) -> None:
         if asks(tx) and any(
             issubclass(kind, (dict, list, Optimizer)) for kind in kinds
         ):
-            refuse(tx, "it asks for the id of a container")
+            refuse(tx, "it reads the id of a container")
         return original(self, tx, *args)
 
     patcher.around(builtin, "call_id", call, "self", "tx")

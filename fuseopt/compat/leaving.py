@@ -64,7 +64,8 @@ def skip_frame(reason: str, whole: bool = False) -> NoReturn:
 
         raise UnsupportedTorch(
             f"this step must run in eager ({reason}), and torch {torch.__version__} "
-            "gives a backend no way to say so: call the optimizer's step uncompiled"
+            "has no API for a backend to request that. Call the optimizer's step "
+            "uncompiled"
         )
     raise skip(reason)
 
@@ -135,7 +136,7 @@ def refuse(tx: Any, why: str) -> NoReturn:
         watched.tell_of_refusal(owner, watched.refused.setdefault(owner, reason))
     whole = not any(map(holds_others, tracing.owners)) and _is_step(tx)
     leave_to_eager(reason, whole)
-    raise AssertionError("a graph went on that was ended")
+    raise AssertionError("Dynamo continued a graph after its end")
 
 
 def _is_step(tx: Any) -> bool:

@@ -29,7 +29,7 @@ MEANT = ("Call to `torch._dynamo.graph_break()`", "`torch.compiler.disable()`d")
 
 @patch(
     "graph-break-notices",
-    "the user is told the line at which Dynamo ends a graph",
+    "a warning names the line at which Dynamo breaks a graph",
     "a step that is compiled in pieces is not reported",
 )
 def GRAPH_BREAKS(patcher: Patcher) -> None:
@@ -92,7 +92,7 @@ def cuts_noted() -> Iterator[list[Any]]:
 
 @probed(
     "limit-notices",
-    "the user is told when Dynamo gives up on a function",
+    "a warning reports that Dynamo reached its recompile limit",
     "a step that runs in eager beyond Dynamo's limit is reported by Dynamo's log alone",
 )
 def LIMITS() -> None:
@@ -150,7 +150,7 @@ def _last_guard(text: str) -> str:
 
 @patch(
     "failures",
-    "code on which Dynamo itself fails runs in eager, and the user is told",
+    "code on which Dynamo itself fails runs in eager, with a warning",
     "such an error reaches the caller of a step",
 )
 def FAILURES(patcher: Patcher) -> None:
@@ -174,7 +174,7 @@ def FAILURES(patcher: Patcher) -> None:
             if not (_is_dynamos_own(error, known) or isinstance(error, raised)):
                 raise
             _tell_of_failure(error, backend)
-            raise AssertionError("a graph went on that was ended") from error
+            raise AssertionError("Dynamo continued a graph after its end") from error
 
     patcher.outside(home, "compile_frame", traced, "code", "globals")
     patcher.outside(home, "CheckFunctionManager", traced)

@@ -189,7 +189,7 @@ def NUMPY_FLOATS(patcher: Patcher) -> None:
 
     def of_numpy(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if _may_meet(tx) and any(_kind_of(tx, x) for x in _items(args, kwargs)):
-            _refuse(tx, "in a function of numpy's")
+            _refuse(tx, "in a numpy function")
         return original(self, tx, args, kwargs)
 
     patcher.around(numpys, "call_function", of_numpy, "self", "tx", "args", "kwargs")
@@ -337,7 +337,7 @@ def _looked_at(
         if isinstance(method, IN_C) and target not in DATA_METHODS:
             return ""
     _refuse(tx, f"in {name!r}")
-    raise AssertionError("a trace went on that was ended")
+    raise AssertionError("Dynamo continued a trace after its end")
 
 
 def _leaves(x: Any) -> Iterator[Any]:

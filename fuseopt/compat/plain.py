@@ -77,7 +77,7 @@ def _forwarding() -> frozenset[types.CodeType]:
 
 @patch(
     "plain-answers",
-    "an optimizer that asks whether it is being compiled is told what eager says",
+    "`is_compiling()` has eager's answer for an optimizer",
     LOST,
     bits=True,
 )

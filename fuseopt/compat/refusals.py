@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @probed(
     "plain-errors",
     "an error of fuseopt's reaches the caller as it is",
-    "Dynamo puts it into an error of its own, whose text holds it",
+    "Dynamo wraps it in another error, whose text holds it",
 )
 def PLAIN_ERRORS() -> None:
     kind = find("torch._dynamo.exc:BackendCompilerFailed")

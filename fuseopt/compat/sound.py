@@ -151,7 +151,7 @@ def _look_for_effects(gm: torch.fx.GraphModule) -> None:
     as numbers, as in eager.
     """
     if tracing.stores - tracing.stored and WRITES.available():
-        WRITES.lack("what a trace wrote to its optimizer was not kept")
+        WRITES.lack("a trace lost its writes to the optimizer")
     owners = tracing.owners
     if (
         owners
@@ -220,8 +220,8 @@ def held_to_plain_code(
         owner = codes[0][0]()
         if owner is None or not silent:
             raise UnsupportedTorch(
-                "the code of a step has changed, which this torch cannot guard: call "
-                "torch._dynamo.reset(). Nothing was written."
+                "the code of a step changed, and this torch has no guard for that: "
+                "call torch._dynamo.reset(). Nothing was written."
             )
         disable: Any = torch.compiler.disable
         disable(inspect.unwrap(type(owner).step))(owner)

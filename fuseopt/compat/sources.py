@@ -43,7 +43,7 @@ def strange_input(gm: torch.fx.GraphModule) -> str:
         if "grapharg" in node.meta:
             why = _unknown(node.meta["grapharg"], node.meta.get("example_value"))
             if why:
-                return f"the graph is given {node.target}, {why}"
+                return f"the graph has the input {node.target}, {why}"
     return ""
 
 

@@ -144,7 +144,7 @@ def _jump(original: Hook, self: Any, inst: Any) -> Any:
     """A branch on a number of the host: one way, as long as the number says so."""
     value = self.stack[-1]
     if _jumps_either_way() and traces_step() and _has_own_truth(value):
-        refuse(self, "it branches on an object whose truth is given by code")
+        refuse(self, "it branches on an object with __bool__")
     outcome = truth(self, value) if traces_step() else None
     if outcome is None:
         return original(self, inst)

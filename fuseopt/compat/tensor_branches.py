@@ -130,7 +130,7 @@ def _refuse_any(nodes: Any, branches: dict[int, Branch]) -> None:
         for t in _tensors(node.meta.get("example_value")):
             if _storage(t) in branches:
                 refuse_branch(
-                    *branches[_storage(t)], "it writes or keeps what it chose"
+                    *branches[_storage(t)], "it writes or keeps the selected tensor"
                 )
 
 

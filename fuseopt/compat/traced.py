@@ -77,7 +77,7 @@ def is_limit(error: BaseException) -> bool:
 def reason_of(error: BaseException) -> str:
     """An error's first line, or its type where it says nothing."""
     if is_limit(error):
-        return "torch has traced it as often as it does (recompile_limit)"
+        return "it reached Dynamo's recompile limit"
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 

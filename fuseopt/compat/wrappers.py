@@ -69,7 +69,7 @@ def _monitored() -> bool:
 
 @probed(
     "modes",
-    "it is known whether a mode of torch's is on",
+    "fuseopt detects that a mode of torch is on",
     "layers around a step are gone through at each call: some 20 microseconds more",
 )
 def MODES() -> None:
@@ -91,7 +91,7 @@ class _Sample(Optimizer):
 
 @probed(
     "step-hooks",
-    "it is known whether hooks run around a step",
+    "fuseopt detects hooks around a step",
     "layers around a step are gone through at each call: some 20 microseconds more",
 )
 def HOOKS() -> None:

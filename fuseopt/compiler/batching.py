@@ -47,7 +47,7 @@ class Products:
         if self.fast:
             return Verdict(DENSE)
         way = self.probes.way(trial, self.cache_dir)
-        return Verdict(way, "" if way else "one call for all has other bits here")
+        return Verdict(way, "" if way else "one batched call has other bits here")
 
 
 def _product(call: Call) -> Product | str:

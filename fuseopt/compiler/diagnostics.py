@@ -46,8 +46,8 @@ def shared_state(optimizer: torch.optim.Optimizer) -> str:
             if isinstance(other, torch.optim.Optimizer) and _share(optimizer, other):
                 why = (
                     f"{type(optimizer).__name__} shares its state with its {name!r}, a "
-                    f"{type(other).__name__}, and Dynamo loses what one of two such "
-                    "optimizers writes"
+                    f"{type(other).__name__}, and Dynamo loses the writes of one of "
+                    "two such optimizers"
                 )
                 session.warn_once(
                     f"fuseopt: {why}. {type(optimizer).__name__}.step runs in eager; "
@@ -88,8 +88,8 @@ def tell_of_lacks() -> None:
         every = len(compat.switches.table)
         session.warn_once(
             f"fuseopt: torch {torch.__version__} lacks {len(lacking)} of the {every} "
-            f"things that fuseopt uses without a promise: {names}. "
-            "`python -m fuseopt doctor` says what each costs.",
+            f"private parts that fuseopt uses: {names}. `python -m fuseopt doctor` "
+            "lists what each costs.",
             "what torch lacks",
         )
 
@@ -144,25 +144,27 @@ def tell_of_limit(
 
     `guard`: the one that failed last.
     """
-    limit = "torch has compiled {} as often as it does one function, and runs in eager "
+    limit = "torch hit its recompile limit for {}, and runs in eager "
     if optimizer is None:
-        what, why = function, "any call that these compilations do not fit."
+        what, why = function, "any call that does not match a compilation."
     elif _apart(optimizer) or optimizer in session.bound:
         what = f"the step of one {type(optimizer).__name__}"
         why = (
-            "any call that these do not fit. Where calls settle, it is traced "
-            f"{len(AFTER)} times more, after {', '.join(map(str, AFTER))} calls."
+            "any call that does not match a compilation. Dynamo traces it "
+            f"{len(AFTER)} more times, after {', '.join(map(str, AFTER))} calls "
+            "without a trace."
         )
     else:
         what = f"{type(optimizer).__name__}.step"
         why = (
-            "any optimizer that these compilations do not fit, this one included: all "
-            "of a class share one step. fuseopt.compile(optimizer) compiles each apart."
+            "any optimizer that does not match a compilation, including this one. All "
+            "optimizers of a class share one step; fuseopt.compile(optimizer) compiles "
+            "each separately."
         )
     last = f" The guard that failed last: `{guard}`." if guard else ""
     session.warn_once(
-        f"fuseopt: {limit.format(what)}{why}{last} TORCH_LOGS=recompiles shows what "
-        "differs.",
+        f"fuseopt: {limit.format(what)}{why}{last} TORCH_LOGS=recompiles shows the "
+        "differences.",
         f"limit of {what}",
     )
 
@@ -173,17 +175,20 @@ def tell_of_graph_break(
     """Warn that Dynamo cannot see a step as one graph."""
     session.cut.add(optimizer)
     if _apart(optimizer):
-        then = "What comes before and after is compiled apart; a loop around it is not."
+        then = (
+            "fuseopt compiles the code before and after it separately, but not a loop "
+            "around it."
+        )
     else:
         then = (
-            "Dynamo then often leaves all of the step to eager; with "
-            "fuseopt.compile(optimizer), what comes before and after is compiled, "
-            "unless the line lies in a loop."
+            "Dynamo then often runs the whole step in eager. "
+            "fuseopt.compile(optimizer) compiles the code before and after the line, "
+            "unless a loop contains it."
         )
     session.warn_once(
-        f"fuseopt: Dynamo ends its graph of {type(optimizer).__name__}.step at {place} "
-        f"({reason}). {then} A branch on a tensor's value can be written as "
-        "torch.where; TORCH_LOGS=graph_breaks has more.",
+        f"fuseopt: Dynamo breaks the graph of {type(optimizer).__name__}.step at "
+        f"{place} ({reason}). {then} Write a branch on a tensor's value as "
+        "torch.where. TORCH_LOGS=graph_breaks has details.",
         place,
     )
 

@@ -184,7 +184,7 @@ def _failed(
 def _warn_of(error: CaptureError, config: Config) -> None:
     """Warn once that a step runs in eager, where that is unexpected."""
     if isinstance(error, EagerOnly) and config.fallback != "error":
-        session.warn_once(f"fuseopt: a step runs in eager, since {error}")
+        session.warn_once(f"fuseopt: a step runs in eager, because {error}")
 
 
 def _tell_of_eager(error: CannotBuild) -> None:
@@ -196,7 +196,7 @@ def _split(
 ) -> Callable[..., Any]:
     """Compile or fall back for each part of a graph, and run them in order."""
     other = next(part for part in parts if part.side != "update")
-    where = _elsewhere(config, f"a part of the graph is no update: {other.why}")
+    where = _elsewhere(config, f"a part of the graph is not an update: {other.why}")
     _without_symbols(args, where)
     reports = part_reports(parts, where)
     runs: list[Callable[..., Any]] = []

@@ -61,7 +61,7 @@ def tell(
         ) from error
     session.mishaps.append(what)
     session.warn_once(
-        f"fuseopt: {message}. {then} Please report it to fuseopt, with that folder.",
+        f"fuseopt: {message}. {then} Please report this to fuseopt, with that folder.",
         about,
     )
     return message
@@ -74,7 +74,7 @@ def _written(
     try:
         folder = _folder(config)
     except OSError as why:
-        return f"nothing could be written down ({why})"
+        return f"the details could not be written ({why})"
     texts: dict[str, Callable[[], str]] = {
         "traceback.txt": lambda: "".join(traceback.format_exception(error)),
         "graph.txt": lambda: f"{gm.graph}\n",

@@ -22,39 +22,38 @@ ADVICE = {
         "Keep the state of a parameter on its device.",
     ),
     "overlap": (
-        "Two tensors are the same memory in part, so that order matters.",
-        "Give each its own memory (`clone`), unless the step is meant to see both.",
+        "Two tensors overlap in memory, so the order of the calls matters.",
+        "Copy one of them (`clone`), unless the step needs the overlap.",
     ),
     "shared_scalar": (
-        "A number that many parameters read is made within the step, such as a total "
-        "norm: it must be complete before they read it.",
-        "One launch more is the least for that. For clipping by the total norm use "
-        "`fuseopt.tail`, which finishes the norm in the launch that makes it.",
+        "The step computes a number that many parameters read, such as a total norm. "
+        "It must be complete before they read it.",
+        "That takes at least one more launch. To clip by the total norm use "
+        "`fuseopt.tail`, which finishes the norm in the launch that computes it.",
     ),
     "index_space": (
-        "The two calls go over tensors of different shapes, such as a matrix and its "
-        "rows.",
-        "That is the price of second moments by rows and columns. Where both shapes "
-        "have the same elements, bring them to one shape before the arithmetic.",
+        "The two calls loop over different shapes, such as a matrix and its rows.",
+        "Second moments by rows and columns need that. If both shapes have the same "
+        "elements, reshape one of them before the arithmetic.",
     ),
     "broadcast": (
-        "An element is read by elements that another one writes.",
-        "Compute what is read by many in a call of its own, before them.",
+        "A call reads elements that the other call writes at a different index.",
+        "Compute values that many elements read in an earlier call.",
     ),
     "reduction": (
-        "A norm, a sum or a mean must be complete before it is used, or two of them go "
-        "over different elements.",
+        "A norm, a sum or a mean must be complete before another call uses it, or two "
+        "of them reduce different elements.",
         "Each level of such results is a launch. Two norms of one tensor at the same "
-        "point share theirs; a norm of what another norm scaled cannot.",
+        "point share a launch; a norm of a tensor that another norm scales cannot.",
     ),
     "extern": (
-        "ATen runs the call as it is, since there is no rule for it: what comes before "
-        "and after it are launches of their own.",
-        "docs/ops.md lists the calls that are fused; the same arithmetic written with "
-        "those is one kernel.",
+        "fuseopt has no rule for this call, so ATen runs it, with a launch before it "
+        "and one after it.",
+        "docs/ops.md lists the calls that fuse. The same arithmetic with these calls "
+        "is one kernel.",
     ),
 }
-UNKNOWN = ("The two calls are kept apart.", "")
+UNKNOWN = ("The two calls do not fuse.", "")
 #: Memory bandwidths, in bytes a second, for which times are estimated.
 BANDWIDTHS = (
     ("a laptop", 40e9),

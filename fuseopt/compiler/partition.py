@@ -266,7 +266,7 @@ def _sides(facts: _Facts) -> dict[Node, Side]:
 def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
     """The reason why the parts would differ from the whole graph, or ""."""
     if facts.entry != facts.leaves:
-        return "it leaves the recording of gradients switched"
+        return "it leaves the grad mode changed"
     if any(sides[n] == "update" for n in facts.recorded):
         return "autograd records calls between its writes"
     if len({s for n, s in sides.items() if _is_random(n)}) > 1:
@@ -314,7 +314,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
         why = "the step is written with a transform (torch.func.grad, torch.vmap)"
         return Decision("eager", why)
     if any(n in facts.recorded for n in facts.writes):
-        why = "autograd records what this graph writes, so it must run as it is"
+        why = "autograd records the writes of this graph, so eager runs it"
         return Decision("eager", why)
     kind: Literal["eager", "fallback"] = "eager"
     if facts.recorded:

@@ -109,7 +109,7 @@ class SeenThrough:
             kinds = {type(t).__name__ for t in tensors if compat.is_wrapper(type(t))}
             names = " and ".join(sorted(kinds))
             raise EagerOnly(
-                f"it has tensors that stand for others ({names}), and {error}"
+                f"it has wrapper subclasses ({names}), and {error}"
             ) from error
 
     def _tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
@@ -191,7 +191,7 @@ def _inside(
     if any(
         one.calls.calls != x.calls.calls or one.results != x.results for x in runs[1:]
     ):
-        raise EagerOnly("what wrappers do to the tensors within depends on a number")
+        raise EagerOnly("the inner calls of a wrapper subclass depend on a number")
     numbers = len(args) - len(places)
     graph, nodes = one.calls.graph(one.given, numbers)
     scalars = one.calls.scalars
@@ -212,7 +212,7 @@ def _refuse_casts(gm: GraphModule) -> None:
     cast = torch.ops.aten._to_copy.default
     for node in gm.graph.find_nodes(op="call_function", target=cast):
         if node.args[0].op in ("placeholder", "get_attr"):
-            raise EagerOnly("autocast may keep a cast of what they hold")
+            raise EagerOnly("autocast may cache a cast of their inner tensors")
 
 
 class _Run:
@@ -239,7 +239,7 @@ class _Run:
             take(t, layout, leaves)
         hollow = [mode.from_tensor(t.detach()) for t in leaves]
         if len({*map(id, hollow)}) < len(hollow):
-            raise EagerOnly("two wrappers hold the same tensor")
+            raise EagerOnly("two wrapper subclasses hold the same tensor")
         self.given = len(hollow)
         following = iter(hollow)
         self.stand_ins = [
@@ -275,7 +275,7 @@ class _Run:
         statics = dict(zip(names, self.stand_ins, strict=False))
         for node in gm.graph.find_nodes(op="get_attr"):
             if str(node.target) not in statics:
-                raise EagerOnly(f"the graph has a {node.target} of its own")
+                raise EagerOnly(f"the graph has an unknown constant ({node.target})")
             self.env[node] = statics[str(node.target)]
         at = {k: i + len(names) for i, k in enumerate(places)}
         for k, node in enumerate(gm.graph.find_nodes(op="placeholder")):
@@ -314,7 +314,7 @@ class _Run:
             elif moves and not given:
                 self._compute(node)
             elif not given:
-                raise EagerOnly(f"the graph calls {node.target} of no tensor")
+                raise EagerOnly(f"the graph calls {node.target} without a tensor")
             else:
                 with self.calls:
                     self.env[node] = self._run(node, args, kwargs)
@@ -323,7 +323,7 @@ class _Run:
         except Exception as error:
             text = str(error).partition("\n")[0]
             raise EagerOnly(
-                f"{node.target} of tensors that stand for others cannot be recorded: "
+                f"{node.target} of wrapper subclasses cannot be recorded: "
                 f"{type(error).__name__}: {text}"
             ) from error
 
@@ -338,7 +338,7 @@ class _Run:
     def _item(self, node: Node, t: torch.Tensor) -> None:
         """A number that is read from a tensor that is no wrapper."""
         if id(t) not in self.calls.index:
-            raise EagerOnly("a number is read from a tensor that stands for others")
+            raise EagerOnly("a number is read from a wrapper subclass")
         place = self._number(node, 2.0 if t.is_floating_point() else 2)
         call = InnerCall("item", (self.calls.noted(t),), {}, number=place)
         self.calls.calls.append(call)
@@ -401,7 +401,7 @@ class _Run:
             if not take(t, layout, now):
                 raise EagerOnly(f"the step makes another {type(t).__name__} of one")
         if [*map(id, now)] != [*map(id, hollow)]:
-            raise EagerOnly("a wrapper holds other tensors after the step")
+            raise EagerOnly("a wrapper subclass holds new tensors after the step")
         for call in self.calls.calls:
             if (
                 isinstance(call.func, compat.OVERLOAD)
@@ -430,6 +430,6 @@ class _Run:
         take(value, layout, leaves)
         for t in leaves:
             if id(t) not in self.calls.index:
-                raise EagerOnly("the step returns a tensor that it was not given")
+                raise EagerOnly("the step returns a new tensor")
             self.outputs.append(Ref(self.calls.index[id(t)]))
         return _Made(layout, len(leaves))

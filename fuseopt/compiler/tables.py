@@ -29,7 +29,7 @@ def acts_when_copied(container: Any) -> str:
     if isinstance(container, (dict, set, frozenset)):
         kind = _acting_class(container)
         if kind:
-            return f"has keys of the class {kind}, which says how they are compared"
+            return f"has keys of the class {kind}, which defines their comparison"
     return ""
 
 

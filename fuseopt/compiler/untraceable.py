@@ -29,8 +29,8 @@ def untraceable(optimizer: Optimizer) -> str:
                 base = next(x for x in kind.__mro__ if x.__module__ == "builtins")
                 return (
                     f"the group's {key!r} is a {kind.__module__}.{kind.__qualname__}, "
-                    f"which has operators of its own; {base.__name__}(...) of it, "
-                    "where it is set, lets the step be compiled"
+                    f"which defines its own operators; set it as {base.__name__}(...) "
+                    "instead, so that the step can be compiled"
                 )
         for kind in {type(p) for p in group["params"]}:
             if _has_functions(kind):

@@ -265,15 +265,15 @@ def _same_each_time(subject: Subject) -> list[Tensor]:
     every = parameters(first)
     if {id(p) for p in every} & {id(p) for p in parameters(second)}:
         raise NotRepeatable(
-            f"{subject.name} makes optimizers of the same parameters at each call: "
-            "make the model within the function, so that a plain and a compiled "
-            "optimizer have their own"
+            f"{subject.name} returns optimizers of the same parameters at each call. "
+            "Make the model inside the function, so that each optimizer has new "
+            "parameters"
         )
     found = differences(first, second)
     if found:
         raise NotRepeatable(
-            f"{subject.name} begins with other numbers at each call ({found[0]}): seed "
-            "what it draws, or load what it begins with, within the function"
+            f"{subject.name} starts with different numbers at each call ({found[0]}). "
+            "Set a seed inside the function, or load its initial numbers there"
         )
     return every
 

@@ -27,9 +27,9 @@ def compile_prepared(optimizer: Any, **options: Any) -> Optimizer:
     while isinstance(inner, AcceleratedOptimizer):
         if inner.scaler is not None:
             raise UnsupportedInput(
-                "accelerate scales the gradients of this optimizer, and keeps the step "
-                "that it had: compile it before accelerator.prepare, or make it of the "
-                "class fuseopt.integrations.classes.compiled(...)"
+                "accelerate scales the gradients of this optimizer and has kept its "
+                "plain step. Compile the optimizer before accelerator.prepare, or make "
+                "it with fuseopt.integrations.classes.compiled(...)"
             )
         inner = inner.optimizer
     made: Optimizer = compile(inner, **options)

@@ -25,7 +25,7 @@ def check_batches(
         made = [graph.values[v] for e in batch.externs for v in e.writes]
         require(
             batch.result.stack >= 0 and list(batch.result.buffers) == made,
-            f"{batch.name}: its result is not what its rows write",
+            f"{batch.name}: its result differs from the writes of its rows",
         )
 
 
@@ -55,14 +55,14 @@ def _check_stacks(graph: Graph, schedule: Schedule) -> None:
                 and first % ALIGNED == 0
                 and places == [first + i * stack.step for i in range(len(places))]
             ),
-            f"{where}: its storages do not lie one behind the other in the arena",
+            f"{where}: its storages are not adjacent in the arena",
         )
         for s in stack.storages:
             require(
                 bool(members[s])
                 and all(b.kind == "temp" for b in members[s])
                 and s not in outputs,
-                f"{where}: storage {s} is no temp that nobody else places",
+                f"{where}: storage {s} is not a temp that only this stack places",
             )
             alike = {(b.dtype, b.device) for b in members[s]}
             require(

@@ -353,7 +353,7 @@ def _check_versions(graph: Graph, near: dict[int, list[int]]) -> None:
             wanted = _at(graph, current[b])
             raise GraphError(f"{who}: sees {_at(graph, v)} where memory has {wanted}")
         require(
-            v not in producer, f"{who}: sees {_at(graph, v)}, which is made elsewhere"
+            v not in producer, f"{who}: sees {_at(graph, v)}, which another node makes"
         )
         require(
             v not in on_entry,

@@ -115,13 +115,13 @@ def _check_variant(graph: Graph, where: str, v: Variant) -> None:
     every = sorted((*v.lane_code, *v.code, *v.output_code))
     require(
         every == list(range(len(v.instrs))),
-        f"{where}: lane code, element code and output code do not part the "
+        f"{where}: lane code, element code and output code do not partition the "
         f"{len(v.instrs)} instructions: {every}",
     )
     for code in (v.lane_code, v.code, v.output_code):
         require(code == tuple(sorted(code)), f"{where}: code is out of order")
     folds = {x for x, i in enumerate(v.instrs) if i.op in REDUCTIONS}
-    require(folds <= late, f"{where}: a reduction is no output code")
+    require(folds <= late, f"{where}: a reduction is not output code")
     require(
         bool(folds) == bool(v.reduction) == bool(late)
         and len(v.reduced) == len(v.operands) == (v.lanes if folds else 0),
@@ -152,7 +152,7 @@ def _check_variant(graph: Graph, where: str, v: Variant) -> None:
                 )
     used = {a for instr in v.instrs for a in instr.args} | {x for x, _ in v.stores}
     for x, instr in enumerate(v.instrs):
-        require(x in used, f"{where}: nobody uses %{x} = {instr.op}")
+        require(x in used, f"{where}: unused: %{x} = {instr.op}")
     _check_slots(where, v, lane)
     _check_columns(graph, where, v)
 
@@ -183,7 +183,7 @@ def _check_slots(where: str, v: Variant, lane: set[int]) -> None:
         )
         require(
             (slot.read, slot.write) == (s in loaded, s in stored),
-            f"{where}: slot {s} says read={slot.read}, write={slot.write}, but is "
+            f"{where}: slot {s} declares read={slot.read}, write={slot.write}, but is "
             f"read={s in loaded}, written={s in stored}",
         )
 
@@ -292,7 +292,7 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
         name = views[0].name if views else f"storage {s}"
         require(
             bool(views) and all(x.kind == "temp" and x.device == "cpu" for x in views),
-            f"arena: {name} is no temp of the CPU",
+            f"arena: {name} is not a temp of the CPU",
         )
         ends[s] = at + storage_bytes(views)
         require(
@@ -326,7 +326,7 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
                 require(
                     end <= at,
                     f"{where}: {members[one][0].name} and {members[other][0].name} "
-                    "have one place in the arena",
+                    "share a place in the arena",
                 )
 
 
@@ -339,7 +339,7 @@ def _check_freed(
         return
     require(
         len(plan.freed) == len(schedule.steps),
-        f"memory is given back after {len(plan.freed)} steps of {len(schedule.steps)}",
+        f"memory is freed after {len(plan.freed)} steps of {len(schedule.steps)}",
     )
     later = {storage[b] for b in graph.outputs}
     for step, freed in reversed([*zip(schedule.steps, plan.freed, strict=True)]):
@@ -348,9 +348,9 @@ def _check_freed(
             name = views[0].name if views else f"storage {s}"
             require(
                 bool(views) and all(x.kind == "temp" for x in views),
-                f"{step.name}: gives back {name}, which is no temp",
+                f"{step.name}: frees {name}, which is not a temp",
             )
-            require(s not in later, f"{step.name}: gives back {name} too early")
+            require(s not in later, f"{step.name}: frees {name} too early")
             later.add(s)
         touched = {b for _, views in _launches(graph, step) for b in views}
         later.update(storage[b] for b in touched)

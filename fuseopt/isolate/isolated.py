@@ -304,7 +304,7 @@ class Isolated:
             if done:
                 return result
         if why and whole.why and shards.treats_tensors_alone:
-            why = f"{why}; nor can all lanes be traced: {whole.why}"
+            why = f"{why}; Dynamo cannot trace all lanes either: {whole.why}"
         return self._eager((optimizer,), {}, why)
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:

@@ -52,9 +52,9 @@ def backend_of(traced: Traced) -> Callable[..., Any]:
         assert traced is not None
         assert traced.trace is not None
         if len(traced.trace.steps) >= PATIENCE:
-            raise Unlike("its step is traced too often")
+            raise Unlike("Dynamo traces its step too often")
         if not compat.stay_symbolic(gm, frozenset(traced.models.counted)):
-            raise Chosen("it goes a way that a number in its state chooses")
+            raise Chosen("it branches on a number in its state")
         check_update(gm, args)
         traced.call.quiet = False
         step = LedStep(traced, traced.task, gm)

@@ -83,7 +83,7 @@ class Representatives:
         self.function = function
         self.options = dict(options)
         config = resolve(None, options)
-        self.why = "verify was asked for" if config.verify else ""
+        self.why = "the option verify is on" if config.verify else ""
         self.hindrance = LASTING
         #: lead the step even for few lanes, or for lanes that are unlike?
         self.anyway = False
@@ -234,7 +234,7 @@ class Representatives:
                     for trace in self.traces:
                         trace.drop()
                     self._survey(call, anew=True)
-            raise Unlike("its lanes change while it steps")
+            raise Unlike("its lanes change during the step")
         except (NotTraced, Misfit, Other):
             self._sound = not call.entered
             raise
@@ -309,7 +309,7 @@ class Representatives:
             if self.models.filled:
                 self.models.empty()
         if self.stepped is None and (self.task.around or self.task.packing):
-            raise Unlike("nothing of the step is compiled")
+            raise Unlike("fuseopt compiled no part of the step")
         if self._fresh or shadow.changed():
             call.put_gradients()
             parts = self.lanes, self.models, shadow, self._fresh, trace.made()
@@ -380,7 +380,7 @@ class Representatives:
         """Take `lanes` for those of `optimizer`; returns their tensors."""
         tensors = self._taken(lanes, optimizer)
         if tensors is None:
-            raise Unlike("its lanes are not what they seem")
+            raise Unlike("optimizer state changed while lanes were being grouped")
         return tensors
 
     def _taken(self, lanes: Lanes, optimizer: Any, young: bool = False) -> Found | None:
@@ -425,7 +425,7 @@ class Representatives:
             self.makes_state = True
             self.call.found = self._initialized(self.lanes)
             if not set(present(self.lanes)) <= set(trace.active):
-                raise Unlike("lanes that were alike get unlike state")
+                raise Unlike("lanes of one kind get different state")
 
     def prove(self) -> Proof:
         """A proof that the step's code treats lanes alike; raises Unlike without one.

@@ -87,7 +87,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         """The record of a tensor, or of one with the same memory and layout."""
         identity = self.known.get(id(t))
         if id(t) in self.replaced:
-            raise Unlike("a number is seen by several tensors")
+            raise Unlike("several tensors alias one scalar")
         if identity is None:
             twin = self.places.get(self._where(t))
             if twin is None:
@@ -173,7 +173,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         """
         identity = self._of(t)
         if identity.lane < 0 or not t.is_floating_point():
-            raise Unlike(f"{func} depends on contents of tensors")
+            raise Unlike(f"{func} depends on tensor data")
         self.reads = True
         calls = self.lanes[identity.lane]
         draw = random.Random(f"{len(calls)} {self.double.perturb is None}")
@@ -183,7 +183,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
 
     def _constant(self, t: torch.Tensor) -> torch.Tensor:
         if t.numel() > 64 or t.device.type != "cpu":
-            raise Unlike("the step brings a tensor along")
+            raise Unlike("the step uses a tensor constant")
         self._new(t, Known(-1, ("constant", t.dtype, t.shape, repr(t.tolist())), True))
         return t
 
@@ -225,7 +225,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
                 if identity.real:
                     self.double.known[id(t)] = identity._replace(real=False)
                     if t.untyped_storage()._cdata in self.viewed:
-                        raise Unlike("a number is seen by several tensors")
+                        raise Unlike("several tensors alias one scalar")
         returns = op_info(func).schema.returns
         if not returns:
             return None
@@ -257,7 +257,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         if identity.lane == lane:
             return
         if identity.name[0] == "shared" or t.untyped_storage()._cdata in self.viewed:
-            raise Unlike(f"{func} changes what lanes have in common")
+            raise Unlike(f"{func} changes an object that lanes share")
         name = self._temp(lane)
         self.lanes[lane].append(("takes", identity.name))
         self.known[id(t)] = Known(lane, name, identity.real)
@@ -280,7 +280,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         for t in written:
             identity = self._of(t)
             if t.untyped_storage()._cdata in self.viewed:
-                raise Unlike(f"{func} changes what several tensors see")
+                raise Unlike(f"{func} changes memory that several tensors share")
             if identity.name[0] == "shared":
                 self.shared.append((func, name))
                 new_name: Any = (*identity.name[:2], len(self.shared))
@@ -383,7 +383,7 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
     for i, p in double.params.items():
         where, grad = double.places[i]
         if p.data_ptr() != where or p.grad is not grad:
-            raise Unlike(f"the step gives parameter {i} other memory or gradients")
+            raise Unlike(f"the step replaces the memory or gradient of parameter {i}")
     holders: set[int] = set()
 
     def in_lane(lane: int) -> Callable[[torch.Tensor], Any]:
@@ -393,7 +393,7 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
                 raise Unlike("the state of a lane holds a tensor of another")
             if identity.name[0] != PARAM and identity.name[0] != GRAD:
                 if id(t) in holders:
-                    raise Unlike("lanes have a tensor of their state in common")
+                    raise Unlike("lanes share a tensor in their state")
             holders.add(id(t))
             near = double.near[lane]
             return identity.name, *shape_beside(t, near), t.dtype, t.device
@@ -404,7 +404,7 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
     state: Mapping[Any, Any] = double.optimizer.state
     inside = {id(double.params[i]) for i in members}
     if any(id(p) not in inside for p in state):
-        raise Unlike("the step makes state of something besides its parameters")
+        raise Unlike("the step makes state for an object other than its parameters")
     for i in members:
         entries = state.get(double.params[i])
         if entries is not None and not all(

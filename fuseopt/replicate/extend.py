@@ -287,14 +287,14 @@ class _Extension:
                 or any(graph.buffers[b].numel != 1 for b in common)
             ):
                 raise CaptureError(
-                    f"what lanes of several sizes do depends on sizes\n{node.line}"
+                    f"the step of lanes of several sizes depends on sizes\n{node.line}"
                 )
         for b, owner in zip(graph.buffers, owners.buffers, strict=True):
             if owner in self.layouts and b.numel != 1:
                 if (b.shape, b.stride) != self.layouts[owner][0]:
                     raise CaptureError("lanes of several sizes change their shapes")
                 if b.offset and b.kind not in ("static", "arg"):
-                    raise CaptureError("lanes of several sizes see parts of tensors")
+                    raise CaptureError("lanes of several sizes use parts of tensors")
         for x in graph.outputs if self.layouts else ():
             if owners.buffers[x] == COMMON and graph.buffers[x].shape:
                 raise CaptureError("the step returns a tensor that belongs to no lane")

@@ -24,9 +24,9 @@ def first_state(
     """
     before = dict(optimizer.state)
     if not compat.initialize(shadow):
-        raise Unlike("tracing made state, and nothing says how")
+        raise Unlike("the trace made state, and fuseopt cannot repeat that")
     if not all(_same(shadow.state[p], entries) for p, entries in before.items()):
-        raise Unlike("tracing changes state")
+        raise Unlike("the trace changes state")
     return {
         p: shadow.state[p]
         for p in lanes.params

@@ -48,7 +48,7 @@ class HollowResults:
             try:
                 result = func(*metas[0], **metas[1])
             except (NotImplementedError, RuntimeError) as error:
-                raise Unlike(f"{func} depends on contents of tensors") from error
+                raise Unlike(f"{func} depends on tensor data") from error
             layouts = self._layouts[key] = compat.tree_map(
                 lambda t: (
                     (t.shape, t.stride(), t.dtype, device)
@@ -62,7 +62,7 @@ class HollowResults:
 
     def _build(self, layouts: Any) -> Any:
         if layouts is Unlike:
-            raise Unlike("a call returns what is no tensor")
+            raise Unlike("a call returns an object that is not a tensor")
         if isinstance(layouts, list):
             return [self._build(x) for x in layouts]
         if isinstance(layouts, tuple) and not isinstance(layouts[0], torch.Size):

@@ -318,7 +318,7 @@ def without_contents(t: torch.Tensor) -> torch.Tensor:
             empty.copy_(t)
     _empty(empty)
     if not t.is_leaf:
-        raise Unlike("a tensor of a lane is computed from others")
+        raise Unlike("a tensor of a lane is computed from other tensors")
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(empty, t.requires_grad)
     return empty.requires_grad_(t.requires_grad)

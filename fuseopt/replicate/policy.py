@@ -45,4 +45,4 @@ class WholeInstead:
 
     def eager(self) -> Callable[..., Any]:
         """Never called."""
-        raise AssertionError("eager would run the leading lanes alone")
+        raise AssertionError("eager would step only the leading lanes")

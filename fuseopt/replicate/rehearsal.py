@@ -74,7 +74,9 @@ def rehearse_all(
             raise Unlike(beyond(full.beyond))
         strange = {code for code, _, _ in full.paths} - proof.codes
         if strange:
-            raise Unlike(f"it runs {strange.pop().co_name}, which was not foreseen")
+            raise Unlike(
+                f"it runs {strange.pop().co_name}, which the analysis did not reach"
+            )
         # torch's code branches on numbers that it reads only within the graph
         if perturbed is not None or (not moving and not (full.reads and full.paths)):
             return
@@ -138,14 +140,14 @@ def rehearse_fewer(
     _same_besides(cut, full)
     for i in present:
         if full.lanes.get(i) != cut.lanes.get(i) or full.states[i] != cut.states[i]:
-            raise Unlike("what the step does to a lane depends on the others")
+            raise Unlike("the effect of the step on a lane depends on other lanes")
 
 
 def _same_besides(some: Record, more: Record) -> None:
     if some.shared != more.shared or some.rest != more.rest:
-        raise Unlike("what the step does to all lanes depends on how many there are")
+        raise Unlike("the effect of the step on all lanes depends on their number")
     if not some.paths <= more.paths:
-        raise Unlike("the step takes ways for some lanes that it takes for no model")
+        raise Unlike("some lanes take branches that no model takes")
 
 
 def compare(lanes: Lanes, at: Mapping[int, int], full: Record, models: Record) -> None:
@@ -159,5 +161,5 @@ def compare(lanes: Lanes, at: Mapping[int, int], full: Record, models: Record) -
                 continue
             if full.lanes.get(i, []) != calls or full.states[i] != state:
                 raise Unlike(
-                    f"lane {i} looks like others, and the step treats it in another way"
+                    f"lane {i} belongs to a kind, but the step treats it differently"
                 )

@@ -74,7 +74,7 @@ class Results:
             self._tokens[id(token)] = x
             return Known(token)
         if isinstance(x, NumberRef) and self.extended.owners[x.buffer] != COMMON:
-            raise Unlike("it keeps a number that was computed of a tensor of a lane")
+            raise Unlike("it keeps a number computed from a tensor of a lane")
         if isinstance(x, Sym) and self.extended.number_owners[x.index] != COMMON:
             stand_in: Any = OwnFloat(torch.nan) if x.is_float else OwnInt(0)
             stand_in.index = x.index

@@ -246,7 +246,7 @@ class LedStep:
     def _rehearse(self, lanes: Lanes, args: Sequence[Any], clock: Clock) -> None:
         owner = self.owner
         if len(self.rehearsed) >= PATIENCE:
-            raise Unlike("what it depends on changes too often")
+            raise Unlike("its inputs change too often")
         owner.call.quiet = False
         clock.resume()
         proof = self._proof()
@@ -354,7 +354,7 @@ class LedStep:
             if captured.complexes:
                 raise Unlike("it computes with complex numbers")
             if captured.given:
-                raise Unlike("it gives tensors other memory")
+                raise Unlike("it replaces the memory of tensors")
             if captured.aliases:
                 raise Unlike("it keeps another view of a tensor of a lane")
             if captured.beyond and self.task.parts:
@@ -373,9 +373,9 @@ class LedStep:
 
         def tell(report: Report) -> None:
             n, all_lanes = len(self.active), len(lanes.params)
-            report.traced = f"{n} of {all_lanes} lanes; the others do as these"
+            report.traced = f"{n} of {all_lanes} lanes; they stand for the others"
             if n > all_lanes:
-                report.traced = f"{n} models for {all_lanes} lanes, which do as these"
+                report.traced = f"{n} models for {all_lanes} lanes; they stand for all"
             if not self.told:
                 self.untold[:] = [report]
 
@@ -386,7 +386,7 @@ class LedStep:
         extension, results = extensions[-1]
         if program.plan.at_once:
             # it is launched before its writes are known, which may be refused
-            raise Unlike("it reads a number that the step computes of tensors")
+            raise Unlike("it reads a number that the step computes from tensors")
 
         def where(s: int, m: int) -> Where:
             if m == COMMON:
@@ -414,7 +414,7 @@ class LedStep:
         that belongs to no model and is not known to be shared by all lanes.
         """
         if len({*map(id, tensors)}) < len(tensors):
-            raise Unlike("lanes have a tensor in common")
+            raise Unlike("lanes share a tensor")
         roles = self.owner.models.roles()
         # shared tensors are only those that the dry run sees too: the optimizer's own,
         # and those in which Dynamo hands over numbers

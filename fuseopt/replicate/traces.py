@@ -111,7 +111,7 @@ class Trace:
                 shadow.itself.state[models.params[number]][key] += 1000
         shadow.clean = False
         if not before or fitting(shadow.itself) != before:
-            raise Unlike("what is traced is for one number of steps")
+            raise Unlike("the trace is valid for one count of steps only")
 
 
 def present(lanes: Lanes) -> tuple[int, ...]:
@@ -152,4 +152,4 @@ def choose(
             new_trace = Trace(models, active)
             traces.append(new_trace)
             return new_trace
-    raise Unlike("what the step does to a lane depends on the others")
+    raise Unlike("the effect of the step on a lane depends on other lanes")

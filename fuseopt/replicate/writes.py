@@ -79,7 +79,7 @@ class Writes:
             raise Unlike("the step replaces the optimizer's state or parameters")
         if self.gives is None and self.models.counted:
             # numbers made of what the models count, of which no graph knows
-            raise Unlike("nothing of the step is compiled")
+            raise Unlike("fuseopt compiled no part of the step")
         writes = [*shadow.writes(lanes=False, check=self._check_common)]
         for kind in lanes.kinds:
             writes += self._of_kind(kind)
@@ -167,14 +167,16 @@ class Writes:
         if isinstance(value, float) and self.shadow.stands_for_numpy(value):
             raise Unlike("it keeps a numpy.float64 in the state of its lanes")
         if isinstance(value, float) and value != value:
-            raise Unlike("it keeps a number that was computed of a tensor of a lane")
+            raise Unlike("it keeps a number computed from a tensor of a lane")
         return value
 
     def _check_common(self, values: Iterable[Any]) -> None:
         """Raise Unlike where a value outside of the lanes' state is one of a lane."""
         for value in values:
             if self._differs(value):
-                raise Unlike("it keeps a number of one lane where all lanes see it")
+                raise Unlike(
+                    "it keeps a number of one lane in a place that all lanes share"
+                )
             if isinstance(value, dict):
                 self._check_common((*value, *value.values()))
             elif isinstance(value, (list, tuple)):

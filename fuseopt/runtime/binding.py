@@ -104,7 +104,7 @@ class Binding:
             places = [f"{k.name} on {place_of(buffers, k)}" for k in schedule.kernels]
             raise torch.OutOfMemoryError(
                 f"{error} It was for the tables of {', '.join(places)}. The step has "
-                "changed nothing, and the next call makes them anew."
+                "changed nothing, and the next call makes them again."
             ) from error
         self.memory = replace(plan.memory, homes=self._homes())
         self.allocated = self.memory.without_memory(schedule.temps)

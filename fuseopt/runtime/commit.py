@@ -163,8 +163,8 @@ class Pending:
             after.insert(0, self._undo.done)
         if call is not self._call:
             raise LaunchError(
-                "while a step ran, another one of the same optimizer was done, by the "
-                "handler of a signal; the first one has changed nothing"
+                "a signal handler stepped this optimizer while it was in a step. The "
+                "interrupted step has changed nothing; call it again"
             )
         if self._by_python is not None or callable(self._first):
             self._run_first()

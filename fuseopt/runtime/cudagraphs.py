@@ -149,11 +149,9 @@ def why_not(captured: Captured, schedule: Schedule) -> str:
     if not externs:
         return ""
     if places != remote:
-        return (
-            f"an ATen call ({externs[0].name}) may need what a kernel of the CPU made"
-        )
+        return f"an ATen call ({externs[0].name}) may need the result of a CPU kernel"
     if len(remote) > 1:
-        return f"{externs[0].name} stands between several devices"
+        return f"{externs[0].name} uses several devices"
     for extern in externs:
         call = captured.calls[extern.payload]
         touched = {buffers[values[v]].device for v in (*extern.reads, *extern.writes)}
@@ -167,18 +165,18 @@ def _why_not_call(call: Call, places: set[str]) -> str:
     if isinstance(call.func, Constant):
         return "" if is_remote(call.func.tensor.device) else "copies from the CPU"
     if any(not is_remote(torch.device(p)) for p in places):
-        return "works on a tensor of the CPU"
+        return "uses a CPU tensor"
     if isinstance(call.func, KeptCast):
-        return "looks for a cast that autocast has kept"
+        return "reads a cast that autocast cached"
     leaves = list(_leaves([call.args, call.kwargs]))
     if any(isinstance(x, NumberRef) for x in leaves):
         return "waits for a number that the step computed"
     if any(isinstance(x, Sym) for x in leaves):
         return "takes a number that may change between calls"
     if any(isinstance(x, torch.Generator) for x in leaves):
-        return "draws from a generator of the user's"
+        return "draws from a generator of the user"
     if getattr(call.func, "namespace", "") in COLLECTIVES:
-        return "talks to other processes"
+        return "communicates with other processes"
     if WAITING & set(getattr(call.func, "tags", ())):
         return "waits for the device"
     return ""
@@ -356,7 +354,7 @@ class Replays:
             self.seen = key
             return None
         if self.captures >= TRIED and self.replayed < REPLAYED * self.captures:
-            self._give_up("the tensors that its ATen calls take move too often")
+            self._give_up("the inputs of its ATen calls move too often")
             return None
         graphs = self._capture(bound, tensors)
         if graphs is not None:

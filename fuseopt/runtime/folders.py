@@ -55,8 +55,8 @@ def _check(info: os.stat_result, path: str) -> None:
         raise Untrusted(f"{path} belongs to another user, of id {info.st_uid}")
     if info.st_mode & _OTHERS_WRITE:
         raise Untrusted(
-            f"others than its owner may write {path}; if nobody did, "
-            "`chmod -R go-w` makes it usable"
+            f"users other than its owner may write {path}; if nobody did, `chmod -R "
+            "go-w` makes it usable"
         )
 
 
@@ -88,7 +88,7 @@ class Folder:
         Its parents may belong to anybody: only the folder itself is checked.
         """
         if os.name != "posix":
-            raise Untrusted("who may write a folder is only known on POSIX systems")
+            raise Untrusted("only POSIX systems show who may write a folder")
         if make:
             _make_all(path)
         return cls(_open_folder(path, path), path)
@@ -106,7 +106,7 @@ class Folder:
             path = os.path.join(self.path, name)
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
-                raise Untrusted(f"{path} is no plain file")
+                raise Untrusted(f"{path} is not a regular file")
             _check(info, path)
             return file.read()
 
@@ -221,7 +221,7 @@ class Private:
     @property
     def path(self) -> str:
         if os.name != "posix":
-            raise Untrusted("who may write a folder is only known on POSIX systems")
+            raise Untrusted("only POSIX systems show who may write a folder")
         with self._lock:
             # a forked process has one of its own; a cleaner may have removed it
             if self._process != os.getpid() or not os.path.isdir(self._path):

@@ -190,8 +190,8 @@ class Memory:
         if t.shape != buffer.shape or t.dtype != NAMED_DTYPES[buffer.dtype]:
             raise LaunchError(
                 f"{name} returned {t.dtype} of shape {list(t.shape)}; its shape rule "
-                f"said {buffer.dtype} of {list(buffer.shape)}. What the step had "
-                "written is put back. Run this step uncompiled"
+                f"gives {buffer.dtype} of {list(buffer.shape)}. fuseopt has restored "
+                "the writes of the step. Run this step uncompiled"
             )
         if buffer.storage in self.layout.plan.loose:
             # the next ATen call sees the strides that it has in eager, for eager's bits
@@ -283,7 +283,7 @@ class Memory:
         """Take the tensors that a call returned as the buffers of its results."""
         if len(got) != len(call.outputs):
             raise LaunchError(
-                f"{name} returned {len(got)} tensors; its shape rule said "
+                f"{name} returned {len(got)} tensors; its shape rule gives "
                 f"{len(call.outputs)}"
             )
         for b, t in zip(call.outputs, got, strict=True):

@@ -382,9 +382,9 @@ def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:
     for device in {t.device for t in tensors}:
         if is_capturing(device):
             raise LaunchError(
-                f"a graph is being captured on {device}, and the step must first be "
-                "made ready for its tensors: run it once before the capture, with "
-                "tensors of the same shapes and strides"
+                f"a CUDA graph capture is active on {device}, but the step is not "
+                "ready for its tensors. Run it once before the capture, with tensors "
+                "of the same shapes and strides"
             )
 
 

@@ -31,7 +31,7 @@ def join(bound: Binding, tensors: Sequence[torch.Tensor]) -> Memory | None:
     others += ["the CPU"] * bool(tables.on_host)
     if others:
         raise LaunchError(
-            "a graph is being captured on the current stream, but the step also "
+            "a CUDA graph capture is active on the current stream, but the step also "
             f"changes tensors on {', '.join(others)}, where nothing is captured"
         )
     frozen = {id(arena): arena.frozen() for arena in tables.arenas}

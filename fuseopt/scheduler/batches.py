@@ -215,13 +215,13 @@ class _Batcher:
         buffers = [self.graph.buffers[b] for b in self._touched(p)]
         result, left = buffers[-1], buffers[-3]
         if any(x.device != "cpu" for x in buffers):
-            raise _Refused("it is on a device, whose calls are not tried")
+            raise _Refused("it is on a device, where fuseopt has no probe")
         if result.dtype not in MOST or any(x.dtype != result.dtype for x in buffers):
             raise _Refused(f"no batches of {result.dtype}")
         if 0 in result.shape or 0 in left.shape:
             raise _Refused("an empty product")
         if 1 in (*result.shape[-2:], left.shape[-1]):
-            raise _Refused("a product of vectors, which BLAS treats otherwise")
+            raise _Refused("a product of vectors, for which BLAS has other code")
         work = result.numel * left.shape[-1]
         if work > MOST[result.dtype]:
             raise _Refused(f"{2 * work:,} flops take longer than a call")
@@ -334,9 +334,9 @@ class _Batcher:
     def _copied(self, buffers: tuple[int, ...], x: Buffer) -> Operand:
         """An operand whose rows lie apart."""
         if x.numel > COPY[x.dtype]:
-            raise _Refused("its matrices lie apart, and to copy them takes longer")
+            raise _Refused("its matrices are not adjacent, and a copy takes longer")
         if any(n > 1 and s <= 0 for n, s in zip(x.shape, x.stride, strict=True)):
-            raise _Refused("a matrix that is expanded")
+            raise _Refused("an expanded matrix")
         last = sum((n - 1) * s for n, s in zip(x.shape, x.stride, strict=True))
         size = (last + 1) * DTYPE_BYTES[x.dtype]
         return _merged(buffers, x._replace(offset=0), COPIED, 0, size)
@@ -350,14 +350,14 @@ def _merged(
     """
     each, uneven = divmod(step, DTYPE_BYTES[x.dtype])
     if uneven:
-        raise _Refused("its rows begin between elements")
+        raise _Refused("its rows are not aligned to elements")
     first = x.offset + row * each
     shape, stride, n = x.shape, x.stride, len(buffers)
     if len(shape) == 2:
         return Operand(stack, (n, *shape), (each, *stride), first, buffers)
     inner = stride[0] if shape[0] > 1 else each
     if each != shape[0] * inner and shape[0] > 1:
-        raise _Refused("its batches do not lie one behind the other")
+        raise _Refused("its batches are not contiguous")
     return Operand(
         stack, (n * shape[0], *shape[1:]), (inner, *stride[1:]), first, buffers
     )

@@ -51,7 +51,7 @@ def _device(p: Pair) -> str | None:
 
 
 def _overlap(p: Pair) -> str | None:
-    return None if p.exact else f"{p.buffer.name} is seen through overlapping views"
+    return None if p.exact else f"{p.buffer.name} has overlapping views"
 
 
 def _index_space(p: Pair) -> str | None:
@@ -73,12 +73,12 @@ def _broadcast(p: Pair) -> str | None:
 def _shared(p: Pair) -> str | None:
     if not p.shared:
         return None
-    return f"{p.buffer.name} is one number that many lanes read and the step changes"
+    return f"{p.buffer.name} is one number, which many lanes read and the step changes"
 
 
 RULES: tuple[LegalityRule, ...] = (
     LegalityRule("device", "the nodes run on different devices", _device),
-    LegalityRule("overlap", "memory is shared in part, so order matters", _overlap),
+    LegalityRule("overlap", "memory overlaps in part, so order matters", _overlap),
     LegalityRule("shared_scalar", "all lanes must see one value", _shared),
     LegalityRule("index_space", "the nodes loop over different shapes", _index_space),
     LegalityRule("broadcast", "an index reads what another index writes", _broadcast),

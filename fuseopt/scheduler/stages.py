@@ -195,21 +195,21 @@ class _Stager:
         }
         space = self._geometry(i) if self.reduces[i] else None
         if len(spaces | ({space} if space else set())) > 1:
-            return "two reductions of other dimensions, shapes or orders of memory"
+            return "two reductions differ in dimensions, shapes or memory order"
         if (spaces or space) and (i in self.counting or self._counting(beside)):
-            return "elements that are reduced are not counted"
+            return "a kernel cannot count elements that it reduces"
         after = [e for e in beside if self._after(e)]
         if not after:
             return None
         if space:
-            return "it reduces what a reduction gave"
+            return "it reduces the result of a reduction"
         (geometry,) = spaces
         if not self._fits(i, geometry):
-            return "it runs over other elements than the results"
+            return "its elements are not those of the results"
         for e in beside:
             element = e.kind == "raw" and not self._after(e)
             if element and self.graph.buffers[e.buffer].shape != ():
-                return "it needs elements beside a result"
+                return "it needs elements and a result together"
         self.late.add(i)
         return None
 

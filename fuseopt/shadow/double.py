@@ -59,7 +59,7 @@ def holdings(
     if isinstance(x, (types.FunctionType, types.BuiltinFunctionType, type)):
         return id(x)
     if id(x) in seen:
-        raise Hung("its state holds itself", x)
+        raise Hung("its state contains itself", x)
     seen |= {id(x)}
     if type(x) in (dict, collections.OrderedDict, collections.defaultdict):
         return type(x), [
@@ -69,7 +69,7 @@ def holdings(
         return type(x), [holdings(y, tensor, seen) for y in x]
     if isinstance(x, weakref.ref):
         return id(x)
-    raise Hung(f"it holds a {type(x).__name__}, of which nothing is known", x)
+    raise Hung(f"it holds a {type(x).__name__}, an unsupported type", x)
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:

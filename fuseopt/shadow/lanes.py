@@ -63,7 +63,7 @@ class Lanes:
                 what = "the optimizer has state of something besides its parameters"
                 raise Hung(what, s, optimizer.state)
             if type(s) is not dict:
-                raise Hung("the state of a parameter is no dict", s, optimizer.state)
+                raise Hung("the state of a parameter is not a dict", s, optimizer.state)
         get = optimizer.state.get
         self.states: list[dict[str, Any] | None] = [get(p) for p in self.params]
         members_by_key: dict[Any, list[int]] = {}
@@ -84,7 +84,7 @@ class Lanes:
         self.home: Lanes | None = None
         self.present = b""
         if len({*map(id, every.values())}) < len(every):
-            raise Unlike("lanes have a tensor in common")
+            raise Unlike("lanes share a tensor")
 
     def _kind(self, key: Any, members: list[int]) -> Kind:
         state = self.states[members[0]]

@@ -119,7 +119,7 @@ class Shadow:
         """
         groups = optimizer.param_groups
         if type(groups) is not list:
-            raise Hung("its groups are no list", groups)
+            raise Hung("its groups are not a list", groups)
         lists_of_params = [group["params"] for group in groups]
         lanes = [
             optimizer.state if state is None else state,
@@ -166,7 +166,7 @@ class Shadow:
         if state is not None:
             own = {id(optimizer.state), *map(id, optimizer.state.values())}
             if not own.isdisjoint(self._plain.pairs):
-                raise Unlike("it holds a parameter's state under another name")
+                raise Unlike("it holds a parameter's state under a second name")
         self._plain.roots = [*map(id, plain)]
         self._plain.note()
         pairs = [*self._lanes.pairs.values(), *self._plain.pairs.values()]
@@ -214,12 +214,12 @@ class Shadow:
         # before attributes, which may hold groups too
         for group, params in zip(every, lists, strict=True):
             if type(group) is not dict:
-                raise Hung("a group is no dict", group)
+                raise Hung("a group is not a dict", group)
             acts = acts_when_copied(group)
             if acts:
                 raise Hung(f"a group {acts}", group)
             if id(group) in self._lanes.pairs:
-                raise Hung("a state holds a group", group)
+                raise Hung("a state contains a group", group)
             seen = group.copy()
             content = {
                 key: params
@@ -299,7 +299,7 @@ class Shadow:
             return x
         if isinstance(x, weakref.ref) and x() is not optimizer:
             return x
-        raise Hung(f"{name} is a {kind.__name__}, of which nothing is known", x)
+        raise Hung(f"{name} is a {kind.__name__}, an unsupported type", x)
 
     # ---------------------------------------------------------------- after a step
 
@@ -331,7 +331,7 @@ class Shadow:
             items = tuple(self.translated(y) for y in x)
             return x if all(map(is_, items, x)) else items
         elif not isinstance(x, (*SHARED, weakref.ref)):
-            raise Unlike(f"the step makes a {kind.__name__}, of which nothing is known")
+            raise Unlike(f"the step makes a {kind.__name__}, an unsupported type")
         return x
 
     def writes(

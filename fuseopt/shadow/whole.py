@@ -142,7 +142,7 @@ class Whole:
                     # what the step keeps may be refused when this has written; it is
                     # traced again, and reported then
                     del session.reports[told:]
-                    raise Unlike("its graph writes before the step has ended")
+                    raise Unlike("its graph writes before the end of the step")
                 self.steps.append(step)
             return step
 
@@ -167,7 +167,7 @@ class Whole:
         try:
             if self.shadow is None:
                 if not keeps_to_itself(self.function, type(optimizer)):
-                    raise Unlike("it uses the optimizer for more than its attributes")
+                    raise Unlike("it uses the optimizer other than by its attributes")
                 self.shadow = Shadow(optimizer, follows=True)
             shadow = self.shadow
             shadow.refresh(optimizer)

@@ -174,13 +174,13 @@ class LocalOptimizer:
     def _rebuild(self, optimizer: Optimizer) -> None:
         groups, state = optimizer.param_groups, optimizer.state
         if type(groups) is not list or {*map(type, groups)} - {dict}:
-            raise Unlike("its groups are no list of dicts")
+            raise Unlike("its groups are not a list of dicts")
         if type(state) not in (dict, collections.defaultdict):
             raise Unlike(f"its state is a {type(state).__name__}")
         old_parts, self._parts = self._parts, {}
         for group in groups:
             if type(group[_PARAMS]) is not list:
-                raise Unlike("the parameters of a group are no list")
+                raise Unlike("the parameters of a group are not a list")
             for p in group[_PARAMS]:
                 if id(p) in self._parts:
                     raise Unlike("a parameter is in its groups twice")
@@ -244,9 +244,9 @@ class LocalOptimizer:
         for p, values in state.items():
             part = self._parts.get(id(p))
             if part is None:
-                raise Unlike("it has state of something besides its parameters")
+                raise Unlike("it has state for an object other than its parameters")
             if type(values) is not dict:
-                raise Unlike("the state of a parameter is no dict")
+                raise Unlike("the state of a parameter is not a dict")
             _, local_values = old_states.get(id(values), (values, {}))
             new_values = {k: self._local_value(v, k, part) for k, v in values.items()}
             local_values.clear()
@@ -264,14 +264,14 @@ class LocalOptimizer:
             raise Unlike(f"a parameter is a {type(p).__name__}")
         spec = compat.spec_of(p)
         if not compat.is_summed_up(spec):
-            raise Unlike(f"a parameter is {_describe(spec)}, parts to be added up")
+            raise Unlike(f"a parameter is {_describe(spec)}, a Partial placement")
         if not p.dim():
             raise Unlike("a parameter is a DTensor without dimensions")
         local = part_of(p, spec, "a parameter")
         if local.is_contiguous() != p.is_contiguous():
-            raise Unlike("a part of a parameter lies otherwise than the whole")
+            raise Unlike("a local part is laid out differently from its parameter")
         if not p.is_leaf:
-            raise Unlike("a parameter is no leaf")
+            raise Unlike("a parameter is not a leaf")
         if (
             old is not None
             and old.whole is p
@@ -390,7 +390,7 @@ class LocalOptimizer:
         for key, local_values in arguments[0].items():
             part = part_of_param[id(key)]
             if type(local_values) is not dict:
-                raise Unlike("the state of a parameter is no dict")
+                raise Unlike("the state of a parameter is not a dict")
             values = {
                 k: self._outer_value(x, part, new_dtensors)
                 for k, x in local_values.items()
@@ -417,7 +417,7 @@ class LocalOptimizer:
             if id(value) in existing:
                 return existing[id(value)]
         if not _has_layout(value, part.local):
-            raise Unlike("the step makes state of another size than its parameter")
+            raise Unlike("the step makes state whose size differs from its parameter's")
         new_dtensors[id(value)] = compat.spread_as(value, part.whole)
         return new_dtensors[id(value)]
 

@@ -52,10 +52,10 @@ def parts_of(
     ]
     (recorder, result), (second_recorder, _) = runs
     if recorder.calls != second_recorder.calls:
-        raise Unlike("what is done to parts depends on a number")
+        raise Unlike("the calls on local parts depend on a number")
     part = compat.local_part(result)
     if id(part) not in recorder.index:
-        raise Unlike("what is returned was made of no part")
+        raise Unlike("a result was computed from no local part")
     graph, nodes = recorder.graph(len(wholes), numbers)
     graph.output((nodes[recorder.index[id(part)]],))
     return Parts(GraphModule(torch.nn.Module(), graph), compat.spec_of(result))

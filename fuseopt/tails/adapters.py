@@ -69,7 +69,7 @@ class ModuleTensors:
         self.state: dict[str, torch.Tensor] = dict(module.state_dict(keep_vars=True))
         tensor_ids = {*map(id, (*self.params, *self.others))}
         if not all(id(t) in tensor_ids for t in self.state.values()):
-            raise NotTraced("a module has a state besides its tensors")
+            raise NotTraced("a module has state besides its tensors")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The detached tensors, as of a module."""
@@ -84,7 +84,7 @@ class ModuleTensors:
         return self.others
 
     def __getattr__(self, name: str) -> Any:
-        raise NotTraced(f"it asks a module for {name}")
+        raise NotTraced(f"it reads of a module: {name}")
 
 
 class StandIn:
@@ -101,7 +101,7 @@ class StandIn:
         another step.
         """
         if step is not self._fuseopt_step:
-            raise NotTraced("it asks for the decay of another step")
+            raise NotTraced("it reads the decay of a different step")
         decay: float = self._fuseopt_decay
         return decay
 
@@ -128,7 +128,7 @@ def functions_of(kind: type) -> dict[str, Any]:
     for base in reversed(kind.__mro__):
         if base not in (object, torch.nn.Module):
             if not {"__setattr__", "__getattribute__"}.isdisjoint(vars(base)):
-                raise NotTraced("its class says what attributes are")
+                raise NotTraced("its class computes attributes in code")
             for name, value in vars(base).items():
                 if not (name.startswith("__") and name.endswith("__")):
                     attributes[name] = value
@@ -193,7 +193,7 @@ class Average:
         """One update in the form that Dynamo traces. Raises NotTraced if it cannot."""
         average, values = self.average, vars(self.average)
         if self.method in values or "get_decay" in values:
-            raise NotTraced("its own methods were replaced")
+            raise NotTraced("an object replaced its class's methods")
         self._look()
         holds = dict(self._holds)
         holds.update((k, v) for k, v in values.items() if isinstance(v, _CONSTANTS))
@@ -206,7 +206,7 @@ class Average:
         if hasattr(average, "get_decay"):
             holds["_fuseopt_decay"] = decay = average.get_decay(step_of_decay)
             if type(decay) is not float:
-                raise NotTraced("its decay is no float")
+                raise NotTraced("its decay is not a float")
         holds["_fuseopt_step"] = token
         holds["_fuseopt_done"] = self._done
         self._done.clear()
@@ -243,7 +243,7 @@ class Average:
                 return
         containers = (argument, *dict(attributes).values())
         if len({x.device for y in containers for x in _tensors(y)}) > 1:
-            raise NotTraced("it lies on another device")
+            raise NotTraced("it is on a different device")
         kind = type(self.average)
         methods = {k: v for k, v in functions.items() if k not in vars(StandIn)}
         self._stand_in = object.__new__(type(kind.__name__, (StandIn,), methods))

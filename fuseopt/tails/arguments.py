@@ -29,7 +29,7 @@ def optimizers_of(argument: Any) -> list[Optimizer]:
             f"{type(argument).__name__!r}"
         )
     if len({*map(id, optimizers)}) < len(optimizers):
-        raise ValueError("fuseopt.tail was given an optimizer twice")
+        raise ValueError("fuseopt.tail has an optimizer twice in its list")
     return optimizers
 
 
@@ -81,7 +81,9 @@ def checked_decay(decay: Any) -> Any:
     """
     if isinstance(decay, torch.Tensor):
         if decay.numel() != 1:
-            raise ValueError(f"a decay of {decay.numel()} numbers, where one is asked")
+            raise ValueError(
+                f"a decay of {decay.numel()} numbers; it must be one number"
+            )
         return decay.reshape(()) if decay.dim() else decay
     value = float(decay)
     if not 0 <= value <= 1:
@@ -138,7 +140,8 @@ def checked_scaler(scaler: Any) -> torch.amp.GradScaler | None:
         return None
     if not compat.is_plain_scaler(scaler):
         raise TypeError(
-            f"{type(scaler).__name__} unscales or steps in its own way, which a tail "
-            "does not know; call it around the optimizer's compiled step instead"
+            f"{type(scaler).__name__} overrides how a GradScaler unscales or steps, "
+            "which a tail does not support. Call it around the optimizer's compiled "
+            "step instead"
         )
     return scaler

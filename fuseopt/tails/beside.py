@@ -61,7 +61,9 @@ class Beside:
             raise TypeError("ema takes pairs of a list of averages and a decay")
         if isinstance(entry[0], AveragedModel):
             if len(entry) != 2 or not isinstance(entry[1], torch.nn.Module):
-                raise TypeError("beside an AveragedModel, ema takes the model it is of")
+                raise TypeError(
+                    "beside an AveragedModel, ema takes the model that it averages"
+                )
             self.models.append(Averaged(*entry))
             return
         kind = None if isinstance(entry[0], (tuple, list)) else kind_of(entry[0])
@@ -140,10 +142,10 @@ def _source(entry: Any, attribute: str) -> Any:
     """The source of an average of another package. Raises TypeError."""
     name = type(entry[0]).__name__
     if len(entry) != 2:
-        raise TypeError(f"beside a {name}, ema takes what it is an average of")
+        raise TypeError(f"beside a {name}, ema takes the parameters that it averages")
     source = entry[1]
     if isinstance(source, torch.nn.Module):
         return source
     if attribute == "module" or isinstance(source, (int, float, str, torch.Tensor)):
-        raise TypeError(f"beside a {name}, ema takes the model it is of")
+        raise TypeError(f"beside a {name}, ema takes the model that it averages")
     return entries_of(source)

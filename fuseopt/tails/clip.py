@@ -76,7 +76,7 @@ def clip_grad_norm_(
     if not why and not are_dtensors:
         order = compat.dtypes_in_order(grads)
         if order is None:
-            why = "nobody knows in which order torch goes over dtypes"
+            why = "the order in which torch adds up dtypes is unknown"
         elif order:
             params_with_grad.sort(key=lambda p: order.index(p.grad.dtype))
     if not why:
@@ -98,7 +98,7 @@ def clip_grad_norm_(
             return norm
         why = MANY if clip is None else clip.why
     if why != "begin":
-        report_once(f"Gradients are clipped by torch's function: {why}")
+        report_once(f"torch's function clips the gradients: {why}")
     return torch.nn.utils.clip_grad_norm_(params, *torch_args)
 
 
@@ -211,7 +211,7 @@ def _why_not(grads: Sequence[torch.Tensor], are_dtensors: bool) -> str:
     if any(g.layout != torch.strided for g in grads):
         return "gradients are sparse"
     if len({g.device for g in grads}) > 1:
-        return "gradients lie on several devices"
+        return "gradients are on several devices"
     if any(g.requires_grad for g in grads):
         return "gradients are differentiated"
     if len({*map(id, grads)}) < len(grads):
@@ -266,7 +266,7 @@ def _may_defer(
     if are_dtensors:
         why = "gradients are DTensors"
     elif any(map(torch.Tensor.is_inference, grads)):
-        why = "gradients of inference mode do not say whether they were written"
+        why = "gradients of inference mode have no version counters"
     if why:
-        report_once(f"A clip is not left to the step: {why}")
+        report_once(f"fuseopt does not defer the clip: {why}")
     return not why

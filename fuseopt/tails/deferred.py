@@ -244,7 +244,7 @@ class ClippedStep:
                 raise CaptureError(
                     f"{said} (options={{'fallback': 'error'}} was given)"
                 )
-            report_once(f"{said}; gradients are scaled in memory before it")
+            report_once(f"{said}; fuseopt scales the gradients in memory first")
         return isinstance(result, tuple)
 
 
@@ -307,7 +307,7 @@ def why_not_left(params: Sequence[torch.Tensor]) -> str:
         if not compat.unhooked(optimizer):
             return f"hooks of {name} may read gradients"
         if optimizer in session.tails:
-            return f"{name} has a tail, which clips by itself"
+            return f"{name} has a tail, which clips too"
         if not places >= clipped:
             return "a parameter is in two optimizers"
         places -= clipped

@@ -66,7 +66,7 @@ class Fused:
         self.functions = functions
         self.config = config
         self.options = options
-        self.why = "verify was asked for" if config.verify else ""
+        self.why = "the option verify is on" if config.verify else ""
         self.since = ""
         self.pending = Pending()
         self.compilations = Compilations()
@@ -127,7 +127,7 @@ class Fused:
         if not self.shadows:
             pairs = zip(self.functions, self.optimizers, strict=True)
             if not all(keeps_to_itself(f, type(o)) for f, o in pairs):
-                raise Unlike("a step uses its optimizer for more than its attributes")
+                raise Unlike("a step uses its optimizer other than by its attributes")
             self.shadows = [Shadow(o) for o in self.optimizers]
             self.inputs = TailInputs()
         for shadow, optimizer in zip(self.shadows, self.optimizers, strict=True):
@@ -206,7 +206,7 @@ class Fused:
             assert self is not None
             self.quiet = False
             if len(self.graphs) >= PATIENCE:
-                raise Unlike("it is traced too often")
+                raise Unlike("Dynamo traces it too often")
             check_update(gm, args)
             graph = _Graph(self, gm)
             self.graphs.append(graph)
@@ -348,4 +348,4 @@ class AllFollowed:
 
     def eager(self) -> Callable[..., Any]:
         """Never called."""
-        raise AssertionError("eager would skip nothing")
+        raise AssertionError("eager would not skip the step")

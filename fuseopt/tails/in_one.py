@@ -32,7 +32,7 @@ def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
         return str(error)
     scale = content["scale"]
     if scale is not None and scale.device != grads[0].device:
-        return "the scaler's scale lies on another device"
+        return "the scaler's scale is on a different device"
     return ""
 
 

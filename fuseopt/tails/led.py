@@ -305,7 +305,7 @@ class Led:
             shared = shared_of(content, factors, params[0].device)
             tensors = [id(x) for x in shared if isinstance(x, torch.Tensor)]
             if len({*tensors}) < len(tensors):
-                raise Unlike("what is given to a tail is one tensor in two places")
+                raise Unlike("one tensor is in two arguments of a tail")
             leader = self._form(content, factors, drops, params, columns)
             aside = Aside(columns, shared, factors.skip, ahead)
             try:
@@ -320,7 +320,7 @@ class Led:
                 aside.again = leader.lanes
                 self.last = leader, aside, ahead
             return result
-        raise Unlike("gradients change while it steps")
+        raise Unlike("gradients change during the step")
 
     def _of_models(self, models: Sequence[Updated], params: Tensors) -> list[Tensors]:
         """A column of averages for each averaged model: the lists of the last call if
@@ -402,7 +402,7 @@ def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
     columns = []
     for averages, source in (*content["averages"], *content["copies"]):
         if len(source) != len(params) or not all(map(is_, source, params)):
-            raise Unlike("an average is not of all parameters in their order")
+            raise Unlike("an average does not cover all parameters in their order")
         columns.append(averages)
     return columns
 
@@ -418,7 +418,7 @@ def dtypes_beside(
         pairs = {(p.dtype, t.dtype) for p, t in zip(params, column, strict=True)}
         dtypes = dict(pairs)
         if len(dtypes) < len(pairs):
-            raise Unlike("averages of parameters of one dtype have several")
+            raise Unlike("averages of parameters of one dtype have several dtypes")
         dtypes_of_columns.append(dtypes)
     return dtypes_of_columns
 

@@ -163,7 +163,7 @@ class LedParts:
     def why_not(self, content: Mapping[str, Any]) -> str:
         """The reason why a call must run in pieces, or ""."""
         if self.why or self.config.verify:
-            return self.why or "verify was asked for"
+            return self.why or "the option verify is on"
         unsupported = [name for name in OTHERWISE if content[name]]
         (found_inf,) = content["founds"]
         if content["scale"] is not None or found_inf is not None:

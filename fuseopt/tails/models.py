@@ -54,7 +54,7 @@ class Updated:
         """The averages of some parameters. Raises Unlike for one that has none."""
         average_of = {id(p): a for a, p in self.pairs}
         if not average_of.keys() >= {*map(id, params)}:
-            raise Unlike("an averaged model is not of all parameters")
+            raise Unlike("an averaged model does not cover all parameters")
         return [average_of[id(p)] for p in params]
 
     def apply(

@@ -74,10 +74,10 @@ def dtypes_in_order(grads: Sequence[Any], places: Sequence[int]) -> list[torch.d
     only one. Raises Unlike if one graph cannot have these gradients.
     """
     if len({g.device for g in grads}) > 1:
-        raise Unlike("gradients lie on several devices")
+        raise Unlike("gradients are on several devices")
     order = compat.dtypes_in_order(arranged(grads, places))
     if order is None:
-        raise Unlike("nobody knows in which order torch goes over dtypes")
+        raise Unlike("the order in which torch adds up dtypes is unknown")
     return order
 
 

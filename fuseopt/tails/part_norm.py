@@ -69,7 +69,7 @@ class PartNorm:
             for x in (n.meta["example_value"] for n in self._sent)
         ]
         if any(x.numel() > len(grads) for x in self.values):
-            raise Unlike("processes tell one another more than a number for each")
+            raise Unlike("processes exchange more than one number for each gradient")
         self._config, self._told = config, notify
         self._step = self._compiled(parts, divisor)
 
@@ -126,7 +126,7 @@ class PartNorm:
             self._front, back = calls[:end], calls[end:]
         front = {*self._front}
         if any(map(_writes, front)):
-            raise Unlike("a clip writes before its norm is known")
+            raise Unlike("a clip writes before it has its norm")
         scales = [x for x in back if _writes(x)]
         self._back = [x for x in back if not _writes(x)]
         needed = [y for x in self._back for y in x.all_input_nodes]
@@ -139,7 +139,7 @@ class PartNorm:
         allowed = {self._limit, *self._received, *self._back}
         used = [*needed, self._norm, self._factor]
         if not allowed.issuperset(used):
-            raise Unlike("a total norm takes gradients again when it is known")
+            raise Unlike("a clip reads gradients after its total norm")
 
     def _scaled(self, scales: Iterable[Node]) -> Node:
         """The factor by which each gradient is multiplied once; else raises Unlike."""
@@ -158,7 +158,7 @@ class PartNorm:
             raise Unlike("a clip scales something besides gradients")
         (the_factor,) = factors
         if not isinstance(the_factor, Node):
-            raise Unlike("the factor of a clip is known before")
+            raise Unlike("the factor of a clip does not depend on its norm")
         return the_factor
 
     # ---------------------------------------------------------------- the first launch

@@ -45,7 +45,7 @@ def result_buffer(captured: Captured, place: int) -> int:
     """
     result = [*leaves(captured.result)][place]
     if not isinstance(result, Returned):
-        raise CaptureError("whether a step is skipped is no tensor")
+        raise CaptureError("the flag that skips a step is not a tensor")
     return result.buffer
 
 
@@ -121,7 +121,7 @@ class _Predication:
         if UNKNOWN in self.modes.values():
             raise CaptureError("a step writes a tensor that it does not hold")
         if any(x.place in self.sources for x in self.captured.given):
-            raise CaptureError("the step gives tensors other memory")
+            raise CaptureError("the step replaces the memory of tensors")
         for node in graph.nodes:
             if not isinstance(node, Extern):
                 continue
@@ -129,8 +129,8 @@ class _Predication:
                 b = graph.values[v]
                 if b in self.home and (v != graph.initial[b] or v in node.writes):
                     raise CaptureError(
-                        f"{node.name} runs as it is, with what may be skipped\n"
-                        f"{node.line}"
+                        f"{node.name} runs as an ATen call on tensors of a step that "
+                        f"may be skipped\n{node.line}"
                     )
 
     def run(self) -> Graph:
@@ -204,7 +204,7 @@ class _Predication:
                 b = self.flags[mode]
                 flag = last.get(b, graph.initial[b])
                 if flag != graph.initial[b] and flag not in written_values:
-                    raise CaptureError("a step begins before it is known to run")
+                    raise CaptureError("a step begins before its skip is decided")
                 for v in chosen_here:
                     holds[graph.values[v]] = chosen[v]
                     holds.update(self.beside[v])
@@ -246,7 +246,7 @@ class _Predication:
         self.calls.append(
             Call(func, (TensorRef(b),), keywords, (copy,), frozenset({copy}))
         )
-        why = "a flag of the device, asked on the CPU"
+        why = "a flag of the device, read on the CPU"
         written = (self._copies[mode, device],)
         return Extern(str(func), (flag,), written, len(self.calls) - 1, why, line)
 

@@ -64,7 +64,7 @@ class SpreadClip:
             return None
         parts = [compat.arrived(compat.local_part(g)) for g in grads]
         if raises:
-            self.why = "error_if_nonfinite asks all processes before the clip"
+            self.why = "error_if_nonfinite waits for all processes before the clip"
             return None
         if any(type(x) is not torch.Tensor for x in parts):
             self.why = "the parts of gradients are tensors of another class"

@@ -68,7 +68,7 @@ def function_of(optimizer: Optimizer) -> tuple[Any, str]:
         if isolated.stored is not None:
             return inner, f"the state of {type(optimizer).__name__} is kept packed"
     if not hasattr(inner, "__code__"):
-        return inner, f"the step of {type(optimizer).__name__} is no Python function"
+        return inner, f"the step of {type(optimizer).__name__} is not a Python function"
     return inner, ""
 
 

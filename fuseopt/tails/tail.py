@@ -179,7 +179,7 @@ class Tail:
         assert self._fused is not None
         grads = gradients_of(params)
         if self._beside.alone:
-            self._tell("an average is updated by itself", self._beside.alone)
+            self._tell("an average runs its own update", self._beside.alone)
         # 1 and NumPy's True are accepted like True
         drops = bool(self.zero_grad) and not content["zeroed"]
         with torch.no_grad(), self._marks():
@@ -199,7 +199,7 @@ class Tail:
         return row_names(self.names, parameters_of(self.optimizers))
 
     def __reduce__(self) -> Any:
-        raise TypeError("a fuseopt.tail cannot be copied or pickled; make another one")
+        raise TypeError("a fuseopt.tail cannot be copied or pickled. Make a new one")
 
     def __repr__(self) -> str:
         names = ", ".join(type(x).__name__ for x in self.optimizers)
@@ -274,7 +274,7 @@ class Tail:
             if optimizer.defaults.get("differentiable"):
                 return "a step is differentiable"
         if self.error_if_nonfinite:
-            return "error_if_nonfinite asks for the norm before anything is written"
+            return "error_if_nonfinite reads the norm before the first write"
         if compat.stance() not in TRACES:
             return "begin"
         if self._fused is None:
@@ -427,8 +427,8 @@ def tail(
         existing = session.tails.get(optimizer)
         if existing is not None and existing() is not None:
             raise FuseoptError(
-                f"this {type(optimizer).__name__} has a tail already; drop that one "
-                "before another is made"
+                f"this {type(optimizer).__name__} already has a tail. Delete that tail "
+                "before you make a second one"
             )
     beside = Beside(ema, copies)
     order = ClipOrder(clip_parameters)

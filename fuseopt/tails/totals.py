@@ -93,7 +93,7 @@ class Totals:
             factors = Factors(None, None, content["factor"])
             return Ahead(None, other_inputs, read_grads, cells, factors)
         if scale is not None and scale.device != grads[0].device:
-            raise Unlike("the scaler's scale lies on another device")
+            raise Unlike("the scaler's scale is on a different device")
         places = content["places"]
         key = (
             len(grads),

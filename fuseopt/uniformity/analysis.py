@@ -77,7 +77,7 @@ class Proof:
         if self.sizes and parts:
             return "it reads sizes, which are those of whole tensors"
         if self.classes and parts:
-            return "it asks for the class of a tensor"
+            return "it reads the class of a tensor"
         return ""
 
 
@@ -102,7 +102,7 @@ def prove(
                 seen = frozenset(machine.codes), frozenset(world.shared)
                 asks = machine.sizes, machine.classes
                 return Proof("", *asks, *seen, machine.firsts)
-        why = "it does not settle what the step writes"
+        why = f"the analysis did not reach a fixed point in {ROUNDS} rounds"
     except (Refusal, Unknown) as error:
         why = str(error)
     except RecursionError:

@@ -51,7 +51,7 @@ def assign(machine: Machine, target: ast.expr, value: Value) -> None:
         expressions.mangled(machine, target.id, target)
         scope = machine.place(target.id)
         if scope is None:
-            raise machine.refusal("it changes what is not its own", target)
+            raise machine.refusal("it changes a variable that it did not make", target)
         machine.store(scope, target.id, value, target)
     elif isinstance(target, (ast.Tuple, ast.List)):
         _unpack(machine, target, value)
@@ -70,7 +70,7 @@ def _unpack(machine: Machine, target: ast.Tuple | ast.List, value: Value) -> Non
     names = target.elts
     stars = [k for k, x in enumerate(names) if isinstance(x, ast.Starred)]
     if iteration.lanes_of(machine, value, target) is not None:
-        raise machine.refusal("it takes lanes by their places", target)
+        raise machine.refusal("it indexes lanes by position", target)
     items = iteration.spread(machine, value, machine.site(target), target)
     assert not isinstance(items, Sequence)
     if isinstance(items, Many):
@@ -85,7 +85,7 @@ def _unpack(machine: Machine, target: ast.Tuple | ast.List, value: Value) -> Non
         first = stars[0]
         last = len(items) - (len(names) - first - 1)
         if last < first:
-            raise machine.refusal("there are not so many items", target)
+            raise machine.refusal("an index is out of range", target)
         for x, y in zip(names[:first], items[:first], strict=True):
             assign(machine, x, y)
         star = names[first]
@@ -95,7 +95,7 @@ def _unpack(machine: Machine, target: ast.Tuple | ast.List, value: Value) -> Non
             assign(machine, x, y)
         return
     if len(items) != len(names):
-        raise machine.refusal("there are not so many items", target)
+        raise machine.refusal("an index is out of range", target)
     for x, y in zip(names, items, strict=True):
         assign(machine, x, y)
 
@@ -105,13 +105,15 @@ def _set_attribute(machine: Machine, target: ast.Attribute, value: Value) -> Non
     expressions.mangled(machine, target.attr, target)
     if isinstance(owner, Optimizer):
         if target.attr in ("state", "param_groups", "__class__", "__dict__"):
-            raise machine.refusal("it replaces what belongs to the optimizer", target)
+            raise machine.refusal("it replaces an object of the optimizer", target)
         for c in machine.world.kind.__mro__:
             if hasattr(vars(c).get(target.attr), "__set__"):
                 raise machine.refusal(f"{target.attr} is set by a function", target)
         objects.write(machine, ("attribute", target.attr), value, target)
         return
-    raise machine.refusal("it sets an attribute of what is not the optimizer", target)
+    raise machine.refusal(
+        "it sets an attribute of an object other than the optimizer", target
+    )
 
 
 @form(ast.AugAssign)
@@ -198,9 +200,9 @@ def _gather(
     operand = used(machine, value)
     level, types = level_of(operand), types_of(operand)
     if level not in (Level.UNIFORM, Level.KIND) or types_ is None or types is None:
-        raise machine.refusal("it gathers what is not known over lanes", value)
+        raise machine.refusal("it accumulates an unknown value over lanes", value)
     if not (types_ | types) <= {bool}:
-        raise machine.refusal("it gathers what is not known over lanes", value)
+        raise machine.refusal("it accumulates an unknown value over lanes", value)
     if operand == Known(operation == "and"):
         return True  # which changes nothing
     machine.store(scope, target.id, Gathered(operation, types_ | types), target)
@@ -213,16 +215,20 @@ def _delete(machine: Machine, node: ast.Delete) -> None:
         if isinstance(target, ast.Name):
             scope = machine.place(target.id)
             if scope is None:
-                raise machine.refusal("it changes what is not its own", target)
+                raise machine.refusal(
+                    "it changes a variable that it did not make", target
+                )
             machine.store(scope, target.id, Bad(f"{target.id} is deleted"), target)
         else:
-            raise machine.refusal("it deletes what may be a lane's", target)
+            raise machine.refusal(
+                "it deletes an object that may belong to a lane", target
+            )
 
 
 @form(ast.FunctionDef)
 def _define(machine: Machine, node: ast.FunctionDef) -> None:
     if node.decorator_list:
-        raise machine.refusal("a function has a decorator that is not known", node)
+        raise machine.refusal("a function has an unknown decorator", node)
     scope = machine.place(node.name)
     assert scope is not None
     closure: Value = expressions.define(machine, node)
@@ -242,7 +248,7 @@ def _import(machine: Machine, node: ast.Import | ast.ImportFrom) -> None:
             module = sys.modules.get(node.module or "")
             imported = None if node.level else getattr(module, name.name, None)
         if imported is None:
-            raise machine.refusal("it imports what is not known", node)
+            raise machine.refusal("it imports an unknown module", node)
         bound = name.asname or name.name.partition(".")[0]
         scope = machine.place(bound)
         assert scope is not None

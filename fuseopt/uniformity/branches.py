@@ -91,9 +91,13 @@ def _first_sets(machine: Machine, node: ast.If) -> bool:
     value = used(machine, node.body[0].value)
     types = types_of(value)
     if level_of(value) not in (Level.UNIFORM, Level.KIND) or types is None:
-        raise machine.refusal("the first lane sets what the others read", node.body[0])
+        raise machine.refusal(
+            "the first lane sets a value that other lanes read", node.body[0]
+        )
     if NONE in types:
-        raise machine.refusal("the first lane sets what the others read", node.body[0])
+        raise machine.refusal(
+            "the first lane sets a value that other lanes read", node.body[0]
+        )
     result = Data(Level.UNIFORM, (before - {NONE}) | types)
     machine.store(scope, target.id, result, target)
     if machine.lane is not None:
@@ -125,11 +129,11 @@ def _try(machine: Machine, node: ast.Try) -> None:
     if caught:
         # plain arithmetic fails for all lanes or for none
         if machine.lane is not None:
-            raise machine.refusal("what is tried may fail for some lanes", caught[0])
+            raise machine.refusal("a try block may fail for some lanes", caught[0])
         for part in node.body:
             for x in ast.walk(part):
                 if isinstance(x, _WORK):
-                    raise machine.refusal("what is tried may fail on the way", x)
+                    raise machine.refusal("a try block may fail half way", x)
         failed = machine.now.copy()
         for x in calls.stored(node.body):
             if isinstance(x, ast.Name):
@@ -140,7 +144,7 @@ def _try(machine: Machine, node: ast.Try) -> None:
     if node.finalbody:
         for x in (y for part in node.body for y in ast.walk(part)):
             if isinstance(x, (ast.Return, ast.Break, ast.Continue)):
-                raise machine.refusal("it leaves what is tried before its end", x)
+                raise machine.refusal("it leaves a try block before its end", x)
     execute(machine, node.body)
     if machine.memory is not None:
         execute(machine, node.orelse)
@@ -148,7 +152,7 @@ def _try(machine: Machine, node: ast.Try) -> None:
         assert failed is not None
         completed, machine.memory = machine.memory, failed.copy()
         if handler.name is not None:
-            raise machine.refusal("it looks at what failed", handler)
+            raise machine.refusal("it reads the exception that it caught", handler)
         execute(machine, handler.body)
         machine.memory = merge(completed, machine.memory, Level.UNIFORM, None)
     if node.finalbody and machine.memory is not None:
@@ -160,11 +164,11 @@ def _with(machine: Machine, node: ast.With) -> None:
     for item in node.items:
         call = item.context_expr
         if item.optional_vars is not None or not isinstance(call, ast.Call):
-            raise machine.refusal("it enters what is not known", call)
+            raise machine.refusal("it enters an unknown context manager", call)
         function = used(machine, call.func)
         if not isinstance(function, Known) or function.value not in calls.CONTEXTS:
-            raise machine.refusal("it enters what is not known", call)
+            raise machine.refusal("it enters an unknown context manager", call)
         for x in call.args:
             if level_of(used(machine, x)) != Level.UNIFORM:
-                raise machine.refusal("it enters what is not known", call)
+                raise machine.refusal("it enters an unknown context manager", call)
     execute(machine, node.body)

@@ -72,7 +72,7 @@ def call(
         )
     if isinstance(function, Known):
         return _call_known(machine, function.value, args, keywords, node)
-    raise machine.refusal("it calls what is not known", node)
+    raise machine.refusal("it calls an unknown function", node)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def _arguments(machine: Machine, node: ast.AST) -> Iterator[None]:
     try:
         yield
     except (IndexError, KeyError):
-        why = "it gives a function other arguments than are known"
+        why = "it calls a function with unknown arguments"
         raise machine.refusal(why, node) from None
 
 
@@ -125,7 +125,7 @@ def _call_known(
     if function in CONTEXTS:
         return Data(Level.UNIFORM)
     what = getattr(function, "__qualname__", type(function).__name__)
-    raise machine.refusal(f"it calls {what}, of which nothing is known", node)
+    raise machine.refusal(f"it calls {what}, an unsupported type", node)
 
 
 # ---------------------------------------------------------------- functions
@@ -148,7 +148,7 @@ def _function(
         mode = getattr(_cell(function, "ctx_factory"), "__self__", None)
         if type(mode) in _MODES:
             return call(machine, Known(_cell(function, "func")), args, keywords, node)
-        raise machine.refusal("a function has a decorator that is not known", node)
+        raise machine.refusal("a function has an unknown decorator", node)
     if code in (compat.GRAD_MODE, compat.PROFILED, compat.FALLBACK):
         return call(machine, Known(_cell(function, "func")), args, keywords, node)
     frame = frame_of(machine, function, node)
@@ -163,7 +163,7 @@ def frame_of(machine: Machine, function: types.FunctionType, node: ast.AST) -> F
     except NoSource as error:
         raise machine.refusal(f"{function.__qualname__}: {error}", node) from error
     if any(f.source.node is source.node for f in machine.frames):
-        raise machine.refusal("it calls itself", node)
+        raise machine.refusal("it is recursive", node)
     code = function.__code__
     if not is_known(code):
         machine.codes |= inner_codes(code)
@@ -173,7 +173,7 @@ def frame_of(machine: Machine, function: types.FunctionType, node: ast.AST) -> F
             cells[name] = cell.cell_contents
         except ValueError:
             raise machine.refusal(
-                f"{name} of {function.__qualname__} is not known", node
+                f"{name} of {function.__qualname__} is unknown", node
             ) from None
     names = frozenset(code.co_varnames) | frozenset(code.co_cellvars)
     return Frame(
@@ -236,7 +236,9 @@ def _bind(
     if (surplus and signature.vararg is None) or (
         surplus_keywords and signature.kwarg is None
     ):
-        raise machine.refusal("it gives a function other arguments than it takes", node)
+        raise machine.refusal(
+            "it calls a function with arguments that do not fit", node
+        )
     if signature.vararg is not None:
         values[signature.vararg.arg] = Items(tuple(surplus))
     if signature.kwarg is not None:
@@ -244,7 +246,7 @@ def _bind(
     for name in (*names, *keyword_only):
         if name not in values:
             raise machine.refusal(
-                "it gives a function other arguments than it takes", node
+                "it calls a function with arguments that do not fit", node
             )
     for name, value in values.items():
         _set(machine, frame, name, value)
@@ -259,7 +261,7 @@ def _closure(
 ) -> Value:
     definition: Definition = machine.definitions[function.number]
     if any(f.source.node is definition.node for f in machine.frames):
-        raise machine.refusal("it calls itself", node)
+        raise machine.refusal("it is recursive", node)
     outer = definition.frames[-1]
     source = Source(definition.node, outer.source.filename, outer.source.code)
     frame = Frame(
@@ -328,7 +330,7 @@ def stored(body: Seq[ast.AST]) -> list[ast.AST]:
 def run(machine: Machine, frame: Frame, node: ast.AST) -> Value:
     """Walk the body of a function whose arguments are set; its joined return value."""
     if len(machine.frames) >= DEPTH:
-        raise machine.refusal("its calls are too deep", node)
+        raise machine.refusal("its calls are nested too deeply", node)
     path, level = machine.path, machine.level
     machine.path = (*path, id(node))
     machine.level = Level.UNIFORM

@@ -54,7 +54,7 @@ def is_instance(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Val
         return Data(Level.UNIFORM, frozenset({bool}))
     python = _python_type(machine, value)
     if python is None:
-        raise machine.refusal("it asks for the class of what is not known", node)
+        raise machine.refusal("it reads the class of an unknown value", node)
     return Known(any(issubclass(python, k) for k in kinds))
 
 
@@ -73,7 +73,7 @@ def _classes(machine: Machine, value: Value, node: ast.AST) -> tuple[type, ...]:
         return tuple(
             c for x in value.value.__args__ for c in _classes(machine, Known(x), node)
         )
-    raise machine.refusal("it asks for a class that is not known", node)
+    raise machine.refusal("it tests for an unknown class", node)
 
 
 def _among(value: Data, kinds: tuple[type, ...]) -> Value:
@@ -125,7 +125,7 @@ def _type(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
         return Known(type(value.value))
     python = _python_type(machine, value)
     if python is None:
-        raise machine.refusal("it asks for the class of what is not known", node)
+        raise machine.refusal("it reads the class of an unknown value", node)
     return Known(python)
 
 
@@ -134,7 +134,7 @@ def _issubclass(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Val
     a, b = args
     if isinstance(a, Known) and isinstance(b, Known):
         return Known(issubclass(a.value, b.value))
-    raise machine.refusal("it asks for a class that is not known", node)
+    raise machine.refusal("it tests for an unknown class", node)
 
 
 @rule(builtins.callable)
@@ -143,4 +143,4 @@ def _callable(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value
         return Known(callable(args[0].value))
     if isinstance(args[0], (Data, Tensor, Items, Ref)):
         return Known(False)
-    raise machine.refusal("it asks what is not known", node)
+    raise machine.refusal("it tests an unknown value", node)

@@ -41,7 +41,7 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
     left = used(machine, node.left)
     results: list[Value] = []
     if len(node.ops) > 1 and any(isinstance(x, ast.NamedExpr) for x in ast.walk(node)):
-        raise machine.refusal("what a comparison sets is not followed", node)
+        raise machine.refusal("an assignment within a comparison is not analysed", node)
     for op, comparator in zip(node.ops, node.comparators, strict=True):
         right = used(machine, comparator)
         results.append(_compared(machine, op, left, right, node))
@@ -135,7 +135,7 @@ def _same(machine: Machine, a: Value, b: Value, node: ast.AST) -> Value:
     if isinstance(a, Known) and isinstance(b, Known):
         if callable(a.value):
             return Known(a.value is b.value)
-    raise machine.refusal("it asks whether two are one object", node)
+    raise machine.refusal("it compares the identity of two objects", node)
 
 
 def _counted(
@@ -155,4 +155,4 @@ def _counted(
         zero = (ast.Eq, ast.NotEq, ast.Lt, ast.GtE)  # type: ignore[assignment]
     if type(number) is int and number == 0 and isinstance(op, zero):
         return Data(Level.UNIFORM, frozenset({bool}))
-    raise machine.refusal("it computes with how many lanes there are", node)
+    raise machine.refusal("it computes with the number of lanes", node)

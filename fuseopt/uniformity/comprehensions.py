@@ -131,7 +131,7 @@ def _filtered(machine: Machine, args: Any, _: Any, node: ast.AST) -> Value:
     """`filter(test, lanes)`: as a list with a condition."""
     sequence = iteration.lanes_of(machine, args[1], node)
     if sequence is None:
-        raise machine.refusal("it filters what are no lanes", node)
+        raise machine.refusal("it filters a list of something besides lanes", node)
     selected = machine.list_of()
 
     def body(x: Value) -> None:

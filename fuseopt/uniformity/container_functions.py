@@ -48,7 +48,7 @@ def _range(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     level = level_of(computed)
     assert level is not None
     if level == Level.NUMBER:
-        raise machine.refusal("it counts to a number that was read from a lane", node)
+        raise machine.refusal("it counts to a number read from a lane", node)
     values = [x.value for x in args if isinstance(x, Known)]
     if len(values) == len(args):
         numbers = range(*values)
@@ -65,7 +65,7 @@ def _enumerate(
     start = args[1] if len(args) > 1 else keywords.get("start", Known(0))
     if sequence is not None:
         if start != Known(0):
-            raise machine.refusal("it counts lanes from another number than 0", node)
+            raise machine.refusal("it counts lanes from a number other than 0", node)
         return Sequence(sequence.lanes, Items((Index(sequence.lanes), sequence.item)))
     items = iteration.spread(machine, args[0], machine.site(node), node)
     assert not isinstance(items, Sequence)
@@ -83,7 +83,7 @@ def _enumerate(
 @rule(builtins.zip)
 def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
     if keywords.keys() - {"strict"}:
-        raise machine.refusal("it is not known what this gives", node)
+        raise machine.refusal("the result of this call is unknown", node)
     sequences = [iteration.lanes_of(machine, sequence, node) for sequence in args]
     if any(sequence is not None for sequence in sequences):
         items: list[Value] = []
@@ -94,13 +94,11 @@ def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
             if sequence is None:
                 if empty(machine, value):
                     return Items(())
-                raise machine.refusal("it gives lanes items by their places", node)
+                raise machine.refusal("it pairs lanes with items by position", node)
             item = sequence.item
             if sequence.lanes != lanes:
                 if not pure(item):
-                    raise machine.refusal(
-                        "lists are not known to have the same lanes", node
-                    )
+                    raise machine.refusal("two lists may have different lanes", node)
                 assert isinstance(item, Tensor)
                 item = Tensor(none=item.none, foreign=True)
             items.append(item)
@@ -168,9 +166,9 @@ def _list(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 @rule(builtins.reversed, builtins.sorted, set, frozenset)
 def _ordered(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
     if iteration.lanes_of(machine, args[0], node) is not None:
-        raise machine.refusal("it takes lanes in an order of its own", node)
+        raise machine.refusal("it takes lanes in a different order", node)
     if keywords.keys() - {"reverse"}:
-        raise machine.refusal("it sorts by a function", node)
+        raise machine.refusal("it sorts by a key function", node)
     items = iteration.spread(machine, args[0], machine.site(node), node)
     assert not isinstance(items, Sequence)
     values = items if isinstance(items, list) else [items.item]
@@ -178,7 +176,7 @@ def _ordered(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) ->
     computed = compute(machine, values, node)
     item_level = level_of(computed)
     if item_level is None or item_level == Level.NUMBER:
-        raise machine.refusal("it sorts what differs between lanes", node)
+        raise machine.refusal("it sorts values that differ between lanes", node)
     types_: frozenset[type] | None = frozenset()
     for x in values:
         item_types = types_of(x)
@@ -191,7 +189,7 @@ def _ordered(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) ->
 @rule(dict)
 def _dict(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
     if args:
-        raise machine.refusal("it makes a dict of what is not known", node)
+        raise machine.refusal("it makes a dict of unknown values", node)
     return machine.new(Dict(tuple(keywords.items())))
 
 

@@ -43,12 +43,12 @@ def key_level(machine: Machine, key: Value, node: ast.AST) -> Level:
     if isinstance(key, Items):
         return max((key_level(machine, x, node) for x in key.items), default=Level(0))
     if isinstance(key, Index):
-        raise machine.refusal("it uses where a lane stands", node)
+        raise machine.refusal("it uses the position of a lane", node)
     if isinstance(key, Tensor):
         raise machine.refusal("it looks up a tensor of a lane", node)
     level = level_of(key)
     if level is None or level == Level.NUMBER:
-        raise machine.refusal("it looks up what differs between lanes", node)
+        raise machine.refusal("it looks up a value that differs between lanes", node)
     if isinstance(key, Known) and not isinstance(key.value, PLAIN):
         raise machine.refusal("it looks up an object", node)
     return level
@@ -71,7 +71,7 @@ def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
         if isinstance(key, Tensor) and key.role == "param":
             return State()
         raise machine.refusal(
-            "it reads state of what is not the lane's parameter", node
+            "it reads state of something other than the lane's parameter", node
         )
     if isinstance(value, State):
         return state_item(machine, key, node)
@@ -82,7 +82,7 @@ def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
         operands.take(value)
         operands.take(key)
         if operands.number and not value.number:
-            raise machine.refusal("it takes a part by a number read from a lane", node)
+            raise machine.refusal("it slices by a number read from a lane", node)
         return Tensor(shared=operands.shared, foreign=operands.foreign)
     if isinstance(value, Group):
         return group_item(machine, value, key, node)
@@ -90,7 +90,7 @@ def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
         if isinstance(key, Known) and type(key.value) is int:
             if -len(machine.world.groups) <= key.value < len(machine.world.groups):
                 return Group(key.value % len(machine.world.groups))
-        raise machine.refusal("it does not say which group it reads", node)
+        raise machine.refusal("it reads a group by an unknown index", node)
     if isinstance(value, Ref):
         return ref_item(machine, value, key, node)
     if isinstance(value, Sequence):
@@ -98,7 +98,7 @@ def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
             return usable(machine, value.item, node)
         if key == Known(0):
             return first_of(machine, value.item, node)
-        raise machine.refusal("lists are not known to have the same lanes", node)
+        raise machine.refusal("two lists may have different lanes", node)
     if isinstance(value, Held):
         return held_item(machine, value, key, node)
     if isinstance(value, Items):
@@ -111,7 +111,9 @@ def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
         if is_slice(key):
             return Many(value.item, max(level, value.level))
         return join(value.item, value.item, level)
-    raise machine.refusal("it reads an item of what differs between lanes", node)
+    raise machine.refusal(
+        "it reads an item of a value that differs between lanes", node
+    )
 
 
 def _part_types(value: Value, key: Value) -> frozenset[type] | None:
@@ -126,12 +128,12 @@ def _tuple_item(machine: Machine, value: Items, key: Value, node: ast.AST) -> Va
     if isinstance(key, Known) and type(key.value) is int:
         if -len(value.items) <= key.value < len(value.items):
             return usable(machine, value.items[key.value], node)
-        raise machine.refusal("a tuple has not so many items", node)
+        raise machine.refusal("a tuple has fewer items", node)
     if isinstance(key, Known) and isinstance(key.value, slice):
         return Items(value.items[key.value])
     level = key_level(machine, key, node)
     if is_slice(key) or not value.items:
-        raise machine.refusal("it takes a part of a tuple that is not known", node)
+        raise machine.refusal("it slices an unknown tuple", node)
     result = value.items[0]
     for x in value.items[1:]:
         result = join(result, x, level)
@@ -168,16 +170,14 @@ def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
     if container.lanes is not None:
         if isinstance(key, Index):
             if key.lanes != container.lanes:
-                raise machine.refusal(
-                    "lists are not known to have the same lanes", node
-                )
+                raise machine.refusal("two lists may have different lanes", node)
             assert container.item is not None
             return usable(machine, container.item, node)
         if key == Known(0):
             return first_of(machine, container.item, node)
         if isinstance(key, Known) and key.value == slice(None):
             return machine.new(replace(container, added=None))
-        raise machine.refusal("it takes lanes by their places", node)
+        raise machine.refusal("it indexes lanes by position", node)
     if isinstance(key, Known) and container.items is not None:
         if type(key.value) is int or isinstance(key.value, slice):
             value = _tuple_item(machine, Items(container.items), key, node)
@@ -188,7 +188,7 @@ def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
     if container.items is not None and not is_slice(key):
         return _tuple_item(machine, Items(container.items), key, node)
     if container.items is not None or container.many is None:
-        raise machine.refusal("it takes a part of a list that is not known", node)
+        raise machine.refusal("it slices an unknown list", node)
     if is_slice(key):
         return machine.new(List(None, container.many, max(level, container.level)))
     return usable(machine, join(container.many, container.many, level), node)
@@ -206,7 +206,7 @@ def first_of(machine: Machine, value: Value | None, node: ast.AST) -> Value:
     level = None if value is None else level_of(value)
     if value is not None and level is not None and level != Level.NUMBER:
         return Data(Level.UNIFORM, types_of(value))
-    raise machine.refusal("it takes lanes by their places", node)
+    raise machine.refusal("it indexes lanes by position", node)
 
 
 def held_item(machine: Machine, container: Held, key: Value, node: ast.AST) -> Value:
@@ -247,9 +247,11 @@ def group_item(
             )
         )
     if key_level(machine, key, node) != Level.UNIFORM:
-        raise machine.refusal("it reads a group by what differs between lanes", node)
+        raise machine.refusal(
+            "it reads a group by a key that differs between lanes", node
+        )
     if not isinstance(key, Known):
-        raise machine.refusal("it does not say what it reads of a group", node)
+        raise machine.refusal("it reads a group by an unknown key", node)
     world = machine.world
     place = ("group", key.value)
     groups = world.groups
@@ -283,7 +285,7 @@ def state_item(
     result: Value | None = None
     if isinstance(key, Known):
         if not isinstance(key.value, str):
-            raise machine.refusal("the state has a key that is no string", node)
+            raise machine.refusal("the state has a key that is not a string", node)
         result = fields.get(key.value)
     else:
         for name, value in fields.items():

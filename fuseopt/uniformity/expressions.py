@@ -70,7 +70,7 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     if scope is not None:
         value = machine.now.scopes[scope].get(name)
         if value is None:
-            raise machine.refusal(f"{name} is not known here", node)
+            raise machine.refusal(f"{name} is unknown here", node)
         return value
     if name in frame.cells:
         return machine.world.value(frame.cells[name], name)
@@ -78,7 +78,7 @@ def _name(machine: Machine, node: ast.Name) -> Value:
         return machine.world.value(frame.globals[name], name)
     if hasattr(builtins, name):
         return Known(getattr(builtins, name))
-    raise machine.refusal(f"{name} is not known here", node)
+    raise machine.refusal(f"{name} is unknown here", node)
 
 
 @form(ast.NamedExpr)
@@ -86,7 +86,7 @@ def _named(machine: Machine, node: ast.NamedExpr) -> Value:
     value = used(machine, node.value)
     scope = machine.place(node.target.id)
     if scope is None:
-        raise machine.refusal("it sets what is not its own", node)
+        raise machine.refusal("it sets a variable that it did not make", node)
     machine.store(scope, node.target.id, value, node)
     return value
 
@@ -100,7 +100,7 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
 def mangled(machine: Machine, name: str, node: ast.AST) -> None:
     """Refuse private names (`__x`), which Python mangles within a class."""
     if name.startswith("__") and not name.endswith("__"):
-        raise machine.refusal("a name that its class changes is not followed", node)
+        raise machine.refusal("a name that its class mangles is not analysed", node)
 
 
 @form(ast.Subscript)
@@ -224,14 +224,14 @@ def _repeated(machine: Machine, ref: Ref, count: Count, node: ast.AST) -> Value:
         or container.items is None
         or len(container.items) != 1
     ):
-        raise machine.refusal("it computes with how many lanes there are", node)
+        raise machine.refusal("it computes with the number of lanes", node)
     item = container.items[0]
     if level_of(item) != Level.UNIFORM and not (
         isinstance(item, Tensor) and item.shared
     ):
-        raise machine.refusal("it gives all lanes one thing", node)
+        raise machine.refusal("it gives all lanes one object", node)
     if count.lanes == "state":
-        raise machine.refusal("it computes with how many lanes there are", node)
+        raise machine.refusal("it computes with the number of lanes", node)
     return machine.new(
         List(None, lanes=count.lanes, item=item, writer=machine.site(node))
     )
@@ -253,14 +253,14 @@ def _lists(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Val
                 for x in parts[1:]:
                     item = join(item, x, level)
                 return machine.new(List(None, item, max(level, container.level)))
-        raise machine.refusal("it repeats what differs between lanes", node)
+        raise machine.refusal("it repeats a value that differs between lanes", node)
     if op is ast.Add:
         values: list[Value] = []
         level = Level.UNIFORM
         exact = True
         for x in (a, b):
             if iteration.lanes_of(machine, x, node) is not None:
-                raise machine.refusal("it puts lanes together", node)
+                raise machine.refusal("it concatenates lists of lanes", node)
             items = iteration.spread(machine, x, machine.site(node), node)
             if isinstance(items, list):
                 values += items
@@ -273,7 +273,7 @@ def _lists(machine: Machine, op: type, a: Value, b: Value, node: ast.AST) -> Val
         for x in values[1:]:
             item = join(item, x, level)
         return machine.new(List(None, item, level))
-    raise machine.refusal("it computes with what differs between lanes", node)
+    raise machine.refusal("it computes with a value that differs between lanes", node)
 
 
 @form(ast.UnaryOp)
@@ -348,7 +348,7 @@ def _items(machine: Machine, nodes: list[ast.expr]) -> list[Value]:
             value = used(machine, x.value)
             items = iteration.spread(machine, value, machine.site(x), x)
             if not isinstance(items, list):
-                raise machine.refusal("it spreads what is not known", x)
+                raise machine.refusal("it unpacks an unknown value", x)
             values += items
         else:
             values.append(used(machine, x))
@@ -371,13 +371,13 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
             value = used(machine, v)
             container = machine.container(value, v) if isinstance(value, Ref) else None
             if not isinstance(container, Dict) or container.other is not None:
-                raise machine.refusal("it spreads what is not known", v)
+                raise machine.refusal("it unpacks an unknown value", v)
             for name, item in container.items:
                 result = result.put(name, item)
             continue
         name = used(machine, k)
         if not isinstance(name, Known):
-            raise machine.refusal("it makes a dict with keys that are not known", node)
+            raise machine.refusal("it makes a dict with unknown keys", node)
         result = result.put(name.value, used(machine, v))
     return machine.new(result)
 
@@ -397,7 +397,7 @@ def _text(machine: Machine, node: ast.JoinedStr) -> Value:
         return Known("".join(str(x.value) for x in parts))  # type: ignore[attr-defined]
     computed = functions.compute(machine, parts, node, (str,))
     if level_of(computed) == Level.NUMBER:
-        raise machine.refusal("it makes text of contents of a tensor", node)
+        raise machine.refusal("it formats tensor data as text", node)
     return computed
 
 

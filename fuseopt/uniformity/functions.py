@@ -60,10 +60,10 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 def odd(value: Value) -> str:
     """What differs between lanes, in words."""
     if isinstance(value, Index):
-        return "where a lane stands"
+        return "the position of a lane"
     if isinstance(value, Count):
-        return "how many lanes there are"
-    return "what differs between lanes"
+        return "the number of lanes"
+    return "a value that differs between lanes"
 
 
 def compute(
@@ -81,9 +81,7 @@ def compute(
         if isinstance(value, Tensor):
             # the function asks for its contents
             if value.foreign:
-                raise machine.refusal(
-                    "lists are not known to have the same lanes", node
-                )
+                raise machine.refusal("two lists may have different lanes", node)
             level = Level.NUMBER
             continue
         if isinstance(value, Items):
@@ -172,7 +170,7 @@ def _bool(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 @rule(builtins.min, builtins.max)
 def _bound(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Value:
     if keywords.keys() - {"default"}:
-        raise machine.refusal("it compares by a function", node)
+        raise machine.refusal("it compares by a key function", node)
     if len(args) == 1:
         return _fold(machine, args[0], list(keywords.values()), node)
     return _of_all(machine, args, node)
@@ -186,7 +184,7 @@ def _sum(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
 def _fold(machine: Machine, iterable: Value, more: Args, node: ast.AST) -> Value:
     """The value of a reduction (`sum`, `max`) over an iterable, and `more` operands."""
     if iteration.lanes_of(machine, iterable, node) is not None:
-        raise machine.refusal("it computes what all lanes give together", node)
+        raise machine.refusal("it computes a total over all lanes", node)
     items = iteration.spread(machine, iterable, machine.site(node), node)
     assert not isinstance(items, Sequence)
     if isinstance(items, list):
@@ -217,7 +215,7 @@ def _any(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
         return Data(Level.UNIFORM, frozenset({bool}))
     items = iteration.spread(machine, args[0], machine.site(node), node)
     if isinstance(items, Sequence):
-        raise machine.refusal("it asks of lanes", node)
+        raise machine.refusal("it tests a list of lanes", node)
     values = items if isinstance(items, list) else [items.item]
     worst = Level.UNIFORM if isinstance(items, list) else items.level
     for x in values:
@@ -234,7 +232,7 @@ def _getattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 
     value, name = usable(machine, args[0], node), args[1]
     if not isinstance(name, Known) or type(name.value) is not str:
-        raise machine.refusal("it reads an attribute whose name is not known", node)
+        raise machine.refusal("it reads an attribute with an unknown name", node)
     if isinstance(value, Optimizer):
         attribute = objects.of_optimizer(machine, value, name.value, node)
         if attribute is None:
@@ -250,7 +248,7 @@ def _hasattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 
     value, name = usable(machine, args[0], node), args[1]
     if not isinstance(name, Known) or type(name.value) is not str:
-        raise machine.refusal("it asks for an attribute whose name is not known", node)
+        raise machine.refusal("it tests for an attribute with an unknown name", node)
     if isinstance(value, Optimizer):
         if ("attribute", name.value) in machine.world.written:
             return uniform(bool)
@@ -261,7 +259,7 @@ def _hasattr(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     if isinstance(value, (Tensor, First)):
         objects.attribute(machine, value, name.value, node)
         return Known(True)
-    raise machine.refusal("it asks for an attribute of what is not known", node)
+    raise machine.refusal("it reads an attribute of an unknown object", node)
 
 
 # ---------------------------------------------------------------- text
@@ -273,7 +271,7 @@ def _text(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
         return args[0]
     computed = compute(machine, args, node, (str,))
     if level_of(computed) == Level.NUMBER:
-        raise machine.refusal("it makes text of contents of a tensor", node)
+        raise machine.refusal("it formats tensor data as text", node)
     return computed
 
 

@@ -53,10 +53,10 @@ def _call(machine: Machine, node: ast.Call) -> Value:
         value = used(machine, word.value)
         if word.arg is None:
             if not isinstance(value, Ref):
-                raise machine.refusal("it spreads what is not known", node)
+                raise machine.refusal("it unpacks an unknown value", node)
             container = machine.container(value, node)
             if not isinstance(container, Dict) or container.other is not None:
-                raise machine.refusal("it spreads what is not known", node)
+                raise machine.refusal("it unpacks an unknown value", node)
             keywords.update({k: v for k, v in container.items if isinstance(k, str)})
         else:
             keywords[word.arg] = value
@@ -78,7 +78,7 @@ def _next(machine: Machine, node: ast.Call) -> Value:
     ):
         value = used(machine, argument.args[0])
     else:
-        raise machine.refusal("how far something was gone through is not known", node)
+        raise machine.refusal("the position of an iterator is unknown", node)
     result: Value
     lanes = iteration.lanes_of(machine, value, node)
     if lanes is not None:
@@ -89,7 +89,7 @@ def _next(machine: Machine, node: ast.Call) -> Value:
     else:
         items = iteration.spread(machine, value, machine.site(node), node)
         if not isinstance(items, list) or not items:
-            raise machine.refusal("the first of what is not known", node)
+            raise machine.refusal("it takes the first item of an unknown value", node)
         result = items[0]
     if len(node.args) > 1:
         result = join(result, used(machine, node.args[1]), Level.UNIFORM)
@@ -119,9 +119,7 @@ def _generator(
     eats = isinstance(function, Known) and function.value in _EATERS
     joins = isinstance(function, Method) and function.name in ("join", "extend")
     if not (eats or joins):
-        raise machine.refusal(
-            "what goes through a generator, and when, is not known", node
-        )
+        raise machine.refusal("the consumer of a generator is unknown", node)
     return evaluate(machine, node)
 
 
@@ -135,12 +133,14 @@ def _starred(machine: Machine, node: ast.Starred, function: Value) -> list[Value
             return [value]
     items = iteration.spread(machine, value, machine.site(node), node)
     if not isinstance(items, list):
-        raise machine.refusal("it spreads what is not known", node)
+        raise machine.refusal("it unpacks an unknown value", node)
     return items
 
 
 def _super(machine: Machine, node: ast.Call) -> Value:
     frame: Frame = machine.frame
     if node.args or frame.owner is None or frame.first != Optimizer():
-        raise machine.refusal("it calls super() of what is not the optimizer", node)
+        raise machine.refusal(
+            "it calls super() of an object other than the optimizer", node
+        )
     return Optimizer(frame.owner)

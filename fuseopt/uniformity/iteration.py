@@ -102,7 +102,7 @@ def spread(
         if value.number in machine.world.written:
             return Many(uniform())
         if isinstance(x, (set, frozenset)):
-            raise machine.refusal(f"the order of {value.name} is not known", node)
+            raise machine.refusal(f"the order of {value.name} is unknown", node)
         items = list(x)
         if len(items) <= 16 and isinstance(x, (tuple, dict)):
             return [machine.world.value(y, value.name) for y in items]
@@ -121,7 +121,7 @@ def spread(
             return Many(Data(level, frozenset({int})), level)
         if types_ == frozenset({range}):
             return Many(Data(level, frozenset({int})), level)
-    raise machine.refusal("it goes over what differs between lanes", node)
+    raise machine.refusal("it loops over a value that differs between lanes", node)
 
 
 def _dict_keys(container: Dict) -> list[Value] | Many:
@@ -149,7 +149,7 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
         # they do ends the graph. Of others' code the way not taken is not rehearsed
         return None, Level.NUMBER
     if level == Level.NUMBER or isinstance(value, (Tensor, First)):
-        raise machine.refusal("it goes a way that contents of a tensor choose", node)
+        raise machine.refusal("it branches on tensor data", node)
     if level is not None:
         return None, level
     if isinstance(value, Count):
@@ -162,9 +162,7 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
         return None, Level.UNIFORM
     if isinstance(value, States):
         if machine.lane is not None:
-            raise machine.refusal(
-                "it asks whether lanes before this one had state", node
-            )
+            raise machine.refusal("it tests whether earlier lanes had state", node)
         return None, Level.UNIFORM
     if isinstance(value, Items):
         return bool(value.items), Level.UNIFORM
@@ -174,9 +172,7 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
             if container.items is not None:
                 return bool(container.items), Level.UNIFORM
             if container.lanes is not None and machine.lane is not None:
-                raise machine.refusal(
-                    "it asks how many lanes were before this one", node
-                )
+                raise machine.refusal("it reads the number of earlier lanes", node)
             return None, container.level
         if container.other is None:
             return bool(container.items), Level.UNIFORM
@@ -185,7 +181,7 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
         return None, value.level
     if isinstance(value, Sequence) and machine.lane is None:
         return None, Level.UNIFORM
-    raise machine.refusal("it goes a way that differs between lanes", node)
+    raise machine.refusal("it branches on a value that differs between lanes", node)
 
 
 def length(machine: Machine, value: Value, node: ast.AST) -> Value:
@@ -210,9 +206,7 @@ def length(machine: Machine, value: Value, node: ast.AST) -> Value:
         return Data(Level.KIND, frozenset({int}))
     if isinstance(value, States):
         if machine.lane is not None:
-            raise machine.refusal(
-                "it asks whether lanes before this one had state", node
-            )
+            raise machine.refusal("it tests whether earlier lanes had state", node)
         return Count("state")
     if isinstance(value, Grouped) and value.single:
         return Known(1)
@@ -228,7 +222,9 @@ def length(machine: Machine, value: Value, node: ast.AST) -> Value:
     data_level = level_of(value)
     if data_level is not None and data_level != Level.NUMBER:
         return Data(data_level, frozenset({int}))
-    raise machine.refusal("it asks for the length of what differs between lanes", node)
+    raise machine.refusal(
+        "it reads the length of a value that differs between lanes", node
+    )
 
 
 def contains(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
@@ -242,7 +238,7 @@ def contains(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value
         if isinstance(key, Tensor) and key.role == "param":
             return Data(Level.KIND, frozenset({bool}))
         raise machine.refusal(
-            "it looks up state of what is not the lane's parameter", node
+            "it looks up state of something other than the lane's parameter", node
         )
     if level_of(key) == Level.NUMBER and isinstance(value, (Items, Known)):
         return NUMBER
@@ -277,9 +273,9 @@ def contains(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value
                 if y is not None:
                     level = max(level, key_level(machine, y, node))
             return Data(max(level, container.level), frozenset({bool}))
-        raise machine.refusal("it looks for a lane", node)
+        raise machine.refusal("it searches for a lane", node)
     if isinstance(value, Held) or level_of(value) is not None:
         value_level = level_of(value)
         level = level if value_level is None else max(level, value_level)
         return Data(level, frozenset({bool}))
-    raise machine.refusal("it looks up what differs between lanes", node)
+    raise machine.refusal("it looks up a value that differs between lanes", node)

@@ -74,7 +74,7 @@ def over_lanes(
     set it to the same value. Returns the memory after a `break`, None without one.
     """
     if machine.lane is not None:
-        raise machine.refusal("it goes over lanes within a loop over lanes", node)
+        raise machine.refusal("it loops over lanes within a loop over lanes", node)
     before = machine.now
     variables = _names(machine, names)
     growing: set[int] = set()
@@ -138,7 +138,7 @@ def _break_off(
     broken: Memory,
 ) -> None:
     """The memory after a lane ends the loop: any number of lanes came before it."""
-    why = "lanes after the one that ended a loop are missing"
+    why = "lanes are missing after the end of a loop"
     for number, container in broken.heap.items():
         earlier = before.heap.get(number)
         if (
@@ -198,7 +198,7 @@ def _left(
 ) -> Value:
     stores = loop.stores.get((scope, name), [])
     values = [x for _, x in stores]
-    bad = Bad(f"{name} is what the last lane left")
+    bad = Bad(f"{name} holds a value of the last lane")
     if values and all(isinstance(x, Gathered) for x in values):
         operations = {x.operation for x in values}  # type: ignore[attr-defined]
         if len(operations) == 1 and not broken:
@@ -271,7 +271,9 @@ def over_many(
         variables |= fresh
         head = merged
     else:
-        raise machine.refusal("a loop is too involved to be analysed", node)
+        raise machine.refusal(
+            "the analysis of a loop did not reach a fixed point", node
+        )
     result: Memory | None = before.copy()
     if end is not None:
         for scope, name in unset:

@@ -127,7 +127,7 @@ class Machine:
     def spend(self, node: ast.AST) -> None:
         self._budget -= 1
         if self._budget < 0:
-            raise self.refusal("there is too much code to analyse", node)
+            raise self.refusal("the code exceeds the budget of the analysis", node)
 
     # ---------------------------------------------------------------- places
 
@@ -208,7 +208,7 @@ class Machine:
         if isinstance(container, List) and (
             container.growing or container.added is not None
         ):
-            raise self.refusal("a list is read to which lanes are being added", node)
+            raise self.refusal("it reads a list inside the loop that fills it", node)
         return container
 
     def is_local(self, container: List | Dict) -> bool:
@@ -274,7 +274,7 @@ def usable(machine: Machine, value: Value, node: ast.AST) -> Value:
     if isinstance(value, Bad):
         raise machine.refusal(value.why, node)
     if isinstance(value, Carried):
-        raise machine.refusal(f"{value.name} may be what another lane left", node)
+        raise machine.refusal(f"{value.name} may hold a value of an earlier lane", node)
     if isinstance(value, Gathered):
-        raise machine.refusal("it is read while lanes are still being counted in", node)
+        raise machine.refusal("it reads a count inside the loop that counts", node)
     return value

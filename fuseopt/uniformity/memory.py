@@ -180,7 +180,7 @@ def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> V
             or container.broken
             or container.added is not None
         ):
-            return Bad("it may be one thing or another")
+            return Bad("it may be one of several objects")
         lists.append(container)
     for ref in (x, y):
         for m in memories if isinstance(ref, Ref) else ():
@@ -203,7 +203,7 @@ def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> V
             assert b.item is not None
             return Sequence(Either((a.lanes, b.lanes)), join(a.item, b.item, level))
     if a.lanes is not None or b.lanes is not None:
-        return Bad("it may be one thing or another")
+        return Bad("it may be one of several objects")
     values = [*_values(a), *_values(b)]
     if not values:
         return Items(())
@@ -309,14 +309,14 @@ def forget(memory: Memory, loop: Any) -> None:
     for scope in memory.scopes.values():
         for name, value in scope.items():
             if follows(value, loop):
-                scope[name] = Bad(f"{name} is of another turn of a loop")
+                scope[name] = Bad(f"{name} belongs to an earlier iteration of a loop")
     for number, container in memory.heap.items():
         if isinstance(container, List):
             values = [*(container.items or ()), container.many, container.item]
             if (container.lanes is not None and depends(container.lanes, loop)) or any(
                 x is not None and follows(x, loop) for x in values
             ):
-                why = "it is of another turn of a loop"
+                why = "it belongs to an earlier iteration of a loop"
                 memory.heap[number] = replace(container, broken=why)
         elif any(follows(x, loop) for _, x in container.items) or (
             container.other is not None and follows(container.other, loop)

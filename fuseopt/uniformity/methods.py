@@ -57,8 +57,8 @@ def method(
     if isinstance(value, States):
         if name == "get" and isinstance(args[0], Tensor) and args[0].role == "param":
             if len(args) == 1:
-                raise machine.refusal("state that may be missing is not followed", node)
-        raise machine.refusal("it does not say whose state it reads", node)
+                raise machine.refusal("state that may be missing is not analysed", node)
+        raise machine.refusal("it reads the state of an unknown parameter", node)
     if isinstance(value, Group):
         return _of_group(machine, value, name, args, node)
     if isinstance(value, Grouped):
@@ -69,7 +69,7 @@ def method(
         return functions.compute(machine, [value, *args], node)
     if level_of(value) is not None:
         return _of_data(machine, value, name, args, keywords, node)
-    raise machine.refusal(f"it calls {name} of what is not known", node)
+    raise machine.refusal(f"it calls {name} of an unknown object", node)
 
 
 def _of_tensor(
@@ -89,15 +89,13 @@ def _of_tensor(
     answer = tensors.asked(machine, value, name, level, node)
     if answer is not None:
         if level == Level.NUMBER:
-            raise machine.refusal(
-                "it asks for sizes by a number read from a lane", node
-            )
+            raise machine.refusal("it reads a size by a number read from a lane", node)
         return answer
     if isinstance(value, First):
         raise machine.refusal("it uses a tensor of the first lane", node)
     if name in tensors.READS:
         if name == "tolist":
-            raise machine.refusal("it reads contents of a tensor as a list", node)
+            raise machine.refusal("it reads tensor data as a list", node)
         return NUMBER
     # only a tensor has this method, so the value is one, even if it could be None
     receiver = Tensor(shared=value.shared, foreign=value.foreign)
@@ -151,7 +149,7 @@ def _extend(
             ]
             machine.now.heap[ref.number] = loose(extended, values)
             return Known(None)
-        raise machine.refusal("it adds to a list what is not known", node)
+        raise machine.refusal("it appends an unknown value to a list", node)
     if machine.lane is not None:
         raise machine.refusal("it uses all lanes within a loop over lanes", node)
 
@@ -221,7 +219,7 @@ def _of_state(
             )
             if not isinstance(container, Dict) or container.other is not None:
                 raise machine.refusal(
-                    "the state of a lane is given what is not known", node
+                    "it stores an unknown value in the state of a lane", node
                 )
             for key, value in container.items:
                 stores.store_state(machine, Known(key), value, node)
@@ -311,7 +309,7 @@ def _of_data(
     assert level is not None
     kinds = types_of(value) or frozenset()
     if level == Level.NUMBER and name not in ("is_integer", "conjugate"):
-        raise machine.refusal("it makes text of contents of a tensor", node)
+        raise machine.refusal("it formats tensor data as text", node)
     values = [value, *args, *keywords.values()]
     if all(isinstance(x, Known) and isinstance(x.value, PLAIN) for x in values):
         words = {k: v.value for k, v in keywords.items()}  # type: ignore[attr-defined]

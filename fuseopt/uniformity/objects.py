@@ -58,7 +58,9 @@ def attribute(machine: Machine, value: Value, name: str, node: ast.AST) -> Value
         return value.items[0 if name == "values" else 1]
     if isinstance(value, _METHODS):
         return Method(value, name)
-    raise machine.refusal(f"it reads {name} of what differs between lanes", node)
+    raise machine.refusal(
+        f"it reads {name} of a value that differs between lanes", node
+    )
 
 
 # ---------------------------------------------------------------- the optimizer
@@ -139,9 +141,11 @@ def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
     """
     usable(machine, value, node)
     if machine.lane is not None:
-        raise machine.refusal("a loop over lanes changes what is not a lane's", node)
+        raise machine.refusal(
+            "a loop over lanes changes an object that belongs to no lane", node
+        )
     if place in machine.world.foreign:
-        raise machine.refusal("it changes what the optimizer does not hold", node)
+        raise machine.refusal("it changes an object outside of the optimizer", node)
     plain = level_of(value) == Level.UNIFORM or (
         isinstance(value, Tensor) and value.shared and not value.number
     )
@@ -150,7 +154,7 @@ def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
     if isinstance(value, Known) and not isinstance(value.value, PLAIN):
         plain = False
     if not plain:
-        raise machine.refusal("the step keeps what differs between lanes", node)
+        raise machine.refusal("it keeps a value that differs between lanes", node)
     machine.world.write(place)
     if isinstance(value, Known):
         value = Data(Level.UNIFORM, frozenset({type(value.value)}))
@@ -203,10 +207,12 @@ def has(machine: Machine, x: Any, name: str, node: ast.AST) -> bool:
     static = inspect.getattr_static(x, name, _MISSING)
     if static is _MISSING and hasattr(type(x), "__getattr__"):
         raise machine.refusal(
-            f"a {type(x).__name__} says which attributes it has", node
+            f"a {type(x).__name__} computes its attributes in code", node
         )
     if isinstance(x, types.ModuleType) and "__getattr__" in vars(x):
-        raise machine.refusal(f"{vars(x)['__name__']} says what it has", node)
+        raise machine.refusal(
+            f"{vars(x)['__name__']} computes its attributes in code", node
+        )
     return static is not _MISSING
 
 
@@ -215,7 +221,7 @@ def _of_class(machine: Machine, c: type, name: str, node: ast.AST) -> Value:
         return uniform(str)
     if type(c).__module__ not in ("builtins", "abc", "torch", "torch._C", "enum"):
         if type(c) is not type(machine.world.kind):
-            raise machine.refusal(f"{c.__name__} has a class of its own kind", node)
+            raise machine.refusal(f"{c.__name__} has a metaclass", node)
     for owner in c.__mro__:
         if name in vars(owner):
             static = vars(owner)[name]
@@ -226,7 +232,7 @@ def _of_class(machine: Machine, c: type, name: str, node: ast.AST) -> Value:
             if isinstance(static, property):
                 return Known(static)
             return usable_value(machine, static, f"{c.__name__}.{name}", node)
-    raise machine.refusal(f"{c.__name__} has no {name} of its own", node)
+    raise machine.refusal(f"{c.__name__} does not define {name}", node)
 
 
 def _of_data(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
@@ -235,12 +241,10 @@ def _of_data(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
     if level == Level.NUMBER:
         if name in ("is_integer", "conjugate"):
             return Method(value, name)
-        raise machine.refusal(
-            f"it reads {name} of a number that was read from a lane", node
-        )
+        raise machine.refusal(f"it reads {name} of a number read from a lane", node)
     if kinds is None or not all(issubclass(k, PLAIN) for k in kinds):
         raise machine.refusal(
-            f"it reads {name} of what is not known to be plain data", node
+            f"it reads {name} of an object that may not be plain data", node
         )
     if name.startswith("__"):
         raise machine.refusal(f"it reads {name}", node)

@@ -74,7 +74,7 @@ class Sources:
         if cached is not None and cached.lines is lines:
             return cached
         if not lines:
-            raise NoSource("there is no source of it")
+            raise NoSource("its source is missing")
         file = self._files[name] = _File(lines)
         try:
             tree = ast.parse("".join(lines), name)

@@ -35,7 +35,7 @@ def _return(machine: Machine, node: ast.Return) -> None:
     lane = machine.lane
     if lane is not None and lane.frame is frame:
         if not (isinstance(value, Known) and isinstance(value.value, PLAIN)):
-            raise machine.refusal("what one lane gives ends a loop over lanes", node)
+            raise machine.refusal("the result of one lane ends a loop over lanes", node)
         lane.leaves.append((value, machine.now))
         machine.memory = None
         return

@@ -43,7 +43,7 @@ def store_item(
     elif isinstance(value, States):
         if not (isinstance(key, Tensor) and key.role == "param"):
             raise machine.refusal(
-                "it sets state of what is not the lane's parameter", node
+                "it sets state of something other than the lane's parameter", node
             )
         store_states(machine, new, node)
     elif isinstance(value, Tensor):
@@ -54,7 +54,7 @@ def store_item(
         Operands(machine, node).take(new)
     elif isinstance(value, Group):
         if not isinstance(key, Known) or key.value == "params":
-            raise machine.refusal("it does not say what it sets of a group", node)
+            raise machine.refusal("it sets a group's value by an unknown key", node)
         objects.write(machine, ("group", key.value), new, node)
     elif isinstance(value, Ref):
         store_ref(machine, value, key, new, node)
@@ -62,7 +62,7 @@ def store_item(
         key_level(machine, key, node)
         objects.write(machine, value.number, new, node)
     else:
-        raise machine.refusal("it changes an item of what is not known", node)
+        raise machine.refusal("it changes an item of an unknown object", node)
 
 
 def store_state(machine: Machine, key: Value, new: Value, node: ast.AST) -> None:
@@ -71,27 +71,25 @@ def store_state(machine: Machine, key: Value, new: Value, node: ast.AST) -> None
     usable(machine, new, node)
     key_level(machine, key, node)
     if isinstance(new, Tensor) and new.foreign:
-        raise machine.refusal("lists are not known to have the same lanes", node)
+        raise machine.refusal("two lists may have different lanes", node)
     if isinstance(new, Tensor) and not new.number:
         stored: Value = Tensor(none=new.none, plain=new.plain)
     elif level_of(new) in (Level.UNIFORM, Level.KIND):
         if isinstance(new, Known) and not isinstance(new.value, PLAIN):
-            raise machine.refusal("the state of a lane is given an object", node)
+            raise machine.refusal("it stores an object in the state of a lane", node)
         types = types_of(new)
         counts = machine.world.counters and (types is None or int in types)
         stored = Data(Level.NUMBER if counts else Level.KIND, types)
     elif level_of(new) == Level.NUMBER and machine.world.counters:
         stored = Data(Level.NUMBER, types_of(new))
     elif isinstance(new, Tensor) or level_of(new) == Level.NUMBER:
-        raise machine.refusal(
-            "the state keeps a number that was read from a lane", node
-        )
+        raise machine.refusal("it stores a number read from a lane in the state", node)
     else:
         raise machine.refusal(
-            "the state of a lane is given what differs between lanes", node
+            "it stores a value that differs between lanes in the state", node
         )
     if isinstance(key, Known) and not isinstance(key.value, str):
-        raise machine.refusal("the state is given a key that is no string", node)
+        raise machine.refusal("it stores state under a key that is not a string", node)
     machine.world.field(key.value if isinstance(key, Known) else None, stored)
 
 
@@ -105,9 +103,7 @@ def store_states(machine: Machine, new: Value, node: ast.AST) -> None:
         or not machine.is_local(container)
         or container.other is not None
     ):
-        raise machine.refusal(
-            "the state of a lane is given what is no dict of its own", node
-        )
+        raise machine.refusal("it gives a lane a state that is not a new dict", node)
     for key, value in container.items:
         store_state(machine, Known(key), value, node)
 
@@ -125,7 +121,7 @@ def store_ref(
         container = machine.container(ref, node)
         assert isinstance(container, List)
         if key.lanes != container.lanes or container.frozen:
-            raise machine.refusal("lists are not known to have the same lanes", node)
+            raise machine.refusal("two lists may have different lanes", node)
         assert container.item is not None
         usable(machine, new, node)
         updated = replace(container, item=join(container.item, new, Level.KIND))
@@ -136,7 +132,9 @@ def store_ref(
     if not machine.is_local(container) or (
         isinstance(container, List) and container.frozen
     ):
-        raise machine.refusal("a loop over lanes changes what is not a lane's", node)
+        raise machine.refusal(
+            "a loop over lanes changes an object that belongs to no lane", node
+        )
     level = max(key_level(machine, key, node), machine.level)
     if isinstance(container, Dict):
         if isinstance(key, Known) and container.created_in == machine.turns():
@@ -147,7 +145,7 @@ def store_ref(
         machine.now.heap[ref.number] = replace(container, items=items, other=other)
         return
     if container.lanes is not None:
-        raise machine.refusal("it sets lanes by their places", node)
+        raise machine.refusal("it assigns lanes by position", node)
     if (
         container.items is not None
         and isinstance(key, Known)
@@ -162,7 +160,7 @@ def store_ref(
             machine.now.heap[ref.number] = replace(container, items=tuple(values))
             return
     if is_slice(key):
-        raise machine.refusal("it sets a part of a list", node)
+        raise machine.refusal("it assigns to a slice of a list", node)
     values_before = (
         list(container.items or ()) if container.many is None else [container.many]
     )
@@ -176,12 +174,14 @@ def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
     usable(machine, new, node)
     container = machine.now.heap[ref.number]
     if container.broken or not isinstance(container, List):
-        raise machine.refusal(container.broken or "it appends to what is no list", node)
+        raise machine.refusal(
+            container.broken or "it appends to an object that is not a list", node
+        )
     if container.frozen:
-        raise machine.refusal("it changes a list that may be another", node)
+        raise machine.refusal("it changes one of several possible lists", node)
     if machine.is_local(container):
         if container.lanes is not None:
-            raise machine.refusal("it adds to lanes what is none", node)
+            raise machine.refusal("it adds an item of no lane to a list of lanes", node)
         if container.items is not None and container.created_in == machine.turns():
             updated = replace(container, items=(*container.items, new))
         else:
@@ -199,13 +199,15 @@ def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
     if container.lane is not None:
         raise machine.refusal("it adds to a list of another lane", node)
     if container.added is not None:
-        raise machine.refusal("a list gets several items of a lane", node)
+        raise machine.refusal("it adds several items of a lane to a list", node)
     if any(loop.lanes is None for loop in machine.loops[machine.loops.index(lane) :]):
-        raise machine.refusal("a list gets several items of a lane", node)
+        raise machine.refusal("it adds several items of a lane to a list", node)
     if container.items != () and (
         container.lanes is None or container.writer != lane.site
     ):
-        raise machine.refusal("a list gets items of lanes and others", node)
+        raise machine.refusal(
+            "it adds items of lanes and other items to one list", node
+        )
     lane.grown.add(ref.number)
     loops = tuple(loop for loop in machine.turns() if loop not in container.created_in)
     updated = replace(container, added=Added(new, (), loops, lane.site))
@@ -221,7 +223,7 @@ def over_turns(value: Value) -> Value:
     if isinstance(value, Items):
         return Items(tuple(map(over_turns, value.items)))
     if isinstance(value, Known) and not isinstance(value.value, PLAIN):
-        return Bad("it may be another in each turn of a loop")
+        return Bad("it may differ in each iteration of a loop")
     if isinstance(value, (Known, Data)):
         level = level_of(value)
         assert level is not None
@@ -242,7 +244,9 @@ def settle(machine: Machine, lane: Any) -> None:
             lanes = joined(part(lane.lanes, added.branches), added.loops)
             if added.loops and not all(deals(lane.lanes, loop) for loop in added.loops):
                 heap[number] = replace(
-                    container, added=None, broken="a list gets several items of a lane"
+                    container,
+                    added=None,
+                    broken="it adds several items of a lane to a list",
                 )
                 continue
             # an item that is uniform within one turn may differ between turns

@@ -204,7 +204,7 @@ def _near(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> None
     if isinstance(t, Tensor) and t.foreign:
         names = (METADATA, SIZES, ASKED, ASKED_SIZES, READS)
         if name == "grad" or any(name in x for x in names):
-            raise machine.refusal("lists are not known to have the same lanes", node)
+            raise machine.refusal("two lists may have different lanes", node)
 
 
 def asked(
@@ -253,9 +253,7 @@ class Operands:
         level = level_of(value)
         if level is not None:
             if isinstance(value, Known) and not isinstance(value.value, PLAIN):
-                raise self.machine.refusal(
-                    "a call of torch is given an object", self.node
-                )
+                raise self.machine.refusal("it passes torch an object", self.node)
             self.number = self.number or level == Level.NUMBER
             self.lane_data = self.lane_data or level != Level.UNIFORM
             self.shared = self.shared and level == Level.UNIFORM
@@ -272,14 +270,14 @@ class Operands:
             if isinstance(container, List):
                 if container.lanes is not None:
                     raise self.machine.refusal(
-                        "a call is given tensors of all lanes", self.node
+                        "it passes a call tensors of all lanes", self.node
                     )
                 for member in (*(container.items or ()), container.many):
                     if member is not None:
                         self.take(member)
                 return
         raise self.machine.refusal(
-            "a call of torch is given what depends on lanes", self.node
+            "it passes torch a value that depends on lanes", self.node
         )
 
 
@@ -308,15 +306,13 @@ def aten(
         operands_of_out = Operands(machine, node)
         operands_of_out.take(size)
         if operands_of_out.number:
-            raise machine.refusal("a size was read from contents of a tensor", node)
+            raise machine.refusal("it reads a size from tensor data", node)
     if operands.number and bare not in VALUED:
-        raise machine.refusal(
-            "a call is given a number that was read from a lane", node
-        )
+        raise machine.refusal("it passes a call a number read from a lane", node)
     if operands.foreign and operands.lane_data:
-        raise machine.refusal("lists are not known to have the same lanes", node)
+        raise machine.refusal("two lists may have different lanes", node)
     if machine.lane is None and not operands.shared:
-        raise machine.refusal("it uses a tensor of one lane for all", node)
+        raise machine.refusal("it uses a tensor of one lane for all lanes", node)
     result = Tensor(shared=operands.shared, foreign=operands.foreign)
     if name in _FACTORIES or name in METHODS or op is None:
         if name in ("split", "chunk", "unbind"):

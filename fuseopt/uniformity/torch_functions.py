@@ -100,7 +100,7 @@ def _asked(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
         answer = tensors.asked(machine, value, name, Level.UNIFORM, node)
         if answer is not None:
             return answer
-    raise machine.refusal("it asks what is not known", node)
+    raise machine.refusal("it tests an unknown value", node)
 
 
 rule(
@@ -120,7 +120,7 @@ def _metadata(machine: Machine, args: Args, node: ast.AST, name: str) -> Value:
         return answer
     if level_of(value) is not None:
         return compute(machine, [value], node, (bool,))
-    raise machine.refusal("it asks what is not known", node)
+    raise machine.refusal("it tests an unknown value", node)
 
 
 @rule(torch.result_type, torch.promote_types, torch.can_cast)
@@ -143,7 +143,7 @@ def _stack(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
     # it returns one tensor of the numbers, or their list: a number for each lane
     if iteration.lanes_of(machine, args[0], node) is None:
         if not empty(machine, args[0]):
-            raise machine.refusal("it stacks what are no lanes", node)
+            raise machine.refusal("it stacks a list of something besides lanes", node)
     return args[0]
 
 
@@ -157,16 +157,18 @@ def _sorted_by(machine: Machine, args: Args, node: ast.AST, keys: Any) -> Value:
     if machine.lane is not None:
         raise machine.refusal("it sorts lanes within a loop over lanes", node)
     if not isinstance(outer, List) or outer.items is None:
-        raise machine.refusal("it sorts lists that are not known", node)
+        raise machine.refusal("it sorts unknown lists", node)
     lanes: Any = None
     for x in outer.items:
         sequence = iteration.lanes_of(machine, x, node)
         if sequence is None:
             if not empty(machine, x):
-                raise machine.refusal("it sorts what are no lanes", node)
+                raise machine.refusal(
+                    "it sorts a list of something besides lanes", node
+                )
             continue
         if lanes is not None and sequence.lanes != lanes:
-            raise machine.refusal("lists are not known to have the same lanes", node)
+            raise machine.refusal("two lists may have different lanes", node)
         lanes = sequence.lanes
     first = outer.items[0] if outer.items else Known(None)
     container = machine.now.heap[first.number] if isinstance(first, Ref) else None
@@ -226,7 +228,7 @@ def foreach(
         tensors_only = tensors_only and pure(sequence.item)
         if misaligned and not tensors_only:
             # the dry run shows which tensors a call combines, but not which numbers
-            raise machine.refusal("lists are not known to have the same lanes", node)
+            raise machine.refusal("two lists may have different lanes", node)
         tensors.Operands(machine, node).take(sequence.item)
     if lanes is None:
         if has_empty:
@@ -242,9 +244,9 @@ def foreach(
     for value in values:
         scalar = isinstance(value, Tensor) and value.shared
         if level_of(value) is None and not scalar:
-            raise machine.refusal("it gives lanes items by their places", node)
+            raise machine.refusal("it pairs lanes with items by position", node)
         if isinstance(value, Known) and not isinstance(value.value, PLAIN):
-            raise machine.refusal("a call of torch is given an object", node)
+            raise machine.refusal("it passes torch an object", node)
     if name.endswith("_"):
         return Known(None)
     result = List(None, lanes=lanes, item=Tensor(), writer=machine.site(node))

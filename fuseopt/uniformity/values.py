@@ -319,7 +319,7 @@ def join(a: Value, b: Value, level: Level) -> Value:
             return x if isinstance(y, Carried) else _gathered(a, b)
     for x in (a, b):
         if isinstance(x, Carried):
-            return Bad(f"{x.name} may be what another lane left")
+            return Bad(f"{x.name} may hold a value of an earlier lane")
     level_of_a, other = level_of(a), level_of(b)
     if level_of_a is not None and other is not None:
         if not (_plain(a) and _plain(b)):
@@ -355,7 +355,7 @@ def join(a: Value, b: Value, level: Level) -> Value:
             return Choice(tuple(dict.fromkeys((*options[0], *options[1]))))
     if isinstance(a, Many) and isinstance(b, Many):
         return Many(join(a.item, b.item, level), max(a.level, b.level, level))
-    return Bad("it may be one thing or another")
+    return Bad("it may be one of several objects")
 
 
 def _plain(x: Value) -> bool:
@@ -366,7 +366,7 @@ def _or_data(t: Tensor, other: Value, level: Level) -> Value:
     of_other = level_of(other)
     assert of_other is not None
     if not _plain(other):
-        return Bad("it may be one thing or another")
+        return Bad("it may be one of several objects")
     nothing = isinstance(other, Known) and other.value is None
     types_ = types_of(other)
     return Tensor(
@@ -385,4 +385,4 @@ def _gathered(a: Value, b: Value) -> Value:
         if a.operation == b.operation:
             types_ = a.types | b.types if a.types and b.types else None
             return Gathered(a.operation, types_)
-    return Bad("it may be one thing or another")
+    return Bad("it may be one of several objects")

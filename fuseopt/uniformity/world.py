@@ -89,20 +89,20 @@ class World:
         for c in kind.__mro__[:-1]:
             for name in _HOOKS:
                 if name in vars(c):
-                    raise Unknown(f"{c.__name__} has a {name} of its own")
+                    raise Unknown(f"{c.__name__} defines {name}")
             if any(name in vars(c) for name in _RESERVED):
-                raise Unknown(f"{c.__name__} has a state or groups of its own kind")
+                raise Unknown(f"{c.__name__} defines `state` or `param_groups` itself")
         state = optimizer.state
         if type(state) not in (dict, collections.defaultdict):
             raise Unknown(f"its state is a {type(state).__name__}")
         if getattr(state, "default_factory", None) not in (None, dict):
-            raise Unknown("its state has a function of its own that makes states")
+            raise Unknown("its state has its own default factory")
         self.groups: list[dict[str, Any]] = []
         self.lanes: set[int] = set()
         tensors: list[Any] = []
         for group in optimizer.param_groups:
             if type(group) is not dict or type(group["params"]) is not list:
-                raise Unknown("its groups are no dicts with lists")
+                raise Unknown("its groups are not dicts with lists")
             self.groups.append(dict(group))
             tensors += group["params"]
         #: have all parameters one device and one dtype?
@@ -114,7 +114,7 @@ class World:
         self.fields: dict[Any, Value] = {}
         for state in optimizer.state.values():
             if type(state) is not dict:
-                raise Unknown("the state of a parameter is no dict")
+                raise Unknown("the state of a parameter is not a dict")
             acts = acts_when_asked(state)
             if acts:
                 raise Unknown(f"the state of a parameter {acts}")
@@ -190,7 +190,7 @@ class World:
         if compat.is_numpy_float(x) and compat.may_follow_numpy():
             return uniform(float)  # a trace ends where it is used as anything else
         if compat.acts_otherwise(x):
-            return Bad(f"{name} is a {kind.__name__} with operators of its own")
+            return Bad(f"{name} is a {kind.__name__} that defines its own operators")
         if kind in (int, float, complex):
             return uniform(kind)
         if issubclass(kind, EXACT):
@@ -211,7 +211,7 @@ class World:
             return Bad(f"{name} {acts}") if acts else self.hold(x, name)
         if issubclass(kind, FUNCTIONS) or callable(x):
             return Known(x)
-        return Bad(f"{name} is a {kind.__name__}, of which nothing is known")
+        return Bad(f"{name} is a {kind.__name__}, an unsupported type")
 
     def all_of(self, values: Any, name: str, level: Level) -> Value:
         """The join of the values of some objects; `level`: that of the choice."""

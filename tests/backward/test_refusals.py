@@ -292,7 +292,7 @@ def test_what_is_seen_of_others_when_they_have_state() -> None:
     pair = Pair(FirstOfAll, of=of)
     pair.step()
     before = [p.detach().clone() for p in pair.mine.parameters()]
-    with pytest.raises(UnsupportedInput, match="depends on the others"):
+    with pytest.raises(UnsupportedInput, match="depends on other parameters"):
         pair.backward()
     for p, q in zip(before, pair.mine.parameters(), strict=True):
         assert same_bits(q.detach(), p)

@@ -340,7 +340,7 @@ def test_memory_read_and_written_in_eagers_own_order() -> None:
     report = against_eager(step, lambda: [rand(40)])
     assert report.launches == 0
     assert {reason for _, reason in report.externs} == {
-        "it writes memory that it reads elsewhere, or one place twice"
+        "it writes memory that it reads at another index, or one place twice"
     }
 
 

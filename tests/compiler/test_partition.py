@@ -134,7 +134,7 @@ def test_a_mixed_graph_is_refused_where_asked(name: str) -> None:
     for model in models:
         model.register_buffer("average", torch.zeros(4, 4))
     step = compiled(MIXED[name][0], fallback="error")
-    with pytest.raises(Exception, match="a part of the graph is no update"):
+    with pytest.raises(Exception, match="a part of the graph is not an update"):
         step(models[0], torch.ones(5, 4))
     assert_same(models[0], models[1])
 
@@ -203,7 +203,7 @@ def test_a_recorded_write_runs_as_it_is() -> None:
         results.append((out.detach(), lr.grad))
     assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
     (report,) = fuseopt.reports()
-    assert "autograd records what this graph writes" in report.fallback
+    assert "autograd records the writes of this graph" in report.fallback
 
 
 def test_a_record_that_nobody_can_go_back_through_is_no_forward() -> None:

@@ -265,7 +265,7 @@ def test_one_that_is_remade_over_the_same_parameters_is_seen() -> None:
 def test_one_that_begins_elsewhere_each_time_is_seen() -> None:
     counted = itertools.count()
 
-    with pytest.raises(NotRepeatable, match="other numbers"):
+    with pytest.raises(NotRepeatable, match="different numbers"):
         run(lambda: SGD([torch.nn.Parameter(torch.rand(3) + next(counted))], lr=0.1))
 
 

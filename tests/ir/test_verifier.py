@@ -260,10 +260,10 @@ SCHEDULES: dict[str, tuple[Callable[[Schedule], Schedule], str]] = {
         lambda s: variant(s, scalars=(first(s).scalars[0][:1], first(s).scalars[1])),
         "column of scalar 0 has 1 entries",
     ),
-    "parts": (lambda s: variant(s, code=first(s).code[1:]), "do not part"),
+    "parts": (lambda s: variant(s, code=first(s).code[1:]), "do not partition"),
     "twice": (
         lambda s: variant(s, code=(*first(s).code, first(s).lane_code[0])),
-        "do not part",
+        "do not partition",
     ),
     "lane code of elements": (
         lambda s: variant(s, lane_code=tuple(range(len(first(s).instrs))), code=()),
@@ -273,7 +273,7 @@ SCHEDULES: dict[str, tuple[Callable[[Schedule], Schedule], str]] = {
         lambda s: slot(s, 0, write=False),
         "slot 0 is stored, but not writable",
     ),
-    "never written": (lambda s: slot(s, 1, write=True), "slot 1 says"),
+    "never written": (lambda s: slot(s, 1, write=True), "slot 1 declares"),
     "slot dtype": (lambda s: slot(s, 2, dtype="f64"), "load: f32 from f64"),
     "domain": (lambda s: slot(s, 2, domain="row"), "slot"),
     "stored twice": (

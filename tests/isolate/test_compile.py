@@ -187,8 +187,8 @@ def test_a_step_inside_another_function_warns_when_dynamo_gives_up() -> None:
             torch.compile(train, backend=backend)()
 
     (text,) = warned(lambda: run("fuseopt"))
-    assert text.startswith("fuseopt: torch has compiled SGD.step as often as it does ")
-    assert "fuseopt.compile(optimizer) compiles each apart" in text
+    assert text.startswith("fuseopt: torch hit its recompile limit for SGD.step")
+    assert "fuseopt.compile(optimizer) compiles each separately" in text
     assert len(fuseopt.reports()) == 2
     torch._dynamo.reset()
     assert warned(lambda: run("eager")) == []
@@ -304,8 +304,8 @@ def test_steps_that_torch_disables_are_refused_in_one_sentence() -> None:
         with pytest.raises(UnsupportedInput) as caught:
             fuseopt.compile(opt)
         assert str(caught.value) == (
-            f"{type(opt).__name__}.step is disabled under Dynamo, so no backend is "
-            "ever called; leave this optimizer uncompiled."
+            f"{type(opt).__name__}.step is disabled under Dynamo, so torch never "
+            "calls a backend. Leave this optimizer uncompiled."
         )
         assert "step" not in vars(opt)
 

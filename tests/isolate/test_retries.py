@@ -63,7 +63,7 @@ def test_a_step_that_settles_is_compiled_after_the_limit(way: str, n: int) -> No
     want, _, _ = train("eager", n, 30, 60)
     got, told, said = train(way, n, 30, 60)
     assert got == want
-    limit = next(text for text in said if "as often as it does one function" in text)
+    limit = next(text for text in said if "hit its recompile limit" in text)
     assert "The guard that failed last: `" in limit
     assert "self.ways" in limit
     # it waits for so many calls without a trace, and one graph then does
@@ -112,5 +112,5 @@ def test_no_part_of_a_step_in_eager_is_compiled_alone(
     reports = session.reports[known:]
     if kind is Rate:
         assert len(reports) == 1
-        assert "operators of its own" in reports[0].fallback
+        assert "its own operators" in reports[0].fallback
     assert not any("computes only numbers" in r.fallback for r in reports)

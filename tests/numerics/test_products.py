@@ -30,7 +30,7 @@ DTYPES = {
 LED = [(32, 48)] * 6 + [(48, 32)] * 6 + [(40, 40)] * 6
 WHOLE = [(32, 48)] * 2 + [(48, 32)] * 2 + [(40, 40)] * 2
 STEPS = 20
-OTHER = "one call for all has other bits here"
+OTHER = "one batched call has other bits here"
 SLOW = pytest.mark.slow
 #: Names of products in a profile.
 CALLS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")

@@ -458,7 +458,7 @@ def test_many_lanes_that_few_lead() -> None:
         other.step()
         assert differences(other, plain) == [], f"step {number}"
     (report,) = fuseopt.reports()
-    assert "do as these" in report.traced
+    assert "they stand for" in report.traced
 
 
 def test_two_optimizers_in_threads() -> None:

@@ -213,7 +213,7 @@ def test_bits_of_eager(kind: Callable[[Any], Optimizer]) -> None:
         a, b = vars(pair.plain), vars(pair.opt)
         assert (a["most"], a["seen"]) == (b["most"], b["seen"])
     if kind in LED:
-        assert all("do as these" in r.traced for r in fuseopt.reports())
+        assert all("they stand for" in r.traced for r in fuseopt.reports())
         assert len(fuseopt.reports()) <= 3
 
 

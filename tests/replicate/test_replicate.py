@@ -90,7 +90,7 @@ def led(count: int = LEADS, lanes: int = ALL) -> None:
     """All graphs so far were traced by so many leading lanes."""
     told = [r.traced for r in fuseopt.reports()]
     assert told
-    assert set(told) == {f"{count} of {lanes} lanes; the others do as these"}
+    assert set(told) == {f"{count} of {lanes} lanes; they stand for the others"}
 
 
 def whole(why: str) -> None:
@@ -187,7 +187,7 @@ def test_lanes_of_many_shapes_are_traced_whole() -> None:
 
 def test_verify_is_traced_whole() -> None:
     Pair("SGD", compiled={"verify": True}).step(2)
-    whole("verify was asked for")
+    whole("the option verify is on")
 
 
 def test_a_closure_is_traced_whole() -> None:
@@ -236,7 +236,7 @@ def test_a_schedule_compiles_nothing_anew(
         if n == 3:
             known = len(fuseopt.reports())
             rehearsed.clear()
-    assert all("do as these" in r.traced for r in fuseopt.reports())
+    assert all("they stand for" in r.traced for r in fuseopt.reports())
     assert len(fuseopt.reports()) == known
     # each new rate was rehearsed, and after six of them all lanes were traced
     assert not rehearsed
@@ -428,12 +428,12 @@ class ByTheWay(Loop):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (ByCount, "how many lanes there are: 1.0 / len(group['params'])"),
-        (ByPlace, "where a lane stands: 1.0 + i"),
-        (OneOdd, "where a lane stands: i == 5"),
-        (OneOddLater, "where a lane stands: i == 5"),
-        (OneOddFlag, "where a lane stands: i == 5"),
-        (ByGlobalTable, "where a lane stands: TABLE[i]"),
+        (ByCount, "the number of lanes: 1.0 / len(group['params'])"),
+        (ByPlace, "the position of a lane: 1.0 + i"),
+        (OneOdd, "the position of a lane: i == 5"),
+        (OneOddLater, "the position of a lane: i == 5"),
+        (OneOddFlag, "the position of a lane: i == 5"),
+        (ByGlobalTable, "the position of a lane: TABLE[i]"),
     ],
 )
 def test_lanes_that_only_look_alike(kind: Any, why: str) -> None:
@@ -461,7 +461,7 @@ def test_a_table_changes_later() -> None:
     for opt in pair.both:
         opt.table[5] = 2.0  # type: ignore[attr-defined]
     pair.step(2)
-    whole("where a lane stands: self.table[i]")
+    whole("the position of a lane: self.table[i]")
 
 
 def test_an_attribute_that_no_lead_reads_changes_later() -> None:
@@ -470,7 +470,7 @@ def test_an_attribute_that_no_lead_reads_changes_later() -> None:
     for opt in pair.both:
         opt.scale_5 = 2.0  # type: ignore[attr-defined]
     pair.step(2)
-    whole("where a lane stands: f'scale_{i}'")
+    whole("the position of a lane: f'scale_{i}'")
 
 
 def test_a_learning_rate_of_zero_hides_nothing() -> None:

@@ -657,7 +657,7 @@ def test_a_step_that_is_not_ready_refuses_a_capture(sim: ModuleType) -> None:
     graph = sim.CUDAGraph()
     with sim.graph(graph):
         sim.enqueue(lambda: None)
-        with pytest.raises(LaunchError, match="run it once before"):
+        with pytest.raises(LaunchError, match="Run it once before"):
             twins.optimizer.step()
     assert not sim.is_current_stream_capturing()
     twins.step_eager()
@@ -726,7 +726,7 @@ def test_more_steps_in_captures_than_there_is_memory_for_are_refused(
             said = str(error)
         if not said:
             break
-        refused.append("run the step once outside of a capture" in said)
+        refused.append("Run the step once outside of a capture" in said)
         twins.step(stay=True)
         assert twins.differences() == []
     assert refused == [True, True]

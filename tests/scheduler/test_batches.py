@@ -180,7 +180,7 @@ def test_a_product_of_a_device_stays_alone() -> None:
         g.extern("mm", [x, x], [y])
         g.op("add", x, y, out=x)
     _, plan = g.planned()
-    assert reasons(plan) == {"it is on a device, whose calls are not tried": 2}
+    assert reasons(plan) == {"it is on a device, where fuseopt has no probe": 2}
 
 
 def test_what_others_said_of_a_call_is_told() -> None:
@@ -200,7 +200,7 @@ def test_matrices_of_the_caller_are_copied_if_they_are_small() -> None:
 
     (batch,) = of(8).batches
     assert [x.stack for x in batch.operands] == [COPIED, COPIED]
-    assert "apart" in next(iter(reasons(of(96))))
+    assert "not adjacent" in next(iter(reasons(of(96))))
 
 
 def test_a_matrix_that_all_rows_share_is_not_copied() -> None:
@@ -310,7 +310,9 @@ def test_rows_that_lie_elsewhere_are_refused() -> None:
     swapped = left._replace(buffers=left.buffers[::-1])
     with pytest.raises(GraphError, match="lies at byte 64, not at 0"):
         check_schedule(graph, changed(plan, 0, operands=(swapped, right)))
-    with pytest.raises(GraphError, match="its result is not what its rows write"):
+    with pytest.raises(
+        GraphError, match="its result differs from the writes of its rows"
+    ):
         check_schedule(graph, changed(plan, 0, result=left))
 
 
@@ -318,7 +320,7 @@ def test_stacks_that_overlap_are_refused() -> None:
     graph, plan = of_lanes((4, 4), (4, 4)).planned()
     stack = plan.stacks[0]
     close = (stack._replace(step=32), *plan.stacks[1:])
-    with pytest.raises(GraphError, match="do not lie one behind the other"):
+    with pytest.raises(GraphError, match="are not adjacent in the arena"):
         check_schedule(graph, replace(plan, stacks=close))
     unplaced = replace(plan.memory, offsets={})
     with pytest.raises(GraphError, match="does not fit into 32 bytes"):
@@ -349,5 +351,5 @@ def test_a_stack_in_the_place_of_one_that_is_needed_is_refused() -> None:
     for s, other in zip(gram, first, strict=True):
         offsets[s] = offsets[other]
     memory = replace(plan.memory, offsets=offsets)
-    with pytest.raises(GraphError, match=r"have one place in the arena"):
+    with pytest.raises(GraphError, match=r"share a place in the arena"):
         check_schedule(graph, replace(plan, memory=memory))

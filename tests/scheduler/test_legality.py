@@ -26,12 +26,12 @@ CASES = {
     "overlap": (
         pair(exact=True),
         pair(exact=False),
-        "b is seen through overlapping views",
+        "b has overlapping views",
     ),
     "shared_scalar": (
         pair(shape=(), producer=(), consumer=(4,)),
         pair(shape=(), producer=(), consumer=(4,), shared=True),
-        "b is one number that many lanes read and the step changes",
+        "b is one number, which many lanes read and the step changes",
     ),
     "index_space": (
         pair(producer=(4,), consumer=(4,)),
@@ -73,7 +73,7 @@ def test_the_rules_hold_for_every_kind_of_dependency(kind: str) -> None:
     assert why_not(pair(kind=kind)) is None
     assert why_not(pair(kind=kind, exact=False)) == (
         "overlap",
-        "b is seen through overlapping views",
+        "b has overlapping views",
     )
 
 

@@ -361,11 +361,11 @@ def test_temps_that_lie_where_others_do_are_refused() -> None:
         check_schedule(graph, replace(made, memory=plan))
 
     for offsets, message in (
-        ({large[1]: made.memory.offsets[large[0]]}, "have one place in the arena"),
+        ({large[1]: made.memory.offsets[large[0]]}, "share a place in the arena"),
         ({large[0]: 3}, "lies from 3"),
         ({large[0]: made.memory.size}, "arena of"),
         ({large[0]: -64}, "lies from -64"),
-        ({0: 0}, "p0 is no temp of the CPU"),
+        ({0: 0}, "p0 is not a temp of the CPU"),
         ({4711: 0}, "storage 4711 is no temp"),
     ):
         with pytest.raises(GraphError, match=message):
@@ -384,7 +384,7 @@ def test_a_temp_that_is_gone_before_it_is_read_is_refused() -> None:
     made = passes(graph)["memory"]
     check_schedule(graph, made)
     one_by_one = replace(made, steps=made.kernels)
-    with pytest.raises(GraphError, match="have one place in the arena"):
+    with pytest.raises(GraphError, match="share a place in the arena"):
         check_schedule(graph, one_by_one)
     run = only_run(made)
     by_kernel = tuple(

@@ -288,7 +288,7 @@ def test_temps_in_one_place_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return at
 
     monkeypatch.setattr(memory, "_place", place)
-    with pytest.raises(BackendCompilerFailed, match="have one place in the arena"):
+    with pytest.raises(BackendCompilerFailed, match="share a place in the arena"):
         check(trusted, rand(*[(5000,)] * 4))
     monkeypatch.setattr(pipeline, "check_schedule", lambda graph, plan: None)
     assert check(trusted, rand(*[(5000,)] * 4)) != []

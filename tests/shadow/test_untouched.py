@@ -619,7 +619,7 @@ def steps(way: str, first: int, then: int) -> tuple[float, float, Counter[str]]:
     run(then)
     more, memory = objects() - before, resident() - memory
     if way == "led":
-        assert "the others do as these" in fuseopt.reports()[-1].traced
+        assert "they stand for the others" in fuseopt.reports()[-1].traced
     return memory, sum(more.values()), more
 
 

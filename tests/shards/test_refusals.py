@@ -191,7 +191,7 @@ def test_what_asks_for_more_than_sizes_runs_in_eager(
 def test_the_op_and_the_placement_are_named(mesh: DeviceMesh) -> None:
     """Though the step is refused for another reason first."""
     (told,) = compared(lambda ps: Total(ps), mesh, 5, WAYS[0])
-    assert "it goes a way that contents of a tensor choose: p.grad.sum().item()" in told
+    assert "it branches on tensor data: p.grad.sum().item()" in told
     assert "aten.sum.default needs whole tensors" in told
     assert "(placed as S(0) or S(1) or R)" in told
 

@@ -33,7 +33,7 @@ def led(tail: Tail) -> bool:
     assert tail._fused is not None
     assert tail._fused.led is not None
     assert tail._fused.led.why == ""
-    return "lanes; the others do as these" in fuseopt.reports()[-1].traced
+    return "lanes; they stand for the others" in fuseopt.reports()[-1].traced
 
 
 def compare(

@@ -115,7 +115,7 @@ def test_of_many_parameters_a_few_are_traced(case: str, frozen: bool) -> None:
         assert [k for k in one if not torch.equal(one[k], two[k])] == []
         assert all(map(torch.equal, net.parameters(), twin.parameters()))
     report = fuseopt.reports()[-1]
-    assert ("the others do as these" in report.traced) == (case != "single")
+    assert ("they stand for the others" in report.traced) == (case != "single")
     assert report.launches == 2
 
 
@@ -147,5 +147,5 @@ def test_models_that_do_not_fit() -> None:
     average = AveragedModel(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="an averaged model has 2 tensors"):
         fuseopt.tail(opt, ema=[(average, net)])
-    with pytest.raises(TypeError, match="takes the model it is of"):
+    with pytest.raises(TypeError, match="takes the model that it averages"):
         fuseopt.tail(opt, ema=[(average, 0.9)])

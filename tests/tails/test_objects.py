@@ -314,7 +314,7 @@ def hooked(model: torch.nn.Module) -> Any:
 def test_a_state_that_is_made() -> None:
     said = [x for x in trained(hooked, False, scaled=False) if x]
     assert said == [
-        "An average is updated by itself: a module has a state besides its tensors"
+        "An average runs its own update: a module has state besides its tensors"
     ]
 
 
@@ -326,7 +326,7 @@ def test_what_is_not_known_is_called_as_it_is(make: Callable[..., Any]) -> None:
     """All else of the tail stays one graph."""
     said = [x for x in trained(make, True, scaled=True) if x]
     assert len(said) == 1
-    assert said[0].startswith("An average is updated by itself")
+    assert said[0].startswith("An average runs its own update")
 
 
 def test_with_fallback_error_it_is_said() -> None:
@@ -337,7 +337,7 @@ def test_with_fallback_error_it_is_said() -> None:
     other.backward(1)
     before = copy.deepcopy(other.holds())
     with pytest.raises(
-        fuseopt.errors.CaptureError, match=r"updated by itself.*it writes last"
+        fuseopt.errors.CaptureError, match=r"runs its own update.*it writes last"
     ):
         tail()
     after = other.holds()
@@ -370,8 +370,8 @@ def test_what_changes_between_calls() -> None:
 def test_what_is_no_average() -> None:
     x = Training(Whole, False, False)
     for wrong, text in (
-        ((x.average, 0.9), "takes the model it is of"),
-        ((x.average, x.net, 0.9), "takes what it is an average of"),
+        ((x.average, 0.9), "takes the model that it averages"),
+        ((x.average, x.net, 0.9), "takes the parameters that it averages"),
         ((object(), 0.9), "ema takes no object"),
     ):
         with pytest.raises(TypeError, match=text):

@@ -98,7 +98,7 @@ def test_of_many_lanes_a_few_are_traced(
             kept, known = out.stats, table
     assert same(kept, known)
     assert last_report().launches == 2
-    assert "10 of 20 lanes; the others do as these" in last_report().traced
+    assert "10 of 20 lanes; they stand for the others" in last_report().traced
 
 
 def test_they_come_and_go() -> None:
@@ -194,7 +194,7 @@ def test_another_default_dtype(dtype: torch.dtype) -> None:
         torch.set_default_dtype(before)
     assert out.stats is not None
     assert out.stats.dtype == torch.float32
-    assert "the others do as these" in last_report().traced
+    assert "they stand for the others" in last_report().traced
 
 
 def test_names_of_rows() -> None:

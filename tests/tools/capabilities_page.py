@@ -22,12 +22,12 @@ fuseopt uses parts of torch that torch does not promise to keep. Each use is a
 *capability*: a name, a probe, and what a step loses without it. Checked with torch
 {first} to {last}.
 
-- **Probes.** Each capability is probed by what it does: a name is there, a signature is
-  the one that is relied on, and where a changed meaning would be silent, a small test
-  runs. No probe compares a version.
+- **Probes.** A probe checks that a name exists and has the signature that fuseopt
+  relies on. Where a changed meaning would be silent, a small test runs. No probe
+  compares a version.
 - **Missing.** fuseopt switches off a capability that is missing, or that raises an
-  error. It warns once, with torch's version, and goes on in the next best way.
-  `python -m fuseopt doctor` and each Report list what is missing and what it costs.
+  error. It warns once, with torch's version, and goes on in the next best way. `python
+  -m fuseopt doctor` and each Report list what is missing and what it costs.
 - **Bits.** Some capabilities are needed for eager's bits, such as a guard that Dynamo
   lacks. Without one, fuseopt compiles only steps that provably do not need it. All
   other steps run in eager, and a Report says why.
@@ -35,8 +35,8 @@ fuseopt uses parts of torch that torch does not promise to keep. Each use is a
   `FUSEOPT_WITHOUT=all` all of them. A test runs some forty kinds of steps with each one
   off, and with all off.
 - **The floor.** With all of them off, every step whose plain trace has eager's bits is
-  still one launch: SGD, RMSprop, Adagrad, Adadelta, Rprop, Lion in plain code, and Adam
-  with `capturable=True`. That is what any torch of the future gives.
+  still one launch. Examples are SGD, RMSprop, Adagrad, Adadelta, Rprop, Lion in plain
+  code, and Adam with `capturable=True`. Any future torch gives at least that.
 - **Hooks.** A hook changes how Dynamo traces. Hooks are in force only while Dynamo
   traces for fuseopt, under the lock that Dynamo traces under. At any other time torch
   is as it was imported; `tests/compat/test_unchanged.py` compares all of it.

@@ -254,27 +254,31 @@ def versions() -> dict[str, str]:
 
 HEAD = """# Conformance
 
-Has a compiled step the bits of the plain optimizer? Anybody can repeat the run:
+Does a compiled step have the bits of the plain optimizer? Anybody can repeat the run:
 
     python -m fuseopt verify torch.optim:AdamW --set lr=0.01 --dtype float32 bfloat16
     python -m fuseopt verify my/train.py:make --json
 
-`verify` takes a class of optimizers, which it gives parameters of awkward shapes, or a
-function that makes an optimizer of its own. It makes two, compiles one, and does twelve
-steps with both. Each step has fresh gradients. From the third on the rates move; in two
-steps some parameters have no gradient; half way the state is saved, as `torch.save`
-writes it, and loaded into a new optimizer. After each step it compares all parameters,
-all state and all options of groups bit for bit. What eager itself does not take is left
-out, and named.
+`verify` takes a class of optimizers, to which it gives parameters of awkward shapes. It
+also takes a function that makes an optimizer. It makes two optimizers, compiles one,
+and does twelve steps with both:
+
+- Each step has fresh gradients, and in two steps some parameters have none.
+- From the third step on the rates move.
+- Half way it saves the state, as `torch.save` does, and loads it into a new optimizer.
+- After each step it compares all parameters, all state and all options of groups, bit
+  for bit.
+
+`verify` leaves out inputs that eager itself does not accept, and names them.
 
 A run that finds nothing must be able to find something. So at the end `verify` moves
-one tensor of the compiled optimizer by one ulp and does one more step with both: the
-comparison must see it, or the outcome is `proves nothing`. A step that ran in eager has
-the outcome `eager`, since nothing was compared. The exit status is 0 where all is
-`equal`.
+one tensor of the compiled optimizer by one ulp, and does one more step with both. If
+the comparison misses that, the outcome is `proves nothing`. A step that ran in eager
+has the outcome `eager`, because nothing was compared. The exit status is 0 if every
+outcome is `equal`.
 
-The table below is of all optimizers that the packages have; `python -m
-tests.tools.conformance` looks for them, runs them and writes it, and
+The tables below cover all optimizers of the packages. `python -m
+tests.tools.conformance` finds them, runs them and writes this page.
 [conformance.json](conformance.json) has every row in full: shapes, events, launches,
 differences, the control, warnings.
 
@@ -324,8 +328,8 @@ def summary(record: dict[str, Any]) -> Iterator[str]:
 def listed(rows: list[dict[str, Any]]) -> Iterator[str]:
     """The optimizers with equal bits in every dtype that was run, by their launches."""
     yield "## Equal bits\n"
-    yield "In brackets: the launches of a step, where they are not one, and a `+` where"
-    yield "calls of ATen run beside them.\n"
+    yield "In brackets: the launches of a step, if there are several. A `+` means that"
+    yield "ATen calls run beside them.\n"
     yield "| package | dtype | optimizers |"
     yield "|---|---|---|"
     for module in MODULES:
@@ -357,7 +361,7 @@ def others(rows: list[dict[str, Any]]) -> Iterator[str]:
         if outcome == "differs":
             yield (
                 "[Numerics](numerics.md#what-is-not-bit-for-bit) names what is not bit "
-                "for bit.\n`dot`, which Prodigy and SWATS call, is among it.\n\n"
+                "for bit,\nsuch as `dot`, which Prodigy and SWATS call.\n\n"
             )
         yield "| optimizer | dtype | why |\n|---|---|---|\n"
         for x in these:

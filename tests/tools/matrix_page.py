@@ -42,12 +42,14 @@ PAIRS = tuple(
 
 HEAD = """# Pythons and torches
 
-`make matrix` builds the wheel. It makes an empty environment for each pair of a Python
-and a torch that users have, away from the checkout, and one for the newest torch that
-pip finds. There it runs `python -m fuseopt doctor` and the tests that lean most on what
-Python and torch do not promise; `tests/tools/matrix.py` names them. A test that needs
-what an older torch lacks is skipped; `tests/versions.py` says why. `make newest`, which
-CI runs, does the same with the newest torch that `setup.cfg` admits.
+This page shows which pairs of a Python and a torch passed fuseopt's tests.
+
+`make matrix` builds the wheel. Away from the checkout it makes an empty environment for
+each pair that users have, and one for the newest torch that pip finds. There it runs
+`python -m fuseopt doctor`, and the tests that rely most on private parts of Python and
+torch. `tests/tools/matrix.py` names these tests. A test that needs more than an older
+torch has is skipped, and `tests/versions.py` names the reason. `make newest`, which CI
+runs, does the same with the newest torch that `setup.cfg` admits.
 
 """
 COLUMNS = ("Python", "torch", "triton", "doctor", "passed", "skipped", "failed", "on")
@@ -180,7 +182,8 @@ def reasons(rows: Iterable[Row]) -> Iterator[str]:
             f"Python {python} with torch {', '.join(torches)}"
             for python, torches in pythons.items()
         )
-        yield textwrap.fill(f"- {named}: {reason}", 88, subsequent_indent="  ")
+        text = f"- {named}. {reason[0].upper()}{reason[1:]}."
+        yield textwrap.fill(text, 88, subsequent_indent="  ")
 
 
 if __name__ == "__main__":

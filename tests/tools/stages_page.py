@@ -34,9 +34,10 @@ print(fuseopt.reports()[-1])
 INTRO = """\
 # One step through every stage
 
-Two parameters and an optimizer of torch's; nothing here is special to it. With
-`FUSEOPT_DEBUG=4` and `FUSEOPT_DUMP_DIR` each stage leaves a file, and what follows is
-from those files ([usage.md](usage.md) lists them).
+This page follows the step of two parameters through every stage. The optimizer is one
+of torch's; the stages treat any other one in the same way. With `FUSEOPT_DEBUG=4` and
+`FUSEOPT_DUMP_DIR` each stage writes a file ([usage.md](usage.md) lists them). The
+listings below are from those files.
 
 ```python
 {code}```
@@ -45,9 +46,9 @@ from those files ([usage.md](usage.md) lists them).
 STAGES = """\
 ## 1. What Dynamo hands over
 
-Dynamo follows the optimizer's own Python and writes down the calls of torch. Each
-parameter has its calls; there is no memory plan and no shape in them yet. Rates and
-betas are arguments, so that a schedule compiles nothing anew.
+Dynamo traces the optimizer's Python code and records the calls of torch. Each parameter
+has its calls, without a memory plan and without shapes. Rates and betas are arguments,
+so a schedule compiles nothing.
 
 ```text
 {dynamo}
@@ -57,7 +58,8 @@ betas are arguments, so that a schedule compiles nothing anew.
 
 `capture/` runs the graph once on tensors without contents, below ATen's decompositions
 and with eager's formulas ([numerics.md](numerics.md)). A call that all parameters share
-is one node: a *body*, written once, and columns that say which buffers each lane uses.
+is one node. The node has a *body*, written once, and columns with the buffers of each
+lane.
 
 ```text
 {captured}
@@ -65,11 +67,11 @@ is one node: a *body*, written once, and columns that say which buffers each lan
 
 ## 3. Scheduled: nodes become a variant of one kernel
 
-The rules of `scheduler/legality.py` let a producer and its consumer be one body where
-no other lane, no view and no order of writes stands between them. What depends on no
-element (the bias corrections) is computed once for each lane, and numbers of the host
-once for each call. A slot is what a lane reads or writes: five here, so 28 bytes an
-element.
+The rules of `scheduler/legality.py` fuse a producer and its consumer into one body.
+They forbid it if another lane, a view or an order of writes stands between the two. The
+kernel computes what depends on no element (the bias corrections) once for each lane.
+The host computes its numbers once for each call. A slot is what a lane reads or writes:
+five here, so 28 bytes an element.
 
 ```text
 {scheduled}
@@ -77,10 +79,10 @@ element.
 
 ## 4. Generated: one kernel, and a table
 
-The text holds no shape, no number of parameters and no hyperparameter: those are in a
-table that the kernel is given, so that the same text serves any model, and a changed
-rate is eight bytes. This is what one row of elements goes through, on a CPU; on a GPU
-the same body is a Triton kernel.
+The text holds no shape, no number of parameters and no hyperparameter. Those are in a
+table, which is an argument of the kernel. So the same text serves any model, and a
+changed rate is eight bytes. The listing shows what happens to one row of elements on a
+CPU. On a GPU the same body is a Triton kernel.
 
 ```cpp
 {kernel}
@@ -88,9 +90,9 @@ the same body is a Triton kernel.
 
 ## 5. Run
 
-At each call one pass in C compares what the optimizer holds with what the table was
-made for; gradients that moved are written into it; then the kernel is started once.
-`fuseopt.reports()` says what it was:
+At each call one pass in C compares the optimizer with the table. It writes the
+addresses of gradients that moved into the table. Then one launch runs the kernel.
+`fuseopt.reports()` returns this Report:
 
 ```text
 {report}

@@ -143,7 +143,7 @@ def test_the_line_that_stands_against_it_is_named() -> None:
     lines, first = inspect.getsourcelines(numbers.Place.rate)
     line = first + next(i for i, x in enumerate(lines) if "i + 1" in x)
     path = inspect.getsourcefile(numbers.Place)
-    assert why == f"it computes with where a lane stands: i + 1 ({path}:{line})"
+    assert why == f"it computes with the position of a lane: i + 1 ({path}:{line})"
 
 
 def test_sizes_are_told() -> None:
@@ -157,7 +157,7 @@ def test_sizes_are_told() -> None:
 
 
 def test_a_function_without_source_is_refused() -> None:
-    assert "there is no source of it" in of(identity.Executed).why
+    assert "its source is missing" in of(identity.Executed).why
 
 
 def test_source_that_is_not_the_code_is_refused(tmp_path: Any) -> None:
@@ -187,7 +187,7 @@ def test_a_patched_method_is_what_is_read() -> None:
     known = harmless.Plain.rate
     harmless.Plain.rate = numbers.Place.rate  # type: ignore[method-assign]
     try:
-        assert "where a lane stands" in proof(opt).why
+        assert "the position of a lane" in proof(opt).why
     finally:
         harmless.Plain.rate = known  # type: ignore[method-assign]
 

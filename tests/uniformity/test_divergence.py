@@ -114,7 +114,7 @@ def test_a_trap_has_the_bits_of_eager(kind: Any) -> None:
         assert re.search(r"\((/.*\.py):\d+\)$", why) or kind in ODD, why
     for report in fuseopt.reports():
         if kind not in LATER:
-            assert "do as these" not in report.traced
+            assert "they stand for" not in report.traced
 
 
 def reason(opt: Any) -> str:
@@ -138,4 +138,4 @@ def test_a_harmless_optimizer_is_led(kind: Any) -> None:
     assert differences(theirs, plain, mine, opt) == []
     told = [r.traced for r in fuseopt.reports()]
     assert told
-    assert {t.partition("; ")[2] for t in told} == {"the others do as these"}, told
+    assert {t.partition("; ")[2] for t in told} == {"they stand for the others"}, told

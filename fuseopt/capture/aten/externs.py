@@ -69,7 +69,7 @@ class Externs(Pointwise):
             buffer = self.buffer_of(twin)
             call = Call(Constant(t), (), {}, (buffer,), frozenset({buffer}))
             written = (self._write(buffer),)
-            reason = "a tensor that the step brings along"
+            reason = "a tensor constant of the step"
             payload = len(self.calls)
             self.calls.append(call)
             self.nodes.append(

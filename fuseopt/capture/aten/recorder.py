@@ -199,7 +199,7 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
         """The reason why a call that a rule covers becomes an Extern."""
         reads = [self._read(x) for _, x in operands if isinstance(x, torch.Tensor)]
         if self._collides(self.buffer_of(out), reads):
-            return "it writes memory that it reads elsewhere, or one place twice"
+            return "it writes memory that it reads at another index, or one place twice"
         return "no rule for these types or numbers"
 
     def scaled(

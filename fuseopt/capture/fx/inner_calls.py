@@ -84,7 +84,7 @@ class InnerCalls(DISPATCH_MODE):  # type: ignore[misc]
         """The place of another number that moves."""
         key = type(value), value
         if key in self.numbers:
-            raise EagerOnly("two numbers of a step cannot be told apart")
+            raise EagerOnly("two numbers of a step are indistinguishable")
         self.numbers[key] = len(self.values)
         self.values.append(value)
         return self.numbers[key]
@@ -105,7 +105,9 @@ class InnerCalls(DISPATCH_MODE):  # type: ignore[misc]
         noted = None
         if any(ours):
             if not all(ours):
-                raise EagerOnly(f"{func} takes a tensor that the step was not given")
+                raise EagerOnly(
+                    f"{func} takes a tensor that is not an input of the step"
+                )
             noted = self.noted(args), self.noted(kwargs)
         out = func(*args, **kwargs)
         if noted is None:
@@ -118,7 +120,7 @@ class InnerCalls(DISPATCH_MODE):  # type: ignore[misc]
         elif func._schema.is_mutable or results:
             made = [self._add(t) for t in results if id(t) not in self.index]
             if made and len(made) < len(results):
-                raise EagerOnly(f"{func} returns what it was given beside others")
+                raise EagerOnly(f"{func} returns an input beside other results")
             several = isinstance(out, (list, tuple))
             self.calls.append(InnerCall(func, *noted, tuple(made), several))
         return out

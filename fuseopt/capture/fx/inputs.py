@@ -69,8 +69,7 @@ def check_memory(name: str, t: torch.Tensor) -> None:
     """
     if wraps_others(t) and not isinstance(t, FAKE):
         raise EagerOnly(
-            f"{name} is a {type(t).__name__}, which stands for other tensors and has "
-            "no memory of its own"
+            f"{name} is a {type(t).__name__}, a wrapper subclass without memory"
         )
     check_freed(name, t)
 

@@ -218,9 +218,9 @@ class Interpreter:
             raise CaptureError(f"the graph calls a module ({node.target})")
         if node.op == "call_function" and not _is_known(node.target):
             raise CaptureError(
-                f"the graph calls {node.target}, a function that Dynamo did not look "
-                "into (allow_in_graph): what it does to Python's state would happen "
-                f"once, when it is compiled\n{self.recorder.line}"
+                f"the graph calls {node.target}, which Dynamo does not trace "
+                "(allow_in_graph); its effects on Python objects would happen once, "
+                f"during compilation\n{self.recorder.line}"
             )
         if isinstance(node.target, HIGHER_ORDER):
             raise CaptureError(

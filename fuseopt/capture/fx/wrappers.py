@@ -93,5 +93,7 @@ def layout_of(t: Any) -> Layout | None:
     except Exception:
         same = False
     if not same:
-        raise EagerOnly(f"what a {kind.__name__} says of itself cannot be compared")
+        raise EagerOnly(
+            f"what a {kind.__name__} returns from __tensor_flatten__ cannot be compared"
+        )
     return Layout(kind, names, inner, context, tuple(t.shape), tuple(t.stride()))

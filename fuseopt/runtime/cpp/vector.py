@@ -73,7 +73,7 @@ def agrees_with_torch(kernel: ctypes.CDLL) -> bool:
     exact = numbers.double().sqrt().float()  # float64 has digits to spare
     if _same(_bits(exact), theirs):
         return False
-    raise EagerOnly(f"torch {torch.__version__} takes roots from a library of its own")
+    raise EagerOnly(f"torch {torch.__version__} takes roots from an unknown library")
 
 
 def _bits(t: torch.Tensor) -> array[int]:

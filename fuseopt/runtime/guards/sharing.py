@@ -179,7 +179,7 @@ class Sharing:
             self._check_nowhere(now)
         together = all(now[i] - now[k] == d for i, k, d in inputs.distances)
         if not together or any(now[i] != now[k] for i, k in inputs.twins):
-            raise AliasError("tensors that shared memory do so in another way")
+            raise AliasError("the aliasing between inputs changed")
         n = inputs.statics
         if known is None or known[:n] != now[:n] or inputs.writes_args:
             self._check_all(now)

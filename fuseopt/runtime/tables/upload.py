@@ -116,9 +116,9 @@ class Arena:
         if not self._spares:
             self.wanted *= 2
             raise LaunchError(
-                f"a graph is being captured on {self.at}, and the step was captured so "
-                "often that no pinned memory is left for it, which a capture may not "
-                "ask for: run the step once outside of a capture, which makes more"
+                f"a CUDA graph capture is active on {self.at}, and earlier captures of "
+                "the step used all its pinned memory. Run the step once outside of a "
+                "capture, which allocates more"
             )
         stage = self._spares.pop()
         stage.copy_(self.host)

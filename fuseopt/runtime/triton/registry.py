@@ -58,6 +58,6 @@ def type_of(device: torch.device) -> DeviceType:
     entry = DEVICES.get(device.type)
     if entry is None:
         raise ConfigError(
-            f"no kernels can be started on {device}; known: {', '.join(DEVICES)}"
+            f"fuseopt has no launcher for {device}; known: {', '.join(DEVICES)}"
         )
     return entry
