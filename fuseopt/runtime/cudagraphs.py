@@ -15,6 +15,7 @@ release them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import weakref
 from collections import OrderedDict
@@ -31,14 +32,14 @@ from ..capture.results import result_buffers
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
-from ..compat.profiling import profiled, profiler_range
+from ..compat.profiling import profiled
 from ..errors import CudaGraphError, LaunchError
 from ..ir.graph import Schedule
 from .binding import Binding
 from .cpp.table import DeviceTable, KernelTable
 from .devices import is_remote, module_of, on
 from .executor import Calls, in_order, whole
-from .marks import replay_name
+from .marks import marked, replay_name
 from .memory import Memory
 from .tables.host_numbers import place_of
 from .triton.registry import type_of
@@ -72,7 +73,9 @@ class Site:
         with on(device):
             self.stream = self.module.Stream()
             self.done = self.module.Event()
+        #: the stream of the last replay, and whether `done` says when that has ended
         self.last: Any = None
+        self.recorded = False
 
     def pool_for(self, graph: Any) -> Any:
         """The pool that a graph is about to be captured with.
@@ -90,14 +93,19 @@ class Site:
         graph.reset()
         self.alive.discard(graph)
 
-    def take_turns(self, replay: Callable[[], None]) -> None:
-        """Replay a graph with memory of its own, after the last one's replay."""
+    def wait(self) -> None:
+        """Have the current stream wait for the last replay that used the pool."""
         stream = self.module.current_stream(self.device)
         if self.last is not None and self.last != stream:
+            if not self.recorded:
+                self.done.record(self.last)
             stream.wait_event(self.done)
-        replay()
-        self.done.record(stream)
-        self.last = stream
+        self.last, self.recorded = stream, False
+
+    def record(self) -> None:
+        """A graph that uses the pool was replayed after `wait`."""
+        self.done.record(self.last)
+        self.recorded = True
 
 
 class Graphs:
@@ -197,13 +205,14 @@ def _leaves(tree: Any) -> Any:
 class Held:
     """The captured graphs of a plan, one for each device, and the memory they use.
 
-    `temps`: (position in the address pool, address) of each temp in the graphs' memory.
-    `results`: by buffer, the temps that are returned to the caller. `host`: temps in
-    the CPU's memory.
+    `replays`: C functions that replay them. `temps`: (position in the address pool,
+    address) of each temp in the graphs' memory. `results`: by buffer, the temps that
+    are returned to the caller. `host`: temps in the CPU's memory.
     """
 
     def __init__(self) -> None:
         self.graphs: list[tuple[Site, Any]] = []
+        self.replays: list[Callable[[], object]] = []
         self.temps: list[tuple[int, int]] = []
         self.results: dict[int, torch.Tensor] = {}
         self.host: list[torch.Tensor] = []
@@ -213,6 +222,7 @@ class Held:
         for site, graph in self.graphs:
             site.release(graph)
         self.graphs.clear()
+        self.replays.clear()
         self.results.clear()
         self.host.clear()
 
@@ -309,16 +319,15 @@ class Replays:
         if graphs is not self.current:
             bound.addresses.place_all(graphs.temps)
             self.current = graphs
-        self._make_ready(bound, threads)
-        for arena in bound.tables.arenas:
-            arena.push()
-        if profiled():
-            with profiler_range(replay_name(bound.plan.schedule)):
-                self._replay(bound, graphs)
+        if bound.tables.fed:
+            with bound.undo(tensors) as undo:
+                self._make_ready(bound, threads)
+                self._replay(bound, graphs, [undo.done, *then])
         else:
-            self._replay(bound, graphs)
-        hosts = [] if bound.tables.fed else bound.tables.on_host
-        at_once([*(call for t in hosts for call in t.launches(threads)), *then])
+            self._make_ready(bound, threads)
+            hosts = bound.tables.on_host
+            calls = [call for t in hosts for call in t.launches(threads)]
+            self._replay(bound, graphs, [*calls, *then])
         self.replayed += 1
         return self._copies(bound, tensors, graphs) if self.results else None
 
@@ -332,15 +341,21 @@ class Replays:
                 cast(DeviceTable, table).refresh()
             elif bound.tables.fed:
                 table.launch(threads)
+        for arena in bound.tables.arenas:
+            arena.push()
 
-    def _replay(self, bound: Binding, graphs: Held) -> None:
+    def _replay(self, bound: Binding, graphs: Held, then: Calls) -> None:
+        """Replay the graphs and make C calls, with nothing in between."""
+        sites = [site for site, _ in graphs.graphs] if graphs.temps else []
+        for site in sites:
+            site.wait()
+        replays = graphs.replays
+        if profiled():
+            replays = marked(replay_name(bound.plan.schedule), replays)
+        ends = [functools.partial(site.record) for site in sites]
         try:
-            for site, graph in graphs.graphs:
-                if graphs.temps:
-                    site.take_turns(graph.replay)
-                else:
-                    graph.replay()
-        except Exception as error:
+            at_once([*replays, *then, *ends])
+        except RuntimeError as error:
             named = bound.tables.named()
             raise LaunchError(f"{named} failed in a graph: {error}") from error
 
@@ -395,6 +410,7 @@ class Replays:
                 self._give_up(f"capture failed: {error}".split("\n", 1)[0], error)
                 return None
             graphs.graphs.append((site, graph))
+            graphs.replays.append(compat.in_c(graph, "replay"))
             for b in self.results:
                 if memory is not None and torch.device(buffers[b].device) == device:
                     graphs.results[b] = memory.tensor(b)

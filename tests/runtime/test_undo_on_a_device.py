@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.mishaps, pytest.mark.filterwarnings("ignore")]
 
 KINDS: dict[str, Any] = {
     "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    # counters on the CPU, and numbers made of them that kernels of the device read
+    "AdamW": partial(torch.optim.AdamW, lr=0.01),
     "capturable": partial(torch.optim.AdamW, lr=0.01, foreach=True, capturable=True),
     "Lion": partial(Lion, lr=0.1),
     # two launches, with memory between
@@ -79,6 +81,10 @@ def both(kind: str, lanes: int, cudagraphs: bool) -> tuple[Side, Side]:
     [
         ("SGD", 4, True, 12),
         ("Clipped", 4, True, 24),
+        ("AdamW", 4, True, 12),
+        ("AdamW", 4, False, 12),
+        pytest.param("AdamW", 18, True, 1, marks=pytest.mark.slow),
+        pytest.param("AdamW", 18, False, 1, marks=pytest.mark.slow),
         pytest.param("SGD", 18, True, 2, marks=pytest.mark.slow),
         pytest.param("SGD", 18, False, 2, marks=pytest.mark.slow),
         pytest.param("capturable", 18, True, 2, marks=pytest.mark.slow),
@@ -109,6 +115,39 @@ def test_errors_of_launches(sim: ModuleType, place: int) -> None:
             with pytest.raises(LaunchError):
                 fused.step()
             sim.fail_launch(0)
+            assert alike(fused.held(), before)
+        fused.step()
+        twin.step()
+        assert alike(fused.held(), twin.held())
+
+
+@pytest.mark.parametrize("error", [RuntimeError, TimeoutError])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_errors_of_replays(
+    sim: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    error: type[Exception],
+) -> None:
+    """A graph that is refused, and the handler of a signal that raises just before."""
+    kept, failing = sim.Graph.replay, []
+
+    def replay(graph: Any) -> None:
+        if failing:
+            raise failing.pop()
+        kept(graph)
+
+    monkeypatch.setattr(sim.Graph, "replay", replay)
+    fused, twin = both(kind, 4, True)
+    for turn in range(6):
+        fused.set_grads()
+        twin.set_grads()
+        if turn == 4:
+            before = fused.held()
+            failing.append(error("no"))
+            with pytest.raises(LaunchError if error is RuntimeError else error):
+                fused.step()
+            assert not failing
             assert alike(fused.held(), before)
         fused.step()
         twin.step()
