@@ -30,7 +30,7 @@ HOME = Path(__file__).parent
 MODULES = (
     *("aliased", "around", "counted", "counters", "dropped", "grouped", "left"),
     *("orders", "proofs", "replaced", "shared", "spent", "stated", "walks"),
-    *("weak", "written"),
+    *("typed", "weak", "written"),
 )
 #: Few parameters and many: below 16 all are traced, from there on a few lead.
 FEW, MANY = (4, 6), (18, 34)
