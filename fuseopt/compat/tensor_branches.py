@@ -18,12 +18,16 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .leaving import refuse
 from .names import find
 from .patches import Hook, Patcher
+from .plain import is_unknown
 from .schemas import written
 from .tracing import traces_step
 from .watched import watched
 
+#: What is one of two numbers.
+MIXING = (torch.sym_max, torch.sym_min)
 #: Where functions of numbers are, and those whose result has one type, whatever number
 #: they are given.
 NUMERIC = ("_operator", "math", "torch")
@@ -126,9 +130,11 @@ def watch_choices(patcher: Patcher) -> None:
     def create(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
         node = original(self, *args, **kwargs)
         notes = vars(self.output_graph)
+        if node.target in MIXING and _is_mixed(node):
+            notes.setdefault("fuseopt_floats", {})[node] = None
         chosen, floats = notes.get("fuseopt_chosen"), notes.get("fuseopt_floats")
         if floats:
-            _follow_floats(node, floats)
+            _follow_floats(self.output_graph, node, floats)
         if chosen and node.op == "output":
             _refuse_any(node.all_input_nodes, chosen)
         elif chosen and node.op.startswith("call"):
@@ -140,8 +146,11 @@ def watch_choices(patcher: Patcher) -> None:
         proxy = getattr(x.realize(), "proxy", None) if floats else None
         node = getattr(proxy, "node", None)
         if floats and node in floats:
-            code, place = floats[node]
-            refuse_branch(code, place, "it asks for the type of what it chose")
+            why = "it asks for the type of what it chose"
+            if floats[node] is not None:
+                code, place = floats[node]
+                refuse_branch(code, place, why)
+            refuse(tx, why)
         return original(self, tx, x, *args)
 
     patcher.around(kind, "create_node", create, "self")
@@ -154,11 +163,24 @@ def note_float(tx: Any, node: Node, branch: Branch) -> None:
     vars(tx.output).setdefault("fuseopt_floats", {})[node] = branch
 
 
-def _follow_floats(node: Node, floats: dict[Node, Branch]) -> None:
+def _is_mixed(node: Node) -> bool:
+    """Is it one of two numbers that are unlike in type, of which nobody knows one?"""
+    examples = [
+        x.meta.get("example_value") if isinstance(x, Node) else x for x in node.args
+    ]
+    kinds = {isinstance(x, (float, torch.SymFloat)) for x in examples}
+    return len(kinds) > 1 and any(
+        is_unknown(x) or (isinstance(x, torch.SymInt) and not x.node.has_hint())
+        for x in examples
+    )
+
+
+def _follow_floats(output: Any, node: Node, floats: dict[Node, Branch | None]) -> None:
     """A node is made: may it be given what it is given of those floats?"""
-    branch = next((floats[x] for x in node.all_input_nodes if x in floats), None)
-    if branch is None:
+    given = [x for x in node.all_input_nodes if x in floats]
+    if not given:
         return
+    branch = floats[given[0]]
     examples = [x.meta.get("example_value") for x in node.all_input_nodes]
     tensors = [t for example in examples for t in _tensors(example)]
     name = str(getattr(node.target, "__name__", node.target)).removeprefix("sym_")
@@ -174,7 +196,10 @@ def _follow_floats(node: Node, floats: dict[Node, Branch]) -> None:
     else:
         fits = node.op != "output" and "dtype" in node.kwargs
     if node.op == "output" or not fits:
-        refuse_branch(*branch, "it keeps an int that it chose, or makes tensors of it")
+        why = "it keeps an int that it chose, or makes a tensor of it"
+        if branch is not None:
+            refuse_branch(*branch, why)
+        refuse(output.current_tx, why)
 
 
 def _refuse_any(nodes: Any, branches: dict[int, Branch]) -> None:

@@ -31,6 +31,10 @@ class Stored(Scenario):
     def stored(self, i, x, f, t):
         return i
 
+    def n(self, t):
+        """A number of elements."""
+        return t.gt(0).sum().item()
+
     def _flag(self, t):
         """A truth value of a lane, as a tensor."""
         for group in self.param_groups:
@@ -120,6 +124,19 @@ TENSORS = {
     "ByBranchRange": "len(range(2 if t.sum() > 0 else 3))",
     "OfFlag": "self._flag(t).item()",
     "OfFlagChosen": "(2 if self._flag(t) else 3)",
+    "CountArithmetic": "(self.n(t) + 1, self.n(t) * 0.5, self.n(t) / 2, -self.n(t))",
+    "CountPower": "(self.n(t) ** 2, 2 ** self.n(t))",
+    "CountNegativePower": "(self.n(t) + 1) ** -1",
+    "CountFloor": "(self.n(t) // 2, self.n(t) % 2)",
+    "CountMost": "(max(self.n(t), 2), min(self.n(t), 4))",
+    "CountMostMixed": "max(self.n(t), 4.5)",
+    "ItemMost": "max(t.sum().item(), 0)",
+    "ItemLeast": "min(1, t.sum().item())",
+    "ItemMostFloat": "max(t.sum().item(), 0.0)",
+    "ItemMostCast": "float(max(t.sum().item(), 0))",
+    "CountCompared": "(self.n(t) > 2, (self.n(t) > 2) + 1, not self.n(t))",
+    "CountTruth": "((self.n(t) > 2) * 2, (self.n(t) > 2) * 0.5)",
+    "ItemArithmetic": "(t.sum().item() + 1, t.sum().item() * 0, -t.sum().item())",
     "Sizes": "(t.dim(), t.numel(), t.shape[0], t.size(0) / 2)",
 }
 
