@@ -92,7 +92,8 @@ def test_rates_beyond_float32(name: str, rate: float) -> None:
         optimizer.param_groups[0]["lr"] = rate
     set_grads(twins.eager_params, twins.params, 2)
     twins.step_function()
-    if 1e39 <= rate < float("inf"):
+    # AdamW divides a rate by less than one, which makes the largest ones infinite
+    if 1e39 <= rate < (1e308 if name == "AdamW" else float("inf")):
         with pytest.raises(RuntimeError, match="without overflow"):
             eager_step(twins.eager)
         assert not twins.params[0].detach().isfinite().any()
