@@ -8,11 +8,14 @@ hold can be compared. NaNs are all alike.
 
 from __future__ import annotations
 
+import collections
 import itertools
+import operator
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -87,6 +90,14 @@ class Freezer:
             return (kind, [self.value(y) for y in x])
         if isinstance(x, (set, frozenset)):
             return (kind, sorted(map(repr, map(self.value, x))))
+        if isinstance(x, np.ndarray):
+            return (kind, str(x.dtype), x.shape, x.tobytes())
+        if isinstance(x, np.generic):
+            return (kind, x.item())
+        if isinstance(x, collections.deque):
+            return (kind, x.maxlen, [self.value(y) for y in x])
+        if hasattr(x, "__length_hint__"):
+            return (kind, operator.length_hint(x))  # how much of an iterator is left
         if isinstance(x, itertools.count):
             return (kind, repr(x))
         if isinstance(x, types.FunctionType):

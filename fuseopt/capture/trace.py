@@ -108,7 +108,7 @@ def capture(
         if isinstance(x, Computed):
             buffer = recorder.buffer_of(x.tensor)
             outputs.append(buffer)
-            return NumberRef(buffer, x.is_float)
+            return NumberRef(buffer, x.kind)
         return x if isinstance(x, Sym) else Known(x)
 
     result = describe(returned)

@@ -4,6 +4,7 @@ from .accelerators import (
     before_process_groups_end,
     end_allocation,
     end_generator_capture,
+    in_c,
 )
 from .attached import HOOKS
 from .autocast import ENTER as ENTER_AUTOCAST
@@ -228,6 +229,7 @@ __all__ = [
     "has_symbols",
     "held_to_plain_code",
     "hint_of",
+    "in_c",
     "in_place",
     "inductor",
     "initialize",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,6 +64,18 @@ def end_generator_capture(
             device,
             str(error).split("\n", 1)[0],
         )
+
+
+def in_c(x: Any, name: str) -> Callable[[], object]:
+    """A method of an object, without the function of Python around it where the class
+    that it is derived from is of C, as torch.cuda.CUDAGraph's is: no handler of a
+    signal runs in it.
+    """
+    for kind in type(x).__mro__:
+        method = vars(kind).get(name)
+        if method is not None and not isinstance(method, types.FunctionType):
+            return functools.partial(method, x)
+    return functools.partial(getattr(x, name))
 
 
 def before_process_groups_end(callback: Callable[[], None]) -> None:

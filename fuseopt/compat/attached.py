@@ -62,6 +62,8 @@ HOOKS: tuple[Patch, ...] = (
     effects.CLASS_WRITES,
     effects.FINALIZERS,
     effects.KEPT_ITERATORS,
+    effects.LEFT_GENERATORS,
+    effects.HASHES,
     attributes.READS,
     states.STATES,
     powers.POWERS,

@@ -31,6 +31,7 @@ from .schemas import written
 from .symbols import on_instruction
 from .tensor_branches import (
     choose,
+    note_float,
     refuse_branch,
     tensor_of,
     truth_of,
@@ -400,6 +401,8 @@ class _Fork:
         proxy = self.tx.output.create_proxy(
             "call_function", torch.sym_ite, (self.value.as_proxy(), *operands), {}
         )
+        if any(isinstance(n, int) for n in numbers):
+            note_float(self.tx, proxy.node, self.branch)
         symbol = self.tx.output.shape_env.create_unbacked_symfloat()
         return SymNodeVariable.create(self.tx, proxy, symbol)
 

@@ -6,12 +6,15 @@ its bits are eager's, and the user is told the line.
 
 from __future__ import annotations
 
+import dis
+import sys
+from types import CodeType, FunctionType
 from typing import Any
 
 from .guards import guard
 from .hooks import asks
 from .leaving import refuse
-from .names import find
+from .names import attribute_of, either, find
 from .patches import Hook, Patcher
 from .tracing import tracing
 
@@ -76,3 +79,81 @@ def KEPT_ITERATORS(patcher: Patcher) -> None:
     patcher.around(effects, "codegen_update_mutated", writing, "self")
     for kind in iterators:
         patcher.around(kind, "reconstruct", rebuild, "self", "codegen")
+
+
+@guard("refused-left-generators", "generators that a step leaves half-way are refused")
+def LEFT_GENERATORS(patcher: Patcher) -> None:
+    """No generator is begun and left where its code may handle that: Python ends it
+    then, which runs each `finally` and leaves each `with`; Dynamo does not.
+    """
+    made = find("torch._dynamo.variables.functions:LocalGeneratorObjectVariable")
+    output = find("torch._dynamo.output_graph:OutputGraph")
+    for name in ("_is_generator_just_started", "_is_generator_exhausted"):
+        attribute_of(made, name)
+
+    def make(original: Hook, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        tx = self.inline_tracer
+        if asks(tx) and handles(self.code):
+            vars(tx.output).setdefault("fuseopt_generators", []).append(self)
+
+    def compile(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        for x in vars(self).get("fuseopt_generators", ()):
+            ended = x._is_generator_exhausted()
+            if not ended and not x._is_generator_just_started():
+                refuse(tx, f"it leaves the generator {x.code.co_name} before its end")
+        return original(self, tx, *args, **kwargs)
+
+    patcher.around(made, "__init__", make, "self", "code", "f_globals", "inline_tracer")
+    patcher.around(output, "compile_subgraph", compile, "self", "tx")
+
+
+def handles(code: CodeType) -> bool:
+    """Does a generator's code have a `try`, or a `with`?"""
+    instructions = list(dis.get_instructions(code))
+    if sys.version_info < (3, 11):
+        return any(x.opname.startswith("SETUP_") for x in instructions)
+    at = {x.offset: x for x in instructions}
+    table: Any = dis.Bytecode(code)
+    targets = [at[entry.target] for entry in table.exception_entries]
+    # from Python 3.12 on, what makes an error of each StopIteration is one, too
+    return any((x.opname, x.arg) != ("CALL_INTRINSIC_1", 3) for x in targets)
+
+
+@guard("refused-hashes", "keys that hash or compare themselves are refused")
+def HASHES(patcher: Patcher) -> None:
+    """No key of a dict, nor item of a set, is of a class of the user's that says what
+    its hash is, or what it equals: Dynamo, and its guards, call that another number of
+    times than Python.
+    """
+    key = either(
+        "torch._dynamo.variables.hashable:HashableTracker",
+        "torch._dynamo.variables.dicts:ConstDictVariable._HashableTracker",
+    )
+    lazy = find("torch._dynamo.variables.lazy:LazyVariableTracker")
+    translator = find("torch._dynamo.symbolic_convert:InstructionTranslator")
+    attribute_of(translator, "current_tx")
+
+    def make(original: Hook, self: Any, vt: Any) -> None:
+        waits = isinstance(vt, lazy) and not vt.is_realized()
+        value = vt.original_value() if waits else getattr(vt.realize(), "value", None)
+        kind = type(value)
+        if hashes_itself(kind):
+            tx = translator.current_tx()
+            if asks(tx):
+                refuse(tx, f"it has a key of {kind.__name__}, which has its own hash")
+        original(self, vt)
+
+    patcher.around(key, "__init__", make, "self", "vt")
+
+
+def hashes_itself(kind: type) -> bool:
+    """Does code of the user's say what the hash of an object is, or what it equals?"""
+    for name in ("__hash__", "__eq__"):
+        method = getattr(kind, name, None)
+        # what dataclasses write has no effects
+        if isinstance(method, FunctionType) and method.__code__.co_filename[:1] != "<":
+            home = (method.__module__ or "").partition(".")[0]
+            if home not in ("torch", "numpy", *sys.stdlib_module_names):
+                return True
+    return False

@@ -13,6 +13,7 @@ import operator
 import os
 import sys
 import threading
+import weakref
 from typing import Any
 
 from torch.optim import Optimizer
@@ -41,6 +42,7 @@ KEPT_ANSWERS = tuple(
     for name in ("getrecursionlimit", "get_int_max_str_digits")
     if hasattr(sys, name)  # the latter is not in every Python 3.10
 )
+WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 CONTAINERS = (dict, list, collections.OrderedDict, collections.defaultdict)
 
 
@@ -110,6 +112,8 @@ def _untraceable(value: Any) -> str:
     if value is os.environ or value is os.getenv:
         return "it reads environment variables"
     kind = type(value)
+    if isinstance(value, WEAK):
+        return f"it uses a {kind.__name__}, whose items end with what it holds"
     if kind is collections.deque and value.maxlen is not None:
         return "it uses a deque with a maximum length"
     if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):

@@ -4,6 +4,8 @@ A variable that is one tensor after one way and another one after the other beco
 tensor of its own, `torch.where(condition, x, y)`. That is as good as eager's as long as
 nobody can tell it from `x` and `y`: where the step later writes it, or what it was
 chosen from, or keeps it, the trace begins anew and Dynamo ends its graph at the branch.
+So it does where an int that was chosen, which is a float in the graph, is kept, or
+decides a dtype.
 """
 
 from __future__ import annotations
@@ -16,12 +18,22 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .leaving import refuse
 from .names import find
 from .patches import Hook, Patcher
+from .plain import is_unknown
 from .schemas import written
 from .tracing import traces_step
 from .watched import watched
 
+#: What is one of two numbers.
+MIXING = (torch.sym_max, torch.sym_min)
+#: Where functions of numbers are, and those whose result has one type, whatever number
+#: they are given.
+NUMERIC = ("_operator", "math", "torch")
+OF_ANY_NUMBER = frozenset(
+    [*("truediv", "float", "lt", "le", "gt", "ge", "eq", "ne", "sqrt", "not"), "int"]
+)
 #: A branch: the code that it is in, and the place of its instruction.
 Branch = tuple[CodeType, int]
 
@@ -106,23 +118,88 @@ def _storage(t: torch.Tensor) -> int:
 
 
 def watch_choices(patcher: Patcher) -> None:
-    """What was chosen is neither written nor kept, nor written what it was chosen from.
+    """What was chosen is neither written nor kept, nor written what it was chosen from;
+    and no number tells that it is a float where Python has an int.
 
-    Relies on the method by which Dynamo's tracer makes the nodes of its graph.
+    Relies on the method by which Dynamo's tracer makes the nodes of its graph, and on
+    those that trace `isinstance` and `type`.
     """
+    builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
     kind = find("torch._dynamo.output_graph:SubgraphTracer")
 
     def create(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
         node = original(self, *args, **kwargs)
         notes = vars(self.output_graph)
-        chosen = notes.get("fuseopt_chosen")
+        if node.target in MIXING and _is_mixed(node):
+            notes.setdefault("fuseopt_floats", {})[node] = None
+        chosen, floats = notes.get("fuseopt_chosen"), notes.get("fuseopt_floats")
+        if floats:
+            _follow_floats(self.output_graph, node, floats)
         if chosen and node.op == "output":
             _refuse_any(node.all_input_nodes, chosen)
         elif chosen and node.op.startswith("call"):
             _refuse_any(written(node), {**chosen, **notes["fuseopt_sides"]})
         return node
 
+    def asked(original: Hook, self: Any, tx: Any, x: Any, *args: Any) -> Any:
+        floats = vars(tx.output).get("fuseopt_floats")
+        proxy = getattr(x.realize(), "proxy", None) if floats else None
+        node = getattr(proxy, "node", None)
+        if floats and node in floats:
+            why = "it asks for the type of what it chose"
+            if floats[node] is not None:
+                code, place = floats[node]
+                refuse_branch(code, place, why)
+            refuse(tx, why)
+        return original(self, tx, x, *args)
+
     patcher.around(kind, "create_node", create, "self")
+    for name in ("call_isinstance", "call_type"):
+        patcher.around(builtin, name, asked, "self", "tx")
+
+
+def note_float(tx: Any, node: Node, branch: Branch) -> None:
+    """A branch has chosen a float that is an int in Python, after one way at least."""
+    vars(tx.output).setdefault("fuseopt_floats", {})[node] = branch
+
+
+def _is_mixed(node: Node) -> bool:
+    """Is it one of two numbers that are unlike in type, of which nobody knows one?"""
+    examples = [
+        x.meta.get("example_value") if isinstance(x, Node) else x for x in node.args
+    ]
+    kinds = {isinstance(x, (float, torch.SymFloat)) for x in examples}
+    return len(kinds) > 1 and any(
+        is_unknown(x) or (isinstance(x, torch.SymInt) and not x.node.has_hint())
+        for x in examples
+    )
+
+
+def _follow_floats(output: Any, node: Node, floats: dict[Node, Branch | None]) -> None:
+    """A node is made: may it be given what it is given of those floats?"""
+    given = [x for x in node.all_input_nodes if x in floats]
+    if not given:
+        return
+    branch = floats[given[0]]
+    examples = [x.meta.get("example_value") for x in node.all_input_nodes]
+    tensors = [t for example in examples for t in _tensors(example)]
+    name = str(getattr(node.target, "__name__", node.target)).removeprefix("sym_")
+    if tensors:
+        # of whole numbers, a float makes others; of floats, an int does the same
+        fits = any(map(torch.is_floating_point, tensors)) and all(
+            t.is_floating_point() or t.dtype == torch.bool for t in tensors
+        )
+    elif getattr(node.target, "__module__", "") in NUMERIC:
+        fits = True
+        if name.strip("_") not in OF_ANY_NUMBER:
+            floats[node] = branch
+    else:
+        fits = node.op != "output" and "dtype" in node.kwargs
+    if node.op == "output" or not fits:
+        why = "it keeps an int that it chose, or makes a tensor of it"
+        if branch is not None:
+            refuse_branch(*branch, why)
+        refuse(output.current_tx, why)
 
 
 def _refuse_any(nodes: Any, branches: dict[int, Branch]) -> None:

@@ -73,7 +73,7 @@ class Session:
     @functools.cached_property
     def graphs(self) -> Any:
         """Made on first use. Graphs end before the libraries that they call do."""
-        from ..runtime.cudagraphs import Graphs
+        from ..runtime.sites import Graphs
 
         graphs = Graphs()
         atexit.register(graphs.release)

@@ -24,6 +24,11 @@ class Sym:
     index: int
     is_float: bool
 
+    @property
+    def kind(self) -> type:
+        """What Python makes of it in arithmetic."""
+        return float if self.is_float else int
+
 
 @dataclass(frozen=True)
 class Item:

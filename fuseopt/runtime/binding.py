@@ -6,6 +6,7 @@ A `Binding` takes over what changes from call to call: addresses (`move`) and nu
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +20,20 @@ from ..capture.results import is_of_the_call
 from ..capture.scalars.host import same_numbers
 from ..compat.gc_pause import collector_paused
 from ..compat.profiling import profiled
+from ..ir.geometry import is_block
 from ..ir.graph import Buffer, Kernel, Run
 from .cpp.table import DeviceTable, HostTable, KernelTable, TensorLayout
 from .guards.sharing import Sharing
 from .guards.tensors import TensorGuard
 from .marks import kernel_name, marked
-from .memory import extent
+from .memory import Memory, extent
 from .plan import Built, Plan
 from .run_tables import RunTable, TempArena
 from .tables.addresses import AddressPool
 from .tables.host_numbers import CPU, place_of
 from .tables.upload import Arena, settle_together
+from .tables.words import Asked, Saved
+from .undo import Undo, UndoInC
 
 Layouts = Mapping[int, TensorLayout]
 
@@ -131,6 +135,7 @@ class Binding:
         )
         self.metadata = metadata_of(tensors)
         self.settled = False
+        self._saved = self._saver(layouts)
         self.sharing = Sharing(
             plan.inputs,
             {
@@ -171,6 +176,33 @@ class Binding:
                 self.addresses.place(plan.positions.of[b], home.data_ptr())
             alone = [b for b in alone if buffers[b].storage not in homes]
         return homes
+
+    def _saver(self, layouts: Layouts) -> Asked | None:
+        """A C call that saves what kernels of the CPU write, and puts it back; None
+        where that has gaps, or there is no helper.
+        """
+        written = self.plan.risk.on_host if self.tables.fed else ()
+        blocks = all(is_block(*layouts[b][:2]) for b in written)
+        if self.helper is None or not blocks:
+            return None
+        buffers, of = self.plan.captured.graph.buffers, self.plan.positions.of
+        sizes = [extent(buffers[b]) for b in written]
+        arrays = {
+            "position": array("q", [of[b] for b in written]),
+            "bytes": array("q", sizes),
+            "memory": array("b", bytes(sum(sizes))),
+        }
+        others = ctypes.c_void_p, ctypes.c_int64
+        function = self.helper.fuseopt_saved
+        return Asked(Saved(len(written)), function, arrays, others)
+
+    def undo(self, tensors: Sequence[torch.Tensor]) -> Undo:
+        """What an error puts back of what kernels of the CPU write for a device."""
+        if self._saved is None:
+            memory = Memory(self.memory, tensors, self.addresses, self.numbers or ())
+            return Undo(map(memory.tensor, self.plan.risk.on_host))
+        pool, _ = self.addresses.words.buffer_info()
+        return UndoInC(functools.partial(self._saved, pool))
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
         """C calls that run its kernels, all of them on the CPU, one after another."""

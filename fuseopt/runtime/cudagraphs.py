@@ -7,16 +7,14 @@ changes. The addresses that ATen calls take are a part of the graph: a plan with
 calls has a graph for each set of addresses of the tensors that they touch.
 
 The first call with tensors at certain addresses runs without a graph; the second is
-captured, which runs nothing, and then replayed. `Graphs` is shared by the process: it
-has a memory pool and a stream to capture on for each device, and knows all graphs, to
-release them.
+captured, which runs nothing, and then replayed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -31,15 +29,16 @@ from ..capture.results import result_buffers
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
-from ..compat.profiling import profiled, profiler_range
+from ..compat.profiling import profiled
 from ..errors import CudaGraphError, LaunchError
 from ..ir.graph import Schedule
 from .binding import Binding
 from .cpp.table import DeviceTable, KernelTable
 from .devices import is_remote, module_of, on
 from .executor import Calls, in_order, whole
-from .marks import replay_name
+from .marks import marked, replay_name
 from .memory import Memory
+from .sites import Graphs, Site
 from .tables.host_numbers import place_of
 from .triton.registry import type_of
 from .undo import at_once
@@ -55,82 +54,6 @@ TRIED, REPLAYED = 8, 4
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 #: ATen calls that wait for the device, or whose result's size is known only there.
 WAITING = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-
-
-class Site:
-    """The memory pool for a device's graphs, and the stream on which they are captured.
-
-    Graphs share the pool for their temporaries, so replays on two streams take turns.
-    `alive`: the graphs captured with the pool.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.module = module_of(device)
-        self.pool: Any = None
-        self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
-        with on(device):
-            self.stream = self.module.Stream()
-            self.done = self.module.Event()
-        self.last: Any = None
-
-    def pool_for(self, graph: Any) -> Any:
-        """The pool that a graph is about to be captured with.
-
-        torch's allocators refuse a pool all of whose graphs were freed: a new one is
-        made then.
-        """
-        if not self.alive:
-            self.pool = self.module.graph_pool_handle()
-        self.alive.add(graph)
-        return self.pool
-
-    def release(self, graph: Any) -> None:
-        """Give a graph's memory back."""
-        graph.reset()
-        self.alive.discard(graph)
-
-    def take_turns(self, replay: Callable[[], None]) -> None:
-        """Replay a graph with memory of its own, after the last one's replay."""
-        stream = self.module.current_stream(self.device)
-        if self.last is not None and self.last != stream:
-            stream.wait_event(self.done)
-        replay()
-        self.done.record(stream)
-        self.last = stream
-
-
-class Graphs:
-    """The sites of all devices, and the graphs of all plans, of a process."""
-
-    def __init__(self) -> None:
-        self.sites: dict[torch.device, Site] = {}
-        self.replays: weakref.WeakSet[Replays] = weakref.WeakSet()
-        #: captures that broke: allocators may still ask them
-        self.failed: list[Any] = []
-
-    def site(self, device: torch.device) -> Site:
-        """A device's site."""
-        if device not in self.sites:
-            self.sites[device] = Site(device)
-        return self.sites[device]
-
-    def drop(self, device: torch.device, graph: Any) -> None:
-        """Give up a device's pool and stream, after a capture of `graph` failed."""
-        site = self.sites.pop(device, None)
-        self.failed.append(graph)
-        if site is not None:
-            compat.end_allocation(device, site.pool)
-            kind = type_of(device)
-            with on(device):
-                graph_class = getattr(site.module, kind.graph)
-                compat.end_generator_capture(device, graph_class, kind.capture)
-
-    def release(self) -> None:
-        """Free all graphs and their memory; steps capture again later."""
-        for replays in list(self.replays):
-            replays.release()
-        self.sites.clear()
 
 
 def why_not(captured: Captured, schedule: Schedule) -> str:
@@ -195,13 +118,14 @@ def _leaves(tree: Any) -> Any:
 class Held:
     """The captured graphs of a plan, one for each device, and the memory they use.
 
-    `temps`: (position in the address pool, address) of each temp in the graphs' memory.
-    `results`: by buffer, the temps that are returned to the caller. `host`: temps in
-    the CPU's memory.
+    `replays`: C functions that replay them. `temps`: (position in the address pool,
+    address) of each temp in the graphs' memory. `results`: by buffer, the temps that
+    are returned to the caller. `host`: temps in the CPU's memory.
     """
 
     def __init__(self) -> None:
         self.graphs: list[tuple[Site, Any]] = []
+        self.replays: list[Callable[[], object]] = []
         self.temps: list[tuple[int, int]] = []
         self.results: dict[int, torch.Tensor] = {}
         self.host: list[torch.Tensor] = []
@@ -211,6 +135,7 @@ class Held:
         for site, graph in self.graphs:
             site.release(graph)
         self.graphs.clear()
+        self.replays.clear()
         self.results.clear()
         self.host.clear()
 
@@ -307,16 +232,15 @@ class Replays:
         if graphs is not self.current:
             bound.addresses.place_all(graphs.temps)
             self.current = graphs
-        self._make_ready(bound, threads)
-        for arena in bound.tables.arenas:
-            arena.push()
-        if profiled():
-            with profiler_range(replay_name(bound.plan.schedule)):
-                self._replay(bound, graphs)
+        if bound.tables.fed:
+            with bound.undo(tensors) as undo:
+                self._make_ready(bound, threads)
+                self._replay(bound, graphs, [undo.done, *then])
         else:
-            self._replay(bound, graphs)
-        hosts = [] if bound.tables.fed else bound.tables.on_host
-        at_once([*(call for t in hosts for call in t.launches(threads)), *then])
+            self._make_ready(bound, threads)
+            hosts = bound.tables.on_host
+            calls = [call for t in hosts for call in t.launches(threads)]
+            self._replay(bound, graphs, [*calls, *then])
         self.replayed += 1
         return self._copies(bound, tensors, graphs) if self.results else None
 
@@ -330,15 +254,21 @@ class Replays:
                 cast(DeviceTable, table).refresh()
             elif bound.tables.fed:
                 table.launch(threads)
+        for arena in bound.tables.arenas:
+            arena.push()
 
-    def _replay(self, bound: Binding, graphs: Held) -> None:
+    def _replay(self, bound: Binding, graphs: Held, then: Calls) -> None:
+        """Replay the graphs and make C calls, with nothing in between."""
+        sites = [site for site, _ in graphs.graphs] if graphs.temps else []
+        for site in sites:
+            site.wait()
+        replays = graphs.replays
+        if profiled():
+            replays = marked(replay_name(bound.plan.schedule), replays)
+        ends = [functools.partial(site.record) for site in sites]
         try:
-            for site, graph in graphs.graphs:
-                if graphs.temps:
-                    site.take_turns(graph.replay)
-                else:
-                    graph.replay()
-        except Exception as error:
+            at_once([*replays, *then, *ends])
+        except RuntimeError as error:
             named = bound.tables.named()
             raise LaunchError(f"{named} failed in a graph: {error}") from error
 
@@ -393,6 +323,7 @@ class Replays:
                 self._give_up(f"capture failed: {error}".split("\n", 1)[0], error)
                 return None
             graphs.graphs.append((site, graph))
+            graphs.replays.append(compat.in_c(graph, "replay"))
             for b in self.results:
                 if memory is not None and torch.device(buffers[b].device) == device:
                     graphs.results[b] = memory.tensor(b)

@@ -216,10 +216,10 @@ class Memory:
                 self._made.pop(member, None)
                 self.tensor(member)
 
-    def number(self, x: NumberRef) -> float | int:
+    def number(self, x: NumberRef) -> float | int | bool:
         """A number that the step computed, as a Python number; waits for the device."""
-        read = self.tensor(x.buffer).item()
-        return read if x.is_float else int(read)
+        number: float | int | bool = x.kind(self.tensor(x.buffer).item())
+        return number
 
     def _argument(self, x: Any) -> Any:
         if isinstance(x, TensorRef):

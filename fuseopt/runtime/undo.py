@@ -31,12 +31,14 @@ def at_once(calls: Iterable[Callable[[], object]]) -> list[object]:
 class Risk(NamedTuple):
     """How far into a plan an error may come.
 
-    `steps`: all steps from this one on are launches of the CPU. `written`: buffers of
-    the call's tensors that steps write before the last one that may raise.
+    `steps`: all steps from this one on are launches, of which only the first may raise.
+    `written`: buffers of the call's tensors that the steps before write, or one of
+    these that raises. `on_host`: those that kernels of the CPU write at any place.
     """
 
     steps: int
     written: tuple[int, ...]
+    on_host: tuple[int, ...] = ()
 
 
 def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> Risk:
@@ -48,8 +50,14 @@ def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> 
     # one that fails may have written a part, if it is more than a launch
     last = risky[-1]
     whole = last + isinstance(steps[last], (Extern, Batch))
-    written = {b: None for step in steps[:whole] for b in _written(graph, step)}
-    return Risk(last + 1, tuple(b for b in written if buffers[b].kind != "temp"))
+    safe = [step for i, step in enumerate(steps) if i not in risky]
+    return Risk(whole, *(_lasting(graph, x) for x in (steps[:whole], safe)))
+
+
+def _lasting(graph: Graph, steps: Sequence[Step]) -> tuple[int, ...]:
+    """The buffers of the call's tensors that steps write."""
+    written = {b: None for step in steps for b in _written(graph, step)}
+    return tuple(b for b in written if graph.buffers[b].kind != "temp")
 
 
 def _may_raise(
@@ -84,8 +92,8 @@ class Undo:
     `done()` is called when all is written; an error after that puts nothing back.
     """
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self.tensors = tensors
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        self.tensors = list(tensors)
         self.copies: list[torch.Tensor] = []
         self.written: list[bool] = []
         self.done = functools.partial(self.written.append, True)
@@ -111,4 +119,23 @@ class Undo:
         return True
 
 
-__all__ = ["Risk", "Undo", "at_once", "risk_of"]
+class UndoInC(Undo):
+    """The same of memory of the CPU: `saved(0)` saves it, `saved(1)` puts it back."""
+
+    def __init__(self, saved: Callable[[int], object]) -> None:
+        super().__init__()
+        self.saved = saved
+
+    def __enter__(self) -> Undo:
+        self.saved(0)
+        return self
+
+    def put_back(self) -> bool:
+        """See Undo."""
+        if self.written:
+            return False
+        self.saved(1)
+        return True
+
+
+__all__ = ["Risk", "Undo", "UndoInC", "at_once", "risk_of"]

@@ -7,23 +7,31 @@ backward steps what is there.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import pytest
 import torch
 
 import fuseopt
+from tests.papers import Lion
 from tests.runtime.test_undo import AtFunction, Injected
 from tests.tails.twins import same
 
 WIDTH, LAYERS = 5, 4
+KINDS: dict[str, Any] = {
+    "AdamW": functools.partial(torch.optim.AdamW, lr=0.01),
+    "SGD": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "Lion": functools.partial(Lion, lr=0.01),
+}
 pytestmark = [pytest.mark.mishaps, pytest.mark.filterwarnings("ignore")]
 
 
 class Loop:
     """A model that is stepped in its backward (`fused`), or after it."""
 
-    def __init__(self, fused: bool, buckets: str) -> None:
+    def __init__(self, fused: bool, buckets: str, kind: str) -> None:
+        self.kind = kind
         torch.manual_seed(0)
         layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
         self.net = torch.nn.Sequential(*layers)
@@ -35,7 +43,7 @@ class Loop:
             self.opt = self.make(self.net.parameters())
 
     def make(self, params: Any) -> Any:
-        return torch.optim.AdamW(params, lr=0.01)
+        return KINDS[self.kind](params)
 
     def backward(self, turn: int) -> None:
         drawn = torch.Generator().manual_seed(turn)
@@ -70,11 +78,16 @@ def alike(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("buckets", "every"),
-    [("layer", 24), pytest.param("layer", 9, marks=pytest.mark.slow)],
+    ("buckets", "kind", "every"),
+    [
+        ("layer", "AdamW", 24),
+        pytest.param("layer", "AdamW", 3, marks=pytest.mark.slow),
+        pytest.param("layer", "SGD", 5, marks=pytest.mark.slow),
+        pytest.param("layer", "Lion", 5, marks=pytest.mark.slow),
+    ],
 )
-def test_each_bucket_is_whole(buckets: str, every: int) -> None:
-    fused, twin = Loop(True, buckets), Loop(False, buckets)
+def test_each_bucket_is_whole(buckets: str, kind: str, every: int) -> None:
+    fused, twin = Loop(True, buckets, kind), Loop(False, buckets, kind)
     turn = 0
     for _ in range(4):
         turn += 1

@@ -28,8 +28,9 @@ from tests.frozen import Freezer, unlike
 
 HOME = Path(__file__).parent
 MODULES = (
-    *("aliased", "around", "counted", "counters", "grouped", "left", "orders"),
-    *("proofs", "replaced", "shared", "spent", "stated", "walks", "written"),
+    *("aliased", "around", "counted", "counters", "dropped", "grouped", "left"),
+    *("orders", "proofs", "replaced", "shared", "spent", "stated", "walks"),
+    *("typed", "weak", "written"),
 )
 #: Few parameters and many: below 16 all are traced, from there on a few lead.
 FEW, MANY = (4, 6), (18, 34)

@@ -18,8 +18,9 @@ from typing import Any
 
 from tests.numerics.fuzz_pieces import ALL, EVENTS, NEAR_ONE, NUMBERS, PIECES
 
-#: How often pieces of each list are drawn: harmless ones, numbers, control, across.
-WEIGHTS = (8, 5, 4, 1)
+#: How often pieces of each list are drawn: harmless ones, numbers, control, across,
+#: and those of steps that keep more than numbers.
+WEIGHTS = (8, 5, 4, 1, 3)
 SHAPES = ((5,), (3, 4), (2, 3), (), (1,), (4, 1, 2), (17,))
 LANES = (16, 16, 16, 16, 18, 20, 24, 40)
 #: Where few lanes may be led too: what Dynamo takes goes by the number of lanes.

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import re
 
+from tests.numerics.fuzz_aliases import HUNG, KEEPING
+
 NUMBERS = (0.5, 2.0, 0.25, 1.5, 3.0, -1.0, 0.0, 1.25)
 NEAR_ONE = (1.0, 1.0, 1.0, 0.5, 2.0, 1.25)
 
@@ -699,6 +701,7 @@ opt.state[ps[$j]] = {k: v for k, v in reversed(opt.state[ps[$j]].items())}
 [v.mul_(0.5) for v in opt.state[ps[$j]].values() if isinstance(v, torch.Tensor)]
 opt.state[ps[$j]] = copy.deepcopy(dict(opt.state[ps[$j]]))
 """.strip().splitlines()
+EVENTS += HUNG
 
 Pieces = dict[str, dict[str, list[str]]]
 
@@ -722,5 +725,5 @@ def read(text: str) -> Pieces:
     return found
 
 
-PIECES = [read(x) for x in (HARMLESS, NUMBERS_FROM, CONTROL, ACROSS)]
+PIECES = [read(x) for x in (HARMLESS, NUMBERS_FROM, CONTROL, ACROSS, KEEPING)]
 ALL: Pieces = {name: piece for pieces in PIECES for name, piece in pieces.items()}

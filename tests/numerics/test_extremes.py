@@ -82,6 +82,26 @@ class Masked(torch.optim.Optimizer):
                 state["mask"].logical_not_()
 
 
+@pytest.mark.parametrize("rate", [1e37, 1e39, 1e308, float("inf")])
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_rates_beyond_float32(name: str, rate: float) -> None:
+    """As docs/numerics.md has it: eager raises, or has the bits of a compiled step."""
+    twins = Twins(name, [(5,), (3, 4)], lr=0.1)
+    assert not twins.step()
+    for optimizer in twins.both():
+        optimizer.param_groups[0]["lr"] = rate
+    set_grads(twins.eager_params, twins.params, 2)
+    twins.step_function()
+    # AdamW divides a rate by less than one, which makes the largest ones infinite
+    if 1e39 <= rate < (1e308 if name == "AdamW" else float("inf")):
+        with pytest.raises(RuntimeError, match="without overflow"):
+            eager_step(twins.eager)
+        assert not twins.params[0].detach().isfinite().any()
+    else:
+        eager_step(twins.eager)
+        assert not twins.differences()
+
+
 def test_whole_numbers_and_masks_as_state() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = [(4, 3), (5,), ()]

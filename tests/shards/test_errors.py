@@ -80,7 +80,9 @@ def test_a_step(mesh: DeviceMesh, kind: str, n: int, way: str, every: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [6, 20])
-def test_a_tail(mesh: DeviceMesh, n: int) -> None:
-    twins = Spread(mesh, "AdamW", n, "tail"), Clipped(mesh, "AdamW", n)
+@pytest.mark.parametrize(
+    ("kind", "n"), [("AdamW", 6), ("AdamW", 20), ("SGD", 6), ("Lion", 20)]
+)
+def test_a_tail(mesh: DeviceMesh, kind: str, n: int) -> None:
+    twins = Spread(mesh, kind, n, "tail"), Clipped(mesh, kind, n)
     assert raised_at_each(*twins, AtFunction, 2) > 60

@@ -97,7 +97,7 @@ class Externs(Pointwise):
             number = self.meant(x)
             if isinstance(number, Computed):
                 reads.append(self._read(number.tensor))
-                return NumberRef(self.buffer_of(number.tensor), number.is_float)
+                return NumberRef(self.buffer_of(number.tensor), number.kind)
             return number
 
         new_args = tuple(

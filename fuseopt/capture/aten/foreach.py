@@ -100,7 +100,7 @@ class Positions:
                 if stands[1]:
                     return None, []  # one node more, which negates it
                 reads.append(r.buffer_of(number.tensor))
-                key.append((number.is_float,))
+                key.append((number.kind,))
             elif isinstance(x, float):
                 key.append((float, x, math.copysign(1.0, x)))
             else:

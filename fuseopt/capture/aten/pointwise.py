@@ -13,7 +13,7 @@ from ...errors import CaptureError, UnsupportedInput
 from ...ir.graph import Body, Literal, Row, ScalarRef, SchedulerNode, Symbol
 from ...lowering.pointwise import STRUCTURAL, STRUCTURAL_OPS, Number, Operand, lower
 from ...lowering.pointwise import Tensor as TensorOperand
-from ..scalars.device import SIGNED, Computed
+from ..scalars.device import SIGNED, Computed, kind_of
 from ..scalars.device import body as body_of_numbers
 from ..scalars.host import Scalars, Sym
 from ..scalars.standins import StandIns
@@ -248,12 +248,13 @@ class Pointwise(Buffers):
         source = t.reshape(()) if t.dim() else t
         if not self.emit("copy", (("src", source),), cell):
             raise CaptureError(f"the step reads a {t.dtype} as a number\n{self.line}")
-        return Computed(cell, t.is_floating_point())
+        whole = bool if t.dtype == torch.bool else int
+        return Computed(cell, float if t.is_floating_point() else whole)
 
-    def compute(self, op: str, operands: Sequence[Any], is_float: bool) -> Computed:
+    def compute(self, op: str, operands: Sequence[Any], kind: type) -> Computed:
         """One operation on numbers, at least one of which is a Computed."""
         stored = tuple(isinstance(x, Computed) for x in operands)
-        whole = op in SIGNED and not is_float
+        whole = op in SIGNED and kind is not float
         body = self._bodies.get((op, stored, whole))
         if body is None:
             body = self._bodies[op, stored, whole] = body_of_numbers(op, stored, whole)
@@ -269,7 +270,7 @@ class Pointwise(Buffers):
         self.nodes.append(
             SchedulerNode(body, values, scalars, written, self.call, self.line)
         )
-        return Computed(cell, is_float)
+        return Computed(cell, kind)
 
     def _cell(self, device: str) -> torch.Tensor:
         """Memory for a number: a 0-d float64 meta tensor that stands for `device`."""
@@ -289,7 +290,7 @@ class Pointwise(Buffers):
         if not negated:
             return number
         if isinstance(number, Computed):
-            return self.compute("neg", [number], number.is_float)
+            return self.compute("neg", [number], kind_of("neg", [number]))
         return self.scalars.apply(operator.neg, (number,))
 
     def _scalar(self, x: Any) -> tuple[ScalarRef, bool]:

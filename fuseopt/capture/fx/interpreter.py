@@ -25,7 +25,7 @@ from ...errors import CaptureError, FuseoptError, UnsupportedInput, is_own
 from ..aten.constants import swap
 from ..aten.dtypes import PARTS
 from ..aten.recorder import Recorder
-from ..scalars.device import FLOAT, TRUTH, Computed, operation
+from ..scalars.device import Computed, kind_of, operation
 from ..scalars.host import Arg, Item, Scalars, Sym
 from .autocast import Casting, method, switches
 from .given_memory import Places, gives_memory, refuse_resizing
@@ -362,12 +362,7 @@ class Interpreter:
                 f"{node.target} of a number that the step reads with .item() from a "
                 f"tensor it computed has no rule\n{self.recorder.line}"
             )
-        floats = [
-            isinstance(x, float) or (not isinstance(x, int) and x.is_float)
-            for x in operands
-        ]
-        is_float = op != "trunc" and op not in TRUTH and (op in FLOAT or any(floats))
-        return self.recorder.compute(op, operands, is_float)
+        return self.recorder.compute(op, operands, kind_of(op, operands))
 
     def _constant(self, node: Node, args: Any, kwargs: Any) -> torch.Tensor:
         """Record `torch.tensor(number)` as a fill of new memory.

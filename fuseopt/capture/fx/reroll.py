@@ -207,7 +207,7 @@ class Templates:
                 if b not in tensors:
                     tensors[b] = self.recorder.embody(first + b)
                 env[nodes[k]] = (
-                    Computed(tensors[b], place.is_float)
+                    Computed(tensors[b], place.kind)
                     if isinstance(place, NumberRef)
                     else tensors[b]
                 )
@@ -326,7 +326,7 @@ class Templates:
             place = self._what(x.tensor, came, mark)
             if not isinstance(place, int) or place < 0:
                 raise Unlike
-            return NumberRef(place, x.is_float)
+            return NumberRef(place, x.kind)
         for k, y in enumerate(came):
             if x is y:
                 return -1 - k

@@ -8,12 +8,13 @@ in the bits of Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from ...ir.expressions import Sym
 from ...ir.graph import Body, Instr
 
 #: Functions of numbers, by name, and the opcode that does it. Whole numbers are those
@@ -47,6 +48,8 @@ OPERATIONS = {
 }
 #: Whose result is a float whatever the operands are.
 FLOAT = frozenset({"div", "sqrt", "float"})
+#: Whose result is one of the operands.
+CHOICES = frozenset({"max", "min", "choose"})
 #: Whose result is true or false, here 1 or 0.
 TRUTH = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 #: Whose result may be a zero with a sign, which a whole number has not in Python.
@@ -55,17 +58,38 @@ SIGNED = frozenset({"neg", "mul", "trunc"})
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """A number; `tensor` is 0-d, float64, on meta. `is_float` is its Python type."""
+    """A number; `tensor` is 0-d, float64, on meta. `kind` is its Python type: float,
+    int or bool.
+    """
 
     tensor: torch.Tensor
-    is_float: bool
+    kind: type
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind is float
 
 
 class NumberRef(NamedTuple):
     """Stands for a Computed in a recorded call: read from its buffer, by a wait."""
 
     buffer: int
-    is_float: bool
+    kind: type
+
+
+def kind_of(op: str, operands: Sequence[Computed | Sym | float]) -> type:
+    """The Python type of what an operation makes of numbers."""
+    if op in TRUTH:
+        return bool
+    if op in FLOAT:
+        return float
+    taken = [
+        x.kind if isinstance(x, (Computed, Sym)) else type(x)
+        for x in (operands[1:] if op == "choose" else operands)
+    ]
+    if op in CHOICES and set(taken) == {bool}:
+        return bool
+    return float if op != "trunc" and float in taken else int
 
 
 def operation(function: Callable[..., object]) -> str | None:

@@ -21,6 +21,13 @@ struct Numbers {
   int64_t cells;            // words in all, some of which others write
   uint64_t *words, *seen;   // as they are, and as they were at the last call
 };
+// Memory of the CPU that a step writes before its last launch on a device.
+struct Saved {
+  int64_t n;                // of tensors
+  const int64_t* position;  // of each: the place of its address in the pool
+  const int64_t* bytes;     // how many it has
+  char* memory;             // room for all of them
+};
 
 static inline void put(Addresses* a, int64_t* lanes, int64_t at, int64_t value) {
   if (lanes[at] == value) return;
@@ -57,4 +64,13 @@ extern "C" int64_t fuseopt_numbers(Numbers* x, const uint64_t* pool) {
     x->seen[i] = x->words[i];
   }
   return changed;
+}
+
+// Copies tensors to `memory`; `back`: from there.
+extern "C" void fuseopt_saved(const Saved* x, const uint64_t* pool, int64_t back) {
+  char* kept = x->memory;
+  for (int64_t i = 0; i < x->n; kept += x->bytes[i++]) {
+    char* at = (char*)pool[x->position[i]];
+    __builtin_memcpy(back ? at : kept, back ? kept : at, (uint64_t)x->bytes[i]);
+  }
 }

@@ -25,6 +25,12 @@ class Numbers(ctypes.Structure):
     _fields_ = fields(TEXT, "Numbers")
 
 
+class Saved(ctypes.Structure):
+    """Memory of the CPU, and room for what it held."""
+
+    _fields_ = fields(TEXT, "Saved")
+
+
 class Asked:
     """A struct with arrays of its own, and a function of the helper that takes it."""
 

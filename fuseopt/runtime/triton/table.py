@@ -222,6 +222,8 @@ class TritonTable:
             )
         )
         self.known: array[int] | None = None
+        #: may cells differ from what the arena was told of?
+        self.fetching = False
 
     # ---------------------------------------------------------------- its arena
 
@@ -281,8 +283,10 @@ class TritonTable:
     def fetch(self) -> None:
         """Write the numbers of the CPU that changed, as they are now."""
         arena = self._settled()
-        if len(self.cells) and self.cells.fetch():
+        again, self.fetching = self.fetching, True
+        if len(self.cells) and (self.cells.fetch() or again):
             arena.changed(self.cells_at, self.cells_at + len(self.cells))
+        self.fetching = False
 
     def refresh(self) -> None:
         """Write the addresses that changed since the last refresh."""

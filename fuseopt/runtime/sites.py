@@ -1,0 +1,100 @@
+"""What all captured graphs of a process share.
+
+`Graphs` has a memory pool and a stream to capture on for each device, and knows all
+graphs, to release them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from .. import compat
+from .devices import module_of, on
+from .triton.registry import type_of
+
+
+class Site:
+    """The memory pool for a device's graphs, and the stream on which they are captured.
+
+    Graphs share the pool for their temporaries, so replays on two streams take turns.
+    `alive`: the graphs captured with the pool.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.module = module_of(device)
+        self.pool: Any = None
+        self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
+        with on(device):
+            self.stream = self.module.Stream()
+            self.done = self.module.Event()
+        #: the stream of the last replay, and whether `done` says when that has ended
+        self.last: Any = None
+        self.recorded = False
+
+    def pool_for(self, graph: Any) -> Any:
+        """The pool that a graph is about to be captured with.
+
+        torch's allocators refuse a pool all of whose graphs were freed: a new one is
+        made then.
+        """
+        if not self.alive:
+            self.pool = self.module.graph_pool_handle()
+        self.alive.add(graph)
+        return self.pool
+
+    def release(self, graph: Any) -> None:
+        """Give a graph's memory back."""
+        graph.reset()
+        self.alive.discard(graph)
+
+    def wait(self) -> None:
+        """Have the current stream wait for the last replay that used the pool."""
+        stream = self.module.current_stream(self.device)
+        if self.last is not None and self.last != stream:
+            if not self.recorded:
+                self.done.record(self.last)
+            stream.wait_event(self.done)
+        self.last, self.recorded = stream, False
+
+    def record(self) -> None:
+        """A graph that uses the pool was replayed after `wait`."""
+        self.done.record(self.last)
+        self.recorded = True
+
+
+class Graphs:
+    """The sites of all devices, and the graphs of all plans, of a process."""
+
+    def __init__(self) -> None:
+        self.sites: dict[torch.device, Site] = {}
+        #: all who hold graphs
+        self.replays: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: captures that broke: allocators may still ask them
+        self.failed: list[Any] = []
+
+    def site(self, device: torch.device) -> Site:
+        """A device's site."""
+        if device not in self.sites:
+            self.sites[device] = Site(device)
+        return self.sites[device]
+
+    def drop(self, device: torch.device, graph: Any) -> None:
+        """Give up a device's pool and stream, after a capture of `graph` failed."""
+        site = self.sites.pop(device, None)
+        self.failed.append(graph)
+        if site is not None:
+            compat.end_allocation(device, site.pool)
+            kind = type_of(device)
+            with on(device):
+                graph_class = getattr(site.module, kind.graph)
+                compat.end_generator_capture(device, graph_class, kind.capture)
+
+    def release(self) -> None:
+        """Free all graphs and their memory; steps capture again later."""
+        for replays in list(self.replays):
+            replays.release()
+        self.sites.clear()
