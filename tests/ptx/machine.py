@@ -97,8 +97,7 @@ class Fault:
         return f"{self.kind}: {self.line}{beside} ({where})"
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What a region was used for: bytes that threads loaded and stored, sectors of 32
     bytes that accesses of warps touched (with seed 0; else 0).
     """

@@ -14,7 +14,7 @@ from fuseopt.runtime.triton.registry import DEVICES
 
 from ..simulated.kernels import SIM
 from ..simulated.twins import Make, SimTwins
-from ..steps import same_bits
+from ..steps import same_bits, turned
 from .kernels import Log
 
 #: 0-d, odd, lanes that share programs, groups with and without a rest, several chunks.
@@ -22,7 +22,8 @@ SHAPES = ((17, 5), (9,), (), (128,), (129,), (700,), (2048,), (33, 130))
 #: The same with a lane of several programs and a rest.
 MANY = (*SHAPES, (5000,), (1,), (31,), (6, 8, 16), (2047,), (4096,), (0, 3))
 #: What happens before a step: gradients stay where they are, lie at new addresses, at
-#: addresses that are no multiple of 16, or some are not there; another rate.
+#: addresses that are no multiple of 16, or some are not there; another rate. Beside
+#: these, `strided`: transposed ones.
 COURSE = ("moved", "stay", "odd", "missing", "rate", "stay", "moved")
 
 
@@ -49,6 +50,9 @@ class PtxTwins(SimTwins):
                 base = torch.empty(q.numel() + 1, dtype=q.dtype, device=q.device)
                 base[1:].copy_(q.grad.flatten())
                 q.grad = base[1:].view(q.shape)
+            elif event == "strided" and q.dim() > 1:
+                assert q.grad is not None
+                q.grad = turned(q.grad)
 
     def run(self, course: Sequence[str] = COURSE) -> list[str]:
         """What differs from eager, in which step."""
