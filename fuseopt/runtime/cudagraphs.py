@@ -31,6 +31,7 @@ from ..capture.results import result_buffers
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
+from ..compat.gc_pause import collector_paused
 from ..compat.profiling import profiled, profiler_range
 from ..errors import CudaGraphError, LaunchError
 from ..ir.graph import Schedule
@@ -91,7 +92,7 @@ class Site:
         self.alive.discard(graph)
 
     def take_turns(self, replay: Callable[[], None]) -> None:
-        """Replay a graph with memory of its own, after the last one's replay."""
+        """Replay a graph with memory in the pool, after the last one's replay."""
         stream = self.module.current_stream(self.device)
         if self.last is not None and self.last != stream:
             stream.wait_event(self.done)
@@ -336,13 +337,13 @@ class Replays:
     def _replay(self, bound: Binding, graphs: Held) -> None:
         try:
             for site, graph in graphs.graphs:
-                if graphs.temps:
+                if graphs.temps or bound.plan.schedule.externs:
                     site.take_turns(graph.replay)
                 else:
                     graph.replay()
         except Exception as error:
-            named = bound.tables.named()
-            raise LaunchError(f"{named} failed in a graph: {error}") from error
+            what = f"{bound.tables.named()} failed in a graph: {error}"
+            raise LaunchError(what) from error
 
     def _graph(self, bound: Binding, tensors: Sequence[torch.Tensor]) -> Held | None:
         """The graphs for these tensors, captured if need be; None to run without."""
@@ -379,7 +380,8 @@ class Replays:
             kind = type_of(device)
             graph = getattr(site.module, kind.graph)()
             try:
-                with on(device), site.module.stream(site.stream):
+                # garbage may be a kernel, whose end a capture refuses
+                with on(device), site.module.stream(site.stream), collector_paused():
                     graph.capture_begin(pool=site.pool_for(graph), **kind.capture)
                     try:
                         memory = _record(bound, tensors, device)
@@ -414,8 +416,6 @@ class Replays:
         buffers = bound.plan.captured.graph.buffers
         temps = bound.plan.schedule.temps
         on_host = [b for b in temps if not is_remote(torch.device(buffers[b].device))]
-        if not on_host:
-            return []
         memory = Memory(bound.memory, tensors, bound.addresses, ())
         memory.allocate(on_host)
         graphs.results.update(
@@ -429,8 +429,8 @@ class Replays:
         """Copies of a graph's results for the caller, since the next replay writes to
         the same memory.
         """
-        addresses = bound.addresses.copy()
-        memory = Memory(bound.memory, tensors, addresses, bound.numbers or ())
+        numbers = bound.numbers or ()
+        memory = Memory(bound.memory, tensors, bound.addresses.copy(), numbers)
         memory.take_copies(graphs.results)
         return memory
 

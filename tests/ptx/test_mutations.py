@@ -279,7 +279,7 @@ SHAPES = ((17, 5), (9,), (128,), (129,), (64, 34), (4100,))
 def kinds_of(log: Log, make: Make, dtype: torch.dtype) -> set[str]:
     """What is found in a course of steps."""
     log.seed = 5
-    twins = PtxTwins(make, dtype=dtype, shapes=SHAPES, whole=make is not counted)
+    twins = PtxTwins(make, dtype=dtype, shapes=SHAPES, whole=make is Clipped)
     bits = twins.run(COURSE)
     return {fault.kind for fault in log.faults} | ({BITS} if bits else set())
 
