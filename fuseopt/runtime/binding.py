@@ -6,7 +6,9 @@ A `Binding` takes over what changes from call to call: addresses (`move`) and nu
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +21,8 @@ from ..capture.results import is_of_the_call
 from ..capture.scalars.host import same_numbers
 from ..compat.gc_pause import collector_paused
 from ..compat.profiling import profiled
-from ..ir.graph import Buffer, Kernel, Run
+from ..ir.geometry import contiguous_strides
+from ..ir.graph import DTYPE_BYTES, Buffer, Kernel, Run
 from .cpp.table import DeviceTable, HostTable, KernelTable, TensorLayout
 from .guards.sharing import Sharing
 from .guards.tensors import TensorGuard
@@ -29,6 +32,7 @@ from .plan import Built, Plan
 from .run_tables import RunTable, TempArena
 from .tables.addresses import AddressPool
 from .tables.host_numbers import CPU, place_of
+from .tables.saved import Places
 from .tables.upload import Arena, settle_together
 
 Layouts = Mapping[int, TensorLayout]
@@ -117,6 +121,9 @@ class Binding:
         #: may its launches be put off to the end of the optimizer's step?
         early = self.on_cpu or is_of_the_call(captured.result, buffers)
         self.waits = not plan.at_once and early
+        #: what an error gets back, where it is memory of the CPU alone
+        self.saved = _saved(plan, layouts, self.addresses, built.helper)
+        self.undoes_by_tensors = bool(plan.risk.written) and self.saved is None
         self._launches: tuple[int, list[Callable[[], object]]] | None = None
         self.numbers: list[Any] | None = None
         # autograd may have saved any of them, with or without a gradient of its own
@@ -260,6 +267,26 @@ def bind(
     with collector_paused(), plan.kernels.ready() as built:
         arenas = before.tables.arenas if before is not None else ()
         return Binding(plan, built, tensors, arenas)
+
+
+def _saved(
+    plan: Plan, layouts: Layouts, addresses: AddressPool, helper: ctypes.PyDLL | None
+) -> Places | None:
+    """Where what an error gets back lies; None if some of it must be copied as tensors
+    are.
+    """
+    buffers, written = plan.captured.graph.buffers, plan.risk.written
+    if helper is None or not written:
+        return None
+    sizes = []
+    for b in written:
+        buffer, (shape, stride) = buffers[b], layouts[b][:2]
+        dense = tuple(stride) == contiguous_strides(shape)
+        if buffer.kind == "view" or buffer.device != CPU or not dense:
+            return None
+        sizes.append(math.prod(shape) * DTYPE_BYTES[buffer.dtype])
+    positions = [plan.positions.of[b] for b in written]
+    return Places(positions, sizes, addresses.words, helper)
 
 
 def metadata_of(tensors: Sequence[torch.Tensor]) -> list[Any]:

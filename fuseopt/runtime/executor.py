@@ -22,6 +22,7 @@ from .cpp.table import KernelTable
 from .marks import kernel_name
 from .memory import Memory
 from .plan import Plan
+from .tables.saved import Saved
 from .undo import Undo, at_once
 
 Calls = Sequence[Callable[[], object]]
@@ -53,6 +54,12 @@ class Program:
         self.plan = plan
         self.executor = executor
         self.bound: Binding | None = None
+
+    @property
+    def lean(self) -> bool:
+        """May a call go without its tensors, where none of them has changed?"""
+        bound = self.bound
+        return bound is not None and self.plan.lean and not bound.undoes_by_tensors
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
         """Bind the plan to the layouts of tensors; if that fails, `bound` stays."""
@@ -144,13 +151,20 @@ def whole(
         del arena
         return memory
     memory, arena = _ready(bound, tensors, bound.allocated)
-    with torch.no_grad(), Undo(list(map(memory.tensor, risk.written))) as undo:
+    with torch.no_grad(), _undo(bound, memory) as undo:
         _run(bound, memory, launch, steps[: risk.steps])
         rest = [s for s in steps[risk.steps :] if isinstance(s, (Kernel, Run))]
         last = [bound.calls(step, threads) for step in rest]
         at_once([*chain.from_iterable(last), undo.done, *then])
     del arena
     return memory
+
+
+def _undo(bound: Binding, memory: Memory) -> Undo | Saved:
+    """What puts back what was written, where an error comes."""
+    if bound.saved is not None:
+        return Saved(bound.saved)
+    return Undo(list(map(memory.tensor, bound.plan.risk.written)))
 
 
 def _ready(

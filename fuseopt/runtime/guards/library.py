@@ -2,7 +2,8 @@
 
 tensors.h compares the tensors of a call with a record of them (see tensors.py), lanes.h
 the lanes of an optimizer (see lanes.py), parts.h its DTensors (see parts.py);
-launches.h starts several kernels. words.h and rows.h of `tables` are parts of it, too.
+launches.h starts several kernels. words.h, rows.h and saved.h of `tables` are parts of
+it, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from ...codegen import Source
 from ...codegen.cpp.structs import fields
-from ..tables import rows, words
+from ..tables import rows, saved, words
 
 FOLDER = Path(__file__).parent
 HEADERS = ("tensors", "lanes", "parts", "launches")
@@ -21,6 +22,7 @@ TEXT = "\n".join(
         *((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS),
         words.TEXT,
         rows.TEXT,
+        saved.TEXT,
     ]
 )
 HELPER = Source("cpp", TEXT, "fuseopt_tensors", (), throws=True)
