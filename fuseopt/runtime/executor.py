@@ -54,16 +54,13 @@ class Program:
         self.plan = plan
         self.executor = executor
         self.bound: Binding | None = None
-
-    @property
-    def lean(self) -> bool:
-        """May a call go without its tensors, where none of them has changed?"""
-        bound = self.bound
-        return bound is not None and self.plan.lean and not bound.undoes_by_tensors
+        #: may a call go without its tensors, where none of them has changed?
+        self.lean = False
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
         """Bind the plan to the layouts of tensors; if that fails, `bound` stays."""
         self.bound = bind(self.plan, tensors, self.bound)
+        self.lean = self.plan.lean and not self.bound.undoes_by_tensors
         return self.bound
 
 
