@@ -21,6 +21,9 @@ What the machine reports, with the line of the kernel:
 A program's threads may read what one of them overwrites, if they use it for nothing:
 all load a lane's number, and one stores the new one.
 
+It has no calls: kernels with powers of float64 (ASGD; capturable steps in float64) call
+a function, and are refused with a ValueError.
+
 Estimates (`div.full`, `rcp.approx`, `ex2.approx`, `lg2.approx`) are exact here. Stores
 are seen at once, so what only a weak memory shows is found by its missing order.
 """

@@ -18,6 +18,9 @@ SHUFFLES = ("bfly", "idx", "up", "down")
 REDUCED = ("and", "or", "xor", "add", "min.u32", "max.u32", "min.s32", "max.s32")
 COMBINED = ("add", "and", "or", "xor", "min", "max", "exch")
 ADDRESS = re.compile(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\w+))?\s*\]")
+NAME = re.compile(r"[a-z]\w*")
+#: Names that are no registers.
+NAMED = {"true", "false", "global_smem"}
 #: What else a name may say that changes nothing here.
 IDLE = {"weak", "nc", "L1", "evict_first", "evict_last", "no_allocate", "level"}
 
@@ -69,8 +72,8 @@ class Encoder:
             if "." in text and text not in ("%tid.x", "%ctaid.x"):
                 raise Unknown(f"the machine has no {text}")
             return self.register(text)
-        if text == "_":
-            return self.register("_")
+        if text == "_" or (NAME.fullmatch(text) and text not in NAMED):
+            return self.register(text)
         number = self.register(f"constant {text}")
         self.constants[number] = _constant(text)
         return number

@@ -188,6 +188,8 @@ def test_what_the_machine_lacks_is_named() -> None:
         machine("tanh.approx.f32 %r4, %r1;")
     with pytest.raises(Unknown, match=r"no st that is wt"):
         machine("st.global.wt.b32 [ %rd3 + 0 ], { %r1 };")
+    with pytest.raises(ValueError, match=r"not understood as PTX: '\.param"):
+        machine("{ .param .b64 param0; }")
     with pytest.raises(ValueError, match="no end"):
         parsed(".entry k(.param .u64 p)\n{\n  ret;\n")
 

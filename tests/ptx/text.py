@@ -109,6 +109,8 @@ def _statements(body: str) -> Iterator[str]:
             yield text
             continue
         while text:
+            if not any(parts):
+                text = text.lstrip("{} \t")  # a block, with registers of other names
             if not parts and re.fullmatch(r"[$\w]+:", text):
                 yield text
                 break
