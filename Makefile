@@ -107,7 +107,8 @@ bench-gpu: $(VENV)/stamp-test $(VENV)/stamp-bench
 
 # Nothing is installed: the Python that is there has torch, as in
 # make gpu PYTHON=python3 GPU_FLAGS="--sections machine,correctness --budget 120", which
-# comes first. Results go to bench/results; another folder: GPU_FLAGS="--out DIR".
+# comes first. Results go to bench/results; another folder: OUT=DIR, or
+# GPU_FLAGS="--out DIR".
 # Without a GPU, rehearse: GPU_FLAGS="--rehearse cpu" (or interpreter, or sim).
 gpu:
 	PYTHONPATH=. PYTHONUNBUFFERED=1 $(PYTHON) -m bench.gpu $(GPU_FLAGS)

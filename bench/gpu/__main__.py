@@ -37,13 +37,17 @@ OUT = FOLDER.parent / "out"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, run, write, print. 1 where something differs from eager, or failed."""
+    """Parse, run, write, print. 1 where something differs from eager, failed, or did
+    not come to its first case.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument(
         "--sections", default=",".join(SECTIONS), help="names, by comma"
     )
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds in all")
-    parser.add_argument("--out", type=Path, help="the JSON file, or a folder for it")
+    parser.add_argument(
+        "--out", type=Path, help="the JSON file, or a folder (else $OUT)"
+    )
     parser.add_argument("--rehearse", choices=REHEARSALS, help="where no GPU is")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     chosen = parser.parse_args(arguments)
@@ -133,9 +137,11 @@ class Run:
 
     @property
     def bad(self) -> bool:
-        """Did a section or a case fail? A tool that is not there is no failure."""
+        """Did a section or a case fail, or has a section no case done? A tool that is
+        not there is no failure.
+        """
         return any(
-            s.error or any("failed" in f for f in s.done.values())
+            s.error or not s.done or any("failed" in f for f in s.done.values())
             for s in self.sections
         )
 
@@ -148,7 +154,9 @@ class Run:
         name = f"gpu-{name.strip('-')}-torch{found.get('torch', 'unknown')}.json"
         if self.place.tiny:
             name = f"rehearsal-{self.place.name}.json"
-        return (self.out or (OUT if self.place.tiny else FOLDER)) / name
+        given = os.environ.get("OUT")  # a machine that is lent gives it back
+        folder = Path(given) if given else OUT if self.place.tiny else FOLDER
+        return (self.out or folder) / name
 
     def _environment(self) -> Figures:
         for section in self.sections:

@@ -135,7 +135,17 @@ class Binding:
         )
         self.metadata = metadata_of(tensors)
         self.settled = False
-        self._saved = self._saver(layouts)
+        on_host = plan.risk.on_host if self.tables.fed else ()
+        self._on_host = self._saver(layouts, on_host)
+        self._written = self._saver(layouts, plan.risk.written)
+        #: must tensors be copied, lest an error leave them half written?
+        self.undoes_by_tensors = any(
+            written and saved is None
+            for written, saved in (
+                (on_host, self._on_host),
+                (plan.risk.written, self._written),
+            )
+        )
         self.sharing = Sharing(
             plan.inputs,
             {
@@ -177,15 +187,18 @@ class Binding:
             alone = [b for b in alone if buffers[b].storage not in homes]
         return homes
 
-    def _saver(self, layouts: Layouts) -> Asked | None:
-        """A C call that saves what kernels of the CPU write, and puts it back; None
-        where that has gaps, or there is no helper.
+    def _saver(self, layouts: Layouts, written: Sequence[int]) -> Asked | None:
+        """A C call that saves these buffers of the CPU, and puts them back; None where
+        one has gaps or lies on a device, or there is no helper.
         """
-        written = self.plan.risk.on_host if self.tables.fed else ()
-        blocks = all(is_block(*layouts[b][:2]) for b in written)
-        if self.helper is None or not blocks:
-            return None
         buffers, of = self.plan.captured.graph.buffers, self.plan.positions.of
+        on_cpu = all(
+            buffers[b].device == CPU and buffers[b].kind != "view" for b in written
+        )
+        if self.helper is None or not on_cpu:
+            return None
+        if not all(is_block(*layouts[b][:2]) for b in written):
+            return None
         sizes = [extent(buffers[b]) for b in written]
         arrays = {
             "position": array("q", [of[b] for b in written]),
@@ -196,13 +209,22 @@ class Binding:
         function = self.helper.fuseopt_saved
         return Asked(Saved(len(written)), function, arrays, others)
 
-    def undo(self, tensors: Sequence[torch.Tensor]) -> Undo:
-        """What an error puts back of what kernels of the CPU write for a device."""
-        if self._saved is None:
-            memory = Memory(self.memory, tensors, self.addresses, self.numbers or ())
-            return Undo(map(memory.tensor, self.plan.risk.on_host))
+    def _in_c(self, saved: Asked) -> Undo:
         pool, _ = self.addresses.words.buffer_info()
-        return UndoInC(functools.partial(self._saved, pool))
+        return UndoInC(functools.partial(saved, pool))
+
+    def undo_on_host(self, tensors: Sequence[torch.Tensor]) -> Undo:
+        """What an error puts back of what kernels of the CPU write for a device."""
+        if self._on_host is not None:
+            return self._in_c(self._on_host)
+        memory = Memory(self.memory, tensors, self.addresses, self.numbers or ())
+        return Undo(map(memory.tensor, self.plan.risk.on_host))
+
+    def undo_written(self, memory: Memory) -> Undo:
+        """What an error puts back that comes before the last launch."""
+        if self._written is not None:
+            return self._in_c(self._written)
+        return Undo(map(memory.tensor, self.plan.risk.written))
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
         """C calls that run its kernels, all of them on the CPU, one after another."""

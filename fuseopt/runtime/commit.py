@@ -171,7 +171,7 @@ class Pending:
         if self._by_python is not None:
             self.begun = True
             self._by_python(after)
-            failed: object = True
+            failed: object = self._count is None or self._count()
         else:
             count = [] if self._count is None else [self._count]
             first: Any = self._first

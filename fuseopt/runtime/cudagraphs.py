@@ -29,6 +29,7 @@ from ..capture.results import result_buffers
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
+from ..compat.gc_pause import collector_paused
 from ..compat.profiling import profiled
 from ..errors import CudaGraphError, LaunchError
 from ..ir.graph import Schedule
@@ -233,7 +234,7 @@ class Replays:
             bound.addresses.place_all(graphs.temps)
             self.current = graphs
         if bound.tables.fed:
-            with bound.undo(tensors) as undo:
+            with bound.undo_on_host(tensors) as undo:
                 self._make_ready(bound, threads)
                 self._replay(bound, graphs, [undo.done, *then])
         else:
@@ -259,7 +260,8 @@ class Replays:
 
     def _replay(self, bound: Binding, graphs: Held, then: Calls) -> None:
         """Replay the graphs and make C calls, with nothing in between."""
-        sites = [site for site, _ in graphs.graphs] if graphs.temps else []
+        shared = graphs.temps or bound.plan.schedule.externs
+        sites = [site for site, _ in graphs.graphs] if shared else []
         for site in sites:
             site.wait()
         replays = graphs.replays
@@ -307,7 +309,8 @@ class Replays:
             kind = type_of(device)
             graph = getattr(site.module, kind.graph)()
             try:
-                with on(device), site.module.stream(site.stream):
+                # garbage may be a kernel, whose end a capture refuses
+                with on(device), site.module.stream(site.stream), collector_paused():
                     graph.capture_begin(pool=site.pool_for(graph), **kind.capture)
                     try:
                         memory = _record(bound, tensors, device)
@@ -343,8 +346,6 @@ class Replays:
         buffers = bound.plan.captured.graph.buffers
         temps = bound.plan.schedule.temps
         on_host = [b for b in temps if not is_remote(torch.device(buffers[b].device))]
-        if not on_host:
-            return []
         memory = Memory(bound.memory, tensors, bound.addresses, ())
         memory.allocate(on_host)
         graphs.results.update(
@@ -358,8 +359,8 @@ class Replays:
         """Copies of a graph's results for the caller, since the next replay writes to
         the same memory.
         """
-        addresses = bound.addresses.copy()
-        memory = Memory(bound.memory, tensors, addresses, bound.numbers or ())
+        numbers = bound.numbers or ()
+        memory = Memory(bound.memory, tensors, bound.addresses.copy(), numbers)
         memory.take_copies(graphs.results)
         return memory
 

@@ -22,7 +22,7 @@ from .cpp.table import KernelTable
 from .marks import kernel_name
 from .memory import Memory
 from .plan import Plan
-from .undo import Undo, at_once
+from .undo import at_once
 
 Calls = Sequence[Callable[[], object]]
 
@@ -53,10 +53,13 @@ class Program:
         self.plan = plan
         self.executor = executor
         self.bound: Binding | None = None
+        #: may a call go without its tensors, where none of them has changed?
+        self.lean = False
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
         """Bind the plan to the layouts of tensors; if that fails, `bound` stays."""
         self.bound = bind(self.plan, tensors, self.bound)
+        self.lean = self.plan.lean and not self.bound.undoes_by_tensors
         return self.bound
 
 
@@ -144,7 +147,7 @@ def whole(
         del arena
         return memory
     memory, arena = _ready(bound, tensors, bound.allocated)
-    with torch.no_grad(), Undo(list(map(memory.tensor, risk.written))) as undo:
+    with torch.no_grad(), bound.undo_written(memory) as undo:
         _run(bound, memory, launch, steps[: risk.steps])
         rest = [s for s in steps[risk.steps :] if isinstance(s, (Kernel, Run))]
         last = [bound.calls(step, threads) for step in rest]

@@ -40,9 +40,13 @@ class Untrusted(OSError):
 def chosen(cache_dir: str | None) -> str:
     """The absolute path of the folder in which kernels are kept."""
     if not cache_dir:
-        import platformdirs  # needed by few processes: options may name a folder
-
-        cache_dir = platformdirs.user_cache_dir("fuseopt")
+        try:
+            import platformdirs  # needed by few processes: options may name a folder
+        except ImportError:
+            # a machine on which nothing was installed: what it says on Linux
+            cache_dir = "~/.cache/fuseopt"
+        else:
+            cache_dir = platformdirs.user_cache_dir("fuseopt")
     return os.path.abspath(os.path.expanduser(cache_dir))
 
 

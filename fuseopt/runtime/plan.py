@@ -16,7 +16,7 @@ import torch
 from ..capture.aten.dtypes import BUFFER_NAMES
 from ..capture.host_results import host_results, read_at_once
 from ..capture.trace import Captured
-from ..ir.graph import Batch, Extern, Kernel, Schedule
+from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
 from .batches import PreparedBatch
 from .cpp.table import TableFactory
 from .extern_calls import prepare
@@ -101,7 +101,13 @@ class Plan:
             and not any(buffers[b].kind == "view" for b in graph.outputs)
         )
         nothing = captured.result == () and not captured.given
-        self.lean = self.simple and nothing and not captured.complexes
+        #: are tensors of a call needed but to look at them, and to undo what an error
+        #: interrupts?
+        self.lean = (
+            all(isinstance(step, (Kernel, Run)) for step in steps)
+            and nothing
+            and not captured.complexes
+        )
         self.host_results = host_results(captured)
         read = read_at_once(captured, self.host_results)
         self.at_once = bool(captured.given) or read

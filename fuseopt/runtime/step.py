@@ -137,7 +137,7 @@ class CompiledStep:
         try:
             # `alive` until the step is done: the guard holds tensors by address
             change, alive = self._look(args)
-            needed = change or not self.program.plan.lean
+            needed = change or not self.program.lean
             tensors = self._tensors(args) if needed else []
             bound = self._adapt(change, tensors, args) if change else self.program.bound
             if bound is not None and bound.taking is not self.taking:

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from bench.gpu import __main__ as script
-from bench.gpu import correctness, race, schedule, tools, worker
+from bench.gpu import correctness, host, race, schedule, tools, worker
 from bench.gpu.place import Place
 from bench.gpu.schedule import Group, Section, partition
 from bench.gpu.surroundings import SURROUNDINGS
+from fuseopt.runtime.tables.upload import STAGES
 
 CPU = Place("cpu", tiny=True)
 MODULES = {name: module for group in script.GROUPS for name, module, _, _ in group}
@@ -391,6 +392,28 @@ def test_the_name_of_the_results_file():
     done = {"environment": {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130"}}
     run.sections = [Section("machine", None, Place("cuda"), done=done)]
     assert str(run.path()) == "/somewhere/gpu-nvidia-h200-torch2.11.0+cu130.json"
+
+
+def test_results_come_back_where_the_machine_says(monkeypatch):
+    monkeypatch.setenv("OUT", "/given")
+    run = script.Run(Place("cuda"))
+    assert run.path().parent == Path("/given")
+    assert script.Run(Place("cuda"), Path("/else")).path().parent == Path("/else")
+
+
+def test_a_section_that_comes_to_no_case_fails(monkeypatch):
+    run = script.Run(Place("cuda"))
+    section = Section("steps", None, Place("cuda"), expected=["a", "b"])
+    run.sections = [section]
+    assert run.bad
+    section.done["a"] = {"p50": 1.0}
+    assert not run.bad
+    section.done["b"] = {"not_run": "no such tool"}
+    assert not run.bad
+
+
+def test_no_more_calls_are_queued_than_a_table_has_copies():
+    assert host.QUEUED < STAGES
 
 
 def test_without_a_gpu_it_says_how_to_rehearse(monkeypatch, capsys):

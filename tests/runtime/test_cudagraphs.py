@@ -15,7 +15,7 @@ import fuseopt
 from fuseopt.compiler.session import session
 from fuseopt.config import resolve
 from fuseopt.errors import ConfigError, CudaGraphError, LaunchError
-from fuseopt.runtime.cudagraphs import KEPT
+from fuseopt.runtime.cudagraphs import KEPT, Site
 from tests.papers.momentum import Lion
 from tests.papers.reducing import LAMB
 from tests.simulated.twins import SHAPES, SINGLE, Clipped, SimTwins
@@ -231,6 +231,66 @@ def test_two_steps_on_two_streams_take_turns_in_the_memory_they_share(
         with sim.stream(stream):
             assert pair.differences() == []
     assert sim.counters().replays >= 4
+
+
+class Summed(torch.optim.Optimizer):
+    """A step with an ATen call in place: no memory between launches."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=0.1)
+                p.cumsum_(0)
+
+
+def test_two_steps_with_aten_calls_take_turns_without_memory_of_their_own(
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an ATen call allocates within itself lies in the pool that graphs share."""
+    turns: list[Any] = []
+    earlier = {*session.graphs.replays}
+    take = Site.take_turns
+
+    def taken(site: Site, replay: Any) -> None:
+        turns.append(site.module.current_stream(site.device))
+        take(site, replay)
+
+    monkeypatch.setattr(Site, "take_turns", taken)
+    twins = [SimTwins(Summed, [(6,)]), SimTwins(Summed, [(4,)])]
+    streams = [sim.Stream(), sim.Stream()]
+    for _ in range(4):
+        for pair, stream in zip(twins, streams, strict=True):
+            with sim.stream(stream):
+                pair.step(stay=True)
+    assert twins[0].report.externs
+    held = [h for r in session.graphs.replays - earlier for h in r.held.values()]
+    assert [h.temps for h in held] == [[], []]
+    assert {*turns} == {*streams}
+    for pair, stream in zip(twins, streams, strict=True):
+        with sim.stream(stream):
+            assert pair.differences() == []
+
+
+def test_no_garbage_is_collected_within_a_capture(
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a kernel of another step, and unloading it break the capture."""
+    on = []
+    for name in ("capture_begin", "capture_end"):
+        whole = getattr(sim.CUDAGraph, name)
+
+        def noted(*args: Any, _whole: Any = whole, **more: Any) -> Any:
+            on.append(gc.isenabled())
+            return _whole(*args, **more)
+
+        monkeypatch.setattr(sim.CUDAGraph, name, noted)
+    replaying(SimTwins(SGD))
+    assert on == [False, False]
+    assert gc.isenabled()
 
 
 def test_an_optimizer_after_another_is_captured_too(sim: ModuleType) -> None:

@@ -17,6 +17,7 @@ counters(), counting()  launches, executed, captured, captures, replays, h2d, h2
 pending()               how many things are queued and not carried out
 fail_allocation(n)      the n-th allocation from now raises torch.OutOfMemoryError
 fail_launch(n)          the n-th launch from now raises RuntimeError
+memory()                address and bytes of all that kernels may use
 memory_allocated(d)     bytes in use; Graph.pool_bytes(): those of a graph's pool
 
 It is asynchronous. Launches, replays, copies within the device and copies from pinned

@@ -181,6 +181,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_available", [](bool x) { state().available = x; });
   m.def("available", [] { return state().available; });
   m.def("memory_allocated", [](int d) { Lock lock; return state().allocated[d]; });
+  // (address, bytes) of what kernels may use: all blocks, and what graphs keep.
+  m.def("memory", [] {
+    Lock lock;
+    std::vector<std::pair<uint64_t, uint64_t>> found;
+    for (auto& [p, block] : state().blocks)
+      found.emplace_back(reinterpret_cast<uint64_t>(p), block.asked);
+    for (auto& [id, use] : state().pools)
+      if (auto pool = use.memory.lock())
+        for (auto& [n, place] : pool->unused)
+          found.emplace_back(reinterpret_cast<uint64_t>(place.first), n);
+    return found;
+  });
   m.def("pending", [] {
     Lock lock;
     size_t n = 0;

@@ -1,7 +1,5 @@
-"""Builds the simulated accelerator's library, once for each version of its text.
-
-The library lies in the user's cache folder, under a name made of a hash of all that it
-depends on; processes that want it at once wait for the one that builds.
+"""Builds libraries of the tests, once for each version of their text: the simulated
+accelerator's is one.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +24,7 @@ from fuseopt.runtime.folders import Folder, chosen
 HERE = Path(__file__).parent
 SOURCES = ("engine.cpp", "ops.cpp", "bind.cpp")
 FLAGS = ("-O1", "-g0", "-std=c++20")
+Make = Callable[[str, Path, Path], None]
 
 
 def compiler() -> str | None:
@@ -33,22 +33,33 @@ def compiler() -> str | None:
     return shutil.which(wanted) or shutil.which("g++") or shutil.which("clang++")
 
 
-def load() -> ModuleType:
-    """The library, built where it is not there yet. Raises what the compiler says."""
-    text = "\0".join((HERE / name).read_text() for name in ("sim.h", *SOURCES))
-    parts = (text, *FLAGS, torch.__version__, sys.version, str(compiler()))
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    name = f"fuseopt_sim_{key}"
+def built(group: str, name: str, parts: tuple[str, ...], make: Make) -> Path:
+    """A library in the user's cache folder, under a name made of a hash of its parts.
+
+    `make(name, folder, library)` is called where it is not there yet. Processes that
+    want it at once wait for the one that builds.
+    """
+    key = hashlib.sha256("\0".join((*parts, str(compiler()))).encode()).hexdigest()[:16]
+    name = f"{name}_{key}"
     # what lies there is run: it is the user's alone, as kernels are
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(Folder.open(chosen(None), make=True))
-        for part in ("simulated", key):
+        for part in (group, key):
             kept = stack.enter_context(kept.enter(part, make=True))
         folder = Path(kept.path)
     library = folder / f"{name}.so"
     with FileLock(folder / "lock"):
         if not library.exists():
-            _build(name, folder, library)
+            make(name, folder, library)
+    return library
+
+
+def load() -> ModuleType:
+    """The library, built where it is not there yet. Raises what the compiler says."""
+    text = "\0".join((HERE / name).read_text() for name in ("sim.h", *SOURCES))
+    parts = (text, *FLAGS, torch.__version__, sys.version)
+    library = built("simulated", "fuseopt_sim", parts, _build)
+    name = library.stem
     spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None
     assert spec.loader is not None

@@ -268,6 +268,12 @@ def fail_launch(n: int = 1) -> None:
     _C().fail_launch(n)
 
 
+def memory() -> list[tuple[int, int]]:
+    """Where memory is that kernels may use: address, bytes."""
+    found: list[tuple[int, int]] = _C().memory()
+    return found
+
+
 def memory_allocated(x: Any = None) -> int:
     """Bytes in use by tensors, on a device."""
     return int(_C().memory_allocated(_device(x).index))

@@ -214,10 +214,11 @@ void* allocate(size_t n) {
     TORCH_CHECK_WITH(
         OutOfMemoryError, false, "sim out of memory. Tried to allocate ", n, " bytes.");
   Key k = here(device());
+  size_t asked = n;
   n = (n + 511) / 512 * 512;
   auto g = capture_of(k);
   void* p = nullptr;
-  Block block{n, k, {}, false};
+  Block block{n, asked, k, {}, false};
   if (g) {
     auto found = g->pool->unused.find(n);
     block.pool = g->pool;

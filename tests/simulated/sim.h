@@ -57,7 +57,7 @@ struct Pool;
 struct Graph;
 
 struct Block {
-  size_t size = 0;
+  size_t size = 0, asked = 0;
   Key stream;
   std::weak_ptr<Pool> pool;
   bool pooled = false;
