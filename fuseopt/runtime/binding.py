@@ -187,7 +187,9 @@ class Binding:
             alone = [b for b in alone if buffers[b].storage not in homes]
         return homes
 
-    def _saver(self, layouts: Layouts, written: Sequence[int]) -> Asked | None:
+    def _saver(
+        self, layouts: Layouts, written: Sequence[int]
+    ) -> Callable[[int], object] | None:
         """A C call that saves these buffers of the CPU, and puts them back; None where
         one has gaps or lies on a device, or there is no helper.
         """
@@ -207,23 +209,20 @@ class Binding:
         }
         others = ctypes.c_void_p, ctypes.c_int64
         function = self.helper.fuseopt_saved
-        return Asked(Saved(len(written)), function, arrays, others)
-
-    def _in_c(self, saved: Asked) -> Undo:
-        pool, _ = self.addresses.words.buffer_info()
-        return UndoInC(functools.partial(saved, pool))
+        saved = Asked(Saved(len(written)), function, arrays, others)
+        return functools.partial(saved, self.addresses.words.buffer_info()[0])
 
     def undo_on_host(self, tensors: Sequence[torch.Tensor]) -> Undo:
         """What an error puts back of what kernels of the CPU write for a device."""
         if self._on_host is not None:
-            return self._in_c(self._on_host)
+            return UndoInC(self._on_host)
         memory = Memory(self.memory, tensors, self.addresses, self.numbers or ())
         return Undo(map(memory.tensor, self.plan.risk.on_host))
 
     def undo_written(self, memory: Memory) -> Undo:
         """What an error puts back that comes before the last launch."""
         if self._written is not None:
-            return self._in_c(self._written)
+            return UndoInC(self._written)
         return Undo(map(memory.tensor, self.plan.risk.written))
 
     def launches(self, threads: int) -> list[Callable[[], object]]:

@@ -253,13 +253,13 @@ def test_two_steps_with_aten_calls_take_turns_without_memory_of_their_own(
     """What an ATen call allocates within itself lies in the pool that graphs share."""
     turns: list[Any] = []
     earlier = {*session.graphs.replays}
-    take = Site.take_turns
+    wait = Site.wait
 
-    def taken(site: Site, replay: Any) -> None:
+    def waited(site: Site) -> None:
         turns.append(site.module.current_stream(site.device))
-        take(site, replay)
+        wait(site)
 
-    monkeypatch.setattr(Site, "take_turns", taken)
+    monkeypatch.setattr(Site, "wait", waited)
     twins = [SimTwins(Summed, [(6,)]), SimTwins(Summed, [(4,)])]
     streams = [sim.Stream(), sim.Stream()]
     for _ in range(4):
