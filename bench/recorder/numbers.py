@@ -16,7 +16,16 @@ import torch
 
 
 class Refused(Exception):
-    """The recorder cannot record this step; Dynamo is to trace it."""
+    """The recorder cannot record this step; Dynamo is to trace it.
+
+    The step's code may catch it: `last` has it then.
+    """
+
+    last: Refused | None = None
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        Refused.last = self
 
 
 class Expr:
@@ -141,6 +150,8 @@ class Number:
         raise Refused("it pickles a number")
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise Refused(f"it takes the attribute {name} of a number")
 
 

@@ -1,10 +1,398 @@
+"""What a recorded run entered and read outside of the optimizer.
+
+A profiler's function sees each code object before it runs, and each C function that the
+user's code calls. Code is guarded, with all that it can name: globals, attributes of
+modules and classes, defaults, cells, tables of plain values. C functions are on a list.
+What is on no list is refused before it runs.
+"""
+
 from __future__ import annotations
+
+import builtins
+import collections
+import dis
+import os
+import re
 import sys
+import sysconfig
+import types
+from collections.abc import Iterable
 from typing import Any
+
+import torch
+
+from fuseopt.compiler.code_paths import every_code
+
+from .numbers import Refused
+
+HERE = os.path.dirname(__file__) + os.sep
+TORCH = os.path.dirname(torch.__file__) + os.sep
+OPTIM = TORCH + "optim" + os.sep
+STDLIB = sysconfig.get_path("stdlib") + os.sep
+SITE = os.sep + "site-packages" + os.sep
+#: Python's own modules whose code does nothing but compute.
+PURE = ("contextlib", "functools", "collections", "copy", "typing", "abc", "operator")
+#: Files of torch's whose functions call its API, or ask what a build has.
+API = (
+    *("_tensor.py", "functional.py", "overrides.py", "_utils.py", "_jit_internal.py"),
+    *("nn/functional.py", "nn/parameter.py", "autograd/grad_mode.py", "__init__.py"),
+    *("utils/_contextlib.py", "utils/_foreach_utils.py", "compiler/__init__.py"),
+    *("_compile.py", "_dynamo/external_utils.py", "_dynamo/eval_frame.py", "_VF.py"),
+    *("backends/", "cuda/__init__.py", "cuda/graphs.py", "jit/", "autograd/profiler.py"),
+    *("_classes.py", "_ops.py", "types.py", "accelerator/", "utils/_python_dispatch.py", "amp/"),
+)
+PLAIN = (
+    *(int, float, bool, complex, str, bytes, type(None), type(...), torch.dtype),
+    *(torch.device, torch.Size, torch.layout, torch.memory_format),
+)
+#: Types of containers whose contents are compared at each call.
+TABLES = (
+    *(list, dict, set, frozenset, tuple, collections.OrderedDict),
+    *(collections.defaultdict, collections.deque, collections.Counter),
+)
+#: Modules whose objects, but for containers, do not change.
+STEADY = ("typing", "logging", "re", "abc", "torch", "torch._C", "enum", "__future__")
+#: Names that say more of an object than a guard compares.
+FORBIDDEN = frozenset(
+    "type vars globals locals exec eval open print input __dict__ __import__ dir "
+    "__closure__ __globals__ __code__ setattr delattr gc sys inspect ctypes "
+    "_version __self__ breakpoint memoryview object".split()
+)
+ALLOWED = frozenset(
+    "len isinstance issubclass min max abs sum any all sorted getattr hasattr callable "
+    "divmod pow round iter reduce __build_class__".split()
+)
+OF_TORCH = frozenset("is_grad_enabled promote_types can_cast is_tensor".split())
+_MISSING = object()
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def frozen(x: Any, depth: int = 0) -> Any:
+    """Plain contents, as a value that compares types too. Raises Refused."""
+    kind = type(x)
+    if kind in PLAIN:
+        return kind, repr(x)
+    if kind not in TABLES or depth > 8:
+        raise Refused(f"a table holds a {kind.__name__}")
+    if isinstance(x, dict):
+        return kind, [(frozen(k, depth + 1), frozen(v, depth + 1)) for k, v in x.items()]
+    items = [frozen(y, depth + 1) for y in x]
+    return kind, sorted(items, key=repr) if kind in (set, frozenset) else items
+
+
 class Facts:
-    def hold(self): return True
+    """What must be as it was: names in dicts, cells, functions, tables."""
+
+    def __init__(self) -> None:
+        self.names: list[tuple[Any, str, Any]] = []
+        self.cells: list[tuple[Any, Any]] = []
+        self.functions: list[tuple[Any, Any]] = []
+        self.tables: list[tuple[Any, Any]] = []
+
+    def hold(self) -> bool:
+        """Is all of it as it was?"""
+        try:
+            return (
+                all(vars(o).get(n, _MISSING) is x for o, n, x in self.names)
+                and all(cell_of(c) is x for c, x in self.cells)
+                and all(parts(f) == x for f, x in self.functions)
+                and all(frozen(t) == x for t, x in self.tables)
+            )
+        except Refused:
+            return False
+
+
+def cell_of(cell: Any) -> Any:
+    """The content of a cell."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _MISSING
+
+
+def parts(function: Any) -> Any:
+    """What a function does, by identity."""
+    return (
+        id(function.__code__),
+        tuple(map(id, function.__defaults__ or ())),
+        tuple([(k, id(v)) for k, v in (function.__kwdefaults__ or {}).items()]),
+    )
+
+
+def _is_torchs(holder: Any) -> bool:
+    """Is it a module or a class of torch's, whose values do not change?"""
+    name = getattr(holder, "__module__", None) or getattr(holder, "__name__", "")
+    return str(name).partition(".")[0] == "torch"
+
+
+class Globals:
+    """The globals of a module as an object with a `__dict__`."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.__dict__ = names
+
+
 class Watch:
-    def __init__(self, held, recording): self.facts=Facts()
-    def __enter__(self): return self
-    def __exit__(self,*_): pass
-    def restore(self): pass
+    """Sees what a run enters. A context manager; `facts`: what it depends on."""
+
+    def __init__(self, held: Any, recording: Any) -> None:
+        self.held = held
+        self.recording = recording
+        self.facts = Facts()
+        self.kept: list[Any] = []
+        self.before: Any = None
+        self.codes: dict[types.CodeType, str] = {}
+        self.inner: set[types.CodeType] = set()
+        self.names: set[str] = set()
+        self.holders: dict[int, Any] = {}
+        self.done: set[Any] = set()
+        self.allowed: set[Any] = set()
+
+    def __enter__(self) -> Watch:
+        self.before = sys.getprofile()
+        if self.before is not None:
+            raise Refused("a profiler runs")
+        for kind in type(self.held.itself).__mro__:
+            if kind is not object:
+                self._holder(kind)
+        self.recording.profile = self._event
+        sys.setprofile(self._event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self.before)
+        self.recording.profile = None
+
+    def restore(self) -> None:
+        """Raise Refused where the run changed a table, which is put back."""
+        changed = False
+        for (table, before), copy in zip(self.facts.tables, self.kept, strict=True):
+            if frozen(table) != before:
+                changed = True
+                table.clear()
+                getattr(table, "update", getattr(table, "extend", None))(copy)
+        if changed:
+            raise Refused("it changes a table that is not the optimizer's")
+
+    # ---------------------------------------------------------------- events
+
+    def _event(self, frame: Any, event: str, arg: Any) -> None:
+        code = frame.f_code
+        if event == "call":
+            if code not in self.codes:
+                self._enter(frame, code)
+        elif event == "c_call" and self.codes.get(code) == "user":
+            key = arg.__name__, type(arg.__self__), getattr(arg, "__module__", None)
+            if key not in self.allowed:
+                self._check(arg)
+                self.allowed.add(key)
+
+    def _enter(self, frame: Any, code: types.CodeType) -> None:
+        file = code.co_filename
+        if file.startswith(HERE):
+            self.codes[code] = "ours"
+            return
+        if file.startswith(OPTIM):
+            self.codes[code] = "torch"
+            self._scan(frame, code)
+            return
+        if file.startswith(TORCH):
+            if not file[len(TORCH) :].replace(os.sep, "/").startswith(API):
+                raise Refused(f"it runs {code.co_name} of {file[len(TORCH) :]}")
+            self.codes[code] = "torch"
+            return
+        if file.startswith("<") or (file.startswith(STDLIB) and SITE not in file):
+            name = file[len(STDLIB) :] if file.startswith(STDLIB) else file.strip("<>")
+            if not name.removeprefix("frozen ").startswith(PURE):
+                if not file.startswith("<") or "frozen" in file:
+                    raise Refused(f"it runs {code.co_name} of {name}")
+            else:
+                self.codes[code] = "python"
+                return
+        self.codes[code] = "user"
+        self._rules(frame, code)
+        self._scan(frame, code)
+
+    def _check(self, function: Any) -> None:
+        """Raise Refused for a C function that is on no list."""
+        name, owner = function.__name__, function.__self__
+        kind = type(owner)
+        if isinstance(owner, torch.Tensor) or kind in (*TABLES, *PLAIN):
+            return
+        home = getattr(function, "__module__", None)
+        if home in ("math", "_operator") or (
+            owner is builtins and name in ALLOWED
+        ):
+            return
+        if home == "_functools" and name == "reduce":
+            return
+        seen = hasattr(torch._C._VariableFunctions, name) or name in OF_TORCH
+        if seen and getattr(torch, name, None) is function:
+            return
+        if isinstance(owner, type) and issubclass(owner, (dict, str, torch.Tensor)):
+            return
+        if str(home).startswith("torch._C._"):  # linalg and its like are functions too
+            return
+        if kind.__module__ == "builtins" and kind.__name__.endswith("_iterator"):
+            return
+        raise Refused(f"it calls the C function {home or kind.__name__}.{name}")
+
+    # ---------------------------------------------------------------- rules
+
+    def _rules(self, frame: Any, code: types.CodeType) -> None:
+        """Raise Refused for code that may do what no guard sees."""
+        bad = FORBIDDEN.intersection(code.co_names)
+        if bad:
+            raise Refused(f"{code.co_name} names {min(bad)}")
+        own = code.co_varnames[:1] if code.co_argcount else ()
+        is_self = bool(own) and frame.f_locals.get(own[0]) is self.held.itself
+        before: Any = None
+        for x in dis.get_instructions(code):
+            if x.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_STAR"):
+                raise Refused(f"{code.co_name} writes the global {x.argval}")
+            if x.opname == "IMPORT_NAME" and x.argval not in ("math", "torch"):
+                raise Refused(f"{code.co_name} imports {x.argval}")
+            if x.opname in ("STORE_DEREF", "DELETE_DEREF"):
+                if x.argval in code.co_freevars and code not in self.inner:
+                    raise Refused(f"{code.co_name} writes the cell {x.argval}")
+            if x.opname in ("STORE_ATTR", "DELETE_ATTR"):
+                loaded = before is not None and before.argval == (own or ("",))[0]
+                on_self = is_self and loaded and before.opname == "LOAD_FAST"
+                if not on_self and x.argval not in ("data", "grad"):
+                    raise Refused(f"{code.co_name} writes the attribute {x.argval}")
+            if x.opname in ("FORMAT_VALUE", "BUILD_STRING"):
+                if {"getattr", "hasattr"} & {*code.co_names}:
+                    raise Refused(f"{code.co_name} makes names of attributes")
+            if x.opname != "CACHE":
+                before = x
+
+    # ---------------------------------------------------------------- what is named
+
+    def _scan(self, frame: Any, code: types.CodeType) -> None:
+        nested = code in self.inner
+        self.inner.update(every_code(code)[1:])
+        words = [*code.co_names]
+        if {"getattr", "hasattr"} & {*words}:
+            words += [x for x in code.co_consts if type(x) is str]
+        self._names(words)
+        names = frame.f_globals
+        home = Globals(names)
+        for x in dis.get_instructions(code):
+            if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                name = x.argval
+                value = names.get(name, _MISSING)
+                self._fact(home, id(names), name, value)
+                if value is _MISSING:
+                    value = getattr(builtins, name, _MISSING)
+                    self._fact(builtins, id(builtins), name, value)
+                self._value(value, name)
+        function = self._function(frame, code)
+        if function is not None:
+            self._value(function, code.co_name)
+        elif not nested and code.co_freevars and self.codes[code] == "user":
+            raise Refused(f"{code.co_name} is a function that nothing names")
+
+    def _function(self, frame: Any, code: types.CodeType) -> Any:
+        """The function of a code object, by its name."""
+        places: list[Any] = [frame.f_globals]
+        places += [vars(c) for c in type(self.held.itself).__mro__]
+        for place in places:
+            found = place.get(code.co_name)
+            while found is not None:
+                found = getattr(found, "__func__", getattr(found, "fget", found))
+                if getattr(found, "__code__", None) is code:
+                    return found
+                found = getattr(found, "__wrapped__", None)
+        return None
+
+    def _fact(self, owner: Any, key: Any, name: str, value: Any) -> None:
+        if (key, name) not in self.done:
+            self.done.add((key, name))
+            self.facts.names.append((owner, name, value))
+
+    def _names(self, words: Iterable[str]) -> None:
+        new = {w for w in words if _WORD.fullmatch(w)} - self.names
+        self.names |= new
+        for holder in [*self.holders.values()]:
+            self._attributes(holder, new)
+
+    def _holder(self, x: Any) -> None:
+        if id(x) not in self.holders:
+            self.holders[id(x)] = x
+            self._attributes(x, self.names)
+
+    def _attributes(self, holder: Any, names: Iterable[str]) -> None:
+        inside = vars(holder)
+        for name in [*names]:
+            value = inside.get(name, _MISSING)
+            self._fact(holder, id(holder), name, value)
+            if value is not _MISSING and not _is_torchs(holder):
+                self._value(value, name)
+
+    def _value(self, x: Any, name: str) -> None:
+        """Guard a value that code reaches by a name."""
+        if x is _MISSING or ("value", id(x)) in self.done:
+            return
+        self.done.add(("value", id(x)))
+        kind = type(x)
+        if kind in TABLES:
+            if not x and kind is tuple:
+                return
+            self.facts.tables.append((x, frozen(x)))
+            self.kept.append(x.copy() if hasattr(x, "copy") else x)
+            return
+        if kind in PLAIN or isinstance(x, (types.BuiltinFunctionType, types.MethodType)):
+            return
+        x = getattr(x, "__func__", x) if kind in (staticmethod, classmethod) else x
+        if isinstance(x, property):
+            for f in (x.fget, x.fset):
+                if f is not None:
+                    self._value(f, name)
+            return
+        if isinstance(x, types.FunctionType):
+            self._reach(x, name)
+        elif isinstance(x, types.ModuleType):
+            if x.__name__ != "math":
+                file = getattr(x, "__file__", None) or ""
+                if not file.startswith(TORCH) and SITE not in file and file:
+                    self._holder(x)
+                elif file.startswith(TORCH):
+                    self._holder(x)
+                elif SITE in file:
+                    self._holder(x)
+        elif isinstance(x, type):
+            if x.__module__.partition(".")[0] not in ("torch", "builtins", *PURE):
+                for c in x.__mro__[:-1]:
+                    self._holder(c)
+        elif isinstance(x, torch.Tensor):
+            raise Refused(f"{name} is a tensor that is not the optimizer's")
+        elif isinstance(x, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            return
+        elif isinstance(x, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+            return
+        elif kind.__module__ not in STEADY and kind.__module__.partition(".")[0] not in (
+            "torch", "typing", "torchgen"
+        ):
+            raise Refused(f"{name} is a {kind.__name__}, of which nothing is known")
+
+    def _reach(self, x: Any, name: str) -> None:
+        """Guard a function: its code, defaults, cells and attributes."""
+        if x.__code__.co_filename.startswith(HERE):
+            return
+        self.facts.functions.append((x, parts(x)))
+        torchs = x.__code__.co_filename.startswith(TORCH)
+        if torchs:
+            return
+        for value in (*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()):
+            self._value(value, name)
+        for cell in x.__closure__ or ():
+            value = cell_of(cell)
+            if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
+                continue  # for super()
+            self.facts.cells.append((cell, value))
+            self._value(value, name)
+        if vars(x):
+            self._holder(x)
+            inner = vars(x).get("__wrapped__")
+            if inner is not None:
+                self._value(inner, name)

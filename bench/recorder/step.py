@@ -15,9 +15,11 @@ import torch
 from torch.fx import GraphModule
 from torch.optim import Optimizer
 
+from fuseopt import compat
 from fuseopt.compat.gc_pause import collector_paused
 from fuseopt.compiler import dispatch
 from fuseopt.config import resolve
+from fuseopt.shadow.optimizer import Shadow
 
 from . import seen
 from .held import CONSTANTS, DICTS, TENSORS, Held
@@ -223,6 +225,7 @@ def record(optimizer: Optimizer, function: Any) -> tuple[Program, Held]:
     if torch.is_grad_enabled():
         raise Refused("it records gradients")
     watch = seen.Watch(held, recording)
+    Refused.last = None
     before = torch.get_rng_state()
     mode = torch.is_grad_enabled()
     try:
@@ -237,6 +240,8 @@ def record(optimizer: Optimizer, function: Any) -> tuple[Program, Held]:
     finally:
         torch.set_grad_enabled(mode)
         watch.restore()
+    if Refused.last is not None:
+        raise Refused.last
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
         raise Refused("it draws random numbers")
@@ -260,6 +265,30 @@ def compiled(
     program.seconds["compile"] = time.thread_time() - begin
 
 
+def begin(optimizer: Optimizer) -> list[Any]:
+    """Begin the state of lanes without one as torch.optim does, so that one recording
+    is enough; returns the parameters that got one.
+    """
+    state = optimizer.state
+    if all(p in state for g in optimizer.param_groups for p in g["params"]):
+        return []
+    try:
+        shadow = Shadow(optimizer)
+        shadow.refresh(optimizer)
+        known = dict(state)
+        if not compat.initialize(shadow.itself):
+            return []
+    except Exception:
+        return []
+    fresh = {
+        p: entries
+        for p, entries in shadow.itself.state.items()
+        if p not in known and entries
+    }
+    state.update(fresh)
+    return [*fresh]
+
+
 class RecordedStep:
     """The step of one optimizer, recorded. `why`: why it is left to Dynamo, or ""."""
 
@@ -281,8 +310,14 @@ class RecordedStep:
                     raise Refused("it is recorded anew at each call")
                 self.recorded += 1
                 with collector_paused():
-                    program, held = record(optimizer, self.function)
-                    compiled(program, held)
+                    begun = begin(optimizer)
+                    try:
+                        program, held = record(optimizer, self.function)
+                        compiled(program, held)
+                    except BaseException:
+                        for p in begun:
+                            del optimizer.state[p]
+                        raise
                 self.programs.append(program)
         except Exception as error:
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
