@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,6 +60,7 @@ class Held:
         self.leaves: list[Any] = []
         self.pairs: list[Pair] = []
         self.place: dict[int, int] = {}  # of a tensor, by id
+        self.functions: list[types.FunctionType] = []
         self.names: dict[int, Any] = {}  # of tensors of lanes' state, by place
         self._copies: dict[int, Any] = {}
         self._counts: dict[Any, int] = {}  # equal counters of lanes are one number
@@ -105,11 +105,10 @@ class Held:
         if isinstance(x, CONSTANTS):
             plain = isinstance(x, PLAIN) or kind is torch.Size
             self.key.append((kind, repr(x)) if plain else id(x))
+            if isinstance(x, types.FunctionType):
+                self.functions.append(x)
             return x
         if kind not in (*DICTS, list, tuple):
-            if isinstance(x, weakref.ref):
-                self.key.append(id(x))
-                return x
             raise Refused(f"{name} is a {kind.__name__}, of which nothing is known")
         if acts_when_asked(x):
             raise Refused(f"{name} {acts_when_asked(x)}")
@@ -138,7 +137,9 @@ class Held:
             return ours
         for k, y in x.items():
             if type(k) in TENSORS:
-                self.key.append(id(k))
+                self.key.append(("key", self.place.get(id(k)), type(k)))
+                if id(k) not in self.place:
+                    self.key.append(id(k))
             elif isinstance(k, (*PLAIN, tuple)):
                 self.key.append((type(k), repr(k)))
             else:
@@ -178,11 +179,11 @@ class Held:
         if t.layout is not torch.strided or t.is_quantized:
             raise Refused(f"a tensor has the layout {t.layout}")
         facts = t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.is_leaf
-        self.key.append((type(t), *facts))
+        self.key.append((type(t), *facts, t.storage_offset()))
         if t.__dict__:
             self.key.append(tuple([(k, id(v)) for k, v in t.__dict__.items()]))
             for v in t.__dict__.values():
-                if not isinstance(v, (*CONSTANTS, weakref.ref)):
+                if not isinstance(v, CONSTANTS):
                     raise Refused("a tensor has an attribute of which nothing is known")
         grad = t.grad if t.is_leaf else None
         if grad is None:

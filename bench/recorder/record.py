@@ -238,8 +238,6 @@ class Recording(TorchFunctionMode):
         what, name = kind
         if what == "fact" or what == "switch":
             return func(*args, **kwargs)
-        if torch.is_grad_enabled():
-            raise Refused("it records gradients")
         if what == "grad":
             (t,) = args
             if id(t) not in self.place:
@@ -313,6 +311,9 @@ class Recording(TorchFunctionMode):
 
         given = [look(x) for x in args]
         named = {k: look(x) for k, x in kwargs.items()}
+        if torch.is_grad_enabled() and name != "detach":
+            if any([t.requires_grad for t in tensors]):
+                raise Refused("it records gradients")
         operands = tuple([x for x, _ in given])
         keywords = {k: x for k, (x, _) in named.items()}
         if numbers:

@@ -8,9 +8,12 @@ What is on no list is refused before it runs.
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import dis
+import functools
+import operator
 import os
 import re
 import sys
@@ -23,6 +26,7 @@ import torch
 
 from fuseopt.compiler.code_paths import every_code
 
+from .layouts import REFUSED
 from .numbers import Refused
 
 HERE = os.path.dirname(__file__) + os.sep
@@ -34,13 +38,18 @@ SITE = os.sep + "site-packages" + os.sep
 PURE = ("contextlib", "functools", "collections", "copy", "typing", "abc", "operator")
 #: Files of torch's whose functions call its API, or ask what a build has.
 API = (
-    *("_tensor.py", "functional.py", "overrides.py", "_utils.py", "_jit_internal.py"),
-    *("nn/functional.py", "nn/parameter.py", "autograd/grad_mode.py", "__init__.py"),
-    *("utils/_contextlib.py", "utils/_foreach_utils.py", "compiler/__init__.py"),
-    *("_compile.py", "_dynamo/external_utils.py", "_dynamo/eval_frame.py", "_VF.py"),
-    *("backends/", "cuda/__init__.py", "cuda/graphs.py", "jit/", "autograd/profiler.py"),
-    *("_classes.py", "_ops.py", "types.py", "accelerator/", "utils/_python_dispatch.py", "amp/"),
+    *("_tensor.py", "functional.py", "overrides.py", "nn/functional.py", "optim/"),
+    *("nn/parameter.py", "autograd/grad_mode.py", "utils/_contextlib.py"),
+    *("utils/_foreach_utils.py", "compiler/__init__.py", "_VF.py", "_compile.py"),
 )
+#: Files of torch's that its optimizers call, and whose answers may change.
+LOOSE = (
+    *("_utils.py", "_jit_internal.py", "__init__.py", "_dynamo/external_utils.py"),
+    *("_dynamo/eval_frame.py", "backends/", "cuda/__init__.py", "cuda/graphs.py"),
+    *("jit/", "autograd/profiler.py", "_classes.py", "_ops.py", "types.py"),
+    *("accelerator/", "utils/_python_dispatch.py", "amp/", "_dynamo/decorators.py"),
+)
+OF_INIT = ("is_tensor", "_check")
 PLAIN = (
     *(int, float, bool, complex, str, bytes, type(None), type(...), torch.dtype),
     *(torch.device, torch.Size, torch.layout, torch.memory_format),
@@ -80,6 +89,25 @@ def frozen(x: Any, depth: int = 0) -> Any:
     return kind, sorted(items, key=repr) if kind in (set, frozenset) else items
 
 
+@functools.cache
+def _unseen() -> frozenset[Any]:
+    """Methods of tensors that no mode of torch's sees."""
+    return frozenset(
+        x
+        for x in torch.overrides.get_ignored_functions()
+        if getattr(torch.Tensor, getattr(x, "__name__", ""), None) is x
+    )
+
+
+def containers(x: Any) -> list[Any]:
+    """A table, and the containers within it that can change."""
+    found = [x] if isinstance(x, (list, dict, set, collections.deque)) else []
+    if type(x) in TABLES:
+        for y in x.values() if isinstance(x, dict) else x:
+            found += containers(y)
+    return found
+
+
 class Facts:
     """What must be as it was: names in dicts, cells, functions, tables."""
 
@@ -88,6 +116,9 @@ class Facts:
         self.cells: list[tuple[Any, Any]] = []
         self.functions: list[tuple[Any, Any]] = []
         self.tables: list[tuple[Any, Any]] = []
+        self.classes: list[tuple[type, Any]] = []
+        self.token = abc.get_cache_token()
+        self.modes = modes()
 
     def hold(self) -> bool:
         """Is all of it as it was?"""
@@ -96,10 +127,26 @@ class Facts:
                 all(vars(o).get(n, _MISSING) is x for o, n, x in self.names)
                 and all(cell_of(c) is x for c, x in self.cells)
                 and all(parts(f) == x for f, x in self.functions)
+                and all(c.__mro__ == x for c, x in self.classes)
                 and all(frozen(t) == x for t, x in self.tables)
+                and self.token == abc.get_cache_token()
+                and self.modes == modes()
             )
         except Refused:
             return False
+
+
+def modes() -> Any:
+    """The modes of torch's that the results of calls depend on."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise Refused("autocast is on")
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def cell_of(cell: Any) -> Any:
@@ -140,6 +187,7 @@ class Watch:
         self.recording = recording
         self.facts = Facts()
         self.kept: list[Any] = []
+        self.theirs = {id(pair.theirs) for pair in held.pairs}
         self.before: Any = None
         self.codes: dict[types.CodeType, str] = {}
         self.inner: set[types.CodeType] = set()
@@ -155,6 +203,8 @@ class Watch:
         for kind in type(self.held.itself).__mro__:
             if kind is not object:
                 self._holder(kind)
+        for function in self.held.functions:
+            self._value(function, function.__name__)
         self.recording.profile = self._event
         sys.setprofile(self._event)
         return self
@@ -166,8 +216,16 @@ class Watch:
     def restore(self) -> None:
         """Raise Refused where the run changed a table, which is put back."""
         changed = False
-        for (table, before), copy in zip(self.facts.tables, self.kept, strict=True):
-            if frozen(table) != before:
+        for table, copy in self.kept:
+            same = len(table) == len(copy)
+            if isinstance(table, dict):
+                pairs = zip(table.items(), copy.items(), strict=False)
+                same = same and all(a is c and b is d for (a, b), (c, d) in pairs)
+            elif isinstance(table, set):
+                same = same and table == copy
+            else:
+                same = same and all(map(operator.is_, table, copy))
+            if not same:
                 changed = True
                 table.clear()
                 getattr(table, "update", getattr(table, "extend", None))(copy)
@@ -179,8 +237,11 @@ class Watch:
     def _event(self, frame: Any, event: str, arg: Any) -> None:
         code = frame.f_code
         if event == "call":
-            if code not in self.codes:
+            status = self.codes.get(code)
+            if status is None:
                 self._enter(frame, code)
+            elif status == "loose":
+                self._refuse_loose(frame, code)
         elif event == "c_call" and self.codes.get(code) == "user":
             key = arg.__name__, type(arg.__self__), getattr(arg, "__module__", None)
             if key not in self.allowed:
@@ -197,9 +258,15 @@ class Watch:
             self._scan(frame, code)
             return
         if file.startswith(TORCH):
-            if not file[len(TORCH) :].replace(os.sep, "/").startswith(API):
-                raise Refused(f"it runs {code.co_name} of {file[len(TORCH) :]}")
-            self.codes[code] = "torch"
+            short = file[len(TORCH) :].replace(os.sep, "/")
+            in_init = short == "__init__.py" and code.co_name in OF_INIT
+            if short.startswith(API) or in_init:
+                self.codes[code] = "torch"
+            elif short.startswith(LOOSE):
+                self.codes[code] = "loose"
+                self._refuse_loose(frame, code)
+            else:
+                raise Refused(f"it runs {code.co_name} of {short}")
             return
         if file.startswith("<") or (file.startswith(STDLIB) and SITE not in file):
             name = file[len(STDLIB) :] if file.startswith(STDLIB) else file.strip("<>")
@@ -213,11 +280,20 @@ class Watch:
         self._rules(frame, code)
         self._scan(frame, code)
 
+    def _refuse_loose(self, frame: Any, code: types.CodeType) -> None:
+        """Raise Refused where the user's code runs what only torch's own may."""
+        if self.codes.get(frame.f_back.f_code) == "user":
+            raise Refused(f"it asks {code.co_name} of torch")
+
     def _check(self, function: Any) -> None:
         """Raise Refused for a C function that is on no list."""
         name, owner = function.__name__, function.__self__
         kind = type(owner)
-        if isinstance(owner, torch.Tensor) or kind in (*TABLES, *PLAIN):
+        if isinstance(owner, torch.Tensor):
+            if name in REFUSED or getattr(torch.Tensor, name, None) in _unseen():
+                raise Refused(f"it calls {name} of a tensor")
+            return
+        if kind in (*TABLES, *PLAIN):
             return
         home = getattr(function, "__module__", None)
         if home in ("math", "_operator") or (
@@ -318,6 +394,8 @@ class Watch:
 
     def _holder(self, x: Any) -> None:
         if id(x) not in self.holders:
+            if isinstance(x, type):
+                self.facts.classes.append((x, x.__mro__))
             self.holders[id(x)] = x
             self._attributes(x, self.names)
 
@@ -338,10 +416,22 @@ class Watch:
         if kind in TABLES:
             if not x and kind is tuple:
                 return
+            inside = containers(x)
+            if any(id(y) in self.theirs for y in inside):
+                raise Refused(f"{name} is the optimizer's too")
             self.facts.tables.append((x, frozen(x)))
-            self.kept.append(x.copy() if hasattr(x, "copy") else x)
+            self.kept += [(y, y.copy()) for y in inside]
             return
-        if kind in PLAIN or isinstance(x, (types.BuiltinFunctionType, types.MethodType)):
+        if kind in PLAIN:
+            return
+        if isinstance(x, types.BuiltinFunctionType):
+            if not isinstance(x.__self__, (types.ModuleType, type, type(None))):
+                raise Refused(f"{name} is a C function of an object")
+            return
+        if isinstance(x, types.MethodType):
+            if not isinstance(x.__self__, type):
+                raise Refused(f"{name} is a method of an object")
+            self._value(x.__func__, name)
             return
         x = getattr(x, "__func__", x) if kind in (staticmethod, classmethod) else x
         if isinstance(x, property):

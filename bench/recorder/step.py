@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from fuseopt import compat
 from fuseopt.compat.gc_pause import collector_paused
 from fuseopt.compiler import dispatch
+from fuseopt.compiler.code_paths import PLAIN
 from fuseopt.config import resolve
 from fuseopt.shadow.optimizer import Shadow
 
@@ -88,9 +89,7 @@ class Program:
         kept = [k for k in before if k in ours]
         if [*ours][: len(kept)] != kept:
             raise Refused("it changes the order of a dict")
-        for k in news:
-            if is_number(k) or (isinstance(k, torch.Tensor) and id(k) not in held.place):
-                raise Refused("it keeps something under a key of its own making")
+        news = {_key(k, held): x for k, x in news.items()}
         return Effect(pair.theirs, gone, news) if gone or news else None
 
     def _value(self, x: Any, held: Held) -> Any:
@@ -121,9 +120,7 @@ class Program:
             items = [self._value(y, held) for y in x]
             return lambda numbers, outputs: kind([f(numbers, outputs) for f in items])
         if kind in DICTS:
-            named = {k: self._value(y, held) for k, y in x.items()}
-            if any(is_number(k) for k in named):
-                raise Refused("it keeps a number as a key")
+            named = {_key(k, held): self._value(y, held) for k, y in x.items()}
             factory = [x.default_factory] if hasattr(x, "default_factory") else []
 
             def make(numbers: Any, outputs: Any) -> Any:
@@ -207,6 +204,17 @@ class Program:
         return self._exprs
 
 
+def _key(k: Any, held: Held) -> Any:
+    """A key that stays; a number was fixed when it became one."""
+    if is_number(k):
+        return k.fix()
+    if isinstance(k, torch.Tensor) and id(k) not in held.place:
+        raise Refused("it keeps something under a tensor of its own making")
+    if not isinstance(k, (torch.Tensor, *PLAIN)):
+        raise Refused(f"it keeps something under a {type(k).__name__}")
+    return k
+
+
 def _is(a: Any, b: Any) -> bool:
     return a is b
 
@@ -222,8 +230,6 @@ def record(optimizer: Optimizer, function: Any) -> tuple[Program, Held]:
     held = Held(optimizer, recording.number)
     recording.take(held)
     copied = time.thread_time()
-    if torch.is_grad_enabled():
-        raise Refused("it records gradients")
     watch = seen.Watch(held, recording)
     Refused.last = None
     before = torch.get_rng_state()
@@ -322,6 +328,7 @@ class RecordedStep:
         except Exception as error:
             self.why = str(error).strip().partition("\n")[0] or type(error).__name__
             self.programs.clear()
+            Refused.last = None  # its traceback holds what the user holds
             return False
         program.step(held)
         return True
