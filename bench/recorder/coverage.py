@@ -49,8 +49,9 @@ def optimizers() -> Iterator[tuple[str, Make]]:
         for foreach in (True, False):
             kind, options = getattr(torch.optim, name), OPTIONS.get(name, {})
             form = "foreach" if foreach else "loop"
-            yield f"{name} {form}", lambda ps, k=kind, o=options, f=foreach: k(
-                ps, foreach=f, **o
+            yield (
+                f"{name} {form}",
+                lambda ps, k=kind, o=options, f=foreach: k(ps, foreach=f, **o),
             )
     for case in (*ELEMENTWISE, *REDUCING, *INEXACT):
         yield f"papers.{case[0].__name__}", case[0]

@@ -81,7 +81,9 @@ def main() -> None:
                             text=True,
                         )
                         line = done.stdout.strip() or json.dumps(done.stderr[-300:])
-                        print(f'["{name}", "{way}", "{heat}", {turn}, {line}]', flush=True)
+                        print(
+                            f'["{name}", "{way}", "{heat}", {turn}, {line}]', flush=True
+                        )
 
 
 if __name__ == "__main__":

@@ -76,7 +76,9 @@ def main() -> None:
         lines = list(difflib.unified_diff(b, a, "", "", n=0, lineterm=""))[2:]
         lines = [x for x in lines if not x.startswith("@")]
         same = "refused" if not mine else "same" if a == b else "differs"
-        nodes = [re.findall(r"graph: (\d+) nodes", x[-1])[0] for x in (mine, theirs) if x]
+        nodes = [
+            re.findall(r"graph: (\d+) nodes", x[-1])[0] for x in (mine, theirs) if x
+        ]
         print(json.dumps([name, same, nodes, lines[:8]]), flush=True)
 
 

@@ -34,8 +34,8 @@ VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 #: What reads contents, memory or records of autograd, and what changes these.
 REFUSED = frozenset(
     (
-        "tolist numpy data_ptr untyped_storage storage typed_storage __array__ __dlpack__"
-        " register_hook backward requires_grad_ retain_grad set_ resize_ resize_as_ "
+        "tolist numpy data_ptr untyped_storage storage typed_storage __array__ "
+        "__dlpack__ register_hook backward requires_grad_ retain_grad set_ resize_ resize_as_ "
         "register_post_accumulate_grad_hook is_set_to share_memory_ pin_memory "
         "__repr__ __format__ __deepcopy__ __reduce_ex__ __setstate__ __iter__ "
         "__contains__ equal allclose is_nonzero swap_ as_subclass map_ apply_ map2_ "
@@ -72,9 +72,10 @@ def kind_of(func: Any) -> tuple[str, str]:
         return "read", name
     if name in REFUSED or not name:
         return "refused", name or str(func)
-    is_method = getattr(torch.Tensor, name, None) is func or getattr(
-        func, "__objclass__", None
-    ) in torch.Tensor.__mro__
+    is_method = (
+        getattr(torch.Tensor, name, None) is func
+        or getattr(func, "__objclass__", None) in torch.Tensor.__mro__
+    )
     if is_method and not name.startswith("__"):
         return "method", name
     home = getattr(func, "__module__", None) or ""

@@ -187,12 +187,17 @@ for _name in "add sub mul truediv floordiv mod pow".split():
     setattr(Number, f"__r{_name}__", _reflected)
 for _name in "lt le gt ge eq ne".split():
     setattr(Number, f"__{_name}__", _compared(getattr(operator, _name)))
-for _name in "neg pos abs".split():
 
-    def _unary(self: Any, function: Any = getattr(operator, _name)) -> Any:
+
+def _unary(function: Callable[..., Any]) -> Any:
+    def result(self: Any) -> Any:
         return self.record.apply(function, (self,))
 
-    setattr(Number, f"__{_name}__", _unary)
+    return result
+
+
+for _name in "neg pos abs".split():
+    setattr(Number, f"__{_name}__", _unary(getattr(operator, _name)))
 
 
 class FloatNumber(Number, torch.SymFloat):

@@ -272,9 +272,7 @@ class Recording(TorchFunctionMode):
             value
         )
 
-    def _record(
-        self, name: str, func: Any, args: Any, kwargs: Any, method: str
-    ) -> Any:
+    def _record(self, name: str, func: Any, args: Any, kwargs: Any, method: str) -> Any:
         tensors: list[Any] = []
         numbers = False
 
@@ -312,7 +310,7 @@ class Recording(TorchFunctionMode):
         given = [look(x) for x in args]
         named = {k: look(x) for k, x in kwargs.items()}
         if torch.is_grad_enabled() and name != "detach":
-            if any([t.requires_grad for t in tensors]):
+            if any(t.requires_grad for t in tensors):
                 raise Refused("it records gradients")
         operands = tuple([x for x, _ in given])
         keywords = {k: x for k, (x, _) in named.items()}

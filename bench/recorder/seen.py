@@ -8,9 +8,7 @@ What is on no list is refused before it runs.
 
 from __future__ import annotations
 
-import abc
 import builtins
-import collections
 import dis
 import functools
 import operator
@@ -26,6 +24,7 @@ import torch
 
 from fuseopt.compiler.code_paths import every_code
 
+from .facts import MISSING, PLAIN, TABLES, Facts, cell_of, containers, frozen, parts
 from .layouts import REFUSED
 from .numbers import Refused
 
@@ -50,17 +49,13 @@ LOOSE = (
     *("accelerator/", "utils/_python_dispatch.py", "amp/", "_dynamo/decorators.py"),
 )
 OF_INIT = ("is_tensor", "_check")
-PLAIN = (
-    *(int, float, bool, complex, str, bytes, type(None), type(...), torch.dtype),
-    *(torch.device, torch.Size, torch.layout, torch.memory_format),
-)
-#: Types of containers whose contents are compared at each call.
-TABLES = (
-    *(list, dict, set, frozenset, tuple, collections.OrderedDict),
-    *(collections.defaultdict, collections.deque, collections.Counter),
-)
 #: Modules whose objects, but for containers, do not change.
 STEADY = ("typing", "logging", "re", "abc", "torch", "torch._C", "enum", "__future__")
+#: Attributes of classes that are in C.
+DESCRIPTORS = (
+    *(types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType),
+)
 #: Names that say more of an object than a guard compares.
 FORBIDDEN = frozenset(
     "type vars globals locals exec eval open print input __dict__ __import__ dir "
@@ -72,21 +67,7 @@ ALLOWED = frozenset(
     "divmod pow round iter reduce __build_class__".split()
 )
 OF_TORCH = frozenset("is_grad_enabled promote_types can_cast is_tensor".split())
-_MISSING = object()
 _WORD = re.compile(r"[A-Za-z_]\w*")
-
-
-def frozen(x: Any, depth: int = 0) -> Any:
-    """Plain contents, as a value that compares types too. Raises Refused."""
-    kind = type(x)
-    if kind in PLAIN:
-        return kind, repr(x)
-    if kind not in TABLES or depth > 8:
-        raise Refused(f"a table holds a {kind.__name__}")
-    if isinstance(x, dict):
-        return kind, [(frozen(k, depth + 1), frozen(v, depth + 1)) for k, v in x.items()]
-    items = [frozen(y, depth + 1) for y in x]
-    return kind, sorted(items, key=repr) if kind in (set, frozenset) else items
 
 
 @functools.cache
@@ -99,77 +80,16 @@ def _unseen() -> frozenset[Any]:
     )
 
 
-def containers(x: Any) -> list[Any]:
-    """A table, and the containers within it that can change."""
-    found = [x] if isinstance(x, (list, dict, set, collections.deque)) else []
-    if type(x) in TABLES:
-        for y in x.values() if isinstance(x, dict) else x:
-            found += containers(y)
-    return found
-
-
-class Facts:
-    """What must be as it was: names in dicts, cells, functions, tables."""
-
-    def __init__(self) -> None:
-        self.names: list[tuple[Any, str, Any]] = []
-        self.cells: list[tuple[Any, Any]] = []
-        self.functions: list[tuple[Any, Any]] = []
-        self.tables: list[tuple[Any, Any]] = []
-        self.classes: list[tuple[type, Any]] = []
-        self.token = abc.get_cache_token()
-        self.modes = modes()
-
-    def hold(self) -> bool:
-        """Is all of it as it was?"""
-        try:
-            return (
-                all(vars(o).get(n, _MISSING) is x for o, n, x in self.names)
-                and all(cell_of(c) is x for c, x in self.cells)
-                and all(parts(f) == x for f, x in self.functions)
-                and all(c.__mro__ == x for c, x in self.classes)
-                and all(frozen(t) == x for t, x in self.tables)
-                and self.token == abc.get_cache_token()
-                and self.modes == modes()
-            )
-        except Refused:
-            return False
-
-
-def modes() -> Any:
-    """The modes of torch's that the results of calls depend on."""
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        raise Refused("autocast is on")
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        torch.get_default_device(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
-
-
-def cell_of(cell: Any) -> Any:
-    """The content of a cell."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _MISSING
-
-
-def parts(function: Any) -> Any:
-    """What a function does, by identity."""
-    return (
-        id(function.__code__),
-        tuple(map(id, function.__defaults__ or ())),
-        tuple([(k, id(v)) for k, v in (function.__kwdefaults__ or {}).items()]),
-    )
-
-
 def _is_torchs(holder: Any) -> bool:
     """Is it a module or a class of torch's, whose values do not change?"""
     name = getattr(holder, "__module__", None) or getattr(holder, "__name__", "")
     return str(name).partition(".")[0] == "torch"
+
+
+def _is_steady(kind: type) -> bool:
+    """Do objects of a class not change?"""
+    home = kind.__module__
+    return home in STEADY or home.partition(".")[0] in ("torch", "typing", "torchgen")
 
 
 class Globals:
@@ -296,9 +216,7 @@ class Watch:
         if kind in (*TABLES, *PLAIN):
             return
         home = getattr(function, "__module__", None)
-        if home in ("math", "_operator") or (
-            owner is builtins and name in ALLOWED
-        ):
+        if home in ("math", "_operator") or (owner is builtins and name in ALLOWED):
             return
         if home == "_functools" and name == "reduce":
             return
@@ -356,10 +274,10 @@ class Watch:
         for x in dis.get_instructions(code):
             if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 name = x.argval
-                value = names.get(name, _MISSING)
+                value = names.get(name, MISSING)
                 self._fact(home, id(names), name, value)
-                if value is _MISSING:
-                    value = getattr(builtins, name, _MISSING)
+                if value is MISSING:
+                    value = getattr(builtins, name, MISSING)
                     self._fact(builtins, id(builtins), name, value)
                 self._value(value, name)
         function = self._function(frame, code)
@@ -402,14 +320,14 @@ class Watch:
     def _attributes(self, holder: Any, names: Iterable[str]) -> None:
         inside = vars(holder)
         for name in [*names]:
-            value = inside.get(name, _MISSING)
+            value = inside.get(name, MISSING)
             self._fact(holder, id(holder), name, value)
-            if value is not _MISSING and not _is_torchs(holder):
+            if value is not MISSING and not _is_torchs(holder):
                 self._value(value, name)
 
     def _value(self, x: Any, name: str) -> None:
         """Guard a value that code reaches by a name."""
-        if x is _MISSING or ("value", id(x)) in self.done:
+        if x is MISSING or ("value", id(x)) in self.done:
             return
         self.done.add(("value", id(x)))
         kind = type(x)
@@ -442,27 +360,15 @@ class Watch:
         if isinstance(x, types.FunctionType):
             self._reach(x, name)
         elif isinstance(x, types.ModuleType):
-            if x.__name__ != "math":
-                file = getattr(x, "__file__", None) or ""
-                if not file.startswith(TORCH) and SITE not in file and file:
-                    self._holder(x)
-                elif file.startswith(TORCH):
-                    self._holder(x)
-                elif SITE in file:
-                    self._holder(x)
+            if x.__name__ != "math" and getattr(x, "__file__", None):
+                self._holder(x)
         elif isinstance(x, type):
             if x.__module__.partition(".")[0] not in ("torch", "builtins", *PURE):
                 for c in x.__mro__[:-1]:
                     self._holder(c)
         elif isinstance(x, torch.Tensor):
             raise Refused(f"{name} is a tensor that is not the optimizer's")
-        elif isinstance(x, (types.GetSetDescriptorType, types.MemberDescriptorType)):
-            return
-        elif isinstance(x, (types.MethodDescriptorType, types.WrapperDescriptorType)):
-            return
-        elif kind.__module__ not in STEADY and kind.__module__.partition(".")[0] not in (
-            "torch", "typing", "torchgen"
-        ):
+        elif kind not in DESCRIPTORS and not _is_steady(kind):
             raise Refused(f"{name} is a {kind.__name__}, of which nothing is known")
 
     def _reach(self, x: Any, name: str) -> None:

@@ -19,8 +19,8 @@ MADE = frozenset({"tensor", "scalar_tensor"})
 #: Calls that give new memory, or write their first argument; none gives a view.
 PURE = frozenset(
     (
-        "add sub mul div pow sqrt rsqrt reciprocal neg abs exp log clone maximum minimum "
-        "add_ sub_ mul_ div_ pow_ sqrt_ neg_ fill_ zero_ copy_ lerp_ addcmul_ "
+        "add sub mul div pow sqrt rsqrt reciprocal neg abs exp log clone maximum "
+        "minimum add_ sub_ mul_ div_ pow_ sqrt_ neg_ fill_ zero_ copy_ lerp_ addcmul_ "
         "zeros_like ones_like full_like clamp clamp_ clamp_min clamp_max"
     ).split()
 )
@@ -76,10 +76,10 @@ class Log:
             elif name in MADE and isinstance(result, torch.Tensor) and not result.dim():
                 self._note(func, name, args, kwargs, result)
             return
-        if not any([id(t) in symbols for t in tensors]):
+        if not any(id(t) in symbols for t in tensors):
             return
         short = name.removeprefix("_foreach_")
-        known = short in PURE and all([id(t) in symbols for t in tensors])
+        known = short in PURE and all(id(t) in symbols for t in tensors)
         if not known:
             for t in tensors:
                 if short not in PURE or short.endswith("_"):

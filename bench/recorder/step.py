@@ -23,6 +23,7 @@ from fuseopt.config import resolve
 from fuseopt.shadow.optimizer import Shadow
 
 from . import seen
+from .facts import Facts
 from .held import CONSTANTS, DICTS, TENSORS, Held
 from .numbers import Expr, Refused, SymbolicMath, evaluate, is_number
 from .record import Recording
@@ -54,7 +55,7 @@ class Program:
     `facts`: what it depends on outside of the optimizer. `seconds`: of its parts.
     """
 
-    def __init__(self, recording: Recording, held: Held, facts: seen.Facts) -> None:
+    def __init__(self, recording: Recording, held: Held, facts: Facts) -> None:
         self.key = held.key
         self.facts = facts
         self.alive = [held.leaves, held.pairs, recording.alive]
@@ -162,9 +163,7 @@ class Program:
     def arguments(self, leaves: Any, numbers: Any = None) -> list[Any]:
         """The arguments of the graph, in a call with these leaves."""
         numbers = numbers or self._numbers(leaves)
-        return [
-            numbers(x) if isinstance(x, Expr) else leaves[x] for x in self.inputs
-        ]
+        return [numbers(x) if isinstance(x, Expr) else leaves[x] for x in self.inputs]
 
     def step(self, held: Held) -> None:
         """Do the step: the launch, then what it leaves in dicts and lists."""
@@ -178,9 +177,7 @@ class Program:
         for effect in self.effects:
             theirs = effect.theirs
             if isinstance(theirs, list):
-                theirs[:] = [
-                    f(lambda e: known[id(e)], outputs) for f in effect.news
-                ]
+                theirs[:] = [f(lambda e: known[id(e)], outputs) for f in effect.news]
                 continue
             for k in effect.gone:
                 del theirs[k]

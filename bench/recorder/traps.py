@@ -49,8 +49,9 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 
     for case in found.CASES:
         name, lanes, way = case
-        yield f"cases.{name}.{lanes}.{way}", lambda n=name, k=lanes, w=way: found.judge(
-            n, k, WAYS[w]
+        yield (
+            f"cases.{name}.{lanes}.{way}",
+            lambda n=name, k=lanes, w=way: found.judge(n, k, WAYS[w]),
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from fuseopt import compat
@@ -20,7 +20,7 @@ from .step import RecordedStep
 class RecordedIsolated(Isolated):
     """A step that is recorded where it can be. `every`: all that were made."""
 
-    every: list[RecordedIsolated] = []
+    every: ClassVar[list[RecordedIsolated]] = []
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
