@@ -52,7 +52,7 @@ def calls(text: str) -> list[str]:
     """What a Graph does to tensors: bodies and lanes, in order, without numbers."""
     found = []
     for lanes, line in re.findall(r"^call \d+: (\d+) lanes?.*\n(.*)$", text, re.M):
-        body = re.search(r"= ([a-z_]+)\.\d+\(", line)
+        body = re.search(r"= ([a-z_0-9]+)\.\d+\(", line)
         name = body.group(1) if body else line.strip().split("=")[-1][:40]
         if not name.startswith("number_"):
             found.append(f"{name} x{lanes}")

@@ -35,11 +35,11 @@ VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 REFUSED = frozenset(
     (
         "tolist numpy data_ptr untyped_storage storage typed_storage __array__ "
-        "__dlpack__ register_hook backward requires_grad_ retain_grad set_ resize_ resize_as_ "
-        "register_post_accumulate_grad_hook is_set_to share_memory_ pin_memory "
-        "__repr__ __format__ __deepcopy__ __reduce_ex__ __setstate__ __iter__ "
-        "__contains__ equal allclose is_nonzero swap_ as_subclass map_ apply_ map2_ "
-        "is_shared is_pinned rename_ manual_seed seed"
+        "__dlpack__ register_hook backward requires_grad_ retain_grad set_ resize_ "
+        "resize_as_ register_post_accumulate_grad_hook is_set_to share_memory_ "
+        "pin_memory __repr__ __format__ __deepcopy__ __reduce_ex__ __setstate__ "
+        "__iter__ __contains__ equal allclose is_nonzero swap_ as_subclass map_ "
+        "apply_ map2_ is_shared is_pinned rename_ manual_seed seed"
     ).split()
 )
 PLAIN = (

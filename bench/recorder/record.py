@@ -309,7 +309,8 @@ class Recording(TorchFunctionMode):
 
         given = [look(x) for x in args]
         named = {k: look(x) for k, x in kwargs.items()}
-        if torch.is_grad_enabled() and name != "detach":
+        made_anew = name == "detach" or name.endswith("_like") or name[:4] == "new_"
+        if torch.is_grad_enabled() and not made_anew:
             if any(t.requires_grad for t in tensors):
                 raise Refused("it records gradients")
         operands = tuple([x for x, _ in given])

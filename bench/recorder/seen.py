@@ -38,7 +38,7 @@ PURE = ("contextlib", "functools", "collections", "copy", "typing", "abc", "oper
 #: Files of torch's whose functions call its API, or ask what a build has.
 API = (
     *("_tensor.py", "functional.py", "overrides.py", "nn/functional.py", "optim/"),
-    *("nn/parameter.py", "autograd/grad_mode.py", "utils/_contextlib.py"),
+    *("nn/parameter.py", "nn/init.py", "autograd/grad_mode.py", "utils/_contextlib.py"),
     *("utils/_foreach_utils.py", "compiler/__init__.py", "_VF.py", "_compile.py"),
 )
 #: Files of torch's that its optimizers call, and whose answers may change.
@@ -64,7 +64,7 @@ FORBIDDEN = frozenset(
 )
 ALLOWED = frozenset(
     "len isinstance issubclass min max abs sum any all sorted getattr hasattr callable "
-    "divmod pow round iter reduce __build_class__".split()
+    "next divmod pow round iter reduce __build_class__".split()
 )
 OF_TORCH = frozenset("is_grad_enabled promote_types can_cast is_tensor".split())
 _WORD = re.compile(r"[A-Za-z_]\w*")
