@@ -6,9 +6,12 @@ numbers by their formulas, tensors that the graph returns.
 
 from __future__ import annotations
 
+import random
+import sys
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -268,6 +271,21 @@ def compiled(
     program.seconds["compile"] = time.thread_time() - begin
 
 
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put generators back as they were: what is imported first may draw from them."""
+    numpy = sys.modules.get("numpy")
+    before = torch.get_rng_state(), random.getstate()
+    kept = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        if numpy is not None:
+            numpy.random.set_state(kept)
+
+
 def begin(optimizer: Optimizer) -> list[Any]:
     """Begin the state of lanes without one as torch.optim does, so that one recording
     is enough; returns the parameters that got one.
@@ -312,7 +330,7 @@ class RecordedStep:
                 if self.recorded >= KEPT:
                     raise Refused("it is recorded anew at each call")
                 self.recorded += 1
-                with collector_paused():
+                with collector_paused(), generators_kept():
                     begun = begin(optimizer)
                     try:
                         program, held = record(optimizer, self.function)
