@@ -397,6 +397,10 @@ class Recording(TorchFunctionMode):
         """End the graph: it returns these tensors."""
         self.anchor.args = (tuple([self.nodes[id(t)] for t in outputs]),)
 
+    def release(self) -> None:
+        """Let go of all that only a recording that goes on needs."""
+        self.__dict__.clear()
+
 
 def _nobody() -> Any:
     raise Refused("it branches on contents of a tensor")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .numbers import Refused, evaluate, is_number
+from .numbers import Expr, Refused, evaluate, is_number
 
 #: Functions that make a tensor of numbers.
 MADE = frozenset({"tensor", "scalar_tensor"})
@@ -119,7 +119,7 @@ class Log:
                 return type(x)([mapped(y) for y in x])
             if is_number(x):
                 key.append(("number", id(x)))
-                return x
+                return x.expr
             key.append((type(x), repr(x)))
             return x
 
@@ -155,10 +155,8 @@ class Log:
                 return self._content(x.symbol, leaves, known).clone()
             if type(x) in (list, tuple):
                 return type(x)([given(y) for y in x])
-            if is_number(x):
-                return evaluate(
-                    x.expr, leaves, lambda s: self.item(s, leaves, known), known
-                )
+            if isinstance(x, Expr):
+                return evaluate(x, leaves, lambda s: self.item(s, leaves, known), known)
             return x
 
         entry = self.entries[symbol][0]

@@ -61,7 +61,7 @@ class Program:
     def __init__(self, recording: Recording, held: Held, facts: Facts) -> None:
         self.key = held.key
         self.facts = facts
-        self.alive = [held.leaves, held.pairs, recording.alive]
+        self.alive = [pair.theirs for pair in held.pairs]  # the key has their ids
         self.outcomes = recording.outcomes
         self.log = recording.log
         self.inputs = recording.inputs
@@ -267,6 +267,8 @@ def compiled(
     args = program.arguments(held.leaves)
     config = resolve(None, {**(options or {}), "fallback": "error"})
     program.run = dispatch._update(program.module, args, config, ())
+    assert program.recording is not None
+    program.recording.release()
     program.recording = None
     program.seconds["compile"] = time.thread_time() - begin
 
