@@ -105,6 +105,11 @@ class Held:
         if isinstance(x, CONSTANTS):
             plain = isinstance(x, PLAIN) or kind is torch.Size
             self.key.append((kind, repr(x)) if plain else id(x))
+            if isinstance(x, types.BuiltinFunctionType):
+                if not isinstance(x.__self__, (types.ModuleType, type, type(None))):
+                    raise Refused(
+                        f"{name} is a method of a {type(x.__self__).__name__}"
+                    )
             if isinstance(x, types.FunctionType):
                 self.functions.append(x)
             return x

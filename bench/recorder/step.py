@@ -6,6 +6,7 @@ numbers by their formulas, tensors that the graph returns.
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import time
@@ -274,6 +275,20 @@ def compiled(
 
 
 @contextmanager
+def collected_late() -> Iterator[None]:
+    """Pause the collector, and let it take what was made here for old: a graph of all
+    lanes stays, and to search it at once takes as long as to record it.
+    """
+    with collector_paused():
+        try:
+            yield
+        finally:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
+
+
+@contextmanager
 def generators_kept() -> Iterator[None]:
     """Put generators back as they were: what is imported first may draw from them."""
     numpy = sys.modules.get("numpy")
@@ -332,7 +347,7 @@ class RecordedStep:
                 if self.recorded >= KEPT:
                     raise Refused("it is recorded anew at each call")
                 self.recorded += 1
-                with collector_paused(), generators_kept():
+                with collected_late(), generators_kept():
                     begun = begin(optimizer)
                     try:
                         program, held = record(optimizer, self.function)
