@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import collections
+import math
+import operator
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ TABLES = (
     *(list, dict, set, frozenset, tuple, collections.OrderedDict),
     *(collections.defaultdict, collections.deque, collections.Counter),
 )
+#: Modules and classes of which every name is compared.
+SHARED = (math, operator, torch.Tensor, torch.Tensor.__mro__[1], torch.nn.Parameter)
 #: Stands for a name that there is not.
 MISSING = object()
 
@@ -58,6 +62,8 @@ class Facts:
         self.classes: list[tuple[type, Any]] = []
         self.token = abc.get_cache_token()
         self.modes = modes()
+        #: what everybody uses and somebody may patch
+        self.shared = [(x, [*x.values()]) for x in map(vars, SHARED)]
 
     def hold(self) -> bool:
         """Is all of it as it was?"""
@@ -70,9 +76,14 @@ class Facts:
                 and all(frozen(t) == x for t, x in self.tables)
                 and self.token == abc.get_cache_token()
                 and self.modes == modes()
+                and all(_same_values(x, known) for x, known in self.shared)
             )
         except Refused:
             return False
+
+
+def _same_values(names: Any, known: list[Any]) -> bool:
+    return len(names) == len(known) and all(map(operator.is_, names.values(), known))
 
 
 def modes() -> Any:
