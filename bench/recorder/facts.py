@@ -60,6 +60,7 @@ class Facts:
         self.functions: list[tuple[Any, Any]] = []
         self.tables: list[tuple[Any, Any]] = []
         self.classes: list[tuple[type, Any]] = []
+        self.containers: set[int] = set()  # ids of tables, and of those within them
         self.token = abc.get_cache_token()
         self.modes = modes()
         #: what everybody uses and somebody may patch

@@ -184,7 +184,7 @@ class Held:
         if t.layout is not torch.strided or t.is_quantized:
             raise Refused(f"a tensor has the layout {t.layout}")
         facts = t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.is_leaf
-        self.key.append((type(t), *facts, t.storage_offset()))
+        self.key.append((type(t), *facts, t.storage_offset(), t.is_conj(), t.is_neg()))
         if t.__dict__:
             self.key.append(tuple([(k, id(v)) for k, v in t.__dict__.items()]))
             for v in t.__dict__.values():

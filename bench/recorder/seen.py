@@ -338,6 +338,7 @@ class Watch:
             if any(id(y) in self.theirs for y in inside):
                 raise Refused(f"{name} is the optimizer's too")
             self.facts.tables.append((x, frozen(x)))
+            self.facts.containers.update(map(id, inside))
             self.kept += [(y, y.copy()) for y in inside]
             return
         if kind in PLAIN:

@@ -121,6 +121,10 @@ class Program:
             return lambda numbers, outputs: outputs[place]
         if isinstance(x, CONSTANTS):
             return lambda numbers, outputs: x
+        if id(x) in self.facts.containers:
+            raise Refused("it keeps a table that is not the optimizer's")
+        if kind is tuple and _is_constant(x):
+            return lambda numbers, outputs: x
         if kind in (list, tuple):
             items = [self._value(y, held) for y in x]
             return lambda numbers, outputs: kind([f(numbers, outputs) for f in items])
@@ -203,6 +207,13 @@ class Program:
                     f(found.append, Nothing())
             self._exprs = found
         return self._exprs
+
+
+def _is_constant(x: Any) -> bool:
+    """Is it a plain value, or a tuple of such?"""
+    if type(x) is tuple:
+        return all(map(_is_constant, x))
+    return isinstance(x, PLAIN) and not is_number(x)
 
 
 def _key(k: Any, held: Held) -> Any:
