@@ -137,5 +137,5 @@ def test_nothing_in_the_package_imports_it() -> None:
         text=True,
         check=True,
     )
-    assert "recorder" not in found.stdout
+    assert "bench.recorder" not in found.stdout
     assert RecordedIsolated.__mro__[1].__module__ == "fuseopt.isolate.isolated"
