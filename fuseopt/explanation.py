@@ -21,6 +21,7 @@ from .compiler.report import Report
 from .compiler.timing import Clock
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
+from .isolate.compile import keeps_packed
 from .isolate.decorators import peel
 from .isolate.unfused import unfuse
 from .shards.local import is_spread
@@ -54,6 +55,11 @@ def explain(
             raise UnsupportedInput(
                 "fuseopt plans steps of DTensors when they run. Run one step, and read "
                 "fuseopt.reports()"
+            )
+        if keeps_packed(owner):
+            raise UnsupportedInput(
+                "fuseopt plans steps of packed state when they run. Run two steps, and "
+                "read fuseopt.reports()"
             )
         twin = _twin(owner)
         unfuse(twin)

@@ -87,6 +87,12 @@ def compile_stored(
     return optimizer
 
 
+def keeps_packed(optimizer: Optimizer) -> bool:
+    """Is the state of an optimizer kept packed?"""
+    isolated = getattr(optimizer.step, COMPILED, None)
+    return isinstance(isolated, Isolated) and isolated.stored is not None
+
+
 def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
     """The result of `torch.compile(optimizer.step, backend="fuseopt")`: a step, bound
     to the optimizer, that is compiled as by `compile`; the optimizer is not changed.

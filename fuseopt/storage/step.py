@@ -90,8 +90,11 @@ class Stored:
             return self.few.why
         if self._begins(optimizer):
             return ""
+        n_states = len(optimizer.state)
         with self.beside.hollow(), self.kept.hollow():
             done = self.few.step(optimizer, make)
+        if len(optimizer.state) != n_states:
+            self.kept.pack_new(optimizer)  # the step has made some
         return None if done else self.few.why
 
     def in_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -80,6 +80,31 @@ def test_state_that_comes_late() -> None:
         pair.check()
 
 
+def test_state_that_is_made_anew() -> None:
+    pair = Pair(adamw, "bf16")
+    pair.step(3)
+    for optimizer, params in zip(pair.both, (pair.theirs, pair.ours), strict=True):
+        del optimizer.state[params[2]]
+    for key in ("exp_avg", "exp_avg_sq"):
+        del pair.reference.packed[pair.theirs[2], key]
+    pair.step(3)
+
+
+def test_a_step_of_packed_state_is_planned_when_it_runs() -> None:
+    pair = Pair(adamw, "bf16")
+    pair.step(2)
+    with pytest.raises(UnsupportedInput, match="packed state"):
+        fuseopt.explain(pair.optimizer)
+
+
+def test_a_step_that_dynamo_may_not_trace() -> None:
+    pair = Pair(adamw, "bf16")
+    pair.step(2)
+    with torch.compiler.set_stance("force_eager"):
+        pair.step(2)
+    pair.step(1)
+
+
 def test_a_tensor_of_the_state_is_replaced() -> None:
     pair = Pair(adamw, "bf16")
     pair.step(3)
