@@ -342,7 +342,7 @@ def test_what_no_later_step_touches_is_given_back() -> None:
         (((half,), (), (), (), ()), "gives back t1 too early"),
         (((), (), (), (), (g.outputs[0],)), "gives back kept too early"),
         (((), (), (), (), (p,)), "gives back p, which is no temp"),
-        (((), (half,)), "given back after 2 steps of 5"),
+        (((), (half,)), "freed after 2 steps of 5"),
     ):
         plan = replace(made.memory, freed=freed)
         with pytest.raises(GraphError, match=message):
