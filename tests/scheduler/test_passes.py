@@ -338,10 +338,10 @@ def test_what_no_later_step_touches_is_given_back() -> None:
     assert "  gives back one\n" in show_schedule(graph, made)
 
     for freed, message in (
-        (((), (half, one), (), (), ()), "gives back one too early"),
-        (((half,), (), (), (), ()), "gives back t1 too early"),
-        (((), (), (), (), (g.outputs[0],)), "gives back kept too early"),
-        (((), (), (), (), (p,)), "gives back p, which is no temp"),
+        (((), (half, one), (), (), ()), "frees one too early"),
+        (((half,), (), (), (), ()), "frees t1 too early"),
+        (((), (), (), (), (g.outputs[0],)), "frees kept too early"),
+        (((), (), (), (), (p,)), "frees p, which is not a temp"),
         (((), (half,)), "freed after 2 steps of 5"),
     ):
         plan = replace(made.memory, freed=freed)
@@ -366,7 +366,7 @@ def test_temps_that_lie_where_others_do_are_refused() -> None:
         ({large[0]: made.memory.size}, "arena of"),
         ({large[0]: -64}, "lies from -64"),
         ({0: 0}, "p0 is not a temp of the CPU"),
-        ({4711: 0}, "storage 4711 is no temp"),
+        ({4711: 0}, "storage 4711 is not a temp of the CPU"),
     ):
         with pytest.raises(GraphError, match=message):
             check(offsets)
