@@ -154,6 +154,19 @@ static void words(Table& t, const std::string& name) {
   t["setp.ne" + name] = GIVES(u8(ONE(T) != TWO(T)));
 }
 
+// Four bytes of two words, each chosen by a digit; its high bit takes the sign alone.
+static u32 permuted(u32 a, u32 b, u32 digits) {
+  const u64 both = a | u64(b) << 32;
+  u32 made = 0;
+  for (int k = 0; k < 4; ++k) {
+    const u32 digit = digits >> 4 * k & 15;
+    u32 byte = u32(both >> 8 * (digit & 7)) & 255;
+    if (digit & 8) byte = byte & 128 ? 255 : 0;
+    made |= byte << 8 * k;
+  }
+  return made;
+}
+
 static Table table() {
   Table t;
   floats<float, float>(t, ".f32", ".rn");
@@ -195,6 +208,7 @@ static Table table() {
   t["and.pred"] = GIVES(u8(ONE(u8) && TWO(u8)));
   t["or.pred"] = GIVES(u8(ONE(u8) || TWO(u8)));
   t["xor.pred"] = GIVES(u8(ONE(u8) != TWO(u8)));
+  t["prmt.b32"] = GIVES(permuted(ONE(u32), TWO(u32), THREE(u32)));
   t["not.pred"] = GIVES(u8(!ONE(u8)));
   t["mov.pred"] = GIVES(ONE(u8));
   for (const char* n : {".b16", ".u16", ".s16", ".f16", ".bf16"}) {

@@ -12,7 +12,7 @@ from .text import Instruction, Text
 COMPUTE, BRANCH, CHOICE, EXIT, LOAD, STORE, LOAD_SHARED, STORE_SHARED = range(8)
 ATOMIC, SYNC, SHUFFLE, REDUX = range(8, 12)
 ACQUIRE, RELEASE = 1, 2
-WHOLE, SELECT, COPY, HALVES, JOIN, SPLIT, PACK = range(7)
+WHOLE, SELECT, COPY, HALVES, JOIN, SPLIT, PACK, PERMUTE = range(8)
 
 SHUFFLES = ("bfly", "idx", "up", "down")
 REDUCED = ("and", "or", "xor", "add", "min.u32", "max.u32", "min.s32", "max.s32")
@@ -209,6 +209,7 @@ class Encoder:
 def _shape(name: str) -> int:
     """How what is written of operands makes what is written of the result."""
     shapes = {"selp": SELECT, "mov": COPY, "join": JOIN, "split": SPLIT}
+    shapes["prmt"] = PERMUTE
     first, last = name.split(".")[0], name.split(".")[-1]
     if first == "cvt" and "x2." in name:
         return PACK
@@ -224,6 +225,6 @@ def _constant(text: str) -> int:
     if text[:2] in ("0f", "0d", "0F", "0D"):
         return int(text[2:], 16)
     try:
-        return struct.unpack("<Q", struct.pack("<q", int(text, 0)))[0]
+        return struct.unpack("<Q", struct.pack("<q", int(text.rstrip("U"), 0)))[0]
     except (ValueError, struct.error):
         raise Unknown(f"no constant {text}") from None

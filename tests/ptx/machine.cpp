@@ -18,7 +18,7 @@ enum Kind : s32 {
 };
 enum Flag : s32 { ACQUIRE = 1, RELEASE = 2 };
 // How what is written of operands makes what is written of results.
-enum Shape : s32 { WHOLE, SELECT, COPY, HALVES, JOIN, SPLIT, PACK };
+enum Shape : s32 { WHOLE, SELECT, COPY, HALVES, JOIN, SPLIT, PACK, PERMUTE };
 // Which of a register's four parts of 16 bits are written.
 constexpr u8 ALL = 15;
 
@@ -367,6 +367,13 @@ class Machine {
         to[1] = (of[0] >> half & low) == low ? ALL : 0;
         return;
       case PACK: to[0] = (of[1] ? 1 : 0) | (of[0] ? 2 : 0) | 12; return;
+      case PERMUTE:
+        to[0] = of[2] == ALL ? ALL : 0;
+        for (s32 k = 0; k < 4; ++k) {
+          const u64 digit = th.registers[i.from[2]] >> 4 * k;
+          if (!(of[digit >> 2 & 1] >> (digit >> 1 & 1) & 1)) to[0] &= ~(1 << k / 2);
+        }
+        return;
       case HALVES:
         to[0] = every;
         if (i.results == 2) to[0] = every & 1 ? ALL : 0, to[1] = every & 2 ? ALL : 0;
