@@ -21,6 +21,9 @@ What the machine reports, with the line of the kernel:
 A program's threads may read what one of them overwrites, if they use it for nothing:
 all load a lane's number, and one stores the new one.
 
+It follows unwritten registers in parts of 16 bits, and not through all arithmetic: in a
+step of split masters it takes numbers for unwritten that have the right bits.
+
 It has no calls: kernels with powers of float64 (ASGD; capturable steps in float64) call
 a function, and are refused with a ValueError.
 

@@ -59,19 +59,13 @@ def test_packed_state(ptx: Log, storage: str) -> None:
     assert len(ptx.launches) == STEPS - 1  # the first makes state, in eager
 
 
-@pytest.mark.parametrize(
-    "kind", ["split", pytest.param("fp32", marks=pytest.mark.slow)]
-)
-def test_masters(ptx: Log, kind: str) -> None:
+def test_masters(ptx: Log) -> None:
     ptx.seed = 6
-    # of an odd size the machine takes half of the last pair for unwritten: compilers
-    # make it with arithmetic of 32 bits, of which it follows no halves
-    every = params_of(9, dtype=torch.bfloat16)
-    theirs = [p for p in every if p.numel() % 2 == 0]
+    theirs = params_of(6, dtype=torch.bfloat16)
     ours = there(theirs)
     # the same on the CPU, whose bits tests/offload compares with a loop by hand
-    plain = MasterOptimizer(theirs, momentum, master=kind)
-    optimizer = MasterOptimizer(ours, momentum, master=kind)
+    plain = MasterOptimizer(theirs, momentum)
+    optimizer = MasterOptimizer(ours, momentum)
     for step in range(STEPS):
         give_grads(step, theirs, ours)
         plain.step()
