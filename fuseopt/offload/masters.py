@@ -11,7 +11,8 @@ A master is kept in float32 ("fp32"), or as the 16 bits that the user's paramete
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 
 from ..errors import UnsupportedInput
 from ..replicate.models import without_contents
+from ..runtime.undo import at_once
 from ..storage.formats import FORMATS, WIDE, Format, Parts
 from ..storage.packing import COPY, GRAD, PARAM, key_of
 
@@ -140,21 +142,37 @@ class Masters:
         """Within, the packed tensors are part of the state."""
         assert self.optimizer is not None
         state = self.optimizer.state
-        states: list[tuple[Master, dict[str, Any]]] = []
+        # while it steps, a master without state has one of its packed tensors alone
+        without: dict[torch.Tensor, dict[str, Any]] = {
+            x.master: x.state for x in self.every if x.master not in state
+        }
+        pairs = [(state.get(x.master, x.state), x.beside) for x in self.every]
+        adds = [functools.partial(dict.update, held, beside) for held, beside in pairs]
+        drops: list[Callable[[], object]] = [
+            functools.partial(dict.pop, held, key, None)
+            for held, beside in pairs
+            for key in beside
+        ]
         try:
-            for x in self.every:
-                held = state.get(x.master)
-                if held is None:
-                    held = state[x.master] = x.state
-                states.append((x, held))
-                held.update(x.beside)
+            state.update(without)
+            at_once(adds)
             yield
         finally:
-            for x, held in states:
-                for key in x.beside:
-                    held.pop(key, None)
-                if held is x.state and not held:
-                    state.pop(x.master, None)
+            try:
+                self._drop(drops, without)
+            finally:
+                self._drop(drops, without)  # an interrupt may have come before
+
+    def _drop(
+        self,
+        drops: Sequence[Callable[[], object]],
+        without: Mapping[torch.Tensor, dict[str, Any]],
+    ) -> None:
+        assert self.optimizer is not None
+        at_once(drops)
+        for master, own in without.items():
+            if not own:
+                self.optimizer.state.pop(master, None)
 
     @contextlib.contextmanager
     def unpacked(self) -> Iterator[None]:

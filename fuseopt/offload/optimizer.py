@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from ..config import resolve
 from ..isolate.compile import compile_stored
 from ..locks import new_rlock
+from ..runtime.undo import at_once
 from ..storage.rule import Rule, rule_of
 from .homes import Here, Home
 from .masters import Master, Masters
@@ -67,8 +69,9 @@ class MasterOptimizer(Optimizer):
         compile_stored(self.optimizer, options or {}, rule, self._masters)
 
     def _show(self, lists: list[list[Any]]) -> None:
-        for group, params in zip(self.optimizer.param_groups, lists, strict=True):
-            group["params"] = params
+        """Have these parameters in the groups, by one C call."""
+        pairs = zip(self.optimizer.param_groups, lists, strict=True)
+        at_once([functools.partial(dict.update, g, params=x) for g, x in pairs])
 
     @contextlib.contextmanager
     def _on_masters(self) -> Iterator[None]:
@@ -78,7 +81,10 @@ class MasterOptimizer(Optimizer):
                 self._show(self._wide)
                 yield
             finally:
-                self._show(self._lists)
+                try:
+                    self._show(self._lists)
+                finally:
+                    self._show(self._lists)  # an interrupt may have come before
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import contains, is_
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 
 from ..errors import UnsupportedInput
 from ..replicate.models import without_contents
+from ..runtime.undo import at_once
 from .formats import Format
 from .packing import full_precision, key_of, like_unpacked, packed_in, parts_of
 from .rule import Rule
@@ -83,10 +85,7 @@ class Kept:
             return
         news = [self._packed(p, state) for p, state in optimizer.state.items()]
         states = [*optimizer.state.values()]
-        for state, new in zip(states, news, strict=True):
-            if new is not state:
-                state.clear()
-                state.update(new)
+        _replace(states, news)
         self._tell_of_unknown_keys(states)
         former = {id(x.state): x.hollow for x in self._lanes}
         self._lanes = [
@@ -109,6 +108,8 @@ class Kept:
         if type(state) is not dict:
             raise UnsupportedInput("storage: the state of a parameter is no dict")
         former = packed_in(state)
+        if any(map(_is_hollow, state.values())):
+            state = {k: v for k, v in state.items() if not _is_hollow(v)}
         other = {
             target
             for target, (form, _) in former.items()
@@ -143,10 +144,8 @@ class Kept:
     def restore(self, optimizer: Optimizer) -> None:
         """Unpack all of the state, for good."""
         self._states = []
-        for state in optimizer.state.values():
-            wide = full_precision(state)
-            state.clear()
-            state.update(wide)
+        states = [*optimizer.state.values()]
+        _replace(states, [full_precision(state) for state in states])
 
     def _holds(self, optimizer: Optimizer) -> bool:
         """Has each lane the state that it had, all of it packed?"""
@@ -162,12 +161,21 @@ class Kept:
     @contextlib.contextmanager
     def hollow(self) -> Iterator[None]:
         """Within, the state has the unpacked tensors too, without memory."""
+        drop = functools.partial(self._drop, [*self._keys])
         try:
             _each(dict.update, self._states, self._hollow)
             yield
         finally:
-            for key, states in self._keys:
-                _each(dict.pop, states, repeat(key), repeat(None))
+            try:
+                drop()
+            finally:
+                drop()  # an interrupt may have come before the first
+
+    @staticmethod
+    def _drop(keys: Sequence[tuple[str, list[_State]]]) -> None:
+        """Remove these keys from these states, in one C call."""
+        pops = [map(dict.pop, x, repeat(key), repeat(None)) for key, x in keys]
+        at_once([functools.partial(collections.deque, pop, 0) for pop in pops])
 
     @contextlib.contextmanager
     def unpacked(self, every: bool) -> Iterator[None]:
@@ -187,9 +195,28 @@ class Kept:
                     lane.pack()
 
 
+def _replace(states: Sequence[_State], news: Sequence[_State]) -> None:
+    """Give states new contents, all of them in one C call, which no signal cuts off."""
+    calls: list[Callable[[], object]] = []
+    for state, new in zip(states, news, strict=True):
+        if new is not state:
+            clear = functools.partial(dict.clear, state)
+            calls += [clear, functools.partial(dict.update, state, new)]
+    at_once(calls)
+
+
 def _each(function: Callable[..., Any], *columns: Any) -> None:
     """Call a C function with each row of some columns."""
     collections.deque(map(function, *columns), 0)
+
+
+def _is_hollow(t: Any) -> bool:
+    """Has a tensor elements, and no memory? An interrupted step may leave such ones."""
+    return (
+        isinstance(t, torch.Tensor)
+        and bool(t.numel())
+        and not t.untyped_storage().nbytes()
+    )
 
 
 def _lane(
