@@ -128,7 +128,10 @@ class SimTwins:
             found += [f"state {i}: {sorted(mine)}"] * (mine.keys() != theirs.keys())
             for key, value in theirs.items():
                 got = mine.get(key)
-                if not isinstance(value, Tensor):
+                if isinstance(value, dict):
+                    alike = (same_bits(got[k].cpu(), t) for k, t in value.items())
+                    found += [f"{key} of {i}"] * (not all(alike))
+                elif not isinstance(value, Tensor):
                     found += [f"{key} of {i}"] * (got != value)
                 elif got is None or not same_bits(got.detach().cpu(), value):
                     found.append(f"{key} of {i}")
