@@ -88,8 +88,15 @@ def LEFT_GENERATORS(patcher: Patcher) -> None:
     """
     made = find("torch._dynamo.variables.functions:LocalGeneratorObjectVariable")
     output = find("torch._dynamo.output_graph:OutputGraph")
-    for name in ("_is_generator_just_started", "_is_generator_exhausted"):
-        attribute_of(made, name)
+    # before torch 2.14 two methods say it
+    suspended = attribute_of(made, "_frame_state_suspended", "_is_generator_exhausted")
+    if suspended == "_is_generator_exhausted":
+        attribute_of(made, "_is_generator_just_started")
+
+    def left(x: Any) -> bool:
+        if suspended == "_frame_state_suspended":
+            return bool(x._frame_state_suspended())
+        return not (x._is_generator_exhausted() or x._is_generator_just_started())
 
     def make(original: Hook, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -99,8 +106,7 @@ def LEFT_GENERATORS(patcher: Patcher) -> None:
 
     def compile(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         for x in vars(self).get("fuseopt_generators", ()):
-            ended = x._is_generator_exhausted()
-            if not ended and not x._is_generator_just_started():
+            if left(x):
                 refuse(tx, f"it leaves the generator {x.code.co_name} before its end")
         return original(self, tx, *args, **kwargs)
 
