@@ -23,24 +23,10 @@ class CPUOffloadOptimizer(MasterOptimizer):
     """
 
     def __init__(
-        self,
-        params: Any,
-        optimizer_class: Callable[..., Optimizer],
-        *,
-        master: str = "fp32",
-        storage: Any = None,
-        options: dict[str, Any] | None = None,
-        **defaults: Any,
+        self, params: Any, optimizer_class: Callable[..., Optimizer], **options: Any
     ) -> None:
         groups = listed_groups(params)
         every: list[torch.Tensor] = [p for group in groups for p in group["params"]]
         here = all(p.device.type == "cpu" for p in every)
-        super().__init__(
-            groups,
-            optimizer_class,
-            master=master,
-            storage=storage,
-            options=options,
-            home=Here() if here else OnCPU(),
-            **defaults,
-        )
+        home = Here() if here else OnCPU()
+        super().__init__(groups, optimizer_class, home=home, **options)

@@ -257,9 +257,9 @@ class Models:
     def packed(self, number: int) -> tuple[Packed, Packed]:
         """The packed tensors of a model, and those that have no memory for them."""
         p = self.params[number]
-        state = self.state.get(p, {})
         if self.packing is None or p.grad is None:
             return {}, {}
+        state = self.state.get(p, {})
         return self.packing.of(p, state), self.packing.unpacked(p, state)
 
     def fill(self) -> bool:

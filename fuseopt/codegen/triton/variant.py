@@ -143,7 +143,8 @@ class Function:
         self, name: str, args: list[str], instead: Mapping[int, str]
     ) -> list[str]:
         """A function of element code; `instead`: how some instructions are computed."""
-        code = [i for i in self.v.code if i not in {*self.loads, *self.indices}]
+        given = {*self.loads, *self.indices}
+        code = [i for i in self.v.code if i not in given]
         body = [self.assign(i) for i in self.consts if i not in code]
         for i in code:
             replacement = instead.get(i)
