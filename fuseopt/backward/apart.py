@@ -18,10 +18,10 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
+from ..inputs.keys import Unlike
+from ..inputs.lanes import Lanes
 from ..replicate.dry_run import Record, rehearse
 from ..replicate.models import without_contents
-from ..shadow.keys import Unlike
-from ..shadow.lanes import Lanes
 from ..shadow.stand_in import stand_in, unfused
 from ..uniformity import prove
 from .part import attributes_of

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..shadow.double import OUTSIDE, is_hooks
-from ..shadow.keys import Unlike
+from ..inputs.keys import Unlike
+from ..inputs.values import OUTSIDE, is_hooks
 from ..shadow.stand_in import stand_in, unfused
 
 

@@ -20,11 +20,11 @@ from ..compiler.diagnostics import tell_of_step
 from ..compiler.entry import attach
 from ..config import resolve
 from ..errors import CaptureError, UnsupportedInput
+from ..inputs.keys import Unlike
+from ..inputs.values import holdings, own_attributes
 from ..isolate.compilations import Wanted
 from ..isolate.isolated import Isolated
 from ..locks import new_rlock
-from ..shadow.double import holdings, own_attributes
-from ..shadow.keys import Unlike
 from ..tails.arguments import parameters_of
 from ..tails.steps import function_of
 from .apart import ReadsSizes, Universe

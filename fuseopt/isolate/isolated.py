@@ -22,6 +22,7 @@ from ..compiler.entry import BACKEND
 from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
+from ..inputs.classes import Structure
 from ..locks import new_rlock
 from ..replicate.driver import Representatives
 from ..shadow.whole import Whole
@@ -29,7 +30,6 @@ from ..shards.step import Shards
 from ..storage.rule import Rule
 from ..storage.step import Stored
 from .arguments import Arguments
-from .class_guard import Structure
 from .compilations import Compilations, Wanted
 from .decorators import cells, copied, leading
 from .groups import LISTS, PARAMS, read_once

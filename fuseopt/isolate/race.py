@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ..compiler.report import Report
 from ..config import Config
-from ..shadow.keys import KINDS
+from ..inputs.keys import KINDS
 
 #: Calls at the beginning, and after each compilation, that are not timed.
 WARM = 3

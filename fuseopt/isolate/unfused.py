@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from ..inputs.keys import Unlike
 from ..runtime.commit import write
-from ..shadow.keys import Unlike
 from ..shadow.optimizer import Shadow
 from ..shadow.stand_in import unfused
 

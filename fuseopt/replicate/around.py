@@ -16,8 +16,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..capture import Captured
 from ..capture.fx.inputs import static_tensors
-from ..shadow.keys import Role, Unlike
-from ..shadow.lanes import Lanes
+from ..inputs.keys import Role, Unlike
+from ..inputs.lanes import Lanes
 from .extend import COMMON, Extended
 from .models import BESIDE, Models
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import FuseoptError
+from ..inputs.lanes import Lanes
 from ..runtime.commit import Launches
 from ..runtime.guards.tensors import TensorGuard
 from ..runtime.step import CompiledStep
-from ..shadow.lanes import Lanes
 
 Tensors = list[torch.Tensor]
 

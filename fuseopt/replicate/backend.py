@@ -12,7 +12,7 @@ from .. import compat
 from ..compiler.entry import BACKEND
 from ..compiler.partition import decide
 from ..compiler.reference import Reference
-from ..shadow.keys import Unlike
+from ..inputs.keys import Unlike
 from .step import PATIENCE, LedStep
 from .task import Owner, Task
 from .traces import Trace

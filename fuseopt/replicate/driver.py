@@ -27,15 +27,15 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
+from ..inputs.given import Given, Misfit
+from ..inputs.keys import Unlike
+from ..inputs.lanes import Lanes
+from ..inputs.look import Found, Recent
+from ..inputs.presence import with_these_gradients
+from ..inputs.state_guard import StateGuard
 from ..runtime.commit import Pending, unless
-from ..runtime.guards.given import Given, Misfit
 from ..shadow.hindrance import LASTING, hindrance_of
-from ..shadow.keys import Unlike
-from ..shadow.lanes import Lanes
-from ..shadow.look import Found
 from ..shadow.optimizer import Shadow, Write
-from ..shadow.presence import with_these_gradients
-from ..shadow.state_guard import StateGuard
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
 from .around import Around
@@ -45,7 +45,6 @@ from .first_state import first_state, with_state
 from .models import Models
 from .packed import Packing
 from .policy import Stale
-from .recent import Recent
 from .source import Call
 from .step import KEPT, Fewer
 from .task import Task
@@ -296,7 +295,7 @@ class Representatives:
             if trace.compiled is None and not (self.anyway or self.task.parts):
                 trace.check_worth(self.lanes)
         trace.lanes = self.lanes
-        shadow = trace.refreshed(optimizer)
+        shadow = trace.refreshed(optimizer, self.noticed.epoch)
         if trace.compiled is None:
             trace.compiled = make(backend_of(self))
         shadow.clean = False

@@ -20,9 +20,10 @@ from .. import compat
 from ..capture.aten.externs import tensors_in
 from ..capture.aten.ops import OpInfo, op_info
 from ..compiler.code_paths import Paths
-from ..shadow.double import Double, Known, Perturb, holdings, own_attributes
-from ..shadow.keys import GRAD, NUMBERS, PARAM, Unlike, shape_beside
-from ..shadow.lanes import Lanes
+from ..inputs.keys import GRAD, NUMBERS, PARAM, Unlike, shape_beside
+from ..inputs.lanes import Lanes
+from ..inputs.values import holdings, own_attributes
+from ..shadow.double import Double, Known, Perturb
 from .hollow import HollowResults
 
 

@@ -11,8 +11,8 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..shadow.keys import Unlike
-from ..shadow.lanes import Lanes
+from ..inputs.keys import Unlike
+from ..inputs.lanes import Lanes
 
 
 def first_state(

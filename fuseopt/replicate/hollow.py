@@ -12,8 +12,8 @@ import torch
 
 from .. import compat
 from ..capture.aten.externs import tensors_in
+from ..inputs.keys import Unlike
 from ..shadow.double import Scratch
-from ..shadow.keys import Unlike
 
 
 class HollowResults:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..shadow.keys import GRAD, PARAM, Role, Unlike, lane_key
-from ..shadow.lanes import Kind, Lanes
+from ..inputs.keys import GRAD, PARAM, Role, Unlike, lane_key
+from ..inputs.lanes import Kind, Lanes
 from .packed import Packing
 from .packed import Tensors as Packed
 

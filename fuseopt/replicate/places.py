@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..shadow.double import own_attributes
-from ..shadow.state_guard import Place
+from ..inputs.state_guard import Place
+from ..inputs.values import own_attributes
 
 _SOURCE = re.compile(
     r"L\['self'\]\.(?:param_groups\[(\d+)\]\['(\w+)'\]|(\w+))(?:\[(\d+)\])?"

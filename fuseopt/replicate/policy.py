@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import CaptureError, FuseoptError
+from ..inputs.keys import Unlike
 from ..runtime.binding import Binding
 from ..runtime.guards.tensors import CHANGED
-from ..shadow.keys import Unlike
 
 
 class Stale(FuseoptError):

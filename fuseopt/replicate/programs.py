@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ..config import Config
+from ..inputs.keys import GRAD, Role
+from ..inputs.lanes import Lanes
+from ..inputs.look import counter_places, order_of, places
+from ..inputs.presence import alike_but_for_the_gradient, widened
 from ..ir.expressions import Item
 from ..runtime.plan import Plan
 from ..runtime.step import CompiledStep
 from ..runtime.tables.host_numbers import CPU
-from ..shadow.keys import GRAD, Role
-from ..shadow.lanes import Lanes
-from ..shadow.look import counter_places, order_of, places
-from ..shadow.presence import alike_but_for_the_gradient, widened
 from .extend import COMMON, Extended
 from .models import Models, reach_of
 from .results import OwnFloat, OwnInt, Results

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..shadow.keys import Unlike
-from ..shadow.lanes import Lanes
+from ..inputs.keys import Unlike
+from ..inputs.lanes import Lanes
 from ..uniformity import Proof
 from .dry_run import Record, rehearse
 

@@ -16,8 +16,8 @@ from ..capture.results import Known, Leaf, Returned, rebuild
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
+from ..inputs.keys import Unlike
 from ..runtime.memory import Memory
-from ..shadow.keys import Unlike
 from .extend import COMMON, Extended
 
 

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ..runtime.guards.given import Given
-from ..runtime.guards.lanes import LaneGuard, Meeting
+from ..inputs.given import Given
+from ..inputs.lane_guard import LaneGuard, Meeting
+from ..inputs.look import Found
 from ..runtime.guards.tensors import TensorGuard, address
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.look import Found
 from .aside import NO_ASIDE, Aside, Compared, Tensors
 
 

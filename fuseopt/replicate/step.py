@@ -22,10 +22,10 @@ from ..compiler.report import Report
 from ..compiler.session import session
 from ..compiler.timing import Clock
 from ..errors import FuseoptError
+from ..inputs.keys import GRAD, Unlike
+from ..inputs.lanes import Lanes
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.keys import GRAD, Unlike
-from ..shadow.lanes import Lanes
 from ..uniformity import Proof
 from .around import finished, order_of, splice
 from .extend import COMMON, Extended, extend

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from ..compiler.report import Report
 from ..config import Config
+from ..inputs.lanes import Lanes
+from ..inputs.state_guard import StateGuard
 from ..runtime.commit import Pending
-from ..shadow.lanes import Lanes
-from ..shadow.state_guard import StateGuard
 from .around import Around
 from .models import Models
 from .packed import Packing

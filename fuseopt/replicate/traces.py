@@ -10,8 +10,8 @@ import torch
 from torch.optim import Optimizer
 
 from ..compiler.session import session
-from ..shadow.keys import Unlike
-from ..shadow.lanes import Lanes
+from ..inputs.keys import Unlike
+from ..inputs.lanes import Lanes
 from ..shadow.optimizer import Shadow
 from .models import Models
 from .step import LedStep
@@ -46,8 +46,8 @@ class Trace:
         assert self.shadow is not None
         return self.shadow.itself
 
-    def refreshed(self, optimizer: Optimizer, anew: bool = False) -> Shadow:
-        """The optimizer's shadow, with the models for lanes."""
+    def refreshed(self, optimizer: Optimizer, epoch: int | None = None) -> Shadow:
+        """The optimizer's shadow, with the models for lanes; `epoch`: see Shadow."""
         if self.shadow is None:
             if type(optimizer.state) not in (dict, collections.defaultdict):
                 raise Unlike(f"its state is a {type(optimizer.state).__name__}")
@@ -57,11 +57,9 @@ class Trace:
             state.clear()
             state.update(self.state)
             self.state = state
-        if anew:
-            self.shadow.clean = False
         if self.shadow.helper is None and self.steps:
             self.shadow.helper = self.steps[-1].helper
-        self.shadow.refresh(optimizer, self.state, self.lists)
+        self.shadow.refresh(optimizer, self.state, self.lists, epoch)
         if self.shadow.numpy_names != self.numpy_names:
             self.numpy_names, self.compiled = self.shadow.numpy_names, None
             self.steps.clear()
@@ -103,7 +101,9 @@ class Trace:
 
         The step's writes to the shadow must have been taken over before.
         """
-        shadow = self.refreshed(optimizer, anew=True)
+        if self.shadow is not None:
+            self.shadow.clean = False
+        shadow = self.refreshed(optimizer)
         fitting: Any = getattr(self.compiled, "fitting", lambda _: [])
         before = fitting(shadow.itself)
         for number, key in models.counted.values():

@@ -6,8 +6,8 @@ from operator import itemgetter
 
 from torch.optim import Optimizer
 
-from ..shadow.keys import Unlike
-from ..shadow.lanes import Lanes
+from ..inputs.keys import Unlike
+from ..inputs.lanes import Lanes
 
 #: Optimizers of fewer lanes than this are traced whole.
 FEW = 16

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..shadow.keys import GRAD, NUMBERS, PARAM, Unlike
-from ..shadow.lanes import Kind, Lanes
+from ..inputs.keys import GRAD, NUMBERS, PARAM, Unlike
+from ..inputs.lanes import Kind, Lanes
 from ..shadow.optimizer import Shadow, Write
 from .models import Models
 from .results import OwnFloat, OwnInt

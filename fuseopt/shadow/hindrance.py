@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from .keys import Hung
+from ..inputs.keys import Hung
 
 Path = tuple[Any, ...]
 _GONE = object()

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..compiler.session import session
-from .keys import Unlike
+from ..inputs.keys import Unlike
 
 
 def unfused(group: dict[str, Any]) -> dict[str, bool]:

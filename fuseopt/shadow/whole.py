@@ -22,10 +22,10 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.see_through import SeenThrough
 from ..compiler.session import session
 from ..errors import FuseoptError
+from ..inputs.keys import Unlike
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
 from .hindrance import LASTING, hindrance_of
-from .keys import Unlike
 from .optimizer import Shadow
 
 #: What may wait with its launches until a step ends.

@@ -23,12 +23,12 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
+from ..inputs.given import Given
+from ..inputs.keys import NUMBERS, Unlike
+from ..inputs.parts import Watch
 from ..replicate.writes import Each
-from ..runtime.guards.given import Given
-from ..shadow.keys import NUMBERS, Unlike
 from ..shadow.optimizer import Write
 from ..shadow.stand_in import stand_in, unfused
-from .watch import Watch
 
 _GRAD = attrgetter("grad")
 _PARAMS = "params"

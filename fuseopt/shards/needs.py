@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from ..inputs.keys import Unlike
+from ..inputs.lanes import Lanes
 from ..replicate.dry_run import rehearse
-from ..shadow.keys import Unlike
-from ..shadow.lanes import Lanes
 from ..shadow.optimizer import Shadow
 
 

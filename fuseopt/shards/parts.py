@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from .. import compat
 from ..capture.fx.inner_calls import InnerCalls
-from ..shadow.keys import Unlike
+from ..inputs.keys import Unlike
 
 #: The value of the first number in each of two runs; further ones are odd multiples.
 MARKS = (0.7390851332151607, 0.5671432904097838)

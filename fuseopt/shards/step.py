@@ -15,10 +15,10 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..compiler.report import Report
+from ..inputs.given import Misfit
+from ..inputs.keys import Unlike
 from ..replicate.driver import Representatives
 from ..replicate.rehearsal import beyond
-from ..runtime.guards.given import Misfit
-from ..shadow.keys import Unlike
 from ..uniformity import prove
 from .local import LocalOptimizer, is_spread, placed
 from .needs import op_of_wholes

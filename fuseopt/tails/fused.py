@@ -29,6 +29,7 @@ from ..compiler.session import session
 from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
+from ..inputs.keys import Unlike
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..replicate.backend import check_update
@@ -36,7 +37,6 @@ from ..runtime.binding import Binding
 from ..runtime.commit import Pending, unless
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.keys import Unlike
 from ..shadow.optimizer import Shadow, Write
 from ..shadow.whole import NotTraced, keeps_to_itself
 from .compiling import compiled

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..config import Config
-from ..isolate.class_guard import Structure
-from ..shadow.keys import Unlike
+from ..inputs.classes import Structure
+from ..inputs.keys import Unlike
 from .fused import Fused
 from .led import Led
 from .led_parts import Clipped, LedParts

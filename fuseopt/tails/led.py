@@ -20,11 +20,11 @@ from .. import compat
 from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..config import Config
+from ..inputs.keys import GRAD, Unlike
 from ..replicate.aside import Aside, Other
 from ..replicate.driver import Representatives
 from ..replicate.models import BESIDE
 from ..replicate.worth import many_lanes
-from ..shadow.keys import GRAD, Unlike
 from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
 from .compiling import Compiling

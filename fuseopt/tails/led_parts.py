@@ -18,11 +18,11 @@ from .. import compat
 from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..config import Config
+from ..inputs.given import Misfit
+from ..inputs.keys import Unlike
 from ..replicate.around import Around
 from ..replicate.aside import Aside
 from ..replicate.driver import Representatives
-from ..runtime.guards.given import Misfit
-from ..shadow.keys import Unlike
 from ..shards.local import LocalOptimizer, part_of
 from .compiling import Compiling
 from .fused import REFUSALS

@@ -18,7 +18,7 @@ from torch.optim.swa_utils import (
 )
 
 from .. import compat
-from ..shadow.keys import Unlike
+from ..inputs.keys import Unlike
 from .arguments import check_beside
 
 Tensors = list[torch.Tensor]

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule
 from ..capture.fx.interpreter import OWN
 from ..compiler import internal_errors
 from ..config import Config
-from ..shadow.keys import Unlike
+from ..inputs.keys import Unlike
 
 
 def one_node(function: Callable[..., None], names: Sequence[str]) -> GraphModule:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..shadow.keys import Unlike
+from ..inputs.keys import Unlike
 from .arguments import entries_of
 
 

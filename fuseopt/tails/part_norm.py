@@ -23,9 +23,9 @@ from ..compiler import pipeline
 from ..compiler.report import Report
 from ..compiler.timing import Clock
 from ..config import Config
+from ..inputs.keys import Unlike
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.keys import Unlike
 from ..shards.parts import parts_of
 from .fused import AllFollowed
 from .one_node import one_node, planned

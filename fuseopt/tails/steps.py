@@ -42,13 +42,6 @@ def has_state(optimizer: Optimizer) -> bool:
     )
 
 
-def steps_of(optimizer: Optimizer) -> tuple[Any, Any]:
-    """The objects in which `optimizer.step` is looked up: the optimizer's attribute or
-    None, and that of its class. They are others if somebody has replaced the step.
-    """
-    return vars(optimizer).get("step"), type(optimizer).step
-
-
 def function_of(optimizer: Optimizer) -> tuple[Any, str]:
     """The function of an optimizer's step without the layers around it; and the reason
     why a tail may not leave these out, or "".

@@ -22,6 +22,7 @@ from ..compiler.report import Report
 from ..compiler.session import session
 from ..config import resolve
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
+from ..inputs.tails import Steady, asked_of, may_last, steps_of
 from ..isolate.compile import compile_bound
 from ..isolate.isolated import TRACES
 from ..locks import new_rlock
@@ -43,8 +44,7 @@ from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
 from .stats import COLUMNS, row_names
-from .steady import Steady, asked_of, may_last
-from .steps import function_of, has_gradients, has_state, steps_of
+from .steps import function_of, has_gradients, has_state
 
 Tensors = list[torch.Tensor]
 

@@ -20,6 +20,7 @@ from ..compiler.report import Report
 from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CaptureError
+from ..inputs.keys import Unlike
 from ..replicate.aside import Other
 from ..replicate.source import compared_by
 from ..runtime.binding import Binding
@@ -28,7 +29,6 @@ from ..runtime.executor import Program
 from ..runtime.linked import Linked, linked
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from ..shadow.keys import Unlike
 from .fresh import Fresh
 from .one_node import one_node, planned
 from .order import dtypes_in_order

@@ -9,9 +9,9 @@ import torch
 
 import fuseopt
 from fuseopt.errors import LaunchError
+from fuseopt.inputs.keys import Unlike
 from fuseopt.replicate.writes import Writes
 from fuseopt.runtime.commit import Pending
-from fuseopt.shadow.keys import Unlike
 from tests.replicate.test_counters import Powers
 
 

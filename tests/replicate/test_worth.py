@@ -10,8 +10,8 @@ import torch
 from torch.optim import Optimizer
 
 import fuseopt
+from fuseopt.inputs.keys import Unlike
 from fuseopt.replicate.traces import Trace
-from fuseopt.shadow.keys import Unlike
 from tests.steps import make_params, same_bits, set_grads
 
 N = 18

@@ -10,7 +10,8 @@ import torch
 from torch.optim import SGD, AdamW, Optimizer
 
 import fuseopt
-from fuseopt.shadow.contents import Contents
+from fuseopt.inputs.change import SAME, Change
+from fuseopt.inputs.contents import Contents
 from fuseopt.shadow.optimizer import Shadow
 
 
@@ -27,13 +28,12 @@ def test_what_counts_as_moved() -> None:
     row = [1.0]
 
     def noted() -> Contents:
-        tables, rows = [table, other], [row]
-        return Contents(tables, rows, [x.copy() for x in tables], [row.copy()])
+        return Contents([table, other, row])
 
     seen = noted()
-    assert seen.moved() == []
+    assert seen.compare() is SAME
     table["lr"], other[1] = 0.2, 7
-    assert seen.moved() == [(0, 0.2), (4, 7)]
+    assert seen.compare() == (Change.NUMBERS, "", [(4, 0.2), (9, 7)])
 
     def name() -> None:
         table["name"] = "b"
@@ -70,7 +70,9 @@ def test_what_counts_as_moved() -> None:
         row[0] = 1.0
         seen = noted()
         change()
-        assert seen.moved() is None, change.__name__
+        found = seen.compare()
+        assert found.change is Change.STRUCTURE, change.__name__
+        assert found.reason
 
 
 def test_a_shadow_follows_numbers_and_all_else() -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import fuseopt
 from fuseopt.errors import EagerOnly
-from fuseopt.shadow.keys import Unlike
+from fuseopt.inputs.keys import Unlike
 from fuseopt.shards.parts import parts_of
 from tests.shards import difference, spread
 

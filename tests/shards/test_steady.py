@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.optim import Optimizer
 
-from fuseopt.runtime.guards.parts import GRADIENTS, OTHER
+from fuseopt.inputs.parts import GRADIENTS, OTHER
 from tests.shards import assert_same, local, spread
 from tests.shards.steady import (
     AFTER,

@@ -20,12 +20,11 @@ from torch.overrides import BaseTorchFunctionMode
 
 import fuseopt
 from fuseopt import compat
+from fuseopt.inputs.given import Given
+from fuseopt.inputs.look import Look
+from fuseopt.inputs.parts import UNASKED, Watch
 from fuseopt.runtime.commit import Pending
-from fuseopt.runtime.guards.given import Given
-from fuseopt.runtime.guards.parts import UNASKED
-from fuseopt.shadow.look import Look
 from fuseopt.shards.local import LocalOptimizer
-from fuseopt.shards.watch import Watch
 from tests.shards import assert_same, local
 from tests.shards.steady import (
     BEFORE,

@@ -15,7 +15,6 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from .steps import steps_of
 
 #: The attributes of a tail that may be set between calls, without the decays.
 SET = (
@@ -85,6 +84,13 @@ def asked_of(tail: Any) -> list[Any]:
     for optimizer in tail.optimizers:
         options += (optimizer, *steps_of(optimizer))
     return options
+
+
+def steps_of(optimizer: Optimizer) -> tuple[Any, Any]:
+    """The objects in which `optimizer.step` is looked up: the optimizer's attribute or
+    None, and that of its class. They are others if somebody has replaced the step.
+    """
+    return vars(optimizer).get("step"), type(optimizer).step
 
 
 def may_last(content: Mapping[str, Any], options: Iterable[Any]) -> bool:

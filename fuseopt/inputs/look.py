@@ -1,4 +1,4 @@
-"""Find the tensors of an optimizer's lanes in a call, where all else is as it was.
+"""Find the lanes of a call among those of the last calls, and their tensors.
 
 Of lanes that are known, `Look` compares which objects they hold. From the second call
 on the compiled helper does it in one pass, and compares the tensors on the way.
@@ -13,11 +13,11 @@ from operator import and_, attrgetter, is_, is_not, itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from ..runtime.guards.given import Given
-from ..runtime.guards.lanes import LaneGuard
 from ..runtime.guards.library import Held
 from ..runtime.guards.tensors import TensorGuard
+from .given import Given
 from .keys import GRAD, KINDS, NUMBERS, PARAM, Role, exactly
+from .lane_guard import LaneGuard
 from .lanes import Lanes
 from .presence import narrowed
 
@@ -236,6 +236,59 @@ class Look:
         return Found(tensors, counters=counters, numbers=new_numbers, present=there)
 
 
+class Recent:
+    """The lanes of the last calls, the latest last."""
+
+    def __init__(self) -> None:
+        self.every: list[Look] = []
+
+    def clear(self) -> None:
+        """Forget all lanes."""
+        self.every.clear()
+
+    def forget(self) -> None:
+        """Let the next look compare everything in Python."""
+        for look in self.every:
+            look.forget()
+
+    def take(self, lanes: Lanes, most: int, some: bool, young: bool) -> None:
+        """Add lanes, and keep `most` in all (at least 2): only those with the same
+        parameters and states, or, with `some`, the same states of common parameters.
+        `young`: see Look.
+        """
+        compatible = [x for x in self.every if x.lanes.holds_as(lanes, some)]
+        self.every = [*compatible[1 - most :], Look(lanes, young=young)]
+
+    def live_in(self, home: Lanes) -> None:
+        """Find lanes by their home from the next call on."""
+        self.every = [x for x in self.every if x.lanes is not home]
+        self.every.append(Look(home, may_lack=True))
+
+    def look(
+        self,
+        optimizer: Any,
+        rest: Held,
+        helper: ctypes.PyDLL | None,
+        given: Given | None,
+    ) -> tuple[Lanes, Found] | None:
+        """The lanes among these that the optimizer still has, and their tensors; None
+        if there are none. The arguments are those of Look.look.
+        """
+        for look in reversed(self.every):
+            found = look.look(optimizer, rest, helper, given)
+            if found is not None:
+                if look.replaced or look.may_lack:
+                    # the other lanes keep objects alive that were replaced, or are
+                    # found in this home too
+                    look.replaced = False
+                    self.every = [look]
+                elif look is not self.every[-1]:
+                    self.every.remove(look)
+                    self.every.append(look)
+                return look.lanes_of(found.present), found
+        return None
+
+
 def order_of(lanes: Lanes) -> list[int]:
     """The lanes in the order in which a Look compares them."""
     return [i for kind in lanes.kinds for i in kind.lanes]
@@ -258,4 +311,4 @@ def counter_places(lanes: Lanes) -> list[tuple[int, str]]:
     return [(i, key) for x in lanes.kinds for i in x.lanes for key in x.counters]
 
 
-__all__ = ["Found", "Look", "counter_places", "order_of", "places"]
+__all__ = ["Found", "Look", "Recent", "counter_places", "order_of", "places"]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from fuseopt.inputs.change import SAME, Change
+from fuseopt.inputs.lanes import Lanes
+from fuseopt.inputs.look import Found, Look
+from fuseopt.inputs.state_guard import StateGuard
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards.library import HELPER
-from fuseopt.shadow.lanes import Lanes
-from fuseopt.shadow.look import Found, Look
-from fuseopt.shadow.state_guard import StateGuard
 from tests.steps import make_params, set_grads
 
 
@@ -155,7 +156,7 @@ def test_what_was_cut_off_is_looked_at_again(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [{"deep": [1]}, collections.OrderedDict(a=1)], ids=["deep", "ordered"]
+    "value", [collections.OrderedDict(a=1), ({"a": collections.OrderedDict()},)]
 )
 def test_other_containers_are_looked_at_from_python(
     watched: Watched, value: Any
@@ -163,3 +164,39 @@ def test_other_containers_are_looked_at_from_python(
     watched.opt.table = value
     watched.rest.look(watched.opt)
     assert not watched.look().rest_same
+
+
+def in_tuple(opt: Any) -> None:
+    opt.names[0] = 3
+
+
+def in_depth(opt: Any) -> None:
+    opt.table["b"][1]["c"].append(1)
+
+
+@pytest.mark.parametrize("change", [in_tuple, in_depth], ids=lambda f: f.__name__)
+def test_containers_at_any_depth_are_compared(
+    watched: Watched, change: Callable[[Any], None]
+) -> None:
+    inner: list[Any] = [1]
+    watched.opt.names = inner
+    watched.opt.table = {"a": (inner, (inner,)), "b": ({}, {"c": []})}
+    watched.rest.look(watched.opt)
+    assert watched.look().rest_same
+    count = watched.rest.count
+    change(watched.opt)
+    assert not watched.look().rest_same
+    found = watched.rest.look(watched.opt)
+    assert (found.change, watched.rest.count) == (Change.STRUCTURE, count + 1)
+    assert watched.rest.look(watched.opt) is SAME
+
+
+def test_numbers_within_tuples_move(watched: Watched) -> None:
+    watched.opt.betas = (0.9, 0.99)
+    watched.rest.look(watched.opt)
+    watched.opt.betas = (0.8, 0.99)
+    found = watched.rest.look(watched.opt)
+    assert found.change is Change.NUMBERS
+    assert watched.rest.moved == {("betas", 0)}
+    watched.opt.betas = (0.8, 0.99, 1.0)
+    assert watched.rest.look(watched.opt).change is Change.STRUCTURE

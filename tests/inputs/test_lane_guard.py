@@ -20,14 +20,14 @@ from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 import fuseopt
 from fuseopt import compat
 from fuseopt.compat import fields
+from fuseopt.inputs.keys import KINDS
+from fuseopt.inputs.lane_guard import LaneGuard, Meeting
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards import library
-from fuseopt.runtime.guards.lanes import LaneGuard, Meeting
 from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.guards.sharing import Moves
 from fuseopt.runtime.guards.tensors import CHANGED, MOVED, TensorGuard, address
 from fuseopt.runtime.tables.addresses import AddressPool, Positions
-from fuseopt.shadow.keys import KINDS
 from tests.steps import make_params, set_grads
 
 

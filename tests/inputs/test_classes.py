@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fuseopt
-from fuseopt.isolate.class_guard import Structure
+from fuseopt.inputs.classes import Structure
 from fuseopt.isolate.isolated import Isolated
 from fuseopt.tails.in_one import InOne
 from tests.steps import same_bits

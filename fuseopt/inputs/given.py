@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import FuseoptError
+from ..errors import FuseoptError
 
 
 class Misfit(FuseoptError):

@@ -14,10 +14,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ... import compat
+from .. import compat
+from ..runtime.guards.library import Held, Lanes
+from ..runtime.guards.tensors import TensorGuard, address
 from .given import Given
-from .library import Held, Lanes
-from .tensors import TensorGuard, address
 
 #: Dicts whose entries the helper may go through.
 DICTS = (dict, collections.defaultdict)

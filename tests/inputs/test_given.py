@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fuseopt.inputs.contents import Contents
+from fuseopt.inputs.given import Given, Misfit
+from fuseopt.inputs.keys import KINDS
+from fuseopt.inputs.lane_guard import LaneGuard, Meeting
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards import library
-from fuseopt.runtime.guards.given import Given, Misfit
-from fuseopt.runtime.guards.holdings import Holdings
-from fuseopt.runtime.guards.lanes import LaneGuard, Meeting
 from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.guards.tensors import TensorGuard
-from fuseopt.shadow.keys import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,10 @@ def test_containers_are_compared_in_one_call(helper: ctypes.PyDLL) -> None:
     table: dict[str, Any] = {"a": one, "b": two}
     row = [one, two, one]
     also: Any = collections.defaultdict(list, c=two)
-    items = ["a", "b", one, two, "c", two, one, two, one]
-    known = Holdings(helper, [table, also, row], [2, 1, 3], items)
-    assert known.same()
+    known = Contents([table, also, row])
+    assert known.same(helper)
+    assert known.same(helper)
+    assert known.struct is not None
     for change, back in (
         (lambda: table.update(a=two), lambda: table.update(a=one)),
         (lambda: table.update(c=one), lambda: table.pop("c")),
@@ -54,8 +55,10 @@ def test_containers_are_compared_in_one_call(helper: ctypes.PyDLL) -> None:
 def test_a_dict_that_was_put_back_is_compared(helper: ctypes.PyDLL) -> None:
     """Another version says no more than that it is to be asked."""
     tables = [{k: object() for k in "ab"} for _ in range(3)]
-    items = [x for t in tables for x in (*t, *t.values())]
-    known = Holdings(helper, tables, [2] * 3, items)
+    known = Contents(tables)
+    assert known.same(helper)
+    assert known.same(helper)
+    assert known.struct is not None
     for own in tables:
         assert known.same()
         before = own["a"]

@@ -1,0 +1,1 @@
+"""What a compiled call depends on, and how the next call is compared with it."""

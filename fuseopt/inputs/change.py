@@ -1,0 +1,41 @@
+"""How a call differs from the last one: the words in which every comparison answers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Change(enum.IntEnum):
+    """What differs between two calls; of several changes the greatest one counts.
+
+    | change | meaning | what follows |
+    |---|---|---|
+    | SAME | the same objects | the step launches |
+    | NUMBERS | numbers replaced numbers | formulas are evaluated, rows are written |
+    | ADDRESSES | tensors have other memory | the address pool follows |
+    | PRESENCE | gradients came or went | other rows take part |
+    | LAYOUT | a dtype, a shape or a stride | lanes are grouped again |
+    | STRUCTURE | anything else | the step is rehearsed, traced or compiled again |
+    """
+
+    SAME = 0
+    NUMBERS = 1
+    ADDRESSES = 2
+    PRESENCE = 3
+    LAYOUT = 4
+    STRUCTURE = 5
+
+
+class Difference(NamedTuple):
+    """The result of a comparison. `reason`: what changed, in words, for STRUCTURE.
+    `moved`: for NUMBERS, the index of each number in the record, and its new value.
+    """
+
+    change: Change
+    reason: str = ""
+    moved: Sequence[tuple[int, Any]] = ()
+
+
+SAME = Difference(Change.SAME)

@@ -1,0 +1,174 @@
+"""Record the contents of dicts and lists, and compare them with the record.
+
+From the second comparison on, one call of the compiled helper does it.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, compress, count
+from operator import is_, is_not
+from typing import Any
+
+from .. import compat
+from ..runtime.guards.library import Held
+from ..runtime.guards.tensors import address
+from .change import SAME, Change, Difference
+
+#: Types of numbers that a schedule changes; they are updated in the shadow in place.
+MOVES = frozenset({int, float})
+#: Containers that the compiled helper may go through.
+COMPARED_IN_C = frozenset({dict, list, collections.defaultdict})
+_flat = chain.from_iterable
+
+
+def moves(x: Any, before: Any) -> bool:
+    """Is it a number in the place of one, as a schedule puts it?"""
+    if type(x) in MOVES:
+        return type(before) in MOVES
+    return compat.is_numpy_float(x) and type(before) is type(x)
+
+
+def containers_within(values: Iterable[Any]) -> Iterator[Any]:
+    """The dicts and lists among some values, and within these and within tuples, each
+    once.
+    """
+    seen: set[int] = set()
+    waiting = [*values]
+    for x in waiting:  # which grows
+        if not isinstance(x, (dict, list, tuple)) or id(x) in seen:
+            continue
+        seen.add(id(x))
+        if not isinstance(x, tuple):
+            yield x
+        waiting += x.values() if isinstance(x, dict) else x
+
+
+def _parts(containers: Iterable[Any]) -> list[Iterable[Any]]:
+    """The keys and the values of dicts, and lists; they follow what is stored later."""
+    parts: list[Iterable[Any]] = []
+    for x in containers:
+        parts.append(x)
+        if isinstance(x, dict):
+            parts.append(dict.values(x))
+    return parts
+
+
+class Contents:
+    """A record of the contents of `containers`, dicts and lists, by identity.
+
+    `held`: copies of them with the contents to compare with; without it, these are the
+    present ones. `cells`: what they contain, one container after another: of a dict its
+    keys, then its values. No key is looked up, because a tensor's hash is a call of
+    Python.
+    """
+
+    def __init__(
+        self, containers: Sequence[Any] = (), held: Sequence[Any] | None = None
+    ) -> None:
+        recorded = containers if held is None else held
+        self.containers = containers
+        self.sizes = [*map(len, recorded)]
+        self.cells = [*_flat(_parts(recorded))]
+        self._now = _parts(containers)
+        self._compared = False
+        #: the same comparison in C, once it is used
+        self._in_c: Callable[[], int] | None = None
+        self._struct: Held | None = None
+        self._arrays: list[array[int]] = []
+
+    def same(self, helper: ctypes.PyDLL | None = None) -> bool:
+        """Are the contents unchanged? `helper`: the library of the guards."""
+        in_c = self._in_c or self._recorded_for(helper)
+        if in_c is not None:
+            return bool(in_c())
+        cells = self.now()
+        return cells is not None and all(map(is_, cells, self.cells))
+
+    def compare(self, helper: ctypes.PyDLL | None = None) -> Difference:
+        """SAME, STRUCTURE, or NUMBERS if only numbers replaced numbers in dicts."""
+        in_c = self._in_c or self._recorded_for(helper)
+        if in_c is not None and in_c():
+            return SAME
+        cells = self.now()
+        if cells is None:
+            return Difference(Change.STRUCTURE, "a dict or a list has another length")
+        changed = self.changed(cells)
+        if not changed:
+            return SAME
+        values = self._values
+        for i in changed:
+            if not values[i] or not moves(cells[i], self.cells[i]):
+                before, after = type(self.cells[i]).__name__, type(cells[i]).__name__
+                reason = f"a {after} has replaced a {before}"
+                return Difference(Change.STRUCTURE, reason)
+        return Difference(Change.NUMBERS, moved=[(i, cells[i]) for i in changed])
+
+    def now(self) -> list[Any] | None:
+        """The present cells; None if a container has another length than before."""
+        if [*map(len, self.containers)] != self.sizes:
+            return None
+        return [*_flat(self._now)]
+
+    def changed(self, cells: Sequence[Any]) -> list[int]:
+        """The indices of those of the present cells that are other objects."""
+        return [*compress(count(), map(is_not, cells, self.cells))]
+
+    def take(self, cells: list[Any], changed: Iterable[int]) -> None:
+        """Record these cells, of which some have `changed`."""
+        self.cells = cells
+        if self._arrays:
+            for i in changed:
+                self._arrays[-1][i] = id(cells[i])
+
+    def fill(self, struct: Held) -> bool:
+        """Write the record to a struct for the compiled helper, which goes by addresses
+        that this keeps alive. False if the helper cannot compare all containers.
+        """
+        containers = self.containers
+        if not containers or not {*map(type, containers)} <= COMPARED_IN_C:
+            return False
+        pairs = zip(containers, self.sizes, strict=True)
+        self._arrays = [
+            array("Q", map(id, containers)),
+            array("q", [n if isinstance(x, dict) else -1 - n for x, n in pairs]),
+            array("Q", bytes(8 * len(containers))),
+            array("Q", map(id, self.cells)),
+        ]
+        addresses = map(address, self._arrays)
+        struct.containers, struct.sizes, struct.versions, struct.items = addresses
+        struct.version = compat.dict_version()
+        struct.n = len(containers)
+        self._struct = struct
+        return True
+
+    @property
+    def struct(self) -> Held | None:
+        """The record for the compiled helper, once it is there."""
+        return self._struct
+
+    def _recorded_for(self, helper: ctypes.PyDLL | None) -> Callable[[], int] | None:
+        """The comparison in C, made at the second one: a record that changes at each
+        call is compared only once.
+        """
+        if helper is None:
+            return None
+        before, self._compared = self._compared, True
+        struct = Held()
+        if before and self.fill(struct):
+            call = helper.fuseopt_holds
+            call.restype, call.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+            self._in_c = functools.partial(call, ctypes.addressof(struct))
+        return self._in_c
+
+    @functools.cached_property
+    def _values(self) -> bytes:
+        """A byte for each cell, 1 for the value of a dict."""
+        return b"".join(
+            bytes(n) + b"\1" * n if isinstance(x, dict) else bytes(n)
+            for x, n in zip(self.containers, self.sizes, strict=True)
+        )

@@ -1,0 +1,225 @@
+"""Compare an optimizer of DTensors with the last call, when its local parts were read.
+
+As a rule only gradients are other objects, with the same specs. One call of the
+compiled helper compares the local part and the spec of each DTensor by identity and the
+memory of the parts by address, and reads the parts of the gradients. Python does the
+same where the helper cannot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from itertools import compress
+from operator import attrgetter, is_, ne
+from typing import Any
+
+import torch
+
+from .. import compat
+from ..runtime.guards.library import Parts
+from ..runtime.guards.tensors import TensorGuard, address
+from .change import Change
+from .contents import Contents
+
+_FLAG = attrgetter("requires_grad")
+_VERSION = attrgetter("_version")
+#: Results of a look: something else than gradients changed; gradients alone did; the
+#: helper cannot compare.
+OTHER, GRADIENTS, UNASKED = 1, 2, 3
+
+
+class Watch:
+    """The contents of an optimizer and its DTensors, to be compared later.
+
+    `pairs`: its attributes and each of its groups, with those of the local optimizer,
+    to which changed numbers are copied. `tables`, `lists`: the dicts of its state, and
+    its lists. `whole`: its parameters that are DTensors; `state_dtensors`: those in its
+    state. `local_params`: the local optimizer's parameter for each of `whole`.
+
+    In one step, `look` is called first; if it returns None, `same` and `begin`; at the
+    end `count_up`, which increases the versions of parameters that were changed.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]] = (),
+        tables: Sequence[Any] = (),
+        lists: Sequence[Any] = (),
+        whole: Sequence[Any] = (),
+        state_dtensors: Sequence[Any] = (),
+        local_params: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self._pairs = pairs
+        self._plain = Contents([source for source, _ in pairs])
+        self._held = Contents([*tables, *lists])
+        self._whole, self._local_params = whole, local_params
+        self._seen = [*whole, *state_dtensors]
+        self._locals = [*map(compat.local_part, self._seen)]
+        self._specs = [*map(compat.spec_of, self._seen)]
+        self._at = [*map(torch.Tensor.data_ptr, self._locals)]
+        self._flags = [*map(_FLAG, whole)]
+        self._guard: PartGuard | None = None
+        self._guarded = False  # was one made?
+        self._versions: list[int] = []  # before the step; none if the guard has them
+
+    def look(self, helper: ctypes.PyDLL | None) -> list[Any] | None:
+        """The local parts of all gradients if compiled code finds no changes except
+        numbers; else None. `helper`: the library of the guards.
+        """
+        if self._guard is None or not self._follow(helper):
+            return None
+        grads = self._guard.look()
+        if grads is not None:
+            self._versions = []
+        return grads
+
+    def _follow(self, helper: ctypes.PyDLL | None) -> bool:
+        """Are the attributes and groups unchanged except for numbers? These are copied
+        to the local optimizer.
+        """
+        found = self._plain.compare(helper)
+        if found.change is Change.NUMBERS:
+            places: list[Any] = []
+            for source, targets in self._pairs:
+                places += [None] * len(source)
+                places += [(targets, key) for key in source]
+            for i, number in found.moved:
+                targets, key = places[i]
+                targets[key] = number
+            self._plain = Contents([source for source, _ in self._pairs])
+        return found.change is not Change.STRUCTURE
+
+    def same(self, helper: ctypes.PyDLL | None) -> bool:
+        """Is all unchanged except numbers? In Python, after `look` returned None."""
+        change = None if self._guard is None else self._guard.found
+        if not self._follow(helper):
+            return False
+        if change == GRADIENTS:
+            return True
+        same = (
+            self._held.same(helper)
+            and all(map(is_, map(compat.local_part, self._seen), self._locals))
+            and all(map(is_, map(compat.spec_of, self._seen), self._specs))
+            and [*map(torch.Tensor.data_ptr, self._locals)] == self._at
+            and [*map(_FLAG, self._whole)] == self._flags
+        )
+        if change == OTHER:
+            self._guard = None  # it would report a change in each call
+        elif same and not self._guarded and helper and self._held.struct:
+            self._guarded = True
+            guard = PartGuard(helper, self._seen, self._local_params, self._held)
+            self._guard = guard if guard.works else None
+        return same
+
+    def begin(self, specs: Sequence[Any]) -> None:
+        """Begin a step for which `look` returned None; `specs`: of its gradients."""
+        self._versions = [*map(_VERSION, self._local_params)]
+        if self._guard is not None:
+            self._guard.expect(specs)
+
+    def count_up(self) -> None:
+        """End a step: increase the versions of the changed parameters."""
+        before: Sequence[int] = self._versions
+        if not before and self._guard is not None:
+            if self._guard.bump():
+                return
+            before = self._guard.versions
+        changed = map(ne, map(_VERSION, self._local_params), before)
+        compat.bump_versions([*compress(self._whole, changed)])
+
+
+class PartGuard:
+    """A record of DTensors, and of the dicts and lists that hold them.
+
+    `wholes`: the DTensors, parameters first; `heres`: the tensor that is stepped in
+    place of each parameter. `expect(specs)` sets the specs that gradients must have, by
+    identity. `look()` returns the parts of gradients, None for a parameter without one;
+    or None, and `found` says why. `versions`: of `heres`, before the step.
+    """
+
+    def __init__(
+        self,
+        helper: ctypes.PyDLL,
+        wholes: Sequence[Any],
+        heres: Sequence[torch.Tensor],
+        held: Contents,
+    ) -> None:
+        self.found = UNASKED
+        self._n = n = len(heres)
+        self._call: Any = None
+        locals_ = [*map(compat.local_part, wholes)]
+        places = compat.part_places()
+        asked = compat.requires_grad_function([*wholes, *locals_, *heres])
+        direct, versions = compat.gradient_functions(), compat.version_functions()
+        tensors = TensorGuard(locals_[:n], helper)
+        same = tensors.look({}, {}, tuple(locals_[:n])) == 0 and tensors.comparable
+        raw = same and tensors.raw
+        if not (places and asked and direct and versions and raw and held.struct):
+            return
+        specs = [*map(compat.spec_of, wholes)]
+        self._specs = array("Q", bytes(8 * n))
+        kinds = compat.dtensor_type(), torch.Tensor
+        lists = [array("Q", map(id, x)) for x in (wholes, locals_, specs, heres)]
+        flags = array("q", [p.requires_grad for p in wholes[:n]])
+        self.versions = array("q", bytes(8 * n))
+        grads = array("Q", bytes(8 * n))
+        # kept alive: another object at one of these addresses would pass for the first
+        self._keep = wholes, locals_, specs, heres, held, kinds
+        at = array("Q", bytes(16 * (len(wholes) - n)))
+        self._arrays = lists, flags, tensors, grads, at
+        struct = self._struct = Parts(
+            n=n,
+            all=len(wholes),
+            flags=address(flags),
+            spreads=address(self._specs),
+            versions=address(self.versions),
+            grads=address(grads),
+            at=address(at),
+            none=id(None),
+            # CPython: a count of references, then the type
+            type=object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p),
+            kind=id(kinds[0]),
+            plain=id(kinds[1]),
+            held=ctypes.addressof(held.struct),
+        )
+        struct.wholes, struct.locals, struct.specs, struct.heres = map(address, lists)
+        struct.local, struct.spec = places
+        struct.handle, struct.required = asked
+        struct.gradient, struct.wrapped, struct.mode = direct
+        struct.version, struct.bump = versions
+        struct.functions, struct.known = tensors.structs
+        self._none = [None] * n
+        self._where = ctypes.addressof(struct)
+        call = helper.fuseopt_parts
+        call.restype = ctypes.c_int64
+        call.argtypes = [ctypes.c_void_p, ctypes.py_object]
+        self._bump = helper.fuseopt_parts_bump
+        self._bump.restype, self._bump.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+        self._call = call
+        note = helper.fuseopt_parts_note
+        note.restype, note.argtypes = None, [ctypes.c_void_p]
+        note(self._where)
+
+    @property
+    def works(self) -> bool:
+        """Does torch have all functions that the helper calls?"""
+        return self._call is not None
+
+    def expect(self, specs: Sequence[Any]) -> None:
+        """Let `look` take gradients with these specs, one of each parameter."""
+        self._spreads = specs
+        self._specs[:] = array("Q", map(id, specs))
+
+    def look(self) -> list[Any] | None:
+        """See the class."""
+        grads = self._none.copy()
+        self.found = self._call(self._where, grads)
+        return None if self.found else grads
+
+    def bump(self) -> bool:
+        """Count up the versions of parameters whose parts have changed since the last
+        look; False if that cannot be done.
+        """
+        return not self._bump(self._where)

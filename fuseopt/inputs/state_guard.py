@@ -1,0 +1,133 @@
+"""Compare what an optimizer holds besides its lanes with the last call.
+
+A step may depend on any attribute or option, and Dynamo guards only what the models'
+step reads. In most calls all objects are those of the last one. A schedule puts other
+numbers in the same places, and a graph may take these as inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import is_
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..compiler.tables import acts_when_copied
+from ..runtime.guards.library import Held
+from .change import SAME, Change, Difference
+from .contents import Contents, containers_within, moves
+from .keys import Hung
+from .values import holdings, own_attributes
+
+#: An attribute by name; of a group by number and key; of a tuple there, by index.
+Place = Any
+
+
+def _items(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
+    """A value by its place; the items of a tuple by theirs."""
+    if type(value) is not tuple:
+        yield place, value
+        return
+    yield place, ("items", len(value))
+    for i, x in enumerate(value):
+        yield (place, i), x
+
+
+class StateGuard:
+    """A record of what an optimizer holds; `look(optimizer)` updates it.
+
+    `epoch` increases with each change, `count` with each that is not of numbers alone;
+    `moved`: the places of numbers that changed since then. `struct`: the record for the
+    compiled helper, which says in its pass over the lanes whether a look is needed.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.epoch = 0
+        self.moved: set[Place] = set()
+        self.struct = Held()
+        #: the attributes, the groups and their list; None: nothing is recorded
+        self._roots: list[Any] | None = None
+        self._contents = Contents()
+        self._places: list[Place] = []  # of attributes and of groups' values, else None
+        self._held: dict[Place, Any] = {}
+
+    def forget(self) -> None:
+        """Let the next look treat everything as changed."""
+        self._roots = None
+        self.struct.n = 0
+
+    def look(self, optimizer: Optimizer) -> Difference:
+        """Compare with the last look. Raises Unlike for what is not plain data."""
+        groups = optimizer.param_groups
+        roots = [vars(optimizer), *groups, groups]
+        before = self._roots
+        if before is not None and len(before) == len(roots):
+            cells = self._contents.now() if all(map(is_, roots, before)) else None
+            changed = [] if cells is None else self._contents.changed(cells)
+            if cells is not None and not changed:
+                return SAME
+            if cells is not None and self._follow(cells, changed):
+                self.epoch += 1
+                return Difference(Change.NUMBERS)
+        self.forget()
+        self._record(optimizer, roots)
+        return Difference(Change.STRUCTURE, "the optimizer holds another object")
+
+    def _follow(self, cells: list[Any], changed: Sequence[int]) -> bool:
+        """Take over numbers that replaced numbers; False if anything else changed."""
+        moved: dict[Place, Any] = {}
+        for i in changed:
+            x, former = cells[i], self._contents.cells[i]
+            place = self._places[i] if i < len(self._places) else None
+            if place is None or [*containers_within((former, x))]:
+                return False  # what they hold is recorded too
+            before, after = dict(_items(place, former)), dict(_items(place, x))
+            if before.keys() != after.keys():
+                return False
+            for at, value in after.items():
+                if value is before[at]:
+                    continue
+                if moves(value, before[at]):
+                    moved[at] = holdings(value, id)
+                elif holdings(value, id) != self._held[at]:
+                    return False
+        self._held.update(moved)
+        self.moved.update(moved)
+        self._contents.take(cells, changed)
+        return True
+
+    def _record(self, optimizer: Optimizer, roots: list[Any]) -> None:
+        entries, groups = vars(optimizer), optimizer.param_groups
+        attributes = own_attributes(optimizer)
+        self._places = [None] * len(entries) + [
+            k if k in attributes else None for k in entries
+        ]
+        places: dict[Place, Any] = dict(attributes)
+        for g, group in enumerate(groups):
+            acts = acts_when_copied(group)
+            if acts:
+                raise Hung(f"a group {acts}", group)
+            places_of_group = [(g, key) if key != "params" else None for key in group]
+            self._places += [None] * len(group) + places_of_group
+            for place, value in zip(places_of_group, group.values(), strict=True):
+                if place is not None:
+                    places[place] = value
+        self._held = {
+            at: holdings(x, id)
+            for place, value in places.items()
+            for at, x in _items(place, value)
+        }
+        known = {*map(id, roots)}
+        within = [x for x in containers_within(places.values()) if id(x) not in known]
+        self._contents = Contents([*roots[:-1], *within, groups])
+        if entries.get("param_groups") is groups:
+            self._contents.fill(self.struct)
+        self.moved.clear()
+        self.count += 1
+        self.epoch += 1
+        self._roots = roots
+
+    def held(self, moving: frozenset[Place]) -> list[Any]:
+        """What the optimizer holds, without the numbers that are a graph's inputs."""
+        return [item for item in self._held.items() if item[0] not in moving]
