@@ -176,31 +176,25 @@ class _Condition:
     def function(self, value: Number, read: Callable[[Number], Number]) -> Any:
         """Of the sources' values: does the number read as `value`?"""
         given = ", ".join(f"s{i}" for i in range(len(self.sources)))
+        # equal, of one type, and zeros of one sign
+        same = f"type(x) is kind and x == {self._named(value)}"
+        if type(value) is float and value == 0:
+            same += f" and copysign(1, x) == {math.copysign(1, value)}"
         text = "\n".join(
             [
                 f"def holds({given}):",
-                *self.lines,
-                f"    return same(read({self.result}), {self._named(value)})",
+                "    try:",
+                *(f"    {line}" for line in self.lines),
+                f"        x = read({self.result})",
+                f"        return {same}",
+                "    except Exception:",
+                "        return False  # it is for the step to raise it",
             ]
         )
-        names: dict[str, Any] = {**self.names, "same": _same, "read": read}
+        more = {"kind": type(value), "read": read, "copysign": math.copysign}
+        names: dict[str, Any] = {**self.names, **more}
         exec(compile(text, "<a branch of a step>", "exec"), names)
-        asked: Callable[..., bool] = names["holds"]
-
-        def holds(*numbers: Any) -> bool:
-            try:
-                return asked(*numbers)
-            except Exception:
-                return False  # it is for the step to raise it
-
-        return holds
-
-
-def _same(x: Any, y: Any) -> bool:
-    """Equal, of one type, and zeros of one sign."""
-    if type(x) is not type(y) or x != y:
-        return False
-    return bool(x) or type(x) is not float or math.copysign(1, x) == math.copysign(1, y)
+        return names["holds"]
 
 
 def _itself(x: Number) -> Number:

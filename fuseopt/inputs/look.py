@@ -237,7 +237,12 @@ class Look:
 
 
 class Recent:
-    """The lanes of the last calls, the latest last."""
+    """The lanes of the last calls, the latest last.
+
+    `helper`: the library of the guards, once it is there.
+    """
+
+    helper: ctypes.PyDLL | None = None
 
     def __init__(self) -> None:
         self.every: list[Look] = []
@@ -268,14 +273,13 @@ class Recent:
         self,
         optimizer: Any,
         rest: Held,
-        helper: ctypes.PyDLL | None,
         given: Given | None,
     ) -> tuple[Lanes, Found] | None:
         """The lanes among these that the optimizer still has, and their tensors; None
         if there are none. The arguments are those of Look.look.
         """
         for look in reversed(self.every):
-            found = look.look(optimizer, rest, helper, given)
+            found = look.look(optimizer, rest, self.helper, given)
             if found is not None:
                 if look.replaced or look.may_lack:
                     # the other lanes keep objects alive that were replaced, or are

@@ -255,7 +255,8 @@ class Isolated:
         if alone and traces:
             with self.lock:
                 few, whole = self.representatives, self.whole
-                if self.shards.wants(optimizer):
+                shards = self.shards
+                if shards.spread or (not shards.asked and shards.wants(optimizer)):
                     return self._on_shards(optimizer)
                 led = few.wants(optimizer)
                 if led and few.step(optimizer, self._lead):

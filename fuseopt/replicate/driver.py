@@ -31,6 +31,7 @@ from ..inputs.given import Given, Misfit
 from ..inputs.keys import Unlike
 from ..inputs.lanes import Lanes
 from ..inputs.look import Found, Recent
+from ..inputs.policy import Stale
 from ..inputs.presence import with_these_gradients
 from ..inputs.state_guard import StateGuard
 from ..runtime.commit import Pending, unless
@@ -44,7 +45,6 @@ from .backend import backend_of
 from .first_state import first_state, with_state
 from .models import Models
 from .packed import Packing
-from .policy import Stale
 from .source import Call
 from .step import KEPT, Fewer
 from .task import Task
@@ -331,7 +331,9 @@ class Representatives:
 
     def _look(self, optimizer: Any) -> Found | None:
         """Set `lanes` to those of a recent call that hold; their tensors, or None."""
-        record = self.noticed.struct, self.helper, self.call.given
+        if self.recent.helper is None:
+            self.recent.helper = self.helper
+        record = self.noticed.struct, self.call.given
         lanes, found = self.recent.look(optimizer, *record) or (self.lanes, None)
         if lanes is not None and lanes is not self.lanes:
             if found is not None and self.makes_state and lanes.unmade:

@@ -24,6 +24,7 @@ from ..compiler.timing import Clock
 from ..errors import FuseoptError
 from ..inputs.keys import GRAD, Unlike
 from ..inputs.lanes import Lanes
+from ..inputs.policy import Refusing, survey_again
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..uniformity import Proof
@@ -31,7 +32,6 @@ from .around import finished, order_of, splice
 from .extend import COMMON, Extended, extend
 from .packed import without_memory
 from .places import held_tensors, place_of
-from .policy import WholeInstead
 from .programs import Program, Programs, Where, may_leave_out
 from .proofs import Proofs
 from .rehearsal import beyond, in_order, order_of_kinds, rehearse_all, rehearse_fewer
@@ -277,12 +277,13 @@ class LedStep:
         if not in_order(present, at) and (proof := self._proof()).firsts:
             rehearse_all(shadow, step, lanes, models, at, proof, ())
 
-    def _tell(self, error: Exception, args: Sequence[Any]) -> None:
-        """Report an error of fuseopt's own, and raise Unlike for it."""
+    def _tell(self, error: Exception, args: Sequence[Any]) -> bool:
+        """Report an error of fuseopt's own, and raise Unlike; False for others."""
         if internal_errors.is_mishap(error):
             context = error, self.gm, args, self.task.config
             message = internal_errors.tell(*context, "The step is traced whole.")
             raise Unlike(message) from error
+        return False
 
     def _program(
         self, args: Sequence[Any], members: list[list[int]], clock: Clock
@@ -397,7 +398,7 @@ class LedStep:
         n = len(roles), len(beside)
         order = [where(s, m) for s, m in extension.order]
         source = LaneTensors(graph_tensors, order, *n, self.owner)
-        policy = WholeInstead(self._tell)
+        policy = Refusing("lanes share memory", survey_again, self._tell)
         take = results.take
         step = CompiledStep(source, program, plan, policy, None, pending, take)
         counts = [(model_of_arg[k], m, counted[k][1]) for k, m in extension.asked]

@@ -282,7 +282,8 @@ class Binding:
 
     def fill(self, numbers: list[Any]) -> None:
         """Write the numbers of a call to the tables."""
-        if self.numbers is None or not same_numbers(numbers, self.numbers):
+        known = self.numbers
+        if numbers != known or (0 in numbers and not same_numbers(numbers, known)):
             self.numbers = None  # should `fill` be interrupted
             self.tables.fill(numbers)
             self.numbers = numbers

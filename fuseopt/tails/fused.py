@@ -30,10 +30,10 @@ from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..inputs.keys import Unlike
+from ..inputs.policy import Refusing
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..replicate.backend import check_update
-from ..runtime.binding import Binding
 from ..runtime.commit import Pending, unless
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
@@ -288,7 +288,8 @@ class _Graph:
 
         program = plan(args)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
-        return CompiledStep(source, program, plan, AllFollowed(), None, owner.pending)
+        policy = Refusing("tensors of the tail share memory")
+        return CompiledStep(source, program, plan, policy, None, owner.pending)
 
 
 def predicated(
@@ -326,26 +327,3 @@ def _tensor_ids(optimizer: Any) -> Iterable[int]:
             seen.add(id(x))
             remaining += x.values() if isinstance(x, dict) else x
             remaining += x if isinstance(x, dict) else ()
-
-
-class AllFollowed:
-    """Tails that cannot be planned run in pieces; see ChangePolicy."""
-
-    def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
-        """Follow all changes."""
-
-    def overlapping(self) -> None:
-        """Refuse tensors that share memory, which cannot be predicated."""
-        raise Unlike("tensors of the tail share memory")
-
-    def refused(self, error: CaptureError) -> None:
-        """Refuse the call: eager would skip nothing."""
-        raise Unlike(str(error)) from error
-
-    def failed(self, error: Exception, args: Sequence[Any]) -> bool:
-        """Errors are raised as they are."""
-        return False
-
-    def eager(self) -> Callable[..., Any]:
-        """Never called."""
-        raise AssertionError("eager would not skip the step")

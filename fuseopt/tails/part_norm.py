@@ -24,10 +24,10 @@ from ..compiler.report import Report
 from ..compiler.timing import Clock
 from ..config import Config
 from ..inputs.keys import Unlike
+from ..inputs.policy import Refusing
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shards.parts import parts_of
-from .fused import AllFollowed
 from .one_node import one_node, planned
 from .order import arranged
 
@@ -188,7 +188,7 @@ class PartNorm:
         instead = "The tail runs in pieces."
         program = planned(plan, gm, args, self._config, instead)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
-        return CompiledStep(source, program, plan, AllFollowed())
+        return CompiledStep(source, program, plan, Refusing("gradients share memory"))
 
     def forget(self) -> None:
         """Compare nothing with the last call, which an exception ended."""

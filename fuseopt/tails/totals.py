@@ -21,6 +21,7 @@ from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CaptureError
 from ..inputs.keys import Unlike
+from ..inputs.policy import Refusing
 from ..replicate.aside import Other
 from ..replicate.source import compared_by
 from ..runtime.binding import Binding
@@ -247,7 +248,7 @@ class _TotalsGraph:
         #: the gradients of the call that is under way
         self.grads: Tensors = []
         self.pending = Pending()
-        policy = _Policy(self)
+        policy = Refusing("gradients share memory", _checked_by(weakref.ref(self)))
         self.step = CompiledStep(source, program, plan, policy, None, self.pending)
         #: the link to a step's guard, for which Ahead, and memory to keep until the
         #: launches have run
@@ -382,38 +383,22 @@ class _TotalsGraph:
             raise Other
 
 
+def _checked_by(
+    owner: weakref.ref[_TotalsGraph],
+) -> Callable[[Binding, list[Any], int], None]:
+    """Follow all changes that leave the order of dtypes."""
+
+    def changed(bound: Binding, metadata: list[Any], found: int) -> None:
+        graph = owner()
+        assert graph is not None
+        graph.check_order()
+
+    return changed
+
+
 def _is_tensor(x: Any) -> bool:
     return isinstance(x, torch.Tensor)
 
 
 def _meta(x: Any) -> Any:
     return x.to("meta") if _is_tensor(x) else x
-
-
-class _Policy:
-    """Tails that cannot be planned are traced whole; see ChangePolicy."""
-
-    def __init__(self, owner: _TotalsGraph) -> None:
-        self.owner = weakref.ref(owner)
-
-    def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
-        """Follow all changes that leave the order of dtypes."""
-        owner = self.owner()
-        assert owner is not None
-        owner.check_order()
-
-    def overlapping(self) -> None:
-        """Refuse gradients that share memory."""
-        raise Unlike("gradients share memory")
-
-    def refused(self, error: CaptureError) -> None:
-        """Refuse the call; nothing was written."""
-        raise Unlike(str(error)) from error
-
-    def failed(self, error: Exception, args: Sequence[Any]) -> bool:
-        """Errors are raised as they are."""
-        return False
-
-    def eager(self) -> Callable[..., Any]:
-        """Never called."""
-        raise AssertionError("the totals of a tail are not computed in eager")
