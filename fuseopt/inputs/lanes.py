@@ -7,7 +7,7 @@ contents of tensors.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -83,6 +83,8 @@ class Lanes:
         #: have one there, and of these the ones that have one here; see presence
         self.home: Lanes | None = None
         self.present = b""
+        #: of a home: returns the trace that ran the last lanes of it, or None
+        self.led_by: Callable[[], Any] = lambda: None
         if len({*map(id, every.values())}) < len(every):
             raise Unlike("lanes share a tensor")
 
@@ -116,6 +118,13 @@ class Lanes:
                 if isinstance(value, torch.Tensor):
                     tensors[i, ("state", key)] = value
         return tensors
+
+    def begin_as(self, optimizer: Any) -> bool:
+        """Has each group of an optimizer as many parameters, and the same first one?"""
+        lists = [group["params"] for group in optimizer.param_groups]
+        return [*map(len, lists)] == [*map(len, self.lists)] and all(
+            x[0] is y[0] for x, y in zip(lists, self.lists, strict=True) if y
+        )
 
     def same(self, optimizer: Any) -> bool:
         """Has an optimizer the same parameters, and the same dicts of their states?"""

@@ -239,10 +239,12 @@ class Look:
 class Recent:
     """The lanes of the last calls, the latest last.
 
-    `helper`: the library of the guards, once it is there.
+    `helper`: the library of the guards, once it is there. `apart`: may other calls be
+    of other parameters?
     """
 
     helper: ctypes.PyDLL | None = None
+    apart = False
 
     def __init__(self) -> None:
         self.every: list[Look] = []
@@ -256,18 +258,26 @@ class Recent:
         for look in self.every:
             look.forget()
 
-    def take(self, lanes: Lanes, most: int, some: bool, young: bool) -> None:
+    def take(self, lanes: Lanes, most: int, young: bool) -> None:
         """Add lanes, and keep `most` in all (at least 2): only those with the same
-        parameters and states, or, with `some`, the same states of common parameters.
+        parameters and states, or, with `apart`, the same states of common parameters.
         `young`: see Look.
         """
-        compatible = [x for x in self.every if x.lanes.holds_as(lanes, some)]
+        compatible = [x for x in self.every if x.lanes.holds_as(lanes, self.apart)]
         self.every = [*compatible[1 - most :], Look(lanes, young=young)]
 
     def live_in(self, home: Lanes) -> None:
         """Find lanes by their home from the next call on."""
         self.every = [x for x in self.every if x.lanes is not home]
         self.every.append(Look(home, may_lack=True))
+
+    def _apart_from(self, look: Look) -> list[Look]:
+        """Those of other parameters, with `apart`. The rest keep objects alive that
+        were replaced, or are found in the same home.
+        """
+        mine = look.lanes.lists_of()
+        others = self.every if self.apart else []
+        return [x for x in others if x.lanes.lists_of() != mine]
 
     def look(
         self,
@@ -278,14 +288,15 @@ class Recent:
         """The lanes among these that the optimizer still has, and their tensors; None
         if there are none. The arguments are those of Look.look.
         """
+        several = len(self.every) > 1
         for look in reversed(self.every):
+            if several and not look.lanes.begin_as(optimizer):
+                continue
             found = look.look(optimizer, rest, self.helper, given)
             if found is not None:
                 if look.replaced or look.may_lack:
-                    # the other lanes keep objects alive that were replaced, or are
-                    # found in this home too
                     look.replaced = False
-                    self.every = [look]
+                    self.every = [*self._apart_from(look), look] if several else [look]
                 elif look is not self.every[-1]:
                     self.every.remove(look)
                     self.every.append(look)

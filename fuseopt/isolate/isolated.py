@@ -195,7 +195,7 @@ class Isolated:
         with self.lock:
             self._follow(optimizer)
             few = self.representatives
-            few.anyway, few.apart, few.kept = True, apart, kept
+            few.anyway, few.apart, few.kept, few.recent.apart = True, apart, kept, True
             if few.why or few.step(optimizer, self._lead):
                 return few.why or None
             return few.why
@@ -255,8 +255,7 @@ class Isolated:
         if alone and traces:
             with self.lock:
                 few, whole = self.representatives, self.whole
-                shards = self.shards
-                if shards.spread or (not shards.asked and shards.wants(optimizer)):
+                if not self.shards.plain and self.shards.wants(optimizer):
                     return self._on_shards(optimizer)
                 led = few.wants(optimizer)
                 if led and few.step(optimizer, self._lead):

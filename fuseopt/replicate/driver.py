@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -287,11 +288,8 @@ class Representatives:
         assert self.lanes is not None
         for k, numbers in found.numbers.items():
             self.models.follow(self.lanes.kinds[k], numbers)
-        trace = self.trace
-        if trace is None or trace.lanes is not self.lanes:
-            last = trace if self.lanes.home else None
-            fit = self.models, present(self.lanes), last
-            trace = self.trace = choose(self.traces, *fit)
+        if (trace := self.trace) is None or trace.lanes is not self.lanes:
+            trace = self.trace = choose(self.traces, self.models, self.lanes)
             if trace.compiled is None and not (self.anyway or self.task.parts):
                 trace.check_worth(self.lanes)
         trace.lanes = self.lanes
@@ -345,6 +343,7 @@ class Representatives:
     def live_in(self, home: Lanes) -> None:
         """Find the lanes of later calls by their home."""
         self.models.take(home)
+        home.led_by = weakref.ref(self.trace)
         self.recent.live_in(home)
 
     @property
@@ -390,7 +389,7 @@ class Representatives:
             check_alike(lanes)
         self.models.take(lanes)
         self.lanes = lanes
-        self.recent.take(lanes, self.kept, self.apart is not None, young)
+        self.recent.take(lanes, self.kept, young)
         tensors = self._look(optimizer)
         return tensors if self.lanes is lanes else None
 

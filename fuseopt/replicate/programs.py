@@ -155,10 +155,6 @@ class Program:
         known = places(home)
         index = {place: self.source.n + k for k, place in enumerate(known)}
         order = [x if isinstance(x, int) else index[x] for x in self.places]
-        instead = [
-            self._stand_in(x[0]) if not isinstance(x, int) and x[1][0] == GRAD else None
-            for x in self.places
-        ]
         at = {lane: k for k, lane in enumerate(order_of(home))}
         self._at_home = [at[lane] for some in self.members for lane in some]
         counters = {place: k for k, place in enumerate(counter_places(home))}
@@ -172,7 +168,14 @@ class Program:
         of_place = {x: i for i, x in enumerate(self.places)}
         gradients = [of_place.get(x) for x in sorted(known) if x[1][0] == GRAD]
         self.turn = Turn(order, [], gradients, None, [], [])
-        self.source.turn_to(order, (), gradients, instead)
+        self.source.turn_to(order, (), gradients, self._instead)
+
+    def _instead(self) -> list[torch.Tensor | None]:
+        """See LaneTensors."""
+        return [
+            self._stand_in(x[0]) if not isinstance(x, int) and x[1][0] == GRAD else None
+            for x in self.places
+        ]
 
     def _turned(self, lanes: Lanes, found: Lanes, members: Members) -> Turn | None:
         """`found`: the lanes by which these are found."""

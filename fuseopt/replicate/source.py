@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any, Protocol
 
@@ -79,8 +79,10 @@ class LaneTensors:
         self.owner = owner
         self.order: Sequence[int] = ()
         self.stand_ins: list[torch.Tensor] = []
-        #: of each of the step's tensors what it gets where a lane's gradient is None
+        #: of each of the step's tensors what it gets where a lane's gradient is None;
+        #: made by `_make` when one is missing for the first time
         self.instead: Sequence[torch.Tensor | None] = ()
+        self._make: Callable[[], Sequence[torch.Tensor | None]] | None = None
         self.gradients = array("q")
         self._met: tuple[LaneGuard, Meeting] | None = None
         # the columns that the guard has compared; kept alive: it has their addresses
@@ -96,17 +98,19 @@ class LaneTensors:
         order: Sequence[int],
         stand_ins: Sequence[torch.Tensor],
         gradients: Sequence[int | None],
-        instead: Sequence[torch.Tensor | None] = (),
+        instead: Callable[[], Sequence[torch.Tensor | None]] | None = None,
     ) -> None:
         """Find the tensors of other lanes from now on. `stand_ins`: in the place of
         gradients that are missing; `order` has their indices behind all others.
         `gradients`: the index in the step of each lane's gradient, in the order of the
-        lanes; None: the step does not take it. `instead`: of each of the step's tensors
-        what it gets for a gradient that is None, where lanes are found by their home.
+        lanes; None: the step does not take it. `instead` makes of each of the step's
+        tensors what it gets for a gradient that is None, where lanes are found by their
+        home.
         """
         if order is self.order:
             return
-        self.order, self.stand_ins, self.instead = order, [*stand_ins], instead
+        self.order, self.stand_ins = order, [*stand_ins]
+        self.instead, self._make = (), instead
         places = [place for place in gradients if place is not None]
         self.gradients = array("q", places if len(places) == len(gradients) else ())
         met, self._met = self._met, None
@@ -118,6 +122,8 @@ class LaneTensors:
         already, if it did so for this step's guard.
         """
         found, columns = self.owner.call.found, self.owner.call.aside.columns
+        if self._make is not None:
+            self._stand_in(found)
         same = len(columns) == len(self._columns) and all(
             map(is_, columns, self._columns)
         )
@@ -157,6 +163,14 @@ class LaneTensors:
                 ranges.extend((i, i + 1))
         return Meeting(of_lane, ranges, others, stand_ins)
 
+    def _stand_in(self, found: Found) -> None:
+        """Make what stands in for gradients, if one is missing for the first time."""
+        if self._make is not None and 0 in found.present:
+            self.instead, self._make = self._make(), None
+            met, self._met, found.compared = self._met, None, None
+            if met is not None:
+                met[0].compare_no_more()
+
     def _others_of(self, args: Sequence[Any]) -> list[Any]:
         """The graph's tensors, then those beside lanes."""
         if self.n == self.graph:
@@ -164,6 +178,7 @@ class LaneTensors:
         return self.models(args) + self.owner.call.aside.beside
 
     def _all(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        self._stand_in(self.owner.call.found)
         found = self.owner.call.found.tensors()
         every = [*self._others_of(args), *found, *self.stand_ins]
         tensors = [every[place] for place in self.order]

@@ -75,7 +75,7 @@ class LedStep:
         #: does the graph get calls around the step?
         self.completed = task.around is not None or task.packing is not None
         #: must each set of lanes have a program?
-        self.each = owner.apart is not None or task.around is not None
+        self.each = task.around is not None
         #: and each of lanes of these models
         self._each_of: set[tuple[int, ...]] = set()
         #: the captured step of the models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -119,15 +120,25 @@ def present(lanes: Lanes) -> tuple[int, ...]:
     return tuple(sorted({kind.model for kind in lanes.kinds}))
 
 
-def choose(
+def choose(traces: list[Trace], models: Models, lanes: Lanes) -> Trace:
+    """The trace that ran the last lanes of this home, or else the smallest, that
+    includes the models of the kinds present; a new one, added to `traces`, if there is
+    none. Raises Unlike.
+    """
+    home = lanes.home
+    last = None if home is None else home.led_by()
+    trace = _choose(traces, models, present(lanes), last)
+    if home is not None:
+        home.led_by = weakref.ref(trace)
+    return trace
+
+
+def _choose(
     traces: list[Trace],
     models: Models,
     present: tuple[int, ...],
-    last: Trace | None = None,
+    last: Trace | None,
 ) -> Trace:
-    """The last trace, or else the smallest, that includes the models of the kinds
-    present; a new one, added to `traces`, if there is none. Raises Unlike.
-    """
     fit = [
         trace
         for trace in traces

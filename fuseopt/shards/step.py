@@ -35,7 +35,7 @@ class Shards:
         self.told = told
         self.local: LocalOptimizer | None = None
         self.few: Representatives | None = None
-        self.spread = self.asked = False
+        self.spread = self.plain = False  # as of the first call
         #: the reason why no step is compiled, with the op that needs whole tensors
         self.why = ""
         #: with a `why`: is it proven that the code only calls ATen, and reads only the
@@ -50,8 +50,9 @@ class Shards:
 
     def wants(self, optimizer: Optimizer, anew: bool = False) -> bool:
         """Was a parameter a DTensor in the first call? `anew`: or is one now?"""
-        if not self.spread and (anew or not self.asked):
-            self.spread, self.asked = is_spread(optimizer), True
+        if not self.spread and (anew or not self.plain):
+            self.spread = is_spread(optimizer)
+            self.plain = not self.spread
         return self.spread
 
     def step(
