@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+log = logging.getLogger("fuseopt.inputs")
 
 
 class Change(enum.IntEnum):
@@ -36,6 +39,10 @@ class Difference(NamedTuple):
     change: Change
     reason: str = ""
     moved: Sequence[tuple[int, Any]] = ()
+
+    def log(self, what: str) -> None:
+        """Log the reason why `what` cannot go on as in the last call."""
+        log.info("%s: %s", what, self.reason)
 
 
 SAME = Difference(Change.SAME)

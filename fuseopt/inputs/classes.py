@@ -16,9 +16,16 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from .change import SAME, Change, Difference
+
 _CODE = attrgetter("__code__")
 
 
+NEW_CLASS = Difference(Change.STRUCTURE, "the optimizer has another class")
+NEW_STATE = Difference(Change.STRUCTURE, "its state is another dict")
+NEW_GROUPS = Difference(Change.STRUCTURE, "its groups are another list, or more")
+NEW_ATTRIBUTE = Difference(Change.STRUCTURE, "an attribute of its class has changed")
+NEW_CODE = Difference(Change.STRUCTURE, "a method of its class has other code")
 #: Types of which Dynamo guards the values.
 VALUES = frozenset({int, float, bool, str, complex, bytes})
 
@@ -46,26 +53,28 @@ class Structure:
         """Release all objects."""
         self._kind = self._state = self._groups = None
 
-    def holds(self, optimizer: Optimizer) -> bool:
-        """Are the state, the list of groups, its length, the class, and the objects and
-        code of its classes those that were taken?
+    def compare(self, optimizer: Optimizer) -> Difference:
+        """SAME, or STRUCTURE: compares the state, the list of groups, its length, the
+        class, and the objects and code of its classes with those that were taken.
         """
         groups = optimizer.param_groups
-        return (
-            self._kind is type(optimizer)
-            and self._state is optimizer.state
-            and self._groups is groups
-            and self._n == len(groups)
-            and sum(map(len, self._views)) == len(self._held)
-            and (
-                all(map(is_, chain.from_iterable(self._views), self._held))
-                or self._only_values()
-            )
-            and all(map(is_, map(_CODE, self._functions), self._codes))
-        )
+        if self._kind is not type(optimizer):
+            return NEW_CLASS
+        if self._state is not optimizer.state:
+            return NEW_STATE
+        if self._groups is not groups or self._n != len(groups):
+            return NEW_GROUPS
+        if sum(map(len, self._views)) != len(self._held):
+            return NEW_ATTRIBUTE
+        if not all(map(is_, chain.from_iterable(self._views), self._held)):
+            if not self._only_values():
+                return NEW_ATTRIBUTE
+        if not all(map(is_, map(_CODE, self._functions), self._codes)):
+            return NEW_CODE
+        return SAME
 
     def take(self, optimizer: Optimizer) -> None:
-        """Let `holds` compare with what an optimizer has now. Whoever drops what was
+        """Let `compare` compare with what an optimizer has now. Whoever drops what was
         compiled for something else does that first, should an exception come between.
         """
         self._kind = None

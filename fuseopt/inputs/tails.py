@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
+from .change import SAME, Change, Difference
 
 #: The attributes of a tail that may be set between calls, without the decays.
 SET = (
@@ -30,6 +31,10 @@ SET = (
     "scaler",
 )
 _SET = attrgetter(*SET)
+NEW_OPTIONS = Difference(Change.STRUCTURE, "an option of the tail has changed")
+DISTURBED = Difference(Change.STRUCTURE, "there are hooks or modes around a step")
+STRANGER = Difference(Change.STRUCTURE, "a parameter of no optimizer has a gradient")
+RESCALED = Difference(Change.STRUCTURE, "the scaler is in another state")
 
 
 class Steady:
@@ -52,30 +57,32 @@ class Steady:
         self.strangers = strangers
         self._asked = asked
 
-    def holds(self, tail: Any, average: bool) -> bool:
-        """Has the next call the same options, and no hooks or modes around its steps?
-        The tensors of the optimizers are not compared.
+    def compare(self, tail: Any, average: bool) -> Difference:
+        """SAME, or STRUCTURE: compares the options of the next call, and looks for
+        hooks and modes around its steps. The optimizers' tensors are not compared.
         """
         options, last_options = asked_of(tail), self._asked
         if average is not self.average or len(options) != len(last_options):
-            return False
-        if not all(map(is_, options, last_options)) or not all(
-            map(_is_undisturbed, tail.optimizers)
-        ):
-            return False
+            return NEW_OPTIONS
+        if not all(map(is_, options, last_options)):
+            return NEW_OPTIONS
+        if not all(map(_is_undisturbed, tail.optimizers)):
+            return DISTURBED
         if self.strangers and any(p.grad is not None for p in self.strangers):
-            return False
+            return STRANGER
         scale, scaler = self.content["scale"], tail.scaler
         if scale is None:
-            return scaler is None or not scaler.is_enabled()
-        return (
-            scaler.is_enabled()
-            and compat.scale_of(scaler) is scale
-            and all(
-                compat.stage_of(scaler, optimizer) is compat.STAGES.READY
-                for optimizer in tail.optimizers
+            same = scaler is None or not scaler.is_enabled()
+        else:
+            same = (
+                scaler.is_enabled()
+                and compat.scale_of(scaler) is scale
+                and all(
+                    compat.stage_of(scaler, optimizer) is compat.STAGES.READY
+                    for optimizer in tail.optimizers
+                )
             )
-        )
+        return SAME if same else RESCALED
 
 
 def asked_of(tail: Any) -> list[Any]:

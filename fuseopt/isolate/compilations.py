@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -88,3 +89,15 @@ def _forget(
     fakes.files.clear()
     session.retire(reports)
     reports.clear()
+
+
+def released(isolated: Any) -> Callable[[Any], None]:
+    """The callback for the end of the optimizer."""
+    reference = weakref.ref(isolated)
+
+    def release(_: Any, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        step = reference()
+        if step is not None and not ending():
+            step.release()
+
+    return release

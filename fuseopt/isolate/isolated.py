@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +21,7 @@ from ..compiler.entry import BACKEND
 from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
+from ..inputs.change import SAME
 from ..inputs.classes import Structure
 from ..locks import new_rlock
 from ..replicate.driver import Representatives
@@ -30,7 +30,7 @@ from ..shards.step import Shards
 from ..storage.rule import Rule
 from ..storage.step import Stored
 from .arguments import Arguments
-from .compilations import Compilations, Wanted
+from .compilations import Compilations, Wanted, released
 from .decorators import cells, copied, leading
 from .groups import LISTS, PARAMS, read_once
 from .judged import Judged
@@ -49,7 +49,7 @@ class Isolated:
     """The innermost function of one optimizer's step, compiled for it alone."""
 
     def __init__(self, optimizer: Optimizer, function: Any, wanted: Wanted) -> None:
-        self.owner = weakref.ref(optimizer, _released(self))
+        self.owner = weakref.ref(optimizer, released(self))
         self.function = function
         self.arguments = Arguments(function)
         #: one thread at a time steps an optimizer on its shadow
@@ -175,8 +175,9 @@ class Isolated:
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Drop what was compiled if the optimizer's state, groups or code changed."""
-        if not self.structure.holds(optimizer):
+        if (found := self.structure.compare(optimizer)) is not SAME:
             if self.structure.known:
+                found.log(f"{type(optimizer).__name__} is compiled anew")
                 self.forget()
             self.structure.take(optimizer)
 
@@ -436,15 +437,3 @@ class Isolated:
 
             self.callables[place] = closure
         return self.callables[place]
-
-
-def _released(isolated: Isolated) -> Callable[[Any], None]:
-    """The callback for the end of the optimizer."""
-    reference = weakref.ref(isolated)
-
-    def release(_: Any, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        step = reference()
-        if step is not None and not ending():
-            step.release()
-
-    return release

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..config import Config
+from ..inputs.change import SAME
 from ..inputs.classes import Structure
 from ..inputs.keys import Unlike
 from .fused import Fused
@@ -124,7 +125,7 @@ class InOne:
         state and groups, are others than in the last call.
         """
         structures, optimizers = self._structures, self.optimizers
-        if all(map(Structure.holds, structures, optimizers)):
+        if {*map(Structure.compare, structures, optimizers)} == {SAME}:
             return
         if any(structure.known for structure in structures):
             self._release()

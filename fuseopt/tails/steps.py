@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -73,3 +75,15 @@ def _records_nothing(layer: Any) -> bool:
     return any(
         isinstance(getattr(x, "__self__", x), torch.no_grad) for x in closure_values
     )
+
+
+@contextlib.contextmanager
+def marks(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Record the steps for profilers, as `Optimizer.step` does."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            if not compat.undisturbed(optimizer):
+                name = f"Optimizer.step#{type(optimizer).__name__}.step"
+                mark = torch.autograd.profiler.record_function(name)
+                stack.enter_context(mark)
+        yield

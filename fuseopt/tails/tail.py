@@ -7,7 +7,6 @@ user, such as hooks, runs between the parts, and in the call that creates the st
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
@@ -22,6 +21,7 @@ from ..compiler.report import Report
 from ..compiler.session import session
 from ..config import resolve
 from ..errors import CaptureError, FuseoptError, UnsupportedInput
+from ..inputs.change import SAME
 from ..inputs.tails import Steady, asked_of, may_last, steps_of
 from ..isolate.compile import compile_bound
 from ..isolate.isolated import TRACES
@@ -44,7 +44,7 @@ from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
 from .stats import COLUMNS, row_names
-from .steps import function_of, has_gradients, has_state
+from .steps import function_of, has_gradients, has_state, marks
 
 Tensors = list[torch.Tensor]
 
@@ -137,7 +137,8 @@ class Tail:
         fused = self._fused
         if fused is None or fused.why or compat.stance() not in TRACES:
             return None
-        if not steady.holds(self, average):
+        if (found := steady.compare(self, average)) is not SAME:
+            found.log("a tail is checked anew")
             return None
         recorded = torch.is_grad_enabled()
         compat.GRAD_SWITCH(False)
@@ -182,7 +183,7 @@ class Tail:
             self._tell("an average runs its own update", self._beside.alone)
         # 1 and NumPy's True are accepted like True
         drops = bool(self.zero_grad) and not content["zeroed"]
-        with torch.no_grad(), self._marks():
+        with torch.no_grad(), marks(self.optimizers):
             result = self._fused.step(content, drops, params, grads)
         if isinstance(result, (str, Clipped)):
             return result
@@ -302,17 +303,6 @@ class Tail:
         in_one = InOne(self.optimizers, functions, resolve(None, options), options)
         in_one.whole.why = in_one.why or why
         return in_one
-
-    @contextlib.contextmanager
-    def _marks(self) -> Any:
-        """Record the steps for profilers, as `Optimizer.step` does."""
-        with contextlib.ExitStack() as stack:
-            for optimizer in self.optimizers:
-                if not compat.undisturbed(optimizer):
-                    name = f"Optimizer.step#{type(optimizer).__name__}.step"
-                    mark = torch.autograd.profiler.record_function(name)
-                    stack.enter_context(mark)
-            yield
 
     def _fused_outcome(
         self,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fuseopt
+from fuseopt.inputs.change import SAME, Change
 from fuseopt.inputs.classes import Structure
 from fuseopt.isolate.isolated import Isolated
 from fuseopt.tails.in_one import InOne
@@ -47,13 +48,13 @@ def new_optimizer(kind: type[Any], n: int) -> Any:
 def test_nothing_holds_before_it_was_taken() -> None:
     optimizer, structure = new_optimizer(new_class(), 2), Structure()
     assert not structure.known
-    assert not structure.holds(optimizer)
+    assert structure.compare(optimizer).change is Change.STRUCTURE
     structure.take(optimizer)
     assert structure.known
-    assert structure.holds(optimizer)
+    assert structure.compare(optimizer) is SAME
     structure.forget()
     assert not structure.known
-    assert not structure.holds(optimizer)
+    assert structure.compare(optimizer).change is Change.STRUCTURE
 
 
 @pytest.mark.parametrize(
@@ -75,9 +76,9 @@ def test_what_changes_does_not_hold(change: Callable[[Any], None]) -> None:
     optimizer, structure = new_optimizer(kind, 2), Structure()
     structure.take(optimizer)
     change(optimizer)
-    assert not structure.holds(optimizer)
+    assert structure.compare(optimizer).change is Change.STRUCTURE
     structure.take(optimizer)
-    assert structure.holds(optimizer)
+    assert structure.compare(optimizer) is SAME
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_numbers_of_a_class_are_guarded_by_dynamo(value: Any, holds: bool) -> No
     optimizer, structure = new_optimizer(kind, 2), Structure()
     structure.take(optimizer)
     kind.number = value
-    assert structure.holds(optimizer) is holds
+    assert (structure.compare(optimizer) is SAME) is holds
 
 
 @pytest.mark.parametrize("n", [2, 20])
