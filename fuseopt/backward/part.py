@@ -8,7 +8,7 @@ serves all of them. The state dict of a parameter is the optimizer's own. Groups
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,23 +30,23 @@ class Part:
         self._groups: list[dict[str, Any]] = []
         self._lists: list[list[torch.Tensor]] = []
         self._hooks: dict[str, Any] = {}  # none, by name
+        #: by id of a parameter: its group, and its place in that
+        self._places: dict[int, tuple[int, int]] = {}
 
-    def take(self, optimizer: Optimizer, ids: Collection[int]) -> int:
-        """Take the parameters with these ids; returns their number. Raises Unlike."""
+    def take(self, optimizer: Optimizer, params: Sequence[torch.Tensor]) -> int:
+        """Take those of these parameters that are in a group; returns their number.
+        Raises Unlike.
+        """
         state = optimizer.state
         if type(state) not in (dict, collections.defaultdict):
             raise Unlike(f"its state is a {type(state).__name__}")
         if type(self._state) is not type(state):
             self._state = state.copy()
-        states = {
-            p: state[p]
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if id(p) in ids and p in state
-        }
+        found = self._find(optimizer.param_groups, params)
+        states = {p: state[p] for _, _, p in found if p in state}
         self._state.clear()
         self._state.update(states)
-        n = self._take_groups(optimizer, ids)
+        self._take_groups(optimizer, found)
         part = vars(self.itself)
         attributes = attributes_of(optimizer)
         for name in [*filter(is_hooks, attributes)]:
@@ -56,25 +56,51 @@ class Part:
             part.clear()
         part.update(attributes)
         part["state"], part["param_groups"] = self._state, self._groups
-        return n
+        return len(found)
 
-    def _take_groups(self, optimizer: Optimizer, ids: Collection[int]) -> int:
+    def _find(
+        self, groups: Sequence[Any], params: Sequence[torch.Tensor]
+    ) -> list[tuple[int, int, torch.Tensor]]:
+        """Group, place in it and parameter of each, in the order of the groups."""
+        lists = [group["params"] for group in groups]
+        places = [self._places.get(id(p)) for p in params]
+        if not all(
+            at is not None
+            and at[0] < len(lists)
+            and at[1] < len(lists[at[0]])
+            and lists[at[0]][at[1]] is p
+            for at, p in zip(places, params, strict=True)
+        ):
+            self._places = {
+                id(p): (g, i)
+                for g, of_group in enumerate(lists)
+                for i, p in enumerate(of_group)
+            }
+            places = [self._places.get(id(p)) for p in params]
+        pairs = zip(places, params, strict=True)
+        return sorted(
+            ((*at, p) for at, p in pairs if at is not None), key=lambda x: x[:2]
+        )
+
+    def _take_groups(
+        self, optimizer: Optimizer, found: Sequence[tuple[int, int, torch.Tensor]]
+    ) -> None:
         groups = optimizer.param_groups
         del self._groups[len(groups) :], self._lists[len(groups) :]
         while len(self._groups) < len(groups):
             self._groups.append({})
             self._lists.append([])
-        n = 0
+        for params in self._lists:
+            params.clear()
+        for g, _, p in found:
+            self._lists[g].append(p)
         triples = zip(self._groups, self._lists, groups, strict=True)
         for target, params, group in triples:
-            params[:] = [p for p in group["params"] if id(p) in ids]
-            n += len(params)
             if target.keys() != group.keys():
                 target.clear()
             target.update(group)
             target["params"] = params
             target.update(unfused(target))
-        return n
 
     def give_back(self, optimizer: Optimizer) -> None:
         """Give the optimizer the state dicts that the step has created or replaced."""

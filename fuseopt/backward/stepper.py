@@ -178,8 +178,7 @@ class Stepper:
         part, optimizer = self._part, self.optimizer
         try:
             # the same parameters in each call, also those without a gradient
-            n = part.take(optimizer, {*map(id, params)})
-            if n != len(params):
+            if part.take(optimizer, params) != len(params):
                 raise Unlike("a parameter is no longer in its groups")
             for p in ready:
                 _check_gradient(p)

@@ -119,13 +119,6 @@ class Lanes:
                     tensors[i, ("state", key)] = value
         return tensors
 
-    def begin_as(self, optimizer: Any) -> bool:
-        """Has each group of an optimizer as many parameters, and the same first one?"""
-        lists = [group["params"] for group in optimizer.param_groups]
-        return [*map(len, lists)] == [*map(len, self.lists)] and all(
-            x[0] is y[0] for x, y in zip(lists, self.lists, strict=True) if y
-        )
-
     def same(self, optimizer: Any) -> bool:
         """Has an optimizer the same parameters, and the same dicts of their states?"""
         lists = [group["params"] for group in optimizer.param_groups]

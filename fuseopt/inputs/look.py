@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import and_, attrgetter, is_, is_not, itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -87,6 +87,7 @@ class Look:
         self.may_lack = may_lack
         self.order = order_of(lanes)
         self._params = [lanes.params[i] for i in self.order]
+        self.first = lanes.params[0] if lanes.params else None
         self._states = [lanes.states[i] for i in self.order]
         kinds = [kind for kind in lanes.kinds for _ in kind.lanes]
         self._flags = [kind.flag for kind in kinds]
@@ -275,9 +276,8 @@ class Recent:
         """Those of other parameters, with `apart`. The rest keep objects alive that
         were replaced, or are found in the same home.
         """
-        mine = look.lanes.lists_of()
         others = self.every if self.apart else []
-        return [x for x in others if x.lanes.lists_of() != mine]
+        return [x for x in others if x.first is not look.first]
 
     def look(
         self,
@@ -289,8 +289,10 @@ class Recent:
         if there are none. The arguments are those of Look.look.
         """
         several = len(self.every) > 1
+        lists = (group["params"] for group in optimizer.param_groups)
+        first = next(chain.from_iterable(lists), None) if several else None
         for look in reversed(self.every):
-            if several and not look.lanes.begin_as(optimizer):
+            if several and look.first is not first:
                 continue
             found = look.look(optimizer, rest, self.helper, given)
             if found is not None:

@@ -39,3 +39,8 @@ def held_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
             pending += x.values()
         elif isinstance(x, (list, tuple)):
             pending += x
+
+
+def is_state(source: str | None) -> bool:
+    """Is Dynamo's source of a number in the state of a parameter?"""
+    return source is not None and source.startswith("L['self'].state[")

@@ -328,6 +328,12 @@ class Programs:
                 return program
         return None
 
+    def at(self, home: Lanes | None) -> Program | None:
+        """The one that has this home."""
+        if home is None:
+            return None
+        return next((x for x in self.every if x.home is home), None)
+
     def _of(self, lanes: Lanes) -> list[Program]:
         """The programs in which each lane has the number that it has among these."""
         lists = lanes.lists_of()

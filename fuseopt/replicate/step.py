@@ -31,7 +31,7 @@ from ..uniformity import Proof
 from .around import finished, order_of, splice
 from .extend import COMMON, Extended, extend
 from .packed import without_memory
-from .places import held_tensors, place_of
+from .places import held_tensors, is_state, place_of
 from .programs import Program, Programs, Where, may_leave_out
 from .proofs import Proofs
 from .rehearsal import beyond, in_order, order_of_kinds, rehearse_all, rehearse_fewer
@@ -68,8 +68,8 @@ class LedStep:
         self.proofs = Proofs()
         #: the models, in order, for which it was rehearsed with the last contents
         self.present: set[Any] = set()
-        #: (rehearsed, present) of other lists of parameters
-        self._elsewhere: dict[str, tuple[list[Any], set[Any]]] = {}
+        #: (known, rehearsed, present) of other lists of parameters
+        self._elsewhere: dict[str, tuple[int, list[Any], set[Any]]] = {}
         self.program: Program | None = None
         self.programs = Programs()
         #: does the graph get calls around the step?
@@ -125,11 +125,14 @@ class LedStep:
         call = owner.call
         if self.completed:
             args = self._with_others(args)
-        if not (
-            self.program is not None
-            and self.known == noticed.count
-            and noticed.moved <= self.moving
-            and (self.lanes is owner.lanes or self._takes_part(self.program))
+        if (
+            not (
+                self.program is not None
+                and self.known == noticed.count
+                and noticed.moved <= self.moving
+                and (self.lanes is owner.lanes or self._takes_part(self.program))
+            )
+            and not self._turns_back()
         ):
             self._prepare(args)
         program = self.program
@@ -163,6 +166,24 @@ class LedStep:
         self.lanes = lanes
         return True
 
+    def _turns_back(self) -> bool:
+        """Turn to the program of another home, for which nothing has changed since its
+        last call; False if there is more to do.
+        """
+        lanes, noticed = self.owner.lanes, self.task.noticed
+        assert lanes is not None
+        program = self.programs.at(lanes.home)
+        if program is None or not program.step.compares:
+            return False
+        self._turn_to(lanes.lists_of())
+        if self.known != noticed.count or not noticed.moved <= self.moving:
+            return False
+        if order_of_kinds(lanes) not in self.present:
+            return False
+        program.take_part(lanes)
+        self.program, self.lanes = program, lanes
+        return True
+
     def _prepare(self, args: Sequence[Any]) -> None:
         """Make a program for the current lanes, and rehearse it where need be."""
         owner, noticed = self.owner, self.task.noticed
@@ -178,8 +199,7 @@ class LedStep:
             self.program = None
             self.lanes = lanes
         members = owner.models.members(lanes)
-        if self.lists != lanes.lists_of():
-            self._turn_to(lanes.lists_of())
+        self._turn_to(lanes.lists_of())
         clock = Clock()
         failed = None
         if self.program is None:
@@ -230,18 +250,20 @@ class LedStep:
         lanes, models = self.owner.lanes, self.owner.models
         assert lanes is not None
         program = self.programs.find(lanes, models.members(lanes))
-        bound = None if program is None else program.step.program.bound
-        return bound is not None and bound.guard is not None and bound.settled
+        return program is not None and program.step.compares
 
     def _turn_to(self, lists: list[list[int]]) -> None:
         """Switch to the rehearsals for other lists of parameters."""
+        if lists == self.lists:
+            return
         records = self._elsewhere
         if self.owner.apart is not None:
-            records[repr(self.lists)] = self.rehearsed, self.present
+            records[repr(self.lists)] = self.known, self.rehearsed, self.present
             if len(records) > self.owner.kept:
                 del records[next(iter(records))]
         self.lists = lists
-        self.rehearsed, self.present = records.pop(repr(lists), ([], set()))
+        found = records.pop(repr(lists), (-1, [], set()))
+        self.known, self.rehearsed, self.present = found
 
     def _rehearse(self, lanes: Lanes, args: Sequence[Any], clock: Clock) -> None:
         owner = self.owner
@@ -332,7 +354,7 @@ class LedStep:
         counted = {
             k: models.counted[x]
             for k, x in enumerate(args)
-            if type(x) is int and x in models.counted and _is_state(self.numbers.get(k))
+            if type(x) is int and x in models.counted and is_state(self.numbers.get(k))
         }
         model_of_arg = {k: model for k, (model, _) in counted.items()}
         extensions: list[tuple[Extended, Results]] = []
@@ -426,8 +448,3 @@ class LedStep:
             if id(t) not in roles and id(t) not in shared:
                 raise Unlike("its graph has a tensor that belongs to no lane")
         return [roles.get(id(t), (COMMON, ("", ""))) for t in tensors]
-
-
-def _is_state(source: str | None) -> bool:
-    """Is Dynamo's source of a number in the state of a parameter?"""
-    return source is not None and source.startswith("L['self'].state[")

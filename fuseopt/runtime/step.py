@@ -106,6 +106,12 @@ class CompiledStep:
         bound = self.program.bound
         return None if bound is None else bound.helper
 
+    @property
+    def compares(self) -> bool:
+        """Has a guard compared the tensors of another call?"""
+        bound = self.program.bound
+        return bound is not None and bound.guard is not None and bound.settled
+
     def put_off_to(self, pending: Pending) -> bool:
         """Put launches off to `pending` from now on. Returns False for a step that is
         verified: it launches at once.

@@ -11,6 +11,7 @@ import torch
 from torch.optim import SGD, Optimizer
 
 import fuseopt
+from fuseopt.replicate.step import LedStep
 from tests.papers import Lion
 from tests.replicate.presence import Counts, some
 from tests.steps import same_bits
@@ -101,3 +102,26 @@ def test_no_memory_stands_in_for_gradients_that_are_there() -> None:
             pair.step(missing)
         programs = [p for t in steps.traces for s in t.steps for p in s.programs]
         assert any(p._stand_ins for p in programs) is made
+
+
+def test_steady_buckets_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket turns back to its own program; nothing is looked for."""
+    pair, calls = Pair(BUILDS["SGD"], 6), []
+    prepare = LedStep._prepare
+
+    def counted(self: LedStep, args: Any) -> None:
+        calls.append(1)
+        prepare(self, args)
+
+    monkeypatch.setattr(LedStep, "_prepare", counted)
+    for _ in range(4):
+        pair.step(set())
+    assert calls
+    calls.clear()
+    for missing in (set(), {3}, {3, 8, 20}, set(), {0, 1, 2}):
+        pair.step(missing)
+    # once for each set of kinds that is met for the first time
+    first = len(calls)
+    for missing in (set(), {3, 8}, {0, 1, 2}, {20}, set(), {8, 20}):
+        pair.step(missing)
+    assert len(calls) == first
