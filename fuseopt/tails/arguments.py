@@ -59,6 +59,13 @@ def clear(params: Iterable[torch.Tensor]) -> None:
     collections.deque(map(setattr, params, repeat("grad"), repeat(None)), 0)
 
 
+def check_zero_grad(option: Any) -> None:
+    """Raise ValueError for what `zero_grad` cannot be."""
+    if option not in (True, False, "zeros"):
+        what = f"zero_grad is {option!r}; it is True (set to None), 'zeros' or False"
+        raise ValueError(what)
+
+
 def checked_limit(name: str, limit: Any) -> Any:
     """A limit above zero, as a float or a tensor without dimensions, whose value is not
     read; or None. Raises ValueError.
