@@ -21,12 +21,13 @@ from ..compiler.entry import attach
 from ..compiler.report import Report
 from ..compiler.session import session
 from ..config import resolve
-from ..errors import CaptureError, FuseoptError, UnsupportedInput
+from ..errors import CaptureError, UnsupportedInput
 from ..isolate.compile import compile_bound
 from ..isolate.isolated import TRACES
 from ..locks import new_rlock
 from .adaptive import checked_adaptive
 from .arguments import (
+    check_unclaimed,
     check_zero_grad,
     checked_limit,
     checked_scaler,
@@ -426,11 +427,7 @@ def tail(
     """
     all_optimizers = optimizers_of(optimizers)
     resolve(None, options)
-    for optimizer in all_optimizers:
-        existing = session.tails.get(optimizer)
-        if existing is not None and existing() is not None:
-            what = f"this {type(optimizer).__name__} already has a tail. Delete that"
-            raise FuseoptError(f"{what} tail before you make a second one")
+    check_unclaimed(all_optimizers, session.tails)
     beside = Beside(ema, copies)
     order = ClipOrder(clip_parameters)
     new = Tail(all_optimizers, checked_scaler(scaler), beside, order, **options)
