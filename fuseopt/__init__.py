@@ -4,6 +4,7 @@
     explain(opt)        plan a step without running it
     tail(opt, ...)      all that follows backward(): unscale, clip, step, average
     clip_grad_norm_     torch's function, in two launches
+    NormGroup(params)   parameters whose gradients processes share, for clips
     in_backward(...)    an optimizer that steps while the backward runs
     full_precision(d)   a state dict of packed state, for the plain optimizer
     reports()           what was compiled in this process
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from .isolate.compile import compile
     from .storage.checkpoints import full_precision
     from .tails.clip import clip_grad_norm_
+    from .tails.norm_groups import NormGroup
     from .tails.tail import tail
 
 __version__ = "0.1.0"
 __all__ = [
+    "NormGroup",
     "Report",
     "__version__",
     "clip_grad_norm_",
@@ -51,6 +54,7 @@ _HOMES = {
     "compile": "isolate.compile",
     "tail": "tails.tail",
     "clip_grad_norm_": "tails.clip",
+    "NormGroup": "tails.norm_groups",
     "in_backward": "backward.handle",
     "explain": "explanation",
     "full_precision": "storage.checkpoints",

@@ -11,6 +11,8 @@ from ..inputs.lanes import Lanes
 
 #: Optimizers of fewer lanes than this are traced whole.
 FEW = 16
+#: The same of a tail, whose led form asks less of the host in each call.
+FEW_OF_TAIL = 6
 #: At most this share of the lanes may lead.
 SHARE = 0.5
 #: How the reason ends where more would lead.
@@ -18,9 +20,9 @@ UNLIKE = "lanes are unlike"
 _PARAMS = itemgetter("params")
 
 
-def many_lanes(optimizer: Optimizer) -> bool:
+def many_lanes(optimizer: Optimizer, few: int = FEW) -> bool:
     """Has an optimizer so many lanes that a few of them are worth tracing?"""
-    return sum(map(len, map(_PARAMS, optimizer.param_groups))) >= FEW
+    return sum(map(len, map(_PARAMS, optimizer.param_groups))) >= few
 
 
 def check_alike(lanes: Lanes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..errors import NotAnOptimizer
+from ..errors import FuseoptError, NotAnOptimizer
 
 Tensors = list[torch.Tensor]
 _GRAD = attrgetter("grad")
@@ -57,6 +57,29 @@ def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:
 def clear(params: Iterable[torch.Tensor]) -> None:
     """Set all gradients to None, in one call of C."""
     collections.deque(map(setattr, params, repeat("grad"), repeat(None)), 0)
+
+
+def check_zero_grad(option: Any) -> None:
+    """Raise ValueError for what `zero_grad` cannot be."""
+    if option not in (True, False, "zeros"):
+        raise ValueError(
+            f"zero_grad is {option!r}; it is True (set to None), 'zeros' or False"
+        )
+
+
+def check_unclaimed(
+    optimizers: Iterable[Optimizer], tails: Mapping[Optimizer, Callable[[], Any]]
+) -> None:
+    """Raise FuseoptError for a second tail of an optimizer. `tails`: weak references to
+    those that there are.
+    """
+    for optimizer in optimizers:
+        existing = tails.get(optimizer)
+        if existing is not None and existing() is not None:
+            raise FuseoptError(
+                f"this {type(optimizer).__name__} already has a tail. Delete that tail "
+                "before you make a second one"
+            )
 
 
 def checked_limit(name: str, limit: Any) -> Any:

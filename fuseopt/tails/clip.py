@@ -17,12 +17,14 @@ import torch
 from .. import compat
 from ..compiler.entry import BACKEND, attach
 from ..compiler.session import session
+from ..errors import UnsupportedInput
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..isolate.isolated import TRACES
 from ..locks import new_rlock
 from ..shadow.whole import NotTraced
 from .deferred import leave, report_once, settle, settle_by, why_not_left
+from .norm_groups import NormGroup, clip_groups
 from .spread_clip import SpreadClip, check_memory
 
 Tensors = list[torch.Tensor]
@@ -40,6 +42,7 @@ def clip_grad_norm_(
     foreach: bool | None = None,
     *,
     defer: str | None = None,
+    norm_groups: Iterable[NormGroup] | None = None,
 ) -> torch.Tensor:
     """Do what `torch.nn.utils.clip_grad_norm_` does, with its bits: scale gradients in
     place so that their total norm is `max_norm` at most.
@@ -53,6 +56,8 @@ def clip_grad_norm_(
     cannot scale its gradients, they are clipped at once, or in memory before it, and a
     Report says why.
 
+    `norm_groups`: which processes have other parts of the gradients; see `NormGroup`.
+
     Raises what torch's function raises, ValueError for another `defer`, and
     RuntimeError if gradients were written since their clip was deferred; all before
     anything is written.
@@ -65,6 +70,15 @@ def clip_grad_norm_(
         params = [*parameters]
         if not params and isinstance(parameters, types.GeneratorType):
             params = parameters  # torch warns of an empty generator
+    if norm_groups is not None:
+        if defer:
+            raise ValueError("defer and norm_groups exclude each other")
+        if torch.compiler.is_dynamo_compiling():
+            what = "norm_groups measure by themselves: clip outside of torch.compile"
+            raise UnsupportedInput(what)
+        settle([p.grad for p in params if p.grad is not None], "the next clip")
+        raises = bool(error_if_nonfinite)
+        return clip_groups([*params], max_norm, norm_type, raises, norm_groups)
     torch_args = max_norm, norm_type, error_if_nonfinite, foreach
     if torch.compiler.is_dynamo_compiling():
         return torch.nn.utils.clip_grad_norm_(params, *torch_args)

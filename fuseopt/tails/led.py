@@ -24,7 +24,7 @@ from ..inputs.keys import GRAD, Unlike
 from ..replicate.aside import Aside, Other
 from ..replicate.driver import Representatives
 from ..replicate.models import BESIDE
-from ..replicate.worth import many_lanes
+from ..replicate.worth import FEW_OF_TAIL, many_lanes
 from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
 from .compiling import Compiling
@@ -229,7 +229,7 @@ class Led:
                 return False  # in one graph the flag comes with the norms of units
         if not all(model.key is not None for model in content["models"]):
             return False
-        return many_lanes(self.optimizer)
+        return many_lanes(self.optimizer, FEW_OF_TAIL)
 
     def step(
         self,

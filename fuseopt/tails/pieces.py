@@ -76,6 +76,8 @@ def run(
         stats_before = begin(params, all_grads) if params else None
         if all_grads and limit is not None and norm is not None:
             scale_by_norm(all_grads, limit, norm)
+        if all_grads and inputs.factor is not None:
+            torch._foreach_mul_(all_grads, inputs.factor)
         if all_grads and inputs.max_value is not None:
             clamp(all_grads, inputs.max_value)
         if inputs.adaptive is not None:

@@ -20,7 +20,7 @@ from ..compiler.entry import attach
 from ..compiler.report import Report
 from ..compiler.session import session
 from ..config import resolve
-from ..errors import CaptureError, FuseoptError, UnsupportedInput
+from ..errors import CaptureError, UnsupportedInput
 from ..inputs.change import SAME
 from ..inputs.tails import Steady, asked_of, may_last, steps_of
 from ..isolate.compile import compile_bound
@@ -28,6 +28,8 @@ from ..isolate.isolated import TRACES
 from ..locks import new_rlock
 from .adaptive import checked_adaptive
 from .arguments import (
+    check_unclaimed,
+    check_zero_grad,
     checked_limit,
     checked_scaler,
     clear,
@@ -40,6 +42,7 @@ from .deferred import settle_of
 from .in_one import InOne
 from .led_parts import Clipped
 from .lists import Lists
+from .norm_groups import NormGroup, NormGroups, step_of_groups, together
 from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
@@ -97,6 +100,7 @@ class Tail:
         self._seen: list[Any] = []
         self._functions: list[tuple[Any, str]] = []
         self._steady: Steady | None = None
+        self.norm_groups: NormGroups | None = None
 
     def __call__(
         self,
@@ -127,6 +131,8 @@ class Tail:
             content = self._content(accumulated, params)
             self._steady = None
             repeatable = accumulated is None and step is None
+            if self.norm_groups is not None:
+                return step_of_groups(self, self._call, content, params)
             return self._call(content, params, average if repeatable else None)
 
     def _forget(self) -> None:
@@ -214,11 +220,7 @@ class Tail:
             accumulated = self.grad_divisor
         max_norm = checked_limit("clip_grad_norm", self.clip_grad_norm)
         max_value = checked_limit("clip_grad_value", self.clip_grad_value)
-        if self.zero_grad not in (True, False, "zeros"):
-            raise ValueError(
-                f"zero_grad is {self.zero_grad!r}; it is True (set to None), 'zeros' "
-                "or False"
-            )
+        check_zero_grad(self.zero_grad)
         scale = None
         founds: list[torch.Tensor | None] = [None for _ in self.optimizers]
         if self.scaler is not None and self.scaler.is_enabled():
@@ -381,6 +383,7 @@ def tail(
     clip_grad_norm: float | torch.Tensor | None = None,
     norm_type: float = 2.0,
     clip_parameters: Iterable[torch.Tensor] | torch.nn.Module | None = None,
+    norm_groups: Iterable[NormGroup] | None = None,
     clip_grad_value: float | torch.Tensor | None = None,
     clip_grad_adaptive: float | tuple[Any, Any] | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -403,23 +406,18 @@ def tail(
     in other dtypes. `zero_grad`: True sets gradients to None and never writes the
     clipped ones, "zeros" fills them with zeros, False leaves the clipped gradients.
     `clip_parameters`: the parameters, or the model, in whose order the total norm is
-    added up; by default the order of the groups. `clip_grad_adaptive`: a factor, or
-    (factor, eps). `grad_divisor`: gradients are divided by it before all else, such as
-    the number of micro-batches that they are sums of. `stats`: measure each parameter;
-    `names`: their names, or the model that has them. `options`: see fuseopt.config.
+    added up; by default the order of the groups. `norm_groups`: which processes have
+    other parts of the norm. `clip_grad_adaptive`: a factor, or (factor, eps).
+    `grad_divisor`: gradients are divided by it before all else, such as the number of
+    micro-batches that they are sums of. `stats`: measure each parameter; `names`: their
+    names, or the model that has them. `options`: see fuseopt.config.
 
     Raises NotAnOptimizer, ConfigError, FuseoptError for a second tail of an optimizer;
     TypeError and ValueError for arguments that no tail takes.
     """
     all_optimizers = optimizers_of(optimizers)
     resolve(None, options)
-    for optimizer in all_optimizers:
-        existing = session.tails.get(optimizer)
-        if existing is not None and existing() is not None:
-            raise FuseoptError(
-                f"this {type(optimizer).__name__} already has a tail. Delete that tail "
-                "before you make a second one"
-            )
+    check_unclaimed(all_optimizers, session.tails)
     beside = Beside(ema, copies)
     order = ClipOrder(clip_parameters)
     new = Tail(all_optimizers, checked_scaler(scaler), beside, order, **options)
@@ -428,11 +426,10 @@ def tail(
     new.norm_type, new.zero_grad = norm_type, zero_grad
     new.error_if_nonfinite, new.skip_nonfinite = error_if_nonfinite, skip_nonfinite
     new.stats, new.grad_divisor = stats, grad_divisor
+    new.norm_groups = None if norm_groups is None else together(norm_groups)
     new.names = names if isinstance(names, torch.nn.Module) else [*(names or ())]
-    # raise now for arguments that can be checked now
-    checked_limit("clip_grad_norm", clip_grad_norm)
-    checked_limit("clip_grad_value", clip_grad_value)
-    checked_limit("grad_divisor", grad_divisor)
+    for name in ("clip_grad_norm", "clip_grad_value", "grad_divisor"):
+        checked_limit(name, getattr(new, name))
     checked_adaptive(clip_grad_adaptive)
     beside.check(parameters_of(all_optimizers))
     for optimizer in all_optimizers:

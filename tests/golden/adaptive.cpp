@@ -202,6 +202,9 @@ static inline float round_bf16(float x) {
 // Of a number that is one.
 static inline uint16_t to_bf16(float x) { return (uint16_t)(as_bits(x) >> 16); }
 
+#if defined(__aarch64__) && !defined(__clang__) && __GNUC__ < 13
+typedef __fp16 _Float16;  // that GCC has the type in C++ under this name alone
+#endif
 static inline float from_f16(_Float16 x) { return (float)x; }
 static inline float round_f16(float x) { return (float)(_Float16)x; }
 static inline _Float16 to_f16(float x) { return (_Float16)x; }

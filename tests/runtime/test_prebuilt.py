@@ -15,7 +15,7 @@ from fuseopt.codegen import Source
 from fuseopt.errors import CompilerMissing
 from fuseopt.runtime.cpp import prebuilt
 from fuseopt.runtime.cpp.build import Builder
-from fuseopt.runtime.cpp.toolchain import COMMON_FLAGS, NATIVE, flags_of
+from fuseopt.runtime.cpp.toolchain import COMMON_FLAGS, NATIVE, WIDE, flags_of
 from tests.tools.prebuilt import build
 
 pytestmark = [
@@ -24,7 +24,8 @@ pytestmark = [
 ]
 ANSWER = Source("cpp", 'extern "C" int answer() { return 42; }\n', "answer", ())
 OTHER = Source("cpp", 'extern "C" int answer() { return 43; }\n', "answer", ())
-V2, V3, V4 = (prebuilt.LEVELS[f"x86-64-v{n}"] for n in (2, 3, 4))
+X86 = prebuilt.LEVELS["x86_64"]
+V2, V3, V4 = (X86[f"x86-64-v{n}"] for n in (2, 3, 4))
 
 
 @pytest.fixture
@@ -51,8 +52,23 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_level_needs_all_below_it(features: frozenset[str], levels: int) -> None:
-    found = prebuilt.levels_of(features)
-    assert found == (*prebuilt.LEVELS,)[3 - levels :]
+    found = prebuilt.levels_of("x86_64", features)
+    assert found == (*X86,)[3 - levels :]
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "levels"),
+    [
+        ("aarch64", "fp asimd evtstrm", ("armv8-a",)),
+        ("aarch64", "fp", ()),
+        ("riscv64", "fp asimd", ()),
+        ("aarch64", " ".join(V2), ()),
+    ],
+)
+def test_levels_are_of_one_machine(
+    machine: str, features: str, levels: tuple[str, ...]
+) -> None:
+    assert prebuilt.levels_of(machine, frozenset(features.split())) == levels
 
 
 def test_a_kernel_of_the_package_is_taken(kernels: Path, tmp_path: Path) -> None:
@@ -118,17 +134,20 @@ def test_names_depend_on_all_that_the_library_does() -> None:
         prebuilt.key(source, fast, level)
         for source in (ANSWER, OTHER)
         for fast in (False, True)
-        for level in prebuilt.LEVELS
+        for levels in prebuilt.LEVELS.values()
+        for level in levels
     }
-    assert len(names) == 12
+    assert len(names) == 16
 
 
 def test_no_kernel_is_built_for_the_processor_that_is_here() -> None:
     assert NATIVE in COMMON_FLAGS
-    for level in prebuilt.LEVELS:
-        flags = flags_of(ANSWER, False, level)
-        assert NATIVE not in flags
-        assert f"-march={level}" in flags
+    for machine, levels in prebuilt.LEVELS.items():
+        for level in levels:
+            flags = flags_of(ANSWER, False, level)
+            assert NATIVE not in flags
+            assert f"-march={level}" in flags
+            assert (WIDE in flags) == (machine == "x86_64")
 
 
 def test_doctor_counts_them(kernels: Path) -> None:

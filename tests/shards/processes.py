@@ -29,6 +29,8 @@ from tests.shards.failures import (
     raises_elsewhere,
     torchs_clip_elsewhere,
 )
+from tests.shards.groups import clipped, wrong
+from tests.shards.groups import tailed as tailed_over_groups
 from tests.shards.models import PLAIN, data_parallel, model
 from tests.shards.training import OF_WHOLES, OPTIMIZERS, built, train, trained
 
@@ -141,6 +143,9 @@ CASES: dict[str, Callable[..., None]] = {
     "torch's clip": torchs_clip_elsewhere,
     "eager elsewhere": eager_elsewhere,
     "raises": raises_elsewhere,
+    "groups": clipped,
+    "groups, tail": tailed_over_groups,
+    "groups, wrong": wrong,
 }
 
 

@@ -73,6 +73,11 @@ def test_clip_of_parts_of_every_kind(tmp_path: Path, world: int) -> None:
     together(cases, tmp_path, world)
 
 
+def test_a_clip_over_several_meshes(tmp_path: Path) -> None:
+    cases = ["groups/2", "groups/inf", "groups/1", "groups/3", "groups, tail"]
+    together([*cases, "groups, wrong"], tmp_path, 4)
+
+
 def test_gradients_that_are_missing(tmp_path: Path) -> None:
     together(["between/FSDP2/SGD/no_gradients_of_two"], tmp_path)
 

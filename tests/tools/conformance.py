@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tests import ROOT
+from tests.tools.conformance_aarch64 import section
 
 RECORD = ROOT / "docs" / "conformance.json"
 PAGE = ROOT / "docs" / "conformance.md"
@@ -290,7 +291,7 @@ def page(record: dict[str, Any]) -> str:
     rows = record["rows"]
     parts = [HEAD, *summary(record), "\n"]
     parts += ["\n".join(listed(rows)), "\n"]
-    parts += [*others(rows)]
+    parts += [*others(rows), section()]
     return "".join(parts).rstrip() + "\n"
 
 

@@ -2,7 +2,7 @@
 
 Each step below is run a few times over small parameters, and the source of every kernel
 that it asks for is taken; the text depends on no shape. Each source is then built for
-each level of x86-64 (`fuseopt/runtime/cpp/prebuilt.py`), under the name by which a
+each level of a machine (`fuseopt/runtime/cpp/prebuilt.py`), under the name by which a
 machine without a compiler looks for it. `python -m tests.tools.wheel` puts them into
 the wheel.
 """
@@ -14,6 +14,8 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -252,11 +254,25 @@ def collected(wanted: Iterable[Step]) -> dict[str, Source]:
     return found
 
 
-def build(source: Source, level: str, folder: Path) -> Path:
+def compiler_for(machine: str) -> tuple[str, ...]:
+    """The command of the compiler that is here for a machine. Raises CompilerMissing
+    or ValueError.
+    """
+    if machine == platform.machine():
+        return find_compiler().command
+    cross = f"{machine}-linux-gnu-g++"
+    if shutil.which(cross) is None:
+        raise ValueError(f"{cross} was not found (Debian: g++-{machine}-linux-gnu)")
+    return (cross,)
+
+
+def build(
+    source: Source, level: str, folder: Path, compiler: tuple[str, ...] = ()
+) -> Path:
     """Build one source for a level; its library."""
     target = folder / level / f"{prebuilt.key(source, False, level)}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
-    compiler = find_compiler().command
+    compiler = compiler or find_compiler().command
     with tempfile.TemporaryDirectory() as work:
         text, compiled = Path(work) / "kernel.cpp", Path(work) / "kernel.o"
         text.write_text(source.text, encoding="utf-8")
@@ -269,14 +285,17 @@ def build(source: Source, level: str, folder: Path) -> Path:
     return target
 
 
-def build_all(folder: Path, only: Iterable[str] = ()) -> int:
+def build_all(
+    folder: Path, only: Iterable[str] = (), machine: str = platform.machine()
+) -> int:
     """Build the kernels of the steps into a folder; how many of each level."""
+    compiler = compiler_for(machine)
     sources = collected(steps(only))
     with ThreadPoolExecutor(COMPILERS) as compilers:
         jobs = [
-            compilers.submit(build, source, level, folder)
+            compilers.submit(build, source, level, folder, compiler)
             for source in sources.values()
-            for level in prebuilt.LEVELS
+            for level in prebuilt.LEVELS[machine]
         ]
         for job in jobs:
             job.result()
@@ -288,9 +307,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    add_machine(parser)
     given = parser.parse_args()
-    kernels = build_all(given.folder, given.only)
-    print(f"{kernels} kernels for each of {', '.join(prebuilt.LEVELS)}")
+    kernels = build_all(given.folder, given.only, given.machine)
+    print(f"{kernels} kernels for each of {', '.join(prebuilt.LEVELS[given.machine])}")
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """The option `--machine`."""
+    parser.add_argument(
+        "--machine", choices=[*prebuilt.LEVELS], default=platform.machine()
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 import fuseopt
 from fuseopt.config import CHECKED
 from tests import ROOT
-from tests.tools.matrix_page import README, RECORD, read, readme
+from tests.tools.matrix_page import PAIRS, README, RECORD, read, readme
 
 CITATION = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 COMING_FROM = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
@@ -84,3 +84,40 @@ def test_the_code_runs_in_as_few_launches_as_it_says(name: str) -> None:
     assert report.launches == (2 if "tail" in code else 1)
     if "out" in names:
         assert names["out"].skipped is False or not bool(names["out"].skipped)
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def test_public_ci_has_what_the_gate_has() -> None:
+    texts = {x.stem: x.read_text(encoding="utf-8") for x in WORKFLOWS}
+    assert [*texts] == ["lint", "matrix", "test", "wheels"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {*re.findall(r"^([\w-]+):", makefile, re.MULTILINE)}
+    named = re.findall(r"make ([\w-]+)", " ".join(texts.values()))
+    (listed,) = re.findall(r"target: \[(.*)\]", texts["test"])
+    every = {*named, *listed.split(", ")}
+    assert every <= targets
+    gate = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert every >= {*gate}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda x: x.stem)
+def test_workflows_may_only_read(path: Any) -> None:
+    yaml = pytest.importorskip("yaml")
+    read_in = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert read_in["permissions"] == {"contents": "read"}
+    for job in read_in["jobs"].values():
+        assert {"runs-on", "steps"} <= {*job}
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+
+
+def test_the_pairs_of_the_workflow_are_the_matrixs() -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / ".github" / "workflows" / "matrix.yml").read_text(encoding="utf-8")
+    given = yaml.safe_load(text)["jobs"]["matrix"]["strategy"]["matrix"]
+    pairs = {(p, t) for p in given["python"] for t in given["torch"]}
+    pairs -= {(x["python"], x["torch"]) for x in given["exclude"]}
+    pairs |= {(x["python"], x["torch"]) for x in given["include"]}
+    assert pairs <= {*PAIRS}

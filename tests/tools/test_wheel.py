@@ -125,7 +125,7 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_wheel_says_where_it_runs(built: Path) -> None:
-    assert built.name.endswith(f"-py3-none-{tool.PLATFORM}.whl")
+    assert built.name.endswith(f"-py3-none-{tool.PLATFORM}_x86_64.whl")
 
 
 def test_one_launch_and_eagers_bits_without_a_compiler(home: Path) -> None:

@@ -2,8 +2,9 @@
 
     python -m tests.tools.wheel --out dist
     python -m tests.tools.wheel --out dist --only AdamW Lion   # of few steps
+    python -m tests.tools.wheel --out dist --machine aarch64   # by a cross compiler
 
-The kernels are built here, by the compiler that is here, for three levels of x86-64.
+The kernels are built here, for three levels of x86-64 or for aarch64.
 The wheel is for Linux and glibc 2.29 or later, which `check` holds the libraries to:
 they ask for no symbol of a newer one, and for no library but those of C, C++ and GCC.
 """
@@ -11,6 +12,7 @@ they ask for no symbol of a newer one, and for no library but those of C, C++ an
 from __future__ import annotations
 
 import argparse
+import platform
 import re
 import subprocess
 import sys
@@ -20,13 +22,15 @@ from pathlib import Path
 
 from tests import ROOT
 from tests.tools.matrix import SOURCES, copied, done
-from tests.tools.prebuilt import build_all
+from tests.tools.prebuilt import add_machine, build_all
 
-PLATFORM = "manylinux_2_29_x86_64"
+PLATFORM = "manylinux_2_29"
 GLIBC = (2, 29)
 #: The version of the C++ library that GCC 5 brought.
 GLIBCXX = (3, 4, 21)
 LIBRARIES = {"libm.so.6", "libc.so.6", "libgcc_s.so.1", "libstdc++.so.6"}
+#: The loader itself, which GCC for aarch64 names.
+LIBRARIES |= {"ld-linux-aarch64.so.1"}
 #: Where the kernels lie in the package.
 KERNELS = Path("fuseopt/runtime/cpp/kernels")
 
@@ -44,18 +48,20 @@ def check(library: Path) -> None:
                 raise ValueError(f"{library.name} needs {name}_{found}")
 
 
-def wheel(out: Path, only: Iterable[str] = ()) -> Path:
+def wheel(
+    out: Path, only: Iterable[str] = (), machine: str = platform.machine()
+) -> Path:
     """Build the kernels, then the wheel; its path."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         sources = Path(work)
         for name in SOURCES:
             copied(ROOT / name, sources / name)
-        kernels = build_all(sources / KERNELS, only)
+        kernels = build_all(sources / KERNELS, only, machine)
         for library in (sources / KERNELS).rglob("*.so"):
             check(library)
         before = {*out.glob("*.whl")}
-        plat = f"--build-option=--plat-name={PLATFORM}"
+        plat = f"--build-option=--plat-name={PLATFORM}_{machine}"
         command: list[str | Path] = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
         command += ["--no-build-isolation", "--config-settings", plat, "-w", out]
         done([*command, sources], "the wheel is not built")
@@ -71,8 +77,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    add_machine(parser)
     given = parser.parse_args()
-    wheel(given.out, given.only)
+    wheel(given.out, given.only, given.machine)
 
 
 if __name__ == "__main__":

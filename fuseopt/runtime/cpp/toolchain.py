@@ -23,6 +23,8 @@ from ...locks import new_lock
 
 #: Of the processor that is here: what is not built for others.
 NATIVE = "-march=native"
+#: Of x86-64: memory is the limit, and wide registers keep more of it under way.
+WIDE = "-mprefer-vector-width=512"
 COMMON_FLAGS = (
     "-std=c++17",
     # loops vectorized as with -O3, the rest compiled a third faster
@@ -39,8 +41,7 @@ COMMON_FLAGS = (
     "-fwrapv",  # integers overflow as they do in eager
     "-fno-trapping-math",
     "-w",
-    # memory is the limit, and wide registers keep more of it under way
-    *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
+    *((WIDE,) if platform.machine() == "x86_64" else ()),
 )
 EXACT_FLAGS = ("-ffp-contract=off",)
 #: Before all others: it takes back what $CXX may allow.
@@ -97,10 +98,13 @@ class Compiler:
 
 def flags_of(source: Source, fast: bool, march: str = "") -> tuple[str, ...]:
     """The flags of a kernel, for this processor or a level such as "x86-64-v3"."""
-    exact = (*STRICT_FLAGS, *COMMON_FLAGS, *EXACT_FLAGS)
-    flags = (*COMMON_FLAGS, *FAST_FLAGS) if fast else exact
+    common = COMMON_FLAGS
     if march:
-        flags = tuple([f"-march={march}" if x == NATIVE else x for x in flags])
+        wide = (WIDE,) if march.startswith("x86-64") else ()
+        common = tuple([f"-march={march}" if x == NATIVE else x for x in common])
+        common = (*(x for x in common if x != WIDE), *wide)
+    exact = (*STRICT_FLAGS, *common, *EXACT_FLAGS)
+    flags = (*common, *FAST_FLAGS) if fast else exact
     return flags if source.throws else (*flags, *PLAIN_FLAGS)
 
 

@@ -1,0 +1,403 @@
+"""A total norm over several meshes: `norm_groups` of `clip_grad_norm_` and `tail`.
+
+Plain tensors do not say which processes have other parts of the same norm. So the user
+declares it: each `NormGroup` names the process groups over which its parts lie. One
+launch computes the norms of all groups here. Each distinct list of process groups then
+costs one collective of one number, after which that list is one shorter. Lists that
+have become equal are added up before the next collective. Powers of norms are float64,
+so that a sum over processes adds less than an ulp of float32 to the total norm.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .. import compat
+from ..compiler.entry import BACKEND, attach
+from ..errors import UnsupportedInput
+from ..isolate.compilations import Compilations
+from ..isolate.decorators import copied
+from ..isolate.isolated import TRACES
+from ..shadow.whole import NotTraced
+from .deferred import report_once
+from .outcome import Outcome
+from .sequence import factor_of
+
+Tensors = list[torch.Tensor]
+#: Process groups, the innermost first: how the parts of a norm become one number.
+Route = tuple[Any, ...]
+
+
+class NormGroup:
+    """Parameters whose gradients are shared out among processes in one way.
+
+    `parameters`: a module, or an iterable of tensors. `reduce`: process groups, or
+    DeviceMeshes of one dimension, over which *different* parts of the gradients lie,
+    the innermost first; None among them is left out. A process group whose processes
+    all have the same gradients (replicas) must not be among them: those count once.
+    `name`: for messages.
+
+    Processes that share a process group must declare the same number of norm groups
+    with the same `reduce`, also for groups without parameters. Raises TypeError and
+    ValueError.
+    """
+
+    def __init__(
+        self,
+        parameters: torch.nn.Module | Iterable[torch.Tensor],
+        reduce: Iterable[Any] = (),
+        name: str = "",
+    ) -> None:
+        if isinstance(parameters, torch.nn.Module):
+            parameters = parameters.parameters()
+        self.parameters = tuple(parameters)
+        self.name = name
+        for p in self.parameters:
+            if not isinstance(p, torch.Tensor):
+                raise TypeError(f"{self} has a {type(p).__name__} among its parameters")
+        self.route: Route = tuple(_process_group(x) for x in reduce if x is not None)
+        if len({*map(id, self.route)}) < len(self.route):
+            raise ValueError(f"{self} is reduced twice over one process group")
+        self._together: NormGroups | None = None
+
+    def __repr__(self) -> str:
+        return f"norm group {self.name!r}" if self.name else "a norm group"
+
+
+def together(groups: Iterable[NormGroup]) -> NormGroups:
+    """The groups as one object, the same one for the same groups."""
+    every = [*groups]
+    for group in every:
+        if not isinstance(group, NormGroup):
+            raise TypeError(f"norm_groups has a {type(group).__name__}")
+    if not every:
+        raise ValueError("norm_groups is empty")
+    known = every[0]._together
+    if known is None or known.groups() != every:
+        known = every[0]._together = NormGroups(every)
+    return known
+
+
+class NormGroups:
+    """Measures the gradients of some groups. Raises ValueError for a parameter in two.
+
+    `norm`: the total norm of the last `measure`; `factor`: what gradients are to be
+    multiplied by. The next `measure` overwrites `factor`.
+    """
+
+    def __init__(self, groups: Sequence[NormGroup]) -> None:
+        # the first of them has this object
+        self._groups = [*map(weakref.ref, groups)]
+        self.parameters = [g.parameters for g in groups]
+        self.routes = [g.route for g in groups]
+        self.names = [*map(str, groups)]
+        self.place: dict[int, int] = {}
+        for k, params in enumerate(self.parameters):
+            for p in params:
+                if id(p) in self.place:
+                    first = self.names[self.place[id(p)]]
+                    raise ValueError(
+                        f"a parameter of shape {[*p.shape]} is in {first} and again in "
+                        f"{self.names[k]}; its gradient would count twice"
+                    )
+                self.place[id(p)] = k
+        self.norm = self.factor = torch.empty(())
+        self._is_checked = False
+        self._values: torch.Tensor | None = None
+        self._norms = _Compiled(_norms)
+        self._scaled = _Compiled(_scaled)
+
+    def groups(self) -> list[NormGroup | None]:
+        """The groups, None for those that are gone."""
+        return [x() for x in self._groups]
+
+    def check(self, params: Iterable[torch.Tensor]) -> None:
+        """Raise ValueError unless exactly the gradients of `params` are measured."""
+        ids = set()
+        for p in params:
+            ids.add(id(p))
+            if p.grad is not None and id(p) not in self.place:
+                raise ValueError(
+                    f"a parameter of shape {[*p.shape]} with a gradient is in no norm "
+                    "group, so the total norm would leave it out"
+                )
+        for k, every in enumerate(self.parameters):
+            for p in every:
+                if p.grad is not None and id(p) not in ids:
+                    raise ValueError(
+                        f"a parameter of shape {[*p.shape]} in {self.names[k]} has a "
+                        "gradient, and is not among the parameters that are clipped"
+                    )
+
+    def measure(self, max_norm: Any, norm_type: float, divisor: Any = None) -> None:
+        """Compute `norm` and `factor`; all processes must. `divisor`: gradients are
+        divided by it later.
+        """
+        if not norm_type > 0:
+            raise ValueError(f"norm_type is {norm_type}; norm_groups need one above 0")
+        with torch.no_grad():
+            values = self._local(norm_type)
+            if not self._is_checked:
+                self._is_checked = True
+                self._warn_of_replicas(values)
+            total = self._total(values, norm_type)
+            if norm_type not in (1.0, math.inf):
+                total = total.sqrt() if norm_type == 2 else total ** (1 / norm_type)
+            if divisor is not None:
+                total = total / abs(divisor)
+            self.norm = total.float()
+            if self.factor.device != self.norm.device:
+                self.factor = torch.empty_like(self.norm)
+            self.factor.copy_(factor_of(max_norm, self.norm))
+
+    def scale(self, params: Iterable[torch.Tensor]) -> None:
+        """Multiply the gradients of `params` by `factor`, in memory."""
+        grads = [p.grad for p in params if p.grad is not None]
+        if grads:
+            self._scaled(_Given([grads], [self.factor], 0.0), _foreach_scaled)
+
+    # ---------------------------------------------------------------- of this process
+
+    def _local(self, norm_type: float) -> torch.Tensor:
+        """The power of the norm of each group here: float64, of one dimension."""
+        grads_of_each = [
+            [p.grad for p in params if p.grad is not None] for params in self.parameters
+        ]
+        device = next((g.device for grads in grads_of_each for g in grads), None)
+        device = device or next(
+            (p.device for params in self.parameters for p in params),
+            torch.device("cpu"),
+        )
+        if self._values is None or self._values.device != device:
+            shape = (len(grads_of_each),)
+            self._values = torch.empty(shape, dtype=torch.float64, device=device)
+        values = self._values.zero_()
+        there = [k for k, grads in enumerate(grads_of_each) if grads]
+        if there:
+            grads = [grads_of_each[k] for k in there]
+            outs = [values[k] for k in there]
+            self._norms(_Given(grads, outs, norm_type), _eager_norms)
+        return values
+
+    # ---------------------------------------------------------------- of all processes
+
+    def _total(self, values: torch.Tensor, norm_type: float) -> torch.Tensor:
+        """The power of the total norm, from the powers of this process."""
+        is_largest = math.isinf(norm_type)
+        parts: dict[Route, torch.Tensor] = {}
+
+        def add(route: Route, value: torch.Tensor) -> None:
+            known = parts.get(route)
+            if known is not None:
+                join: Any = torch.maximum if is_largest else torch.add
+                value = join(known, value)
+            parts[route] = value
+
+        for route, value in zip(self.routes, values.unbind(), strict=True):
+            add(route, value)
+        while any(parts):
+            # the longest first, so that what joins another is there in time
+            route = max(parts, key=len)
+            value = parts.pop(route).clone()
+            _all_reduce(value, route[0], is_largest)
+            add(route[1:], value)
+        return parts[()]
+
+    def _warn_of_replicas(self, values: torch.Tensor) -> None:
+        """Warn if a group that is to be added up has one norm in all processes."""
+        import torch.distributed as dist
+
+        parts: dict[Route, list[int]] = {}
+        for k, route in enumerate(self.routes):
+            if route:
+                parts.setdefault(route, []).append(k)
+        for route, places in parts.items():
+            own = values[places]
+            every = [
+                torch.empty_like(own) for _ in range(dist.get_world_size(route[0]))
+            ]
+            dist.all_gather(every, own, group=route[0])
+            if len(every) == 1:
+                continue
+            for place, *norms in zip(places, *(x.tolist() for x in every), strict=True):
+                if len({*norms}) == 1 and norms[0] > 0:
+                    warnings.warn(
+                        f"fuseopt: {self.names[place]} has the same norm in all "
+                        f"{len(every)} processes of a group that it is reduced over. "
+                        "If they are replicas, they count several times: leave that "
+                        "process group out of `reduce`",
+                        RuntimeWarning,
+                        stacklevel=4,
+                    )
+
+
+def clip_groups(
+    params: Sequence[torch.Tensor],
+    max_norm: float,
+    norm_type: float,
+    raises: bool,
+    groups: Iterable[NormGroup],
+) -> torch.Tensor:
+    """Do what `clip_grad_norm_` does with `norm_groups`; returns the total norm.
+
+    Raises ValueError for parameters that the groups do not have, and RuntimeError where
+    `raises` and the norm is not finite, before anything is written.
+    """
+    every = together(groups)
+    every.check(params)
+    every.measure(float(max_norm), float(norm_type))
+    if raises and not bool(torch.isfinite(every.norm)):
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients of norm groups is "
+            "non-finite, so it cannot be clipped. Set error_if_nonfinite=False to "
+            "scale the gradients by the non-finite norm"
+        )
+    every.scale(params)
+    return every.norm.clone()
+
+
+def step_of_groups(
+    tail: Any, call: Callable[..., Outcome], content: dict[str, Any], params: Any
+) -> Outcome:
+    """Do a call of a tail whose norm spans processes: `call` scales by the factor.
+
+    Raises ValueError for options that would let processes differ.
+    """
+    groups: NormGroups = tail.norm_groups
+    excluded = {
+        "scaler": tail.scaler is not None,
+        "skip_nonfinite": content["judged"],
+        "error_if_nonfinite": tail.error_if_nonfinite,
+        "clip_parameters": bool(content["places"]),
+    }
+    for name, given in excluded.items():
+        if given:
+            raise ValueError(f"{name} and norm_groups exclude each other")
+    if compat.are_spread(params[:1]):
+        raise UnsupportedInput(
+            "a tail takes no norm_groups for DTensors. Call fuseopt.clip_grad_norm_ "
+            "with them, and the tail without clip_grad_norm"
+        )
+    groups.check(params)
+    limit, content["max_norm"] = content["max_norm"], None
+    if limit is None:
+        return call(content, params, None)
+    groups.measure(limit, content["norm_type"], content["divisor"])
+    content["factor"] = groups.factor
+    outcome = call(content, params, None)
+    return Outcome(groups.norm.clone(), outcome.skips, outcome.stats)
+
+
+# -------------------------------------------------------------------- launches
+
+
+class _Given:
+    """The arguments of a launch, as Dynamo sees them."""
+
+    def __init__(self, groups: list[Any], outs: Tensors, norm_type: float) -> None:
+        self.groups = groups
+        self.outs = outs
+        self.norm_type = norm_type
+
+
+class _Compiled:
+    """A function of gradients, compiled; where it cannot be, in eager with a Report."""
+
+    def __init__(self, function: Callable[[_Given], None]) -> None:
+        attach()
+        self.why = ""
+        self.compilations = Compilations()
+        traced = copied(function, ())
+        compiled = self.compilations.compile(BACKEND, traced, fullgraph=True)
+        self.compiled: Callable[[Any], None] = compat.Traced(compiled, traced)
+
+    def __call__(self, given: _Given, eager: Callable[[_Given], None]) -> None:
+        """Call the function; `eager`: the same, as torch computes it."""
+        spread = any(compat.are_spread(grads) for grads in given.groups)
+        if self.why or spread or compat.stance() not in TRACES:
+            eager(given)
+            return
+        try:
+            self.compiled(given)
+        except Exception as error:
+            if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
+                raise
+            self.why = compat.reason_of(error)
+            self.compilations.forget()
+            report_once(f"torch's functions measure norm groups: {self.why}")
+            eager(given)
+        else:
+            if self.compilations.fakes.hold:
+                self.compilations.fakes.unhand()
+
+
+def _norms(self: _Given) -> None:
+    """Write the power of the norm of each group."""
+    if not torch.compiler.is_dynamo_compiling():
+        raise NotTraced("Dynamo leaves it to eager")
+    for grads, out in zip(self.groups, self.outs, strict=True):
+        norm = torch.nn.utils.get_total_norm(grads, self.norm_type).double()
+        if self.norm_type == 2.0:
+            norm = norm * norm
+        elif self.norm_type != float("inf"):
+            norm = norm**self.norm_type
+        out.copy_(norm)
+
+
+def _eager_norms(self: _Given) -> None:
+    for grads, out in zip(self.groups, self.outs, strict=True):
+        norm: Any = torch.nn.utils.get_total_norm(grads, self.norm_type)
+        if compat.are_spread([norm]):
+            norm = norm.full_tensor()  # over the mesh of the parameters themselves
+        norm = norm.double()
+        if self.norm_type == 2.0:
+            norm = norm * norm
+        elif not math.isinf(self.norm_type):
+            norm = norm**self.norm_type
+        out.copy_(norm)
+
+
+def _scaled(self: _Given) -> None:
+    """Multiply gradients by a factor."""
+    if not torch.compiler.is_dynamo_compiling():
+        raise NotTraced("Dynamo leaves it to eager")
+    torch._foreach_mul_(self.groups[0], self.outs[0])
+
+
+def _foreach_scaled(self: _Given) -> None:
+    torch._foreach_mul_(self.groups[0], self.outs[0])
+
+
+# -------------------------------------------------------------------- collectives
+
+
+def _process_group(given: Any) -> Any:
+    """A process group, or the one of a DeviceMesh of one dimension."""
+    import torch.distributed as dist
+
+    if isinstance(given, dist.ProcessGroup):
+        return given
+    if isinstance(given, dist.device_mesh.DeviceMesh):
+        if given.ndim != 1:
+            raise ValueError(
+                f"reduce has a mesh of {given.ndim} dimensions; name one, as in "
+                "mesh['tp'], or give one entry for each"
+            )
+        return given.get_group()
+    raise TypeError(
+        f"reduce has a {type(given).__name__}, which is no process group and no mesh"
+    )
+
+
+def _all_reduce(value: torch.Tensor, group: Any, is_largest: bool) -> None:
+    import torch.distributed as dist
+
+    dist.all_reduce(
+        value, dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM, group=group
+    )

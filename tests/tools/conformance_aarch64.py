@@ -1,0 +1,121 @@
+"""docs/conformance-aarch64.json: `python -m tests.tools.conformance_aarch64`.
+
+The runs of docs/conformance.md with torch's build for aarch64, under an emulator (see
+`tests/tools/aarch64.py`): a minute or more for each. Rows that are not run again stay.
+
+    python -m tests.tools.conformance_aarch64 torch.optim:AdamW:bfloat16
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from tests import ROOT
+from tests.tools import aarch64
+
+RECORD = ROOT / "docs" / "conformance-aarch64.json"
+_TORCH = (
+    "AdamW Adafactor SGD Muon Adagrad RMSprop NAdam RAdam Adadelta Adamax Adam Rprop "
+    "ASGD"
+).split()
+#: What is run if nothing is named.
+RUNS = (
+    *(f"torch.optim:{name}:float32" for name in _TORCH),
+    "torch.optim:AdamW:bfloat16",
+    "torch.optim:AdamW:float16",
+    "lion_pytorch:Lion:float32",
+    "timm.optim:Lamb:float32",
+    "schedulefree:AdamWScheduleFree:float32",
+)
+SECTION = """
+## On aarch64
+
+torch's build for aarch64 ran these under an emulator of a Neoverse N1 (`qemu-aarch64`),
+with kernels from GCC's cross compiler: `python -m tests.tools.conformance_aarch64`. The
+emulator shows bits and not speed. No aarch64 processor has run them yet. All runs have
+the events and the control of the runs above.
+[conformance-aarch64.json](conformance-aarch64.json) has every row in full.
+
+| dtype | outcome | optimizers |
+|---|---|---|
+"""
+
+
+def read() -> list[dict[str, Any]]:
+    """The rows of the record."""
+    if not RECORD.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def write(rows: Iterable[dict[str, Any]]) -> None:
+    """Add rows to the record."""
+    known = {(x["target"], x["dtype"]): x for x in [*read(), *rows]}
+    every = [known[k] for k in sorted(known, key=lambda k: (k[1], k[0].lower()))]
+    text = json.dumps({"emulated": aarch64.PROCESSOR, "rows": every}, indent=1)
+    RECORD.write_text(text + "\n", encoding="utf-8")
+
+
+def section() -> str:
+    """The section of docs/conformance.md; "" without a record."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in read():
+        of, _, name = row["target"].partition(":")
+        told = name if of == "torch.optim" else f"{of}'s {name}"
+        found.setdefault((row["dtype"], row["outcome"]), []).append(told)
+    if not found:
+        return ""
+    lines = [f"| {d} | {o} | {', '.join(x)} |" for (d, o), x in found.items()]
+    return SECTION + "\n".join(lines) + "\n"
+
+
+def worker(names: Iterable[str]) -> None:
+    """Under the emulator: a line of JSON for each run."""
+    from tests.tools.conformance import work
+
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for name in names:
+        module, made, dtype = name.split(":")
+        try:
+            row = work(module, made, dtype)
+        except Exception as error:
+            why = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+            row = {"target": f"{module}:{made}", "dtype": dtype, "outcome": "not run"}
+            row["why"] = why
+        print(json.dumps(row), file=out, flush=True)
+
+
+def main() -> None:
+    """Run what was named, and add to the record after each run."""
+    names = sys.argv[1:]
+    if names[:1] == ["--worker"]:
+        worker(names[1:])
+        return
+    if aarch64.missing():
+        sys.exit(aarch64.missing())
+    command = aarch64.command("-m", "tests.tools.conformance_aarch64", "--worker")
+    child = subprocess.Popen(
+        [*command, *(names or RUNS)],
+        cwd=ROOT,
+        env=aarch64.environment(ROOT),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    for line in child.stdout:
+        row = json.loads(line)
+        print(row["target"], row["dtype"], row["outcome"], row["why"], flush=True)
+        write([row])
+    sys.exit(child.wait())
+
+
+if __name__ == "__main__":
+    main()
