@@ -32,7 +32,7 @@ FOLDER = ROOT / "build" / "fuzz"
 #: So many seconds a seed may take: reduced ones take the longest.
 PATIENCE = 400.0
 #: A process is replaced after so many seeds.
-SEEDS_OF_A_PROCESS = 100
+SEEDS_OF_A_PROCESS = 300
 #: What became of a seed that is no failure begins with one of these.
 FINE = ("led", "whole", "eager", "refused", "raised", "of dynamo")
 #: Reasons that are told apart in the summary.
@@ -171,15 +171,14 @@ def way_told(outcomes: Sequence[str]) -> str:
 
 def summary(log: Log) -> str:
     """What became of all seeds that are written down."""
-    from tests.beside import PATHS
-
     entries = log.found.values()
     wrong = [entry["wrong"] for entry in entries if "wrong" in entry]
     silent = sum("Silent" in text.partition("\n")[0] for text in wrong)
-    lines = [
-        f"{way}: {way_told([entry['ways'][n] for entry in entries if 'ways' in entry])}"
-        for n, way in enumerate(PATHS)
-    ]
+    ways: dict[str, list[str]] = {}
+    for entry in entries:
+        for way, told in entry.get("ways", {}).items():
+            ways.setdefault(way, []).append(told)
+    lines = [f"{way}: {way_told(told)}" for way, told in sorted(ways.items())]
     versions = len({entry.get("code") for entry in entries})
     if versions > 1:
         lines.append(f"by {versions} versions of fuseopt, for it changed meanwhile")
