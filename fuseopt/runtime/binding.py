@@ -33,7 +33,7 @@ from .tables.addresses import AddressPool
 from .tables.host_numbers import CPU, place_of
 from .tables.upload import Arena, settle_together
 from .tables.words import Asked, Saved
-from .undo import Undo, UndoInC
+from .undo import Undo, UndoInC, written_on
 
 Layouts = Mapping[int, TensorLayout]
 
@@ -138,8 +138,14 @@ class Binding:
         on_host = plan.risk.on_host if self.tables.fed else ()
         self._on_host = self._saver(layouts, on_host)
         self._written = self._saver(layouts, plan.risk.written)
+        #: what the graphs of all devices but the last one write: that may be refused
+        #: when those have begun
+        self._on_first: list[int] = []
+        if len(self.tables.devices) > 1:
+            places = {str(device) for device in self.tables.devices[:-1]}
+            self._on_first = written_on(captured.graph, schedule, places)
         #: must tensors be copied, lest an error leave them half written?
-        self.undoes_by_tensors = any(
+        self.undoes_by_tensors = bool(self._on_first) or any(
             written and saved is None
             for written, saved in (
                 (on_host, self._on_host),
@@ -224,6 +230,13 @@ class Binding:
         if self._written is not None:
             return UndoInC(self._written)
         return Undo(map(memory.tensor, self.plan.risk.written))
+
+    def undo_graphs(self, tensors: Sequence[torch.Tensor]) -> Undo:
+        """What an error puts back that comes between the graphs of two devices."""
+        if not self._on_first:
+            return Undo()
+        memory = Memory(self.memory, tensors, self.addresses, self.numbers or ())
+        return Undo(map(memory.tensor, self._on_first))
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
         """C calls that run its kernels, all of them on the CPU, one after another."""
