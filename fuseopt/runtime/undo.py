@@ -55,6 +55,11 @@ def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> 
     return Risk(whole, *(_lasting(graph, x) for x in (steps[:whole], safe)))
 
 
+def whole_risk(graph: Graph, schedule: Schedule) -> Risk:
+    """The Risk of a plan of which an error may come at any place of any step."""
+    return Risk(len(schedule.steps), _lasting(graph, schedule.steps))
+
+
 def written_on(graph: Graph, schedule: Schedule, devices: Container[str]) -> list[int]:
     """The buffers of the call's tensors that the kernels on some devices write."""
     kernels = [k for k in schedule.kernels if place_of(graph.buffers, k) in devices]
@@ -145,4 +150,4 @@ class UndoInC(Undo):
         return True
 
 
-__all__ = ["Risk", "Undo", "UndoInC", "at_once", "risk_of", "written_on"]
+__all__ = ["Risk", "Undo", "UndoInC", "at_once", "risk_of", "whole_risk", "written_on"]
