@@ -119,9 +119,11 @@ class BoundSteps:
             self._waiting[thread] = reference
             if self._theirs is None:
                 self._theirs = theirs = kind.__call__
+                taking = self._call
 
-                def call(context: Any, fn: Any) -> Any:
-                    return self._call(theirs, context, fn)
+                # with the parameters of theirs, which another thread may probe now
+                def call(self: Any, fn: Any) -> Any:
+                    return taking(theirs, self, fn)
 
                 kind.__call__ = call
 
@@ -169,7 +171,7 @@ class _Name(str):
 
     @staticmethod
     def look() -> None:
-        """Set to another once the name is in the table."""
+        """Set to another before the name is in the table."""
 
     def __eq__(self, other: object) -> bool:
         self.look()
@@ -204,10 +206,10 @@ def _watch_names(look: Callable[[], None]) -> None:
         if type(name) is str and str(getattr(point, "value", "")).startswith(home):
             watched = _Name(name)
             entry = {watched: point}
+            vars(watched)["look"] = look
             # no Python code runs between the two: no thread sees the name missing
             both = partial(table.pop, name, None), partial(table.update, entry)
             [*map(partial.__call__, both)]
-            vars(watched)["look"] = look
 
 
 def owner_of(function: Any) -> torch.optim.Optimizer | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..handlers import passing
 from .capability import probed
 from .contexts import setting
 from .names import Missing, find
@@ -132,7 +133,7 @@ class Traced:
         before = tracing.given
         tracing.given = [*getattr(x, "optimizers", (x,))]
         try:
-            with _no_records(), _more_traces(self.times):
+            with passing(), _no_records(), _more_traces(self.times):
                 result = self.compiled(x)
         except BaseException:
             settle_interrupted()

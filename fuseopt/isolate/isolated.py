@@ -1,7 +1,5 @@
-"""The innermost function of one optimizer's step, compiled for this optimizer alone.
-
-For each call it chooses how to run the step: led by models of lanes, on a shadow with
-all lanes, or traced on the optimizer itself.
+"""Choose for each call of an optimizer's step how to run it: led by models of lanes, on
+a shadow with all lanes, or traced on the optimizer itself.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from ..compiler.entry import BACKEND
 from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
+from ..handlers import Interrupted
 from ..inputs.change import SAME
 from ..inputs.classes import Structure
 from ..locks import new_rlock
@@ -279,7 +278,7 @@ class Isolated:
         kwargs: dict[str, Any],
         why: str,
     ) -> Any:
-        """Run a step in eager, and report the reason, unless it is ""."""
+        """Run a step in eager, and report a reason that is not ""."""
         if why and resolve(None, self.options).fallback == "error":
             raise CaptureError(
                 f"{type(optimizer).__name__}.step cannot be compiled: {why} "
@@ -348,6 +347,8 @@ class Isolated:
                 if self.again >= 0:
                     self.compiled.pop(places, None)
             return result
+        except Interrupted as error:
+            raise error.raised from None
         except Exception:
             done = True
             if len(session.reports) != n_reports:
@@ -419,9 +420,7 @@ class Isolated:
                 self.representatives.want()
 
     def _outside(self, place: int | str, value: Any) -> Any:
-        """Wrap an argument that is a function, such as a closure: it runs in eager, and
-        is no reason to trace again, for Dynamo sees the same wrapper in every call.
-        """
+        """Wrap a function, such as a closure: it runs in eager, without new traces."""
         if not callable(value) or isinstance(value, (torch.nn.Module, type, Optimizer)):
             return value
         self.current[place] = value

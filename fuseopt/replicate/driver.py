@@ -2,10 +2,9 @@
 
 Each kind of lanes has a model, a lane that belongs to no optimizer. Dynamo compiles the
 step of an optimizer that has only the models; the captured graph is extended to all
-lanes. That this equals the whole step is proven of the step's code, and rehearsed.
-Whatever it may depend on without a guard of Dynamo's is compared at each call. Where
-any of this fails, Dynamo traces the whole step. The lanes of a kind may differ between
-calls, for gradients come and go; a new kind needs a new trace.
+lanes. That this equals the whole step is proven of its code, and rehearsed. Whatever it
+may depend on without a guard of Dynamo's is compared at each call. Where any of this
+fails, Dynamo traces the whole step. A new kind of lanes needs a new trace.
 
 Dynamo never sees the optimizer, only its shadow, which has the models. What the step
 writes there is written to all lanes when the step is launched.
@@ -28,6 +27,7 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
+from ..handlers import Interrupted
 from ..inputs.given import Given, Misfit
 from ..inputs.keys import Unlike
 from ..inputs.lanes import Lanes
@@ -158,8 +158,7 @@ class Representatives:
 
         `make(backend)` compiles the step's function, or raises NotTraced when it is run
         without Dynamo: then nothing was done, and `why` is "". `given`: gradients that
-        parameters do not have yet; raises Misfit if they cannot have them: nothing was
-        done, and other calls may follow. `aside`: arguments for the calls around it.
+        parameters do not have yet; Misfit: they cannot have them, and nothing was done.
         """
         while True:
             call = Call(optimizer, NOTHING, given=given, aside=aside)
@@ -168,6 +167,8 @@ class Representatives:
                     return True
             except NotTraced:
                 return False
+            except Interrupted as error:
+                raise error.raised from None
             if self.hindrance is not LASTING:
                 return False
             # again, with kinds whose lanes differ in less
@@ -428,9 +429,7 @@ class Representatives:
                 raise Unlike("lanes of one kind get different state")
 
     def prove(self) -> Proof:
-        """A proof that the step's code treats lanes alike; raises Unlike without one.
-        It is made once in a call, for nothing changes before the step has run.
-        """
+        """A proof, made once a call, that code treats lanes alike. Raises Unlike."""
         if self.proof is None or self.proven != self.calls:
             optimizer = self.call.optimizer
             self.counters = self.counters and compat.can_stay_symbolic()

@@ -33,7 +33,7 @@ from .tables.addresses import AddressPool
 from .tables.host_numbers import CPU, place_of
 from .tables.upload import Arena, settle_together
 from .tables.words import Asked, Saved
-from .undo import Undo, UndoInC
+from .undo import Undo, UndoInC, whole_risk, written_on
 
 Layouts = Mapping[int, TensorLayout]
 
@@ -52,6 +52,7 @@ class Tables:
         self.arenas = settle_together(self.on_devices, before)
         self.devices = [arena.at for arena in self.arenas if arena.remote]
         self.fed = any(len(table.cells) for table in self.on_devices)
+        self.interpreted = any(not arena.remote for arena in self.arenas)
         if not any(table.symbolic for table in every.values()):
             self.fill(())
 
@@ -135,15 +136,25 @@ class Binding:
         )
         self.metadata = metadata_of(tensors)
         self.settled = False
-        on_host = plan.risk.on_host if self.tables.fed else ()
+        #: how far an error may come: Triton's interpreter is Python
+        self.risk, self.interpreted = plan.risk, self.tables.interpreted
+        if self.interpreted:
+            self.risk = whole_risk(captured.graph, schedule)
+        on_host = self.risk.on_host if self.tables.fed else ()
         self._on_host = self._saver(layouts, on_host)
-        self._written = self._saver(layouts, plan.risk.written)
+        self._written = self._saver(layouts, self.risk.written)
+        #: what the graphs of all devices but the last one write: that may be refused
+        #: when those have begun
+        self._on_first: list[int] = []
+        if len(self.tables.devices) > 1:
+            others = {str(device) for device in self.tables.devices[:-1]}
+            self._on_first = written_on(captured.graph, schedule, others)
         #: must tensors be copied, lest an error leave them half written?
-        self.undoes_by_tensors = any(
+        self.undoes_by_tensors = bool(self._on_first) or any(
             written and saved is None
             for written, saved in (
                 (on_host, self._on_host),
-                (plan.risk.written, self._written),
+                (self.risk.written, self._written),
             )
         )
         self.sharing = Sharing(
@@ -217,13 +228,20 @@ class Binding:
         if self._on_host is not None:
             return UndoInC(self._on_host)
         memory = Memory(self.memory, tensors, self.addresses, self.numbers or ())
-        return Undo(map(memory.tensor, self.plan.risk.on_host))
+        return Undo(map(memory.tensor, self.risk.on_host))
 
     def undo_written(self, memory: Memory) -> Undo:
         """What an error puts back that comes before the last launch."""
         if self._written is not None:
             return UndoInC(self._written)
-        return Undo(map(memory.tensor, self.plan.risk.written))
+        return Undo(map(memory.tensor, self.risk.written))
+
+    def undo_graphs(self, tensors: Sequence[torch.Tensor]) -> Undo:
+        """What an error puts back that comes between the graphs of two devices."""
+        if not self._on_first:
+            return Undo()
+        memory = Memory(self.memory, tensors, self.addresses, self.numbers or ())
+        return Undo(map(memory.tensor, self._on_first))
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
         """C calls that run its kernels, all of them on the CPU, one after another."""

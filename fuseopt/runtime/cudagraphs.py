@@ -236,12 +236,12 @@ class Replays:
         if bound.tables.fed:
             with bound.undo_on_host(tensors) as undo:
                 self._make_ready(bound, threads)
-                self._replay(bound, graphs, [undo.done, *then])
+                self._replay(bound, graphs, tensors, [undo.done, *then])
         else:
             self._make_ready(bound, threads)
             hosts = bound.tables.on_host
             calls = [call for t in hosts for call in t.launches(threads)]
-            self._replay(bound, graphs, [*calls, *then])
+            self._replay(bound, graphs, tensors, [*calls, *then])
         self.replayed += 1
         return self._copies(bound, tensors, graphs) if self.results else None
 
@@ -258,7 +258,13 @@ class Replays:
         for arena in bound.tables.arenas:
             arena.push()
 
-    def _replay(self, bound: Binding, graphs: Held, then: Calls) -> None:
+    def _replay(
+        self,
+        bound: Binding,
+        graphs: Held,
+        tensors: Sequence[torch.Tensor],
+        then: Calls,
+    ) -> None:
         """Replay the graphs and make C calls, with nothing in between."""
         shared = graphs.temps or bound.plan.schedule.externs
         sites = [site for site, _ in graphs.graphs] if shared else []
@@ -269,7 +275,8 @@ class Replays:
             replays = marked(replay_name(bound.plan.schedule), replays)
         ends = [functools.partial(site.record) for site in sites]
         try:
-            at_once([*replays, *then, *ends])
+            with bound.undo_graphs(tensors) as undo:
+                at_once([*replays, undo.done, *then, *ends])
         except RuntimeError as error:
             named = bound.tables.named()
             raise LaunchError(f"{named} failed in a graph: {error}") from error

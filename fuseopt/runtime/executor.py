@@ -135,8 +135,8 @@ def whole(
     was written. Returns the memory of the call, None if it needs none.
     """
     plan, launch = bound.plan, starting(bound, threads)
-    steps, risk = plan.schedule.steps, plan.risk
-    if plan.simple:
+    steps, risk = plan.schedule.steps, bound.risk
+    if plan.simple and not bound.interpreted:
         (table,) = bound.tables.every.values()
         launch(table)
         at_once(then)

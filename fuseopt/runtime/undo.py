@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ..ir.graph import Batch, Buffer, Extern, Graph, Run, Schedule, Step
+from .tables.host_numbers import place_of
 
 log = logging.getLogger("fuseopt")
 
@@ -52,6 +53,17 @@ def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> 
     whole = last + isinstance(steps[last], (Extern, Batch))
     safe = [step for i, step in enumerate(steps) if i not in risky]
     return Risk(whole, *(_lasting(graph, x) for x in (steps[:whole], safe)))
+
+
+def whole_risk(graph: Graph, schedule: Schedule) -> Risk:
+    """The Risk of a plan of which an error may come at any place of any step."""
+    return Risk(len(schedule.steps), _lasting(graph, schedule.steps))
+
+
+def written_on(graph: Graph, schedule: Schedule, devices: Container[str]) -> list[int]:
+    """The buffers of the call's tensors that the kernels on some devices write."""
+    kernels = [k for k in schedule.kernels if place_of(graph.buffers, k) in devices]
+    return [*_lasting(graph, kernels)]
 
 
 def _lasting(graph: Graph, steps: Sequence[Step]) -> tuple[int, ...]:
@@ -138,4 +150,4 @@ class UndoInC(Undo):
         return True
 
 
-__all__ = ["Risk", "Undo", "UndoInC", "at_once", "risk_of"]
+__all__ = ["Risk", "Undo", "UndoInC", "at_once", "risk_of", "whole_risk", "written_on"]

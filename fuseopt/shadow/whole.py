@@ -22,6 +22,7 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.see_through import SeenThrough
 from ..compiler.session import session
 from ..errors import FuseoptError
+from ..handlers import Interrupted
 from ..inputs.keys import Unlike
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
@@ -193,6 +194,8 @@ class Whole:
         except NotTraced:
             self._sound = True
             return False, None
+        except Interrupted as error:
+            raise error.raised from None
         except Exception as error:
             expected = isinstance(error, (Unlike, *compat.dynamo_errors()))
             if pending.begun or (steady and not expected) or compat.must_fail():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from fuseopt.runtime.step import CompiledStep
 from tests.caller_states import WAYS, Twin, alike, held
@@ -76,3 +79,75 @@ def test_a_first_step_that_creates_state(lanes: int) -> None:
             fused.step()
         assert alike(held(fused.opt), held(twin.opt)), injected.where
         place += 16
+
+
+class TimeIsUp(Exception):
+    """What the handler of a signal raises, an Exception as a TimeoutError is."""
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    def handle(*_: Any) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        yield
+    finally:
+        assert signal.getsignal(signal.SIGUSR1) is handle
+        signal.signal(signal.SIGUSR1, before)
+
+
+class SignalAtFunction(AtFunction):
+    """A signal comes where function number `place` begins, be it Dynamo's or ours."""
+
+    homes = ("/fuseopt/", "/torch/_dynamo/")
+
+    def _see(self, frame: Any, event: str, _: Any) -> Any:
+        name = frame.f_code.co_filename
+        if event == "call" and any(home in name for home in self.homes):
+            self.count += 1
+            if self.count == self.place:
+                self.where = frame.f_code.co_qualname
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+        return None
+
+
+@pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize(
+    ("kind", "lanes", "shares"),
+    [
+        ("elementwise", 2, 5),
+        ("elementwise", 18, 5),
+        ("tail of AdamW", 2, 3),
+        pytest.param("elementwise", 2, 60, marks=pytest.mark.slow),
+        pytest.param("elementwise", 18, 60, marks=pytest.mark.slow),
+        pytest.param("products", 2, 40, marks=pytest.mark.slow),
+        pytest.param("tail of AdamW", 18, 40, marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_handler_raises_in_a_trace_arrives(
+    kind: str, lanes: int, shares: int
+) -> None:
+    """An Exception too, which whoever traces takes for an error of the trace."""
+
+    def first(place: int) -> tuple[SignalAtFunction, bool, list[Any], list[Any]]:
+        torch._dynamo.reset()
+        twin = Twin(kind, WAYS[0], lanes)
+        twin.set_grads()
+        before, raised = twin.held(), False
+        with SignalAtFunction(place) as at:
+            try:
+                twin.step()
+            except TimeIsUp:
+                raised = True
+        return at, raised, before, twin.held()
+
+    at, raised, _, after = first(0)
+    total = at.count
+    assert not raised
+    for share in range(shares):
+        at, raised, before, held = first(1 + total * (2 * share + 1) // (2 * shares))
+        assert raised, at.where
+        assert alike(held, before) or alike(held, after), at.where

@@ -76,6 +76,18 @@ torch._dynamo.reset()
 one = threading.Thread(target=torch._dynamo.lookup_backend, args=(name,))
 one.start(); one.join()
 """,
+    "probed meanwhile": """
+from fuseopt.compat import bound_steps
+take, missing = bound_steps.BoundSteps._call, []
+
+def taking(*args):  # as another thread does, while the method is exchanged
+    missing.append(bound_steps.BOUND_STEPS.probe_again())
+    return take(*args)
+
+bound_steps.BoundSteps._call = taking
+assert is_ours(torch.compile(optimizer().step, backend=name))
+assert missing == [""], missing
+""",
     "many threads": """
 torch._dynamo.list_backends()
 sys.setswitchinterval(1e-5)
@@ -96,7 +108,7 @@ assert not failed, failed
 """,
 }
 
-QUICK = ("lookup", "listed after attach", "many threads")
+QUICK = ("lookup", "listed after attach", "probed meanwhile", "many threads")
 
 
 @pytest.mark.parametrize(

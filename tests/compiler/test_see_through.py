@@ -187,7 +187,10 @@ def test_what_it_says_and_holds_may_change() -> None:
 def test_what_cannot_be_seen_is_refused_by_name(kind: Any, why: str) -> None:
     with pytest.warns(RuntimeWarning, match=f"{kind.__name__}.*{why}"):
         compared(kind, momentum)
-    assert all("eager" in r.fallback for r in fuseopt.reports())
+    # the rate of the first step is a constant, until it has moved
+    later = fuseopt.reports()[kind is Compares :]
+    assert later
+    assert all("eager" in r.fallback for r in later)
 
 
 @pytest.mark.family(15)

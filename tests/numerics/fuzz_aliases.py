@@ -206,7 +206,7 @@ lane: rate = every$k[i % 2](rate)
 #: What users hang on an optimizer, or take off.
 HUNG = """
 opt.hung = torch.optim.lr_scheduler.LambdaLR(opt, lambda n: 0.5 ** n)
-opt.hung = torch.nn.Linear(2, 2)
+opt.hung = torch.nn.PReLU(2)
 opt.hung = {"a": [1, 2], "b": {"c": ps[$j]}}
 opt.hung = [opt.param_groups[0], opt.state]
 opt.hung = opt.state.get(ps[$j])

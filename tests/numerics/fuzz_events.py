@@ -2,14 +2,15 @@
 
 `differences(seed)` trains two of them alike, one in eager and one compiled, and tells
 what differs after each step: parameters, gradients, averages, state and groups, to the
-bit, with types, dtypes, strides and the order of dicts. Each event is done to both.
+bit, with types, dtypes, strides and the order of dicts. Each event is done to both. A
+pair goes through several sequences, since Dynamo's traces are what a sequence costs.
 
     python -m tests.numerics.fuzz_events FIRST LAST
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import os
 import random
 import sys
@@ -21,122 +22,27 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-import fuseopt
 from fuseopt.replicate import worth
+from tests import hung
+from tests.caller_states import STATES
 from tests.numerics.fuzz_process import settle
-from tests.papers.adaptive import AdaBelief
-from tests.papers.momentum import Lion
-from tests.papers.reducing import LAMB
+from tests.numerics.fuzz_trainings import (
+    FORMS,
+    HUNG,
+    SHAPES,
+    Choice,
+    Training,
+    drawn_choice,
+)
 from tests.steps import same_bits, turned
 
-Build = Callable[[Any, random.Random], Optimizer]
-Event = Callable[["Training", random.Random], None]
+Event = Callable[[Training, random.Random], None]
 
-SHAPES = [(3, 4), (5,), (), (7, 2, 3), (6, 4), (33,), (1,), (3, 4)]
 LANES = (1, 3, 6, 24, 40)
 #: Where few lanes may be led too: what Dynamo takes goes by the number of lanes.
-LED_FROM, FEW_LANES = 6, (1, 3, 6, 9, 12)
-FORMS = (None, True, False)
-
-
-def _torchs(name: str, lr: float = 1e-2, **choices: Sequence[Any]) -> Build:
-    def build(params: Any, rng: random.Random) -> Optimizer:
-        options = {key: rng.choice(values) for key, values in choices.items()}
-        optimizer: Optimizer = getattr(torch.optim, name)(params, lr=lr, **options)
-        return optimizer
-
-    return build
-
-
-BUILDS: dict[str, Build] = {
-    "AdamW": _torchs("AdamW", amsgrad=(True, False), foreach=FORMS),
-    "SGD": _torchs("SGD", momentum=(0, 0.9), weight_decay=(0, 0.1), foreach=FORMS),
-    "RMSprop": _torchs("RMSprop", momentum=(0, 0.9), centered=(True, False)),
-    "Adagrad": _torchs("Adagrad", lr_decay=(0, 0.1)),
-    "Adafactor": _torchs("Adafactor"),
-    "Adadelta": _torchs("Adadelta", lr=1.0),
-    "Adamax": _torchs("Adamax"),
-    "NAdam": _torchs("NAdam"),
-    "RAdam": _torchs("RAdam"),
-    "Rprop": _torchs("Rprop"),
-    "ASGD": _torchs("ASGD"),
-    "Lion": lambda params, rng: Lion(params, 1e-2, weight_decay=0.1),
-    "LAMB": lambda params, rng: LAMB(params, 1e-2),
-    "AdaBelief": lambda params, rng: AdaBelief(params, 1e-2),
-}
-WAYS = ("eager", "own", "bound", "tail")
-
-
-class Training:
-    """An optimizer with its parameters, stepped in one of WAYS. `max_norm`: of a clip
-    before the step, or None; `decay`: of averages after it, or None.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        lanes: int,
-        seed: int,
-        way: str,
-        max_norm: float | None,
-        decay: float | None,
-    ) -> None:
-        rng = random.Random(seed)
-        torch.manual_seed(seed)
-        shapes = [SHAPES[k % len(SHAPES)] for k in range(lanes)]
-        self.params = [torch.nn.Parameter(torch.randn(s)) for s in shapes]
-        first, rest = self.params[: lanes // 3], self.params[lanes // 3 :]
-        several = bool(first) and name != "Rprop" and rng.random() < 0.5
-        groups = [{"params": first}, {"params": rest, "weight_decay": 0.05}]
-        self.optimizer = BUILDS[name](groups if several else self.params, rng)
-        self.averages = [p.detach().clone() for p in self.params]
-        self.saved = copy.deepcopy(self.optimizer.state_dict())
-        self.hooks: list[Any] = []
-        self.max_norm, self.decay = max_norm, decay
-        self.tail: Any = None
-        self.step_itself: Callable[..., Any] = self.optimizer.step
-        if way == "own":
-            fuseopt.compile(self.optimizer)
-            self.step_itself = self.optimizer.step
-        elif way == "bound":
-            self.step_itself = torch.compile(self.step_itself, backend="fuseopt")
-        elif way == "tail":
-            averages = [] if decay is None else [(self.averages, decay)]
-            self.tail = fuseopt.tail(
-                self.optimizer, clip_grad_norm=max_norm, zero_grad=False, ema=averages
-            )
-
-    def stepped(self) -> list[Any]:
-        """The parameters of the groups."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def step(self) -> Tensor | None:
-        """Clip, step, average; the total norm."""
-        if self.tail is not None:
-            norm: Tensor | None = self.tail().norm
-            return norm
-        norm = None
-        if self.max_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self.stepped(), self.max_norm)
-        self.step_itself()
-        if self.decay is not None:
-            with torch.no_grad():
-                torch._foreach_lerp_(self.averages, self.params, 1 - self.decay)
-        return norm
-
-    def content(self) -> dict[str, Any]:
-        """All that must be the same, with parameters by their number."""
-        number = {id(p): k for k, p in enumerate(self.params)}
-        return {
-            "parameters": [p.detach() for p in self.params],
-            "gradients": [p.grad for p in self.params],
-            "averages": self.averages,
-            "state": {number[id(p)]: s for p, s in self.optimizer.state.items()},
-            "groups": [
-                {name: x for name, x in group.items() if name != "params"}
-                for group in self.optimizer.param_groups
-            ],
-        }
+LED_FROM, FEW_LANES = 4, (1, 3, 4, 6, 9)
+#: So many sequences of events go over one pair.
+SEQUENCES = 3
 
 
 def alike(x: Any, y: Any) -> bool:
@@ -165,6 +71,15 @@ def new_gradients(training: Training, rng: random.Random) -> None:
             p.grad.copy_(grad)
         else:
             p.grad = turned(grad) if how < 0.55 else grad
+
+
+def some_gradients(training: Training, rng: random.Random) -> None:
+    """One of a few patterns: what had none has one in the next, and again none."""
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+    every, first = rng.choice([2, 3, 3]), rng.randrange(2)
+    for k, p in enumerate(training.stepped()):
+        grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        p.grad = None if k % every == first else grad
 
 
 def all_gradients(training: Training, rng: random.Random) -> None:
@@ -215,29 +130,39 @@ def an_option(training: Training, rng: random.Random) -> None:
 def another_group(training: Training, rng: random.Random) -> None:
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     shapes = [rng.choice(SHAPES) for _ in range(rng.choice([1, 2, 5]))]
-    if training.decay is None and len(training.params) < 60:
-        new = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
-        training.params += new
-        training.optimizer.add_param_group({"params": new})
+    if training.choice.decay is None and len(training.params) < 60:
+        drawn = [torch.randn(s, generator=generator) for s in shapes]
+        dtype = torch.bfloat16 if training.choice.master else torch.float32
+        training.add([torch.nn.Parameter(x.to(dtype)) for x in drawn])
 
 
 def save(training: Training, rng: random.Random) -> None:
-    training.saved = copy.deepcopy(training.optimizer.state_dict())
+    if not training.hung:
+        training.save()
 
 
 def load(training: Training, rng: random.Random) -> None:
-    sizes = [len(group["params"]) for group in training.saved["param_groups"]]
-    if sizes == [len(g["params"]) for g in training.optimizer.param_groups]:
-        training.optimizer.load_state_dict(copy.deepcopy(training.saved))
+    if not training.hung:
+        training.load()
+
+
+def load_in_full(training: Training, rng: random.Random) -> None:
+    if not training.hung and training.choice.storage != "bf16-stochastic":
+        training.load(in_full=True)
+
+
+def _with_state(training: Training) -> list[Any]:
+    return [p for p in training.optimizer.state if isinstance(p, Tensor)]
 
 
 def forget_all(training: Training, rng: random.Random) -> None:
-    training.optimizer.state.clear()
+    for p in _with_state(training):
+        training.forget(p)
 
 
 def forget_one(training: Training, rng: random.Random) -> None:
     if training.optimizer.state:
-        del training.optimizer.state[rng.choice([*training.optimizer.state])]
+        training.forget(rng.choice(_with_state(training)))
 
 
 def other_memory(training: Training, rng: random.Random) -> None:
@@ -253,9 +178,9 @@ def other_layout(training: Training, rng: random.Random) -> None:
 def other_dtype(training: Training, rng: random.Random) -> None:
     p = rng.choice(training.params)
     dtype = rng.choice([torch.bfloat16, torch.float64])
-    if training.decay is None:
+    if training.choice.decay is None:
         p.data, p.grad = p.data.to(dtype), None
-        training.optimizer.state.pop(p, None)
+        training.forget(p)
 
 
 def a_frozen_one(training: Training, rng: random.Random) -> None:
@@ -264,13 +189,14 @@ def a_frozen_one(training: Training, rng: random.Random) -> None:
 
 
 def _a_state(training: Training, rng: random.Random) -> dict[str, Any]:
-    held = [s for s in training.optimizer.state.values() if s]
+    held = [training.optimizer.state[p] for p in _with_state(training)]
+    held = [state for state in held if state]
     return rng.choice(held) if held else {}
 
 
 def other_state(training: Training, rng: random.Random) -> None:
     state = _a_state(training, rng)
-    names = [name for name, x in state.items() if isinstance(x, Tensor)]
+    names = [k for k, x in state.items() if isinstance(x, Tensor) and k != HUNG]
     if names:
         name = rng.choice(names)
         state[name] = state[name].clone()
@@ -286,7 +212,7 @@ def another_count(training: Training, rng: random.Random) -> None:
 
 def another_order(training: Training, rng: random.Random) -> None:
     params = rng.choice(training.optimizer.param_groups)["params"]
-    if training.decay is None:
+    if training.choice.decay is None:
         params.insert(0, params.pop(rng.randrange(len(params))))
 
 
@@ -308,15 +234,70 @@ def a_hook(training: Training, rng: random.Random) -> None:
         training.hooks.append(training.optimizer.register_step_pre_hook(halve))
 
 
-#: How often each is done, beside the others.
+def hang(training: Training, rng: random.Random) -> None:
+    """Something that no step reads."""
+    optimizer = training.optimizer
+    place, value = rng.choice([*hung.PLACES]), rng.choice([*hung.VALUES])
+    second = optimizer.param_groups[0]["params"][1:2]
+    if place != "state" or (second and optimizer.state.get(second[0])):
+        undo = hung.PLACES[place](optimizer, hung.VALUES[value](optimizer))
+        training.hung.append(undo)
+
+
+#: Other types of what torch makes, which every step takes.
+TYPES = (
+    *("group: ordered", "groups: list", "state: dict", "state: ordered"),
+    *("state of one: ordered", "betas: list", "betas: namedtuple", "lr: numpy"),
+)
+
+
+def another_type(training: Training, rng: random.Random) -> None:
+    with contextlib.suppress(KeyError, IndexError):
+        training.hung.append(hung.FORMS[rng.choice(TYPES)](training.optimizer))
+
+
+def take_off(training: Training, rng: random.Random) -> None:
+    while training.hung:
+        # the user has loaded or forgotten it meanwhile
+        with contextlib.suppress(KeyError, AttributeError, IndexError):
+            training.hung.pop()()
+
+
+def around(training: Training, rng: random.Random) -> None:
+    """The caller's state from now on."""
+    training.around = rng.choice([None, *STATES])
+
+
+def nothing_around(training: Training, rng: random.Random) -> None:
+    training.around = None
+
+
+#: How often each is done, beside the others: whatever is trained,
 EVENTS: dict[Event, float] = {
-    **dict.fromkeys((new_gradients, all_gradients), 12.0),
-    **dict.fromkeys((rates, an_option, other_layout, load), 3.0),
-    **dict.fromkeys((other_memory, other_state, another_count, another_group), 1.5),
-    **dict.fromkeys((save, forget_one, odd_gradient, a_hook), 1.0),
-    **dict.fromkeys((forget_all, other_dtype, a_frozen_one, another_order), 0.7),
-    **dict.fromkeys((threads, no_gradients), 0.5),
+    **dict.fromkeys((new_gradients, all_gradients), 10.0),
+    **dict.fromkeys((some_gradients,), 4.0),
+    **dict.fromkeys((rates, an_option, load, nothing_around), 3.0),
+    **dict.fromkeys((another_group, save, odd_gradient, around), 1.0),
+    **dict.fromkeys((load_in_full, threads, no_gradients), 0.7),
 }
+#: where parameters are stepped as they are, which masters are not,
+WITHOUT_MASTERS: dict[Event, float] = {
+    **dict.fromkeys((hang, take_off), 2.0),
+    **dict.fromkeys((other_memory, other_state, another_count), 1.5),
+    **dict.fromkeys((forget_one, a_hook, another_type), 1.0),
+    **dict.fromkeys((forget_all, a_frozen_one, another_order), 0.7),
+}
+#: and where state is not packed.
+OF_PLAIN: dict[Event, float] = {other_layout: 3.0, other_dtype: 0.7}
+
+
+def events_of(choice: Choice) -> dict[Event, float]:
+    """What may be done to what is trained."""
+    found = EVENTS if choice.master else {**EVENTS, **WITHOUT_MASTERS}
+    if choice.storage == "bf16-stochastic":
+        # state that is forgotten draws other numbers when it is made anew
+        found = {k: v for k, v in found.items() if k not in (forget_one, forget_all)}
+    return {**found, **OF_PLAIN} if choice.plain else found
 
 
 # ---------------------------------------------------------------- both beside
@@ -329,42 +310,75 @@ def _done(action: Callable[[], Any]) -> Any:
         return error
 
 
-def differences(seed: int, sizes: Sequence[int] = LANES) -> list[str]:
+def anew(training: Training, first: Sequence[Tensor]) -> None:
+    """Begin a sequence: numbers as at first, nothing hung, options as left."""
+    take_off(training, random.Random(0))
+    while training.hooks:
+        training.hooks.pop().remove()
+    training.around = None
+    with torch.no_grad():
+        for p, x in zip(training.params, first, strict=False):
+            p.copy_(x)
+        for p, average in zip(training.params, training.averages, strict=False):
+            average.copy_(p)
+    for state in map(training.optimizer.state.get, _with_state(training)):
+        for x in state.values():
+            if isinstance(x, Tensor) and x.is_floating_point():
+                x.nan_to_num_(1.0, 2.0, -2.0)
+
+
+def differences(
+    seed: int, sizes: Sequence[int] = LANES, sequences: int = SEQUENCES
+) -> list[str]:
     """Train both as `seed` says: [] if nothing differs, else what, and what was done
     before. An error ends both; the other must have one as well. `sizes`: how many
     parameters.
     """
     rng = random.Random(seed)
-    name, way = rng.choice([*BUILDS]), rng.choice(WAYS[1:])
-    lanes = rng.choice(sizes)
-    is_tail = way == "tail"
-    max_norm = rng.choice([0.5, 1.0, None]) if is_tail else None
-    decay = 0.9 if is_tail and rng.random() < 0.6 else None
-    of_both = name, lanes, seed
-    pair = [Training(*of_both, w, max_norm, decay) for w in (WAYS[0], way)]
-    told = [f"{name}, {lanes} lanes, {way}, {max_norm}, {decay}"]
-    before = torch.get_num_threads()
+    choice = drawn_choice(rng, seed, sizes)
+    pair = [Training(choice, eager) for eager in (True, False)]
+    told, before = [str(choice)], torch.get_num_threads()
+    first = [p.detach().clone() for p in pair[0].params]
     try:
-        for _ in range(rng.choice([8, 15, 25])):
-            for _ in range(rng.choice([0, 1, 1, 2, 3])):
-                (event,) = rng.choices([*EVENTS], [*EVENTS.values()])
-                told.append(event.__name__)
-                of_event = rng.randrange(1 << 30)
+        for n in range(sequences if choice.plain else 1):
+            if n:
+                told.append("anew")
                 for training in pair:
-                    event(training, random.Random(of_event))
-            results = [_done(training.step) for training in pair]
-            told.append("step")
-            raised = [isinstance(x, Exception) for x in results]
-            if all(raised):
-                return []
-            if any(raised) or not alike(*results):
-                return [f"results: {results}", *told]
-            mine, theirs = (training.content() for training in pair)
-            found = [key for key in mine if not alike(mine[key], theirs[key])]
+                    anew(training, first)
+            found = sequence(pair, rng, told)
             if found:
                 return [*found, *told]
+            if told[-1] == "raised":
+                break
     finally:
         torch.set_num_threads(before)
+    return []
+
+
+def sequence(
+    pair: Sequence[Training], rng: random.Random, told: list[str]
+) -> list[str]:
+    """What differs after one of some steps, with a few events before each."""
+    events = events_of(pair[0].choice)
+    for _ in range(rng.choice([8, 15, 25])):
+        for _ in range(rng.choice([0, 1, 1, 2, 3])):
+            (event,) = rng.choices([*events], [*events.values()])
+            told.append(event.__name__)
+            of_event = rng.randrange(1 << 30)
+            for training in pair:
+                event(training, random.Random(of_event))
+        told.append(f"step {pair[0].around or ''}".strip())
+        results = [_done(training.step) for training in pair]
+        raised = [isinstance(x, Exception) for x in results]
+        if all(raised):
+            told.append("raised")
+            return []
+        if any(raised) or not alike(*results):
+            return [f"results: {results}"]
+        theirs, mine = (training.content() for training in pair)
+        found = [key for key in mine if not alike(mine[key], theirs[key])]
+        if found:
+            return found
     return []
 
 

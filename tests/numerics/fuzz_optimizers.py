@@ -24,7 +24,7 @@ WEIGHTS = (8, 5, 4, 1, 3)
 SHAPES = ((5,), (3, 4), (2, 3), (), (1,), (4, 1, 2), (17,))
 LANES = (16, 16, 16, 16, 18, 20, 24, 40)
 #: Where few lanes may be led too: what Dynamo takes goes by the number of lanes.
-FEW_LANES = (6, 7, 8, 8, 9, 10, 12)
+FEW_LANES = (4, 5, 6, 6, 7, 8)
 
 FRAME = '''\
 """Optimizer {seed}."""
@@ -251,7 +251,8 @@ def random_optimizer(seed: int, sizes: Sequence[int] = LANES) -> Drawn:
     kinds = tuple(drawn_kinds(r))
     ends: tuple[int, ...] = ()
     if r.random() < 0.4:
-        ends = tuple(sorted(r.sample(range(2, lanes - 1), r.choice((1, 1, 2)))))
+        places = range(2, lanes - 1)
+        ends = tuple(sorted(r.sample(places, min(r.choice((1, 1, 2)), len(places)))))
     smallest = min(b - a for a, b in zip((0, *ends), (*ends, lanes), strict=True))
 
     def drawn(k: int) -> Fill:
@@ -289,13 +290,18 @@ def random_optimizer(seed: int, sizes: Sequence[int] = LANES) -> Drawn:
         "p.add_(upd.mul(-rate))",
     )
     grad_mode = r.choice(("decorator", "decorator", "decorator", "with", "set"))
+    form = r.choice(("loop", "loop", "loop", "method", "function", "foreach"))
+    if tame:
+        # neither is led
+        grad_mode = grad_mode.replace("set", "with")
+        form = form.replace("foreach", "loop")
     return Drawn(
         seed=seed,
         lanes=lanes,
         ends=ends,
         kinds=kinds,
         rates=tuple(r.choice((0.1, 0.1, 0.03, 0.5, 0.0)) for _ in (0, *ends)),
-        form=r.choice(("loop", "loop", "loop", "method", "function", "foreach")),
+        form=form,
         order=r.choice(
             ("plain",) * (60 if tame else 6)
             + ("reversed", "sorted", "zip", "list", "index", "generator")

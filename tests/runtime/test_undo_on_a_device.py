@@ -45,8 +45,11 @@ class Side:
         shapes = (SINGLE if single else SHAPES) * lanes
         self.drawn = torch.Generator().manual_seed(2)
         self.device = device
+        #: of "sim", "sim:1" in turn where there are several
+        self.devices = ["sim", "sim:1"] if device == "both" else [device]
         self.params: list[Any] = [
-            torch.nn.Parameter(self._draw(shape)) for shape in shapes[:lanes]
+            torch.nn.Parameter(self._draw(shape, n))
+            for n, shape in enumerate(shapes[:lanes])
         ]
         self.opt = KINDS[kind](self.params)
         self.run: Any = self.opt.step
@@ -66,12 +69,13 @@ class Side:
         torch.nn.utils.clip_grad_norm_(self.params, 1.0)
         eager_step(self.opt)
 
-    def _draw(self, shape: Any) -> torch.Tensor:
-        return torch.randn(shape, generator=self.drawn).to(self.device)
+    def _draw(self, shape: Any, n: int) -> torch.Tensor:
+        device = self.devices[n % len(self.devices)]
+        return torch.randn(shape, generator=self.drawn).to(device)
 
     def set_grads(self) -> None:
-        for p in self.params:
-            p.grad = self._draw(p.shape)
+        for n, p in enumerate(self.params):
+            p.grad = self._draw(p.shape, n)
 
     def step(self) -> None:
         if self.device == "cpu":
@@ -91,10 +95,10 @@ class Side:
 
 
 def both(
-    kind: str, lanes: int, cudagraphs: bool, tail: bool = False
+    kind: str, lanes: int, cudagraphs: bool, tail: bool = False, on: str = "sim"
 ) -> tuple[Side, Side]:
     """On the device, and beside it."""
-    own = Side(kind, "sim", lanes, cudagraphs, tail)
+    own = Side(kind, on, lanes, cudagraphs, tail)
     return own, Side(kind, "cpu", lanes, False, tail)
 
 
@@ -209,3 +213,35 @@ def test_errors_of_replays(
         fused.step()
         twin.step()
         assert alike(fused.held(), twin.held())
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "capturable"])
+def test_errors_between_the_graphs_of_two_devices(
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch, kind: str, refused: int
+) -> None:
+    """The graph of one device has begun when that of the other is refused."""
+    kept, left = sim.Graph.replay, [-1]
+
+    def replay(graph: Any) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            raise RuntimeError("no")
+        kept(graph)
+
+    monkeypatch.setattr(sim.Graph, "replay", replay)
+    fused, twin = both(kind, 6, True, on="both")
+    for turn in range(6):
+        fused.set_grads()
+        twin.set_grads()
+        if turn == 4:
+            before = fused.held()
+            left[0] = refused
+            with pytest.raises(LaunchError):
+                fused.step()
+            assert left[0] == -1
+            assert alike(fused.held(), before)
+        fused.step()
+        twin.step()
+        assert alike(fused.held(), twin.held())
+    assert sim.counters().replays >= 6

@@ -36,6 +36,17 @@ def give_grads(step: int, *lists: Params, missing: int = 0) -> None:
             p.grad = None if absent else grad.clone()
 
 
+def packs(p: torch.Tensor, value: Any) -> bool:
+    """Is a value of a parameter's state such that it is packed?"""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype == torch.float32
+        and p.dim() > 0
+        and value.is_contiguous()
+        and (value.shape, value.stride()) == (p.shape, p.stride())
+    )
+
+
 class Reference:
     """An optimizer whose state is packed between its steps."""
 
@@ -63,10 +74,11 @@ class Reference:
 
     def _pack_new(self) -> None:
         for p, values in self.optimizer.state.items():
+            if not isinstance(p, torch.Tensor):
+                continue
             for key, value in values.items():
                 name = self._name(key)
-                packs = isinstance(value, torch.Tensor) and value.shape == p.shape
-                if name is None or not packs or value.dtype != torch.float32:
+                if name is None or not packs(p, value):
                     continue
                 if (p, key) not in self.packed:
                     parts = FORMATS[name].empty(value, len(self.packed))

@@ -32,7 +32,7 @@ FOLDER = ROOT / "build" / "fuzz"
 #: So many seconds a seed may take: reduced ones take the longest.
 PATIENCE = 400.0
 #: A process is replaced after so many seeds.
-SEEDS_OF_A_PROCESS = 100
+SEEDS_OF_A_PROCESS = 300
 #: What became of a seed that is no failure begins with one of these.
 FINE = ("led", "whole", "eager", "refused", "raised", "of dynamo")
 #: Reasons that are told apart in the summary.
@@ -59,8 +59,9 @@ def work() -> None:
 class Worker:
     """A process that judges seeds; another one after a crash."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float) -> None:
         self.process: subprocess.Popen[bytes] | None = None
+        self.patience = patience
         self.seeds = 0
 
     def judge(self, seed: int) -> dict[str, Any]:
@@ -86,15 +87,14 @@ class Worker:
         running = process.poll() is None
         self.end()
         if running:
-            return {"wrong": f"seed {seed}: no end within {PATIENCE:.0f} s"}
+            return {"wrong": f"seed {seed}: no end within {self.patience:.0f} s"}
         return {"wrong": f"seed {seed}: the process ended with {process.returncode}"}
 
-    @staticmethod
-    def lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    def lines(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
         """What the process prints, until it ends or its time is up."""
         assert process.stdout is not None
         out = process.stdout.fileno()
-        until, kept = time.monotonic() + PATIENCE, b""
+        until, kept = time.monotonic() + self.patience, b""
         with selectors.DefaultSelector() as selector:
             selector.register(out, selectors.EVENT_READ)
             while selector.select(max(0.0, until - time.monotonic())):
@@ -171,15 +171,14 @@ def way_told(outcomes: Sequence[str]) -> str:
 
 def summary(log: Log) -> str:
     """What became of all seeds that are written down."""
-    from tests.beside import PATHS
-
     entries = log.found.values()
     wrong = [entry["wrong"] for entry in entries if "wrong" in entry]
     silent = sum("Silent" in text.partition("\n")[0] for text in wrong)
-    lines = [
-        f"{way}: {way_told([entry['ways'][n] for entry in entries if 'ways' in entry])}"
-        for n, way in enumerate(PATHS)
-    ]
+    ways: dict[str, list[str]] = {}
+    for entry in entries:
+        for way, told in entry.get("ways", {}).items():
+            ways.setdefault(way, []).append(told)
+    lines = [f"{way}: {way_told(told)}" for way, told in sorted(ways.items())]
     versions = len({entry.get("code") for entry in entries})
     if versions > 1:
         lines.append(f"by {versions} versions of fuseopt, for it changed meanwhile")
@@ -190,13 +189,15 @@ def summary(log: Log) -> str:
     return "\n".join(lines)
 
 
-def run(seeds: Sequence[int], log: Log, jobs: int, seconds: float) -> None:
+def run(
+    seeds: Sequence[int], log: Log, jobs: int, seconds: float, patience: float
+) -> None:
     """Judge what is not written down, or failed, in `jobs` processes."""
     left = iter([s for s in seeds if s not in log.found or s in log.wrong()])
     until = time.monotonic() + seconds
 
     def share(_: int) -> None:
-        worker = Worker()
+        worker = Worker(patience)
         try:
             while time.monotonic() < until:
                 seed = next(left, None)
@@ -219,6 +220,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, help="the first one; else any")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=1e9, help="then stop")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, help="seconds for a seed"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.worker:
@@ -228,7 +232,13 @@ def main(arguments: Sequence[str]) -> int:
     print(f"the same again, or what is left: --first {first}", flush=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
     log = Log(FOLDER / f"{first}.jsonl")
-    run(range(first, first + given.count), log, given.jobs, given.seconds)
+    run(
+        range(first, first + given.count),
+        log,
+        given.jobs,
+        given.seconds,
+        given.patience,
+    )
     print(summary(log))
     return int(bool(log.wrong()) or len(log.found) < given.count)
 

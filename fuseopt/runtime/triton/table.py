@@ -19,6 +19,7 @@ from ...codegen.triton.kernel import functions, packs
 from ...codegen.triton.reduce import OUTS
 from ...codegen.triton.variant import CHUNK_FIELDS, RECORD
 from ...errors import LaunchError
+from ...handlers import of_handler
 from ...ir.graph import Kernel, Variant, makes_numbers
 from ..cpp.table import TableFactory, TensorLayout, VariantTable, owners_of_lanes
 from ..devices import is_remote
@@ -348,6 +349,9 @@ class TritonTable:
         try:
             (start or self._start)()
         except Exception as error:
+            interrupt = of_handler(error)
+            if interrupt is not None:
+                raise interrupt from None
             raise LaunchError(
                 f"{self.name} failed on {self.place} ({self.module.path}): {error}"
             ) from error
