@@ -48,7 +48,7 @@ PAGES = [
 #: rewritten yet.
 DONE = (
     *("__init__", "__main__", "backend", "config", "errors", "explanation", "locks"),
-    *("cli", "conformance"),
+    *("cli", "conformance", "compiler"),
 )
 
 #: Like `PHRASES`, for docstrings and comments. Only people say, ask, tell, know, see.
