@@ -1,17 +1,17 @@
-"""fuseopt compiles optimizer steps: `torch.compile(opt.step, backend="fuseopt")`.
+"""Compile optimizer steps: `torch.compile(opt.step, backend="fuseopt")`.
 
-    compile(opt)        the same optimizer, its step compiled apart from all others
+    compile(opt)        return the optimizer, its step compiled separately
     explain(opt)        plan a step without running it
-    tail(opt, ...)      all that follows backward(): unscale, clip, step, average
+    tail(opt, ...)      everything after backward(): unscale, clip, step, average
     clip_grad_norm_     torch's function, in two launches
     NormGroup(params)   parameters whose gradients processes share, for clips
-    in_backward(...)    an optimizer that steps while the backward runs
-    full_precision(d)   a state dict of packed state, for the plain optimizer
-    reports()           what was compiled in this process
-    Report              what one graph became
-    errors              one class per way to fail
+    in_backward(...)    an optimizer that steps during the backward
+    full_precision(d)   unpack a state dict, for the plain optimizer
+    reports()           Reports of this process, oldest first
+    Report              describes what one graph was compiled to
+    errors              one class for each kind of failure
 
-Names are loaded on first use, so that parts without torch can be imported alone.
+Names load on first use, so that parts without torch can be imported alone.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Module(types.ModuleType):
-    """This module, which says what is meant when somebody takes it for the backend."""
+    """This module; it raises NotABackend if somebody calls it as the backend."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         from .compiler.entry import refuse_module

@@ -1,4 +1,4 @@
-"""`python -m fuseopt`: see fuseopt/cli/main.py."""
+"""Run the command line `python -m fuseopt`; see fuseopt/cli/main.py."""
 
 import sys
 

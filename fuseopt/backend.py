@@ -1,6 +1,6 @@
-"""The entry point: `fuseopt.backend:fuseopt` is what Dynamo loads for the name.
+"""Entry point of the backend: Dynamo loads `fuseopt.backend:fuseopt` for the name.
 
-To load it imports the object that Dynamo calls and nothing that compiles.
+Importing this module imports the object that Dynamo calls, and no compiler code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Dynamo, which loads `fuseopt.backend:fuseopt`, asks for it by name."""
+    """Return the backend when Dynamo loads `fuseopt.backend:fuseopt` by its name."""
     if name != "fuseopt":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     attach_to_loaded()

@@ -1,7 +1,7 @@
-"""The options of a compilation: one frozen Config, the one reader of the environment.
+"""Options of a compilation: one frozen Config, the only reader of the environment.
 
-`resolve(mode, options)` reads what `torch.compile` passes on; unknown names raise
-ConfigError with the known ones.
+`resolve(mode, options)` reads the arguments that `torch.compile` passes on. An unknown
+name raises ConfigError with the valid names.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 
 from .errors import ConfigError
 
-#: Versions of torch that all tests pass with: from the first, to before the last. The
-#: matrix of tests, what pip may install and what `doctor` says follow from it.
+#: Versions of torch that pass all tests: the first, and the first one after them. The
+#: test matrix, the requirement in the package and the checks of `doctor` follow from
+#: it.
 CHECKED = ((2, 11), (2, 16))
-#: The modes of torch.compile, and what each says of `cudagraphs`, unless options do;
-#: kernels are never tuned on a step's own state, so that no mode asks for that.
+#: The modes of torch.compile, and the `cudagraphs` of each; options override it. No
+#: mode tunes kernels, since tuning would run them on the state of a step.
 MODES: dict[str, bool | None] = {
     "default": None,
     "reduce-overhead": True,
@@ -30,30 +31,30 @@ MODES: dict[str, bool | None] = {
 
 @dataclass(frozen=True)
 class Config:
-    """What a compilation should do.
+    """Options of one compilation.
 
     target: "auto" (C++ on a CPU, Triton on an accelerator), "cpp" or "triton".
     numerics: "eager" gives eager's bits; "fast" lets the compiler contract and
         reassociate.
-    fallback: what runs a graph that is no optimizer step: "inductor", "eager" or
-        "error".
-    verify: run eager on clones beside each step and raise at the first bit that
+    fallback: runs a graph that is no optimizer step: "inductor", "eager" or "error".
+    verify: run eager on clones beside each step, and raise at the first bit that
         differs.
     dump_dir: a folder for the graph after each pass, refusals, source and layout.
-    debug: 0 silent; 1 what was compiled; 2 and what did not fuse; 3 and the graph after
-        each pass; 4 and the generated source.
-    cache_dir: where built kernels are kept.
-    check: hold each pass to the invariants of the graph, and prove the schedule right;
-        a dump does that too.
-    cudagraphs: capture the launches of a step on an accelerator and replay them; "auto"
-        does it where a replay takes the place of more than one launch, and with
-        "require" it is an error where they cannot be captured.
-    raw_fields: compare the fields of tensors where they lie in memory, which is looked
-        for and tried; else ask the C functions that torch exports, which takes longer.
+    debug: 0 is silent. 1 prints the Report of each compilation, 2 adds refusals to
+        fuse, 3 the graph after each pass, 4 the generated source.
+    cache_dir: the folder of built kernels.
+    check: check the invariants of the graph after each pass, and prove that the
+        schedule is right. A dump also turns this on.
+    cudagraphs: capture the launches of a step on an accelerator and replay them. "auto"
+        does so where a replay replaces more than one launch. "require" raises
+        CudaGraphError where CUDA cannot capture the launches.
+    raw_fields: read the fields of tensors directly from memory; fuseopt finds and tests
+        their offsets. False calls the C functions that torch exports, which takes
+        longer.
     eager_if_faster: time the first steady calls on a CPU beside eager, which gives the
-        same bits; where eager is faster, let it run, and say so.
-    compile_debug: write what `dump_dir` does into the folder that torch's own compilers
-        write to.
+        same bits. If eager is faster, fuseopt reports it and runs eager.
+    compile_debug: write the files of `dump_dir` into the debug folder of torch's own
+        compilers.
     """
 
     target: str = "auto"
@@ -71,7 +72,7 @@ class Config:
 
     @property
     def writes(self) -> bool:
-        """Is what becomes of a graph written into files?"""
+        """Does a compilation write files?"""
         return bool(self.dump_dir or self.debug or self.compile_debug)
 
 
@@ -87,8 +88,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "eager_if_faster": (True, False),
     "compile_debug": (True, False),
 }
-#: What a variable of the environment may say of something that is done or not, in
-#: capitals or not.
+#: Values of an environment variable that turns something on or off; case is ignored.
 SWITCH: dict[str, bool] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -101,7 +101,10 @@ GRAPHS: dict[str, bool | str] = {**SWITCH, "auto": "auto", "require": "require"}
 
 
 def _checked(name: str, value: Any, said: str = "") -> Any:
-    """A value for an option, if it may be one; `said`: the variable that has it."""
+    """Return a value for an option if it is valid.
+
+    `said`: the environment variable that holds the value. Raises ConfigError.
+    """
     known = [f.name for f in fields(Config)]
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
@@ -119,13 +122,13 @@ def _checked(name: str, value: Any, said: str = "") -> Any:
 
 
 def switched_off(environ: Mapping[str, str] | None = None) -> frozenset[str]:
-    """The names of capabilities in FUSEOPT_WITHOUT, which fuseopt is to do without."""
+    """Names of the capabilities in FUSEOPT_WITHOUT, which fuseopt must not use."""
     said = (os.environ if environ is None else environ).get("FUSEOPT_WITHOUT", "")
     return frozenset(x.strip() for x in said.split(",") if x.strip())
 
 
 def of_mode(mode: str | None) -> dict[str, Any]:
-    """The options that a mode of torch.compile stands for. Raises ConfigError."""
+    """Options for a mode of torch.compile. Raises ConfigError."""
     if mode is not None and mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
     graphs = None if mode is None else MODES[mode]
@@ -137,7 +140,7 @@ def resolve(
     options: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """The Config of one `torch.compile` call. Raises ConfigError."""
+    """Return the Config of one `torch.compile` call. Raises ConfigError."""
     env = os.environ if environ is None else environ
     by_mode = of_mode(mode)
     config = Config()
@@ -162,7 +165,7 @@ def resolve(
                 known = ", ".join(meanings)
                 raise ConfigError(f"{variable}={said!r}: expected one of {known}")
             config = replace(config, **{name: meanings[said.lower()]})
-    # torch's own variable, read as torch does
+    # torch's own variable, parsed as torch parses it
     if env.get("TORCH_COMPILE_DEBUG") == "1":
         config = replace(config, compile_debug=True)
     config = replace(config, **by_mode)

@@ -1,9 +1,9 @@
-"""One class per way to fail. Each message names the node, tensor or option at fault,
-and what to do.
+"""Exceptions: one class for each kind of failure.
 
-Every error here is raised before a step has written anything: a step is whole or not
-at all. (An ATen call that no rule covers runs between kernels as it is; if that raises,
-what the kernels before it have written is put back.)
+A message names the node, tensor or option at fault, and the next step. fuseopt raises
+these errors before a step writes anything, so that a step happens whole or not at all.
+One exception: ATen calls without a rule run between kernels. If such a call raises,
+fuseopt restores what earlier kernels of the step wrote.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from pathlib import Path
 class FuseoptError(RuntimeError):
     """Base of all errors raised by fuseopt.
 
-    `constants_help`: may a trace in which numbers are constants not raise it?
+    `constants_help`: True if a trace with constant numbers may avoid the error.
     """
 
     constants_help = True
 
 
 class ConfigError(FuseoptError):
-    """An option, mode or environment value that fuseopt does not know."""
+    """An unknown option or mode, or an invalid value for an option or environment
+    variable.
+    """
 
 
 class CaptureError(FuseoptError):
@@ -30,27 +32,27 @@ class CaptureError(FuseoptError):
 
 
 class EagerOnly(CaptureError):
-    """A call or a kind of tensor that only eager handles; the user is warned of it."""
+    """A call or a kind of tensor that only eager can run; fuseopt warns once."""
 
 
 class UnsupportedInput(FuseoptError):
-    """A tensor handed to the step cannot be used: sparse, quantized, wrong device."""
+    """A tensor of the step cannot be used: sparse, quantized, on the wrong device."""
 
 
 class NotAnOptimizer(FuseoptError, TypeError):
-    """fuseopt.compile was given something that is no torch.optim.Optimizer."""
+    """The argument of fuseopt.compile is no torch.optim.Optimizer."""
 
 
 class UnsupportedTorch(FuseoptError):
-    """The installed torch gives no way to do what a step needs; nothing was written."""
+    """The installed torch lacks something that a step needs; nothing was written."""
 
 
 class NotABackend(FuseoptError, TypeError):
-    """The module fuseopt was called, where the backend of that name was meant."""
+    """The module `fuseopt` was passed or called in place of the backend."""
 
 
 class AliasError(FuseoptError):
-    """Two tensors that the step treats as separate turned out to overlap in memory."""
+    """Two tensors that the step treats as separate overlap in memory."""
 
 
 class GraphError(FuseoptError):
@@ -58,17 +60,18 @@ class GraphError(FuseoptError):
 
 
 class CannotBuild(FuseoptError):
-    """No kernel can be built here: no compiler, or nowhere to write one."""
+    """No kernel can be built: there is no compiler, or no folder for the result."""
 
 
 class CompilerMissing(CannotBuild):
-    """No usable compiler for the target on this machine, or not the one of $CXX."""
+    """No usable compiler for the target, or $CXX names one that is missing."""
 
 
 def is_own(error: Exception) -> bool:
-    """Is an error a slip of fuseopt's own code, and no word of torch's about the step?
+    """Is an error a defect of fuseopt's own code, and not torch's verdict on the step?
 
-    By its kind, and by where it was raised: not within torch.
+    Both the class of the error and the last frame decide: torch must not have raised
+    it.
     """
     if not isinstance(error, OWN):
         return False
@@ -76,7 +79,7 @@ def is_own(error: Exception) -> bool:
     return not frames or "torch" not in Path(frames[-1].filename).parts
 
 
-#: What torch does not raise to say that a call cannot be.
+#: Classes that torch does not use to reject a call.
 OWN = (
     *(KeyError, IndexError, AttributeError, NameError),
     *(AssertionError, RecursionError, ZeroDivisionError),
@@ -84,22 +87,26 @@ OWN = (
 
 
 class InternalError(FuseoptError):
-    """A step could not be made ready, through a fault of fuseopt's; the message names
-    the folder that tells of it. Raised where no step may run elsewhere.
+    """A defect of fuseopt kept a step from being prepared.
+
+    The message names the folder with the details. fuseopt raises this error only where
+    the step may not run elsewhere.
     """
 
 
 class BuildError(FuseoptError):
-    """The compiler refused generated source; the message holds its first lines."""
+    """The compiler rejected generated source; the message holds its first lines."""
 
 
 class VerifyError(FuseoptError):
-    """`options={"verify": True}`: a step gave other bits than eager does."""
+    """With `options={"verify": True}`: bits of a step differ from those of eager."""
 
 
 class LaunchError(FuseoptError):
-    """A kernel failed when it was launched; the message names it and its dump."""
+    """A kernel launch failed; the message names the kernel and its dump."""
 
 
 class CudaGraphError(FuseoptError):
-    """`options={"cudagraphs": "require"}`: a step cannot be captured in a graph."""
+    """With `options={"cudagraphs": "require"}`: CUDA cannot capture the step in a
+    graph.
+    """

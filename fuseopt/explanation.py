@@ -1,4 +1,4 @@
-"""`fuseopt.explain`: plan a step without running it or changing any tensor."""
+"""Plan a step without running it or changing any tensor: `fuseopt.explain`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def explain(
 ) -> Report:
     """Plan a step without running it or changing any tensor.
 
-    `step`: an optimizer or its `step`, or a function of `args`. Parameters without any
-    gradient are taken to have one. Returns the Report of the first graph;
+    `step`: an optimizer or its `step`, or a function of `args`. If no parameter has a
+    gradient, the plan assumes that all have one. Returns the Report of the first graph;
     `build_seconds` is 0. Raises UnsupportedInput where Dynamo would never call a
     backend.
     """
@@ -70,7 +70,7 @@ def explain(
     found: list[Report] = []
 
     class Planned(Exception):
-        """Leaves the traced function before anything of it runs."""
+        """Leaves the traced function before any of its code runs."""
 
     def planner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
         clock = Clock()
@@ -92,7 +92,7 @@ def explain(
 
         return leave
 
-    # so that Dynamo traces as it does for the backend
+    # Dynamo then traces as it does for the backend
     planner._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
     with (
         compat.cuts_noted() as cuts,
@@ -111,7 +111,7 @@ def explain(
 
 
 def _tell_of_cuts(report: Report, function: Any, cuts: Sequence[Any]) -> None:
-    """Say where Dynamo ends the graph of a function, and what to call in its place."""
+    """Report where Dynamo ends the graph of a function, and which call replaces it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or not cuts:
         return
@@ -122,7 +122,7 @@ def _tell_of_cuts(report: Report, function: Any, cuts: Sequence[Any]) -> None:
 
 
 def _unprofiled(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A bound step without torch's layer for profilers, of which Dynamo warns."""
+    """Return a bound step without torch's profiler wrapper, of which Dynamo warns."""
     layers, _ = peel(getattr(step, "__func__", step))
     if layers and layers[0].__code__ is compat.PROFILED:
         return types.MethodType(layers[0].__wrapped__, step.__self__)  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def _unprofiled(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A copy of an optimizer over memory of its own, with uninitialised contents."""
+    """Copy an optimizer over new tensors, with uninitialised contents."""
     memo: dict[int, Any] = {}
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for p in params:
@@ -146,11 +146,12 @@ def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             if isinstance(value, torch.Tensor):
                 memo[id(value)] = torch.empty_like(value)
     made = copy.deepcopy(optimizer, memo)
-    # torch's optimizers copy groups and state alone, and no attribute of their own
+    # the copy of a torch optimizer has groups and state, and no other attribute
     for name, value in vars(optimizer).items():
         if name not in vars(made) and not callable(value):
             try:
                 vars(made)[name] = copy.deepcopy(value, memo)
-            except Exception:  # a lock, a file: the step is traced, and not run
+            # such as a lock or a file: the step is traced, but never run
+            except Exception:
                 vars(made)[name] = value
     return made

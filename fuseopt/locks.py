@@ -1,8 +1,8 @@
-"""Locks that are open in a process which was forked while another thread held them.
+"""Locks that a forked process finds open, even if another thread held them.
 
-That thread does not exist there, so nobody would ever open them. What it was doing is
-cut off in that process: the owner of such a lock begins anew, with other guards too,
-since Dynamo has locks of its own in those that it was asked.
+The thread that held a lock does not exist in the forked process, so it would never be
+released there. The work of that thread is cut off. The owner of such a lock therefore
+starts anew, with new guards too, since Dynamo's own guards may hold locked locks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-#: The object that a method belongs to, weakly, and the method's function.
+#: A weak reference to the object of a method, and the method's function.
 Method = tuple["weakref.ref[Any]", Callable[[Any], None]]
 
 
 class Locks:
-    """All locks of a process; and how the owner of each begins anew."""
+    """Locks of a process, each with the function by which its owner starts anew."""
 
     def __init__(self) -> None:
         self.made: weakref.WeakKeyDictionary[Any, Method | None] = (
@@ -29,10 +29,11 @@ class Locks:
             os.register_at_fork(after_in_child=self.open)
 
     def open(self) -> None:
-        """Open those that a thread holds which a forked process does not have."""
+        """Open the locks held by threads that the forked process does not have."""
         for lock, method in [*self.made.items()]:
             if lock.acquire(blocking=False):
-                lock.release()  # or the thread that goes on in this process has it
+                # unless the thread that survives in this process holds it
+                lock.release()
                 continue
             lock._at_fork_reinit()
             owner = None if method is None else method[0]()
@@ -40,7 +41,7 @@ class Locks:
                 method[1](owner)
 
     def note(self, lock: T, begin_anew: Any = None) -> T:
-        """Take a lock among them, and return it."""
+        """Register a lock, and return it."""
         if hasattr(lock, "_at_fork_reinit"):
             method = None
             if begin_anew is not None:
@@ -53,13 +54,15 @@ locks = Locks()
 
 
 def new_lock() -> threading.Lock:
-    """A threading.Lock that a forked process finds open."""
+    """Return a threading.Lock that a forked process finds open."""
     return locks.note(threading.Lock())
 
 
 def new_rlock(begin_anew: Callable[[], None] | None = None) -> Any:
-    """A threading.RLock that a forked process finds open. `begin_anew`: a method of the
-    lock's owner, called where another thread held it.
+    """Return a threading.RLock that a forked process finds open.
+
+    `begin_anew`: a method of the lock's owner. The forked process calls it if another
+    thread held the lock.
     """
     return locks.note(threading.RLock(), begin_anew)
 

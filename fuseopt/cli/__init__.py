@@ -1,1 +1,1 @@
-"""The command line: what is installed, what a step becomes, what the cache holds."""
+"""Command line: check the installation, plan a step, verify it, list the cache."""

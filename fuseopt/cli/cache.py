@@ -1,4 +1,4 @@
-"""What lies in the cache of built kernels, and how it is emptied."""
+"""List and clear the cache of built kernels."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from ..runtime.cpp.build import parts
 from ..runtime.folders import Folder
 
-#: What a file of a kernel that can be loaded ends with.
+#: The suffix of a built kernel's library.
 LIBRARY = ".so"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One built kernel: its key, the bytes of all its files, when it was built."""
+    """One built kernel: its key, the bytes of all its files, and the time of its build.
+
+    `built`: in seconds since the epoch.
+    """
 
     key: str
     bytes: int
@@ -23,8 +26,9 @@ class Entry:
 
 
 def entries(path: str) -> Iterator[Entry]:
-    """The kernels in a cache. Raises FileNotFoundError, or OSError where the folder
-    may not be used.
+    """Yield the kernels in a cache.
+
+    Raises FileNotFoundError, or OSError where the folder may not be used.
     """
     with Folder.open(path) as root:
         for part in sorted(parts(root)):
@@ -39,7 +43,7 @@ def _kernels(place: Folder) -> Iterator[Entry]:
         key, dot, ending = name.partition(".")
         try:
             info = os.stat(os.path.join(place.path, name), follow_symlinks=False)
-        except OSError:  # removed meanwhile
+        except OSError:  # another process removed the file
             continue
         sizes[key] = sizes.get(key, 0) + info.st_size
         if dot + ending == LIBRARY:
@@ -49,16 +53,18 @@ def _kernels(place: Folder) -> Iterator[Entry]:
 
 
 def usage(path: str) -> tuple[int, int]:
-    """How many kernels a cache holds, and their bytes. Raises as `entries` does."""
+    """Return the number of kernels in a cache, and their bytes. Raises as `entries`
+    does.
+    """
     every = list(entries(path))
     return len(every), sum(entry.bytes for entry in every)
 
 
 def clear(path: str) -> tuple[int, int]:
-    """Remove all kernels of a cache; how many there were, and their bytes.
+    """Remove all kernels of a cache; return their number and their bytes.
 
-    A process that has one loaded keeps it; one that builds meanwhile builds again.
-    Raises as `entries` does.
+    A process that has loaded a kernel keeps it. A process that builds one at the same
+    time builds it again. Raises as `entries` does.
     """
     held = usage(path)
     with Folder.open(path) as root:
@@ -68,5 +74,5 @@ def clear(path: str) -> tuple[int, int]:
 
 
 def megabytes(size: int) -> str:
-    """Bytes in words."""
+    """Format a number of bytes in megabytes."""
     return f"{size / 1e6:,.1f} MB"

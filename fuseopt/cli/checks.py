@@ -1,4 +1,4 @@
-"""What `doctor` looks at: one function a question, one Finding an answer."""
+"""Checks of `doctor`: one function for each question, one Finding for each answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .cache import megabytes, usage
 
-#: The entry point by which Dynamo finds the backend: its group, its name.
+#: Group and name of the entry point by which Dynamo finds the backend.
 ENTRY_POINT = ("torch_dynamo_backends", "fuseopt")
 
 
@@ -17,8 +17,9 @@ ENTRY_POINT = ("torch_dynamo_backends", "fuseopt")
 class Finding:
     """One line of `doctor`.
 
-    state: "ok", "warn" (works, with less) or "fail" (steps run in eager). remedy: the
-    command or the setting that mends it; empty where nothing has to be.
+    `state`: "ok", "warn" (works, but slower or in part) or "fail" (steps run in eager).
+    `told`: the text of the line. `remedy`: the command or the setting that fixes it;
+    empty if nothing is wrong.
     """
 
     name: str
@@ -28,13 +29,13 @@ class Finding:
 
 
 def python() -> Finding:
-    """The interpreter, and the machine."""
+    """Report the interpreter and the machine."""
     version = platform.python_version()
     return Finding("python", "ok", f"{version} on {platform.platform(terse=True)}")
 
 
 def torch_version() -> Finding:
-    """Is torch there, in a version that was checked?"""
+    """Check that torch is installed, in a version that passes all tests."""
     try:
         import torch
     except ImportError as error:
@@ -52,7 +53,7 @@ def torch_version() -> Finding:
 
 
 def capabilities() -> Finding:
-    """What fuseopt relies on that torch does not promise: is all of it there?"""
+    """Check for the private parts of torch that fuseopt needs."""
     from .. import compat
     from ..compiler.entry import attach
 
@@ -75,7 +76,7 @@ def capabilities() -> Finding:
 
 
 def entry_point() -> Finding:
-    """Will `torch.compile(..., backend="fuseopt")` find the backend by its name?"""
+    """Check that `torch.compile(..., backend="fuseopt")` finds the backend by name."""
     group, name = ENTRY_POINT
     if any(x.name == name for x in importlib.metadata.entry_points(group=group)):
         return Finding("entry point", "ok", f"torch finds the backend {name!r}")
@@ -89,7 +90,7 @@ def entry_point() -> Finding:
 
 
 def compiler() -> Finding:
-    """The C++ compiler, for tensors of the CPU; or kernels of the package."""
+    """Check for a C++ compiler for tensors on the CPU, or for prebuilt kernels."""
     from ..errors import CompilerMissing
     from ..runtime.cpp import prebuilt
     from ..runtime.cpp.toolchain import find_compiler
@@ -107,7 +108,7 @@ def compiler() -> Finding:
 
 
 def triton() -> Finding:
-    """Triton, for tensors of a GPU."""
+    """Check for Triton, which compiles kernels for a GPU."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -117,7 +118,7 @@ def triton() -> Finding:
 
 
 def cache() -> Finding:
-    """The folder of built kernels: does it count, how much does it hold?"""
+    """Check that fuseopt may use the folder of built kernels, and report its size."""
     from ..config import resolve
     from ..runtime.folders import chosen
 
@@ -133,7 +134,7 @@ def cache() -> Finding:
 
 
 def gpu() -> Finding:
-    """The GPU, its driver, and whether steps are replayed as graphs."""
+    """Report the GPU and the version of CUDA."""
     import torch
 
     if not torch.cuda.is_available():
@@ -181,7 +182,9 @@ def step_on(device: str) -> Finding:
 
 
 def all_checks() -> Iterator[Callable[[], Finding]]:
-    """What there is to ask here, in order; a later one may need an earlier one."""
+    """Yield the checks for this machine, in order; a later check may need an earlier
+    one.
+    """
     yield from (python, torch_version, entry_point, compiler, triton, cache)
     try:
         import torch

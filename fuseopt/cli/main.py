@@ -1,7 +1,7 @@
-"""`python -m fuseopt`: doctor, explain, verify, cache.
+"""Parse and run the commands of `python -m fuseopt`: doctor, explain, verify, cache.
 
-Text is plain where it is piped; `--json` gives one JSON object instead. Exit status: 0,
-1 where something is wrong, 2 where the command line is.
+Text is plain if stdout is a pipe; `--json` prints one JSON object instead. Exit status:
+0 for success, 1 for a failure, 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .printed import print_json, print_report, print_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status."""
+    """Run a command and return its exit status."""
     given = _parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # what a terminal or a pipe has no sign for is no reason to end
+            # a character that the stream cannot encode must not end the command
             stream.reconfigure(errors="backslashreplace")
     try:
         status: int = given.run(given)
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads has enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status

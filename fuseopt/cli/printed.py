@@ -1,4 +1,4 @@
-"""Print tables and Reports: by rich where it is installed, else in plain letters."""
+"""Print tables and Reports: with rich if it is installed, else as plain text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..compiler.text import WIDTH, columns, plain_table, rich_console
 if TYPE_CHECKING:
     from ..compiler.report import Report
 
-#: The colour of a cell that says no more than this.
+#: The colour of a cell with exactly this text.
 COLOURS = {
     **dict.fromkeys(("ok", "equal"), "green"),
     "warn": "yellow",
@@ -20,7 +20,7 @@ COLOURS = {
 
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells; `names`: of the columns, or nothing."""
+    """Print rows of cells. `names`: the headings of the columns, or empty."""
     console = _console()
     if console is None:
         every = [*([names] if names else []), *rows]

@@ -1,4 +1,4 @@
-"""`FILE.py:OBJECT` or `MODULE:OBJECT` -> the object, or the optimizer, meant by it."""
+"""Load the object that `FILE.py:OBJECT` or `MODULE:OBJECT` names, or its optimizer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 
 
 class NoTarget(Exception):
-    """What was asked for is not there, or is no optimizer."""
+    """The file, module or object does not exist, or is no optimizer."""
 
 
 def optimizer_of(target: str) -> Optimizer:
-    """The optimizer of a name in a file or a module, or the one that the function makes
-    which has that name and takes no arguments. Runs the file. Raises NoTarget.
+    """Return the optimizer that a target names.
+
+    If the name is a function without arguments, call it for the optimizer. Runs the
+    file. Raises NoTarget.
     """
     value = found(target)
     if callable(value) and not isinstance(value, Optimizer):
@@ -31,7 +33,7 @@ def optimizer_of(target: str) -> Optimizer:
 
 
 def found(target: str) -> Any:
-    """The object of a name in a file or a module. Runs the file. Raises NoTarget."""
+    """Return the object that a target names. Runs the file. Raises NoTarget."""
     name, colon, attribute = target.rpartition(":")
     if not colon or not name or not attribute:
         raise NoTarget(f"{target!r} is neither FILE.py:OBJECT nor MODULE:OBJECT")
@@ -54,7 +56,7 @@ def found(target: str) -> Any:
 
 
 def _loaded(path: Path) -> Any:
-    """The module of a file, which finds what lies beside it, as a script would."""
+    """Load a file as a module that can import the files beside it, as a script can."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise NoTarget(f"{path} is no Python file")

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 
 class Trial(Optimizer):
-    """Written as users write theirs: a loop over parameters."""
+    """A loop over parameters, written as users write theirs."""
 
     def __init__(self, params: Iterable[torch.Tensor]) -> None:
         super().__init__(params, {"lr": 0.1, "beta": 0.9})

@@ -1,4 +1,4 @@
-"""`python -m fuseopt verify`: has a compiled step the bits of the plain one?"""
+"""Compare a compiled step with the plain one: `python -m fuseopt verify`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .printed import print_json, print_table
 if TYPE_CHECKING:
     from ..conformance.verify import Result
 
-#: Types that parameters can be given in, by the name that torch has for them.
+#: Names of the dtypes that parameters may have.
 DTYPES = ("float32", "float64", "bfloat16", "float16", "complex64")
 COLUMNS = ("target", "dtype", "outcome", "launches", "why")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Verify each target in each dtype; 0 where every one is equal."""
-    # a profiler counts launches, and torch's says on stderr when it begins
+    """Verify each target in each dtype; return 0 if all results are equal, else 1."""
+    # a profiler counts launches; torch's profiler prints a line to stderr at its start
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     import torch
 
@@ -59,7 +59,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """`lr=0.1` -> a name and a value: a literal of Python, or else the text."""
+    """Parse `lr=0.1` into a name and a value: a Python literal, or else the text."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         from .target import NoTarget
@@ -72,13 +72,13 @@ def option(text: str) -> tuple[str, Any]:
 
 
 def row(result: Result) -> tuple[str, ...]:
-    """The cells of a result."""
+    """Return the cells of a result."""
     launches = "–" if result.launches is None else str(result.launches)
     return (result.target, result.dtype, result.outcome, launches, result.why)
 
 
 def told(result: Result) -> Iterator[str]:
-    """What was done, in lines."""
+    """Yield lines of text that describe a result."""
     if not result.elements:
         return
     name = f"{result.target}, {result.dtype}"

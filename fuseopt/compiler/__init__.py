@@ -1,1 +1,1 @@
-"""From Dynamo's graph to a step: partition, pipeline, reports, diagnostics."""
+"""From Dynamo's graph to a step: partition, plan, reports, diagnostics."""

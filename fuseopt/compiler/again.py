@@ -1,9 +1,9 @@
 """Save a captured graph in a file, and generate its kernels again without the model.
 
-`save` writes `graph.pickle`, which has the graph, the scheduler's Machine, and each
-kernel's target; and `repro.py`, which schedules and generates again, and compares with
-the sources in the same folder. So a kernel can be examined, or sent with a bug report,
-without the model and its data.
+`save` writes two files. `graph.pickle` has the graph, the scheduler's Machine, and the
+target of each kernel. `repro.py` schedules and generates again, and compares the result
+with the sources in the same folder. So a kernel can be examined, or sent with a bug
+report, without the model and its data.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def save(
 
 
 def texts(saved: Saved) -> dict[str, tuple[str, str]]:
-    """The suffix of the file and the text of each kernel, by name."""
+    """Return the file suffix and the text of each kernel, by name."""
     plan = schedule(saved.graph, lambda *_: None, saved.machine)
     texts_by_kernel = {}
     for kernel in plan.kernels:
@@ -70,16 +70,17 @@ def texts(saved: Saved) -> dict[str, tuple[str, str]]:
 
 
 def loaded(folder: Path) -> Saved:
-    """Load the graph of a folder. Only for folders that you trust: a pickle may run any
-    code.
+    """Load the graph of a folder. A pickle may run any code, so trust the folder
+    first.
     """
     saved: Saved = pickle.loads((folder / GRAPH).read_bytes())
     return saved
 
 
 def compare(folder: Path, saved: Saved) -> int:
-    """Compare a folder's kernels with those generated from its graph now; 1 if any
-    differs.
+    """Compare a folder's kernels with those generated from its graph now.
+
+    Returns 1 if a text differs, else 0.
     """
     differ = False
     for name, (suffix, text) in texts(saved).items():

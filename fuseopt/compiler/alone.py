@@ -1,9 +1,9 @@
-"""Run the kernels of a dumped graph without the model: check their results, time them.
+"""Run the kernels of a dumped graph without the model: check and time them.
 
-The inputs are random numbers, in tensors with the shapes, strides and sharing of the
+The inputs are random numbers, in tensors with the shapes, strides and aliases of the
 step's. The results are compared with the reference, `ir/interpreter.py`, which runs a
-schedule by torch's functions. A graph with ATen calls between its kernels is not run:
-the arguments of these calls are not in the file.
+schedule with torch's functions. A graph with ATen calls between its kernels is not run,
+since the file lacks the arguments of these calls.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from .pipeline import factory_of
 
 #: The number of timed launches.
 TIMES = 30
-#: The largest difference, relative to the largest number, of a graph with sums, which
-#: the interpreter adds up in another order.
+#: The largest accepted difference of a graph with sums, relative to the largest number.
+#: The interpreter adds in a different order.
 FAR = 1e-5
 
 
 class MadeUp:
-    """Made-up numbers in place of a call's arguments: rates, betas and the like."""
+    """Made-up numbers that replace a call's arguments: rates, betas and the like."""
 
     def __getitem__(self, place: int) -> float:
         return 0.9 / (1 + place)
 
 
 class Ready:
-    """Kernels that have been built; see runtime.plan.Kernels."""
+    """Built kernels; implements runtime.plan.Kernels."""
 
     def __init__(self, built: Built) -> None:
         self.built = built
 
     def ready(self) -> nullcontext[Built]:
-        """See Kernels."""
+        """Return the kernels at once."""
         return nullcontext(self.built)
 
 
 def main(folder: Path, arguments: Sequence[str] = ()) -> int:
     """Compare the texts of kernels and, with "--run", run them: for `repro.py`.
 
-    Returns 0 if nothing differs. Only for folders that you trust, see `again.loaded`.
+    Returns 0 if nothing differs. Trust the folder first, see `again.loaded`.
     """
     saved = loaded(folder)
     differ = compare(folder, saved)
@@ -66,11 +66,10 @@ def main(folder: Path, arguments: Sequence[str] = ()) -> int:
 
 
 def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
-    """Run a graph's kernels on made-up numbers, and `tell` their distance from the
-    reference and their time.
+    """Run a graph's kernels on made-up numbers.
 
-    Returns 0 if the results are those of the reference, 1 if not, 2 if the kernels
-    cannot run here.
+    Calls `tell` with their distance from the reference and their time. Returns 0 if the
+    results are those of the reference, 1 if not, 2 if the kernels cannot run here.
     """
     graph = saved.graph
     plan = schedule(graph, lambda *_: None, saved.machine)
@@ -97,7 +96,7 @@ def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
     bound.fill(numbers)
     bound.move([t.data_ptr() for t in tensors])
     threads = torch.get_num_threads()
-    # eager may round the elements behind the last full vector otherwise: allow both
+    # eager may round the elements after the last full vector differently: allow both
     wanted = []
     for tail in (False, True):
         wanted.append(made_up(graph))
@@ -115,7 +114,7 @@ def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
 
 
 def devices() -> set[str]:
-    """The types of the devices of this machine."""
+    """Return the types of the devices of this machine."""
     kinds = {"cpu"}
     if torch.accelerator.is_available():
         accelerator = torch.accelerator.current_accelerator()
@@ -124,10 +123,10 @@ def devices() -> set[str]:
 
 
 def made_up(graph: Graph) -> list[torch.Tensor]:
-    """Made-up tensors for a call, which share memory as the graph's do.
+    """Return made-up tensors for a call, with the aliases of the graph's buffers.
 
-    Floats lie between 0.1 and 1.1, so that roots and logarithms have an argument;
-    tensors without dimensions, which count steps as a rule, hold 3.
+    Floats lie between 0.1 and 1.1, so that roots and logarithms are defined. Tensors
+    without dimensions, which usually count steps, hold 3.
     """
     memory: dict[int, torch.Tensor] = {}
     tensors: dict[int, torch.Tensor] = {}
@@ -153,15 +152,16 @@ def _numbers(n: int, many: bool, seed: int) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Is each element equal in its bits to that of one of the others?"""
+    """Does each element have the bits of that element in one of the other tensors?"""
     width = SIZES[one.itemsize]
     mine, *theirs = (t.cpu().contiguous().view(width) for t in (one, *others))
     return bool(torch.stack([mine == t for t in theirs]).any(0).all())
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference, relative to the largest number; inf where one of both is
-    not finite and the other is.
+    """Return the largest difference, relative to the largest number.
+
+    Returns inf where one element is finite and its counterpart is not.
     """
     a, b = one.double().cpu(), other.double().cpu()
     if not a.numel() or torch.equal(a, b):
@@ -171,7 +171,7 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def timed(call: Callable[[], Any], tensors: list[torch.Tensor]) -> list[float]:
-    """The seconds of each of TIMES calls."""
+    """Return the seconds of each of TIMES calls."""
     seconds = []
     for _ in range(TIMES):
         begin = time.perf_counter()

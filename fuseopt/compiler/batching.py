@@ -1,6 +1,4 @@
-"""What the scheduler is told of products of matrices: which calls are products of which
-kind, and whether a batched call has the bits of single ones.
-"""
+"""Products of matrices, for the scheduler: calls that batch with equal bits."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from ..ir.products import DENSE, Product, Trial
 from ..runtime.probes import Probes
 from ..scheduler.passes import Verdict
 
-#: The calls that compute one product, and how many of their arguments are tensors.
+#: The calls that compute one product, with the number of their tensor arguments.
 PRODUCTS = {
     torch.ops.aten.mm.default: 2,
     torch.ops.aten.addmm.default: 3,
@@ -27,7 +25,7 @@ PRODUCTS = {
 
 
 class Products:
-    """The products of one captured step; see scheduler.passes.Batching."""
+    """Products of one captured step; implements scheduler.passes.Batching."""
 
     def __init__(self, captured: Captured, probes: Probes, config: Config) -> None:
         self.calls = captured.calls
@@ -36,14 +34,14 @@ class Products:
         self.fast = config.numerics == "fast"
 
     def product(self, payload: int) -> Product | str:
-        """See Batching."""
+        """Return the product that a call computes, or the reason against a batch."""
         call = self.calls[payload]
         if call.func not in PRODUCTS:
             return ""
         return _product(call)
 
     def verdict(self, trial: Trial) -> Verdict:
-        """See Batching."""
+        """Return how a batched call gives the bits of single calls, or why not."""
         if self.fast:
             return Verdict(DENSE)
         way = self.probes.way(trial, self.cache_dir)
@@ -72,8 +70,9 @@ def _product(call: Call) -> Product | str:
 
 
 def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool] | None:
-    """A function that says whether a batch has the bits of single calls in the present
-    circumstances; None if it need not.
+    """Return a function: does a batch have the bits of single calls right now?
+
+    Returns None if the bits need not agree.
     """
     if config.numerics == "fast":
         return None

@@ -1,4 +1,4 @@
-"""Record the ways that a run of a step takes through its code, by instructions."""
+"""Record the paths that runs of a step take through its code, by instructions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-#: Folders of torch, Python and fuseopt: ways through their code are not recorded.
+#: Folders of torch, Python and fuseopt: paths through their code are not recorded.
 KNOWN = (
     os.path.dirname(torch.__file__) + os.sep,
     sysconfig.get_path("stdlib") + os.sep,
@@ -20,20 +20,20 @@ KNOWN = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
 )
 SITE = os.sep + "site-packages" + os.sep
-#: `sys.monitoring`, from Python 3.12 on, and its numbers for tools of any kind.
+#: `sys.monitoring`, from Python 3.12 on, and its general-purpose tool ids.
 monitoring: Any = getattr(sys, "monitoring", None)
 TOOLS = (3, 4)
 PLAIN = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def every_code(code: types.CodeType) -> list[types.CodeType]:
-    """Code, and what is defined in it."""
+    """Return code, and all code that is defined in it."""
     inner = [x for x in code.co_consts if isinstance(x, types.CodeType)]
     return [code, *(c for x in inner for c in every_code(x))]
 
 
 def is_known(code: types.CodeType) -> bool:
-    """Does code come from torch or from Python's own library?"""
+    """Does code belong to torch, Python's own library or fuseopt?"""
     name = code.co_filename
     if name.startswith(KNOWN[1]):
         return SITE not in name or name.startswith(KNOWN[0])
@@ -41,12 +41,12 @@ def is_known(code: types.CodeType) -> bool:
 
 
 class Paths:
-    """The ways that runs take through the user's code. `taken`: (code, instruction,
-    next instruction).
+    """Records paths through the user's code. `taken`: (code, instruction, next
+    instruction).
 
-    A context manager; `hidden(f)` runs f unrecorded within it. From Python 3.12 on a
-    trace function gets no events for the instructions of code that runs for the first
-    time, so that `sys.monitoring` is used there.
+    A context manager; `hidden(f)` runs f unrecorded within it. From Python 3.12 on, a
+    trace function gets no instruction events for code that runs for the first time.
+    `sys.monitoring` is used there.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Paths:
         return step
 
     def _at(self, code: types.CodeType, place: int) -> None:
-        """An instruction is about to run, in this thread or another."""
+        """Record an instruction that is about to run, in this thread or another."""
         if threading.get_ident() == self._thread and sys.gettrace() is not None:
             frame = id(sys._getframe(1))
             self.taken.add((code, self._last.get(frame, -1), place))
@@ -119,7 +119,7 @@ class Paths:
             self._tool = None
 
     def hidden(self, f: Callable[..., Any], *args: Any) -> Any:
-        """f(*args), whose way is not recorded."""
+        """Return f(*args) without recording its path."""
         sys.settrace(None)
         try:
             return f(*args)
@@ -128,7 +128,7 @@ class Paths:
 
 
 def _free_tool() -> int | None:
-    """A tool id of sys.monitoring that is free; None if there is none."""
+    """Return a free tool id of sys.monitoring; None if there is none."""
     if monitoring is None:
         return None
     return next((x for x in TOOLS if monitoring.get_tool(x) is None), None)

@@ -11,13 +11,13 @@ from .report import Report
 from .session import COMPILED, session
 from .untraceable import untraceable
 
-#: A bound step that Dynamo has traced as often as it does is traced anew after so many
-#: calls without a trace, each time.
+#: Numbers of calls without a trace after which fuseopt traces a bound step anew that
+#: hit Dynamo's recompile limit.
 AFTER = (16, 128, 1024)
 
 
 def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UnsupportedInput for a step that Dynamo would run in eager, silently."""
+    """Raise UnsupportedInput for a step that Dynamo would silently run in eager."""
     reason = compat.never_compiled(optimizer)
     if reason:
         raise UnsupportedInput(reason)
@@ -34,11 +34,11 @@ def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def shared_state(optimizer: torch.optim.Optimizer) -> str:
-    """The reason why Dynamo must not trace this optimizer's step, which is reported; or
-    "": does it share its state with an optimizer that it holds?
+    """Return why Dynamo must not trace a step that shares its state; "" if it may.
 
-    Dynamo keeps two records of a dict that two optimizers hold, and the writes of one
-    of them get lost.
+    The optimizer then holds another one with the same state. Dynamo keeps two records
+    of a dict that two optimizers hold, and loses the writes of one. The reason is
+    reported.
     """
     for name, value in vars(optimizer).items():
         members = value if isinstance(value, (list, tuple)) else [value]
@@ -59,7 +59,7 @@ def shared_state(optimizer: torch.optim.Optimizer) -> str:
 
 
 def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
-    """The reason why a step runs in eager, which is reported; "" if it is traced."""
+    """Report and return the reason why a step runs in eager; "" if Dynamo traces it."""
     why = compat.refusal_of(optimizer) or compat.unsound(optimizer)
     why = why or untraceable(optimizer)
     why = why or _odd_gradient_of(optimizer)
@@ -72,7 +72,7 @@ def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
 def tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
     """Report that a step runs in eager: once for each optimizer and reason."""
     if optimizer in session.apart or session.eager.get(optimizer) == why:
-        return  # a stand-in: the optimizer itself is reported
+        return  # a shadow: the optimizer itself is reported
     session.eager[optimizer] = why
     session.reports.append(Report(fallback=f"It runs in eager: {why}"))
     tell_of_lacks()
@@ -81,7 +81,7 @@ def tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
 
 
 def tell_of_lacks() -> None:
-    """Warn once that torch lacks something, where nobody has switched it off."""
+    """Warn once that torch lacks a capability that the user has not switched off."""
     lacking = [x for x in compat.lacking() if not x.off]
     if lacking:
         names = ", ".join(x.name for x in lacking)
@@ -124,7 +124,7 @@ def _odd_gradient_of(optimizer: torch.optim.Optimizer) -> str:
 
 
 def odd_gradient(p: torch.Tensor) -> bool:
-    """Has a gradient another dtype than its parameter?
+    """Does a gradient have a different dtype than its parameter?
 
     The parameter's `.data` may have changed its dtype, or its `grad_dtype` allows it.
     Dynamo assigns a fake gradient to a fake parameter, which then fails.
@@ -133,16 +133,16 @@ def odd_gradient(p: torch.Tensor) -> bool:
 
 
 def _apart(optimizer: torch.optim.Optimizer) -> bool:
-    """Was its step compiled by fuseopt.compile?"""
+    """Did fuseopt.compile compile its step?"""
     return optimizer in session.apart or hasattr(optimizer.step, COMPILED)
 
 
 def tell_of_limit(
     function: str, optimizer: torch.optim.Optimizer | None, guard: str = ""
 ) -> None:
-    """Warn that something runs in eager from now on: Dynamo itself only logs it.
+    """Warn that a function runs in eager from now on, which Dynamo only logs.
 
-    `guard`: the one that failed last.
+    `guard`: the guard that failed last.
     """
     limit = "torch hit its recompile limit for {}, and runs in eager "
     if optimizer is None:
@@ -172,7 +172,7 @@ def tell_of_limit(
 def tell_of_graph_break(
     place: str, reason: str, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Warn that Dynamo cannot see a step as one graph."""
+    """Warn that Dynamo breaks the graph of a step."""
     session.cut.add(optimizer)
     if _apart(optimizer):
         then = (
@@ -198,7 +198,7 @@ def tell_of_failure(
 ) -> None:
     """Warn that Dynamo itself fails on code, which runs in eager."""
     if optimizer is not None and optimizer in session.apart:
-        return  # a stand-in: the optimizer itself is tried next
+        return  # a shadow: fuseopt tries the optimizer itself next
     what = function if optimizer is None else f"{type(optimizer).__name__}: {function}"
     why = f"Dynamo fails on it: {reason}"
     session.reports.append(Report(fallback=f"{what} runs in eager: {why}"))

@@ -1,7 +1,7 @@
-"""Compile a graph of Dynamo's to a step, or have it run elsewhere.
+"""Compile a graph of Dynamo's to a step, or run it in eager or Inductor.
 
-An update becomes a step; other graphs run in eager or Inductor, and a Report says why.
-The first graph imports this module, and with it all that compiles.
+An optimizer update becomes a step; a Report gives the reason for other graphs. The
+first graph imports this module, and with it all compiler code.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _compiled(
 
 
 def refuse_unknown(gm: GraphModule) -> None:
-    """Have the code of an update run in eager that is given what nobody knows."""
+    """Make an update run in eager if it has an input that no guard covers."""
     why, owners = compat.unknown_input(gm)
     if why:
         for owner in owners:
@@ -93,7 +93,7 @@ def _update(
 ) -> Callable[..., Any]:
     """Compile a graph that is an update; eager runs it if that fails.
 
-    `clock`: has the seconds so far, for the first plan.
+    `clock`: holds the seconds so far, for the first plan.
     """
 
     def tell(report: Report) -> None:
@@ -127,7 +127,7 @@ def _update(
 
 
 class EagerCalls:
-    """Runs calls in eager that a graph cannot be planned for; see ChangePolicy.
+    """Runs single calls in eager for which a graph cannot be planned; a ChangePolicy.
 
     `tell(report)` is called with a Report for each new reason.
     """
@@ -141,13 +141,15 @@ class EagerCalls:
         self.told: set[str] = set()
 
     def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
-        """All changes are followed."""
+        """Do nothing: a plan follows every change."""
 
     def overlapping(self) -> None:
-        """All changes are followed."""
+        """Do nothing: a plan follows every change."""
 
     def refused(self, error: CaptureError) -> None:
-        """Raises CaptureError where eager is not to run anything."""
+        """Report a call that runs in eager. Raises CaptureError if the options forbid
+        that.
+        """
         _warn_of(error, self.config)
         where = _elsewhere(self.config, str(error), eager=True)
         text = f"A call runs in {where}: {error}"
@@ -156,7 +158,9 @@ class EagerCalls:
             self.tell(Report(fallback=text))
 
     def failed(self, error: Exception, args: Sequence[Any]) -> bool:
-        """Take an error of fuseopt's own, or of its compilers, which is reported."""
+        """Report an error of fuseopt's own or of its compilers; return False for
+        others.
+        """
         if isinstance(error, CannotBuild):
             where = _elsewhere(self.config, str(error), eager=True)
             _tell_of_eager(error)
@@ -168,7 +172,7 @@ class EagerCalls:
         return True
 
     def eager(self) -> Callable[..., Any]:
-        """The graph, with eager's bits."""
+        """Return the graph as a function with eager's bits."""
         return as_eager(self.gm)
 
 
@@ -207,7 +211,7 @@ def _split(
         elif all(x.op in ("placeholder", "get_attr") for x in part.inputs):
             runs.append(_update(part.gm, values, config, reports))
         else:
-            # the sizes of another part's results are known only after it has run
+            # the other part must run before its results have sizes
             make = functools.partial(_update, config=config, parts=reports)
             runs.append(_AtFirstCall(part.gm, make))
     return join(gm, parts, runs)
@@ -228,8 +232,9 @@ class _AtFirstCall:
 
 
 def values_of(gm: GraphModule, args: Sequence[Any], part: Part) -> list[Any]:
-    """The arguments of a part, before the graph runs: results of other parts are the
-    example values of tracing.
+    """Return the arguments of a part before the graph runs.
+
+    Results of other parts are the example values of the trace.
     """
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), args, strict=True))
     return [
@@ -241,7 +246,7 @@ def values_of(gm: GraphModule, args: Sequence[Any], part: Part) -> list[Any]:
 
 
 def part_reports(parts: Sequence[Part], elsewhere: str) -> list[PartReport]:
-    """What each part is, and where it runs."""
+    """Describe each part, and where it runs."""
     return [
         PartReport(
             part.side,
@@ -270,7 +275,7 @@ def _fall_back(
 
 
 def _elsewhere(config: Config, reason: str, eager: bool = False) -> str:
-    """Where to run what is no update. Raises CaptureError if nowhere."""
+    """Choose where a graph runs that is no update. Raises CaptureError if nowhere."""
     if config.fallback == "error":
         raise CaptureError(f"{reason} (options={{'fallback': 'error'}} was given)")
     where = "eager" if eager or not compat.INDUCTOR.available() else config.fallback
@@ -279,9 +284,7 @@ def _elsewhere(config: Config, reason: str, eager: bool = False) -> str:
 
 
 def _without_symbols(args: Sequence[Any], where: str) -> None:
-    """Raise TraceAgain for a graph with floats as arguments, which Inductor does not
-    take.
-    """
+    """Raise TraceAgain if Inductor would get floats as arguments, which it rejects."""
     floats = any(isinstance(x, torch.SymFloat) for x in args)
     if where != "eager" and floats and compat.has_symbols():
         raise compat.TraceAgain(f"{where} takes no floats as arguments")

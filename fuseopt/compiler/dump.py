@@ -1,9 +1,9 @@
 """Dump a graph's compilation into a folder of text files.
 
-One numbered folder per compiled graph: `0_captured.txt` (the graph as recorded),
-`1_scheduled.txt` (what runs: kernels, blocks, where temps lie), `not_fused.txt` (every
-refusal with its reason), `kernel0.cpp` ... (generated source), `kernel0.layout.txt`
-(the launch layout), `report.txt`.
+Each compiled graph has a numbered folder. `0_captured.txt` is the recorded graph;
+`1_scheduled.txt` has kernels, blocks and the places of temps. `not_fused.txt` lists
+every refusal with its reason. `kernel0.cpp` ... is generated source, and
+`kernel0.layout.txt` ... the launch layout. `report.txt` is the Report.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def write(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8, whatever the locale's encoding is.
+    """Write UTF-8, independent of the locale.
 
-    Names of files in the text may have bytes that are no UTF-8; these are kept.
+    File names in the text may have bytes that are no UTF-8; these are kept.
     """
     path.write_text(text, encoding="utf-8", errors="surrogateescape")

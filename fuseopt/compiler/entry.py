@@ -1,8 +1,7 @@
-"""The backend object that Dynamo calls with each graph, and how it is attached.
+"""Backend object that Dynamo calls with each graph, and its attachment to Dynamo.
 
-All that compiles is imported with the first graph. Only what must hear of a trace when
-it begins is attached earlier: as soon as torch looks up the backend in a process that
-has imported Dynamo.
+The first graph imports all compiler code. The hooks for the start of a trace are
+attached earlier: when torch looks up the backend in a process that has imported Dynamo.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """The backend, which Dynamo calls with each graph. There is one object, BACKEND."""
+    """Backend that Dynamo calls with each graph. BACKEND is the only object."""
 
     def __init__(self) -> None:
-        #: what follows Dynamo's traces; None until `attach`
+        #: follows Dynamo's traces; None until `attach`
         self.window: Window | None = None
-        #: what answers for bound steps; None until `attach`
+        #: takes bound steps; None until `attach`
         self.bound_steps: BoundSteps | None = None
         #: compiles the bound step of an optimizer, see `take_bound_steps`
         self.take: Callable[[Any, torch.optim.Optimizer, Asked], Any] | None = None
@@ -52,19 +51,19 @@ class Backend:
 
     @property
     def __name__(self) -> str:
-        # torch.compile asks a backend for its name
+        # torch.compile reads the name of a backend
         self._dynamo_backend_init()
         return "fuseopt"
 
     def _dynamo_backend_init(self) -> None:
-        """torch 2.15 calls this whenever it looks up the backend."""
+        """Attach to Dynamo: torch 2.15 calls this at each lookup of the backend."""
         attach_to_loaded()
 
     def __repr__(self) -> str:
         return "<backend fuseopt>"
 
     def reset(self) -> None:
-        """Called by torch._dynamo.reset(): forget reports, release graphs."""
+        """Forget reports and release graphs, when torch._dynamo.reset() calls."""
         if self.window is not None:
             from ..compat import settle_interrupted
 
@@ -82,14 +81,15 @@ _attaching = threading.RLock()
 def take_bound_steps(
     take: Callable[[Any, torch.optim.Optimizer, Asked], Any],
 ) -> None:
-    """Let `take(step, optimizer, asked)` answer `torch.compile(optimizer.step)` for
-    this backend; None from it leaves the step to Dynamo.
+    """Register `take(step, optimizer, asked)` for `torch.compile(optimizer.step)`.
+
+    If it returns None, Dynamo compiles the step.
     """
     BACKEND.take = take
 
 
 def attach_to_loaded() -> None:
-    """Called when the backend is looked up: attach, if Dynamo is imported."""
+    """Attach if Dynamo is imported; called when torch looks up the backend."""
     if hasattr(sys.modules.get("torch._dynamo"), "optimize"):
         attach()
         assert BACKEND.bound_steps is not None
@@ -97,7 +97,7 @@ def attach_to_loaded() -> None:
 
 
 def attach() -> None:
-    """Import Dynamo, and ask it to say when it traces. Raises nothing."""
+    """Import Dynamo and register for the start of each trace. Raises nothing."""
     window = BACKEND.window
     if window is None:
         with _attaching:
@@ -106,7 +106,9 @@ def attach() -> None:
 
 
 def resume() -> None:
-    """Called with each graph: begin a trace anew that no hooks were in force for."""
+    """Restart a trace that began before the hooks were in force; called with each
+    graph.
+    """
     attach()
     assert BACKEND.window is not None
     BACKEND.window.resume()
@@ -133,7 +135,7 @@ def _attached() -> Window:
 
 
 def refuse_module() -> NoReturn:
-    """Raise NotABackend, which says what to pass instead of the module."""
+    """Raise NotABackend, whose message names what to pass instead of the module."""
     from ..compat import refusals_pass
     from ..errors import NotABackend
 

@@ -1,7 +1,7 @@
 """Handle an error of fuseopt's own: warn once, dump a bug report, run in eager.
 
-An error while a step is prepared costs only time: nothing was written yet, and eager
-can run the step.
+An error during the preparation of a step costs only time: nothing was written yet, and
+eager can run the step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..errors import BuildError, FuseoptError, GraphError, InternalError
 from .dump import new_folder, write_text
 from .session import session
 
-#: Errors of a full memory; there may be more in the next call.
+#: Errors of a full memory; the next call may have more.
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
-#: Errors that are meant for the user, and those of a full memory.
+#: Errors that reach the user, and those of a full memory.
 PASSED = (FuseoptError, *OUT_OF_MEMORY)
-#: Among them, those that are a defect all the same.
+#: Those among them that are a defect of fuseopt.
 DEFECTS = (GraphError, BuildError)
 
 
@@ -41,7 +41,7 @@ def is_mishap(error: BaseException) -> bool:
 def tell(
     error: Exception, gm: GraphModule, args: Sequence[Any], config: Config, then: str
 ) -> str:
-    """Dump a folder on an error and warn once; returns the message.
+    """Dump a folder for an error and warn once; return the message.
 
     `then`: a sentence on how the step goes on. Raises InternalError with
     fallback="error".
@@ -70,7 +70,7 @@ def tell(
 def _written(
     error: Exception, gm: GraphModule, args: Sequence[Any], config: Config
 ) -> str:
-    """Dump a folder on an error; returns a text that says where it is."""
+    """Dump a folder for an error; return a text that names the folder."""
     try:
         folder = _folder(config)
     except OSError as why:
@@ -90,7 +90,7 @@ def _written(
 
 
 def _folder(config: Config) -> Path:
-    """A folder of the user's choice, or a private temporary one."""
+    """Return a folder of the user's choice, or a private temporary one."""
     if config.dump_dir:
         with contextlib.suppress(OSError):
             return new_folder(config.dump_dir)
@@ -98,7 +98,7 @@ def _folder(config: Config) -> Path:
 
 
 def _inputs(gm: GraphModule, args: Sequence[Any]) -> Iterator[str]:
-    """A line for each tensor or number of a call; no contents of tensors."""
+    """Yield a line for each tensor or number of a call, without contents of tensors."""
     named = [*gm._buffers.items(), *gm._parameters.items()]
     named += [(f"argument {i}", x) for i, x in enumerate(args)]
     for name, x in named:

@@ -1,9 +1,9 @@
 """Log what was compiled, for `TORCH_LOGS` and `TORCH_TRACE`: a logger for each room.
 
-`TORCH_LOGS="fuseopt"` tells of each step that is compiled, `"+fuseopt"` all that is
-below; `"+fuseopt.capture"` the graph as it was recorded, `"+fuseopt.scheduler"` what
-runs and what did not fuse, `"+fuseopt.codegen"` the source. Torch parses the variable
-when it is imported, and knows these names because they are those of packages.
+`TORCH_LOGS="fuseopt"` logs each compiled step, and `"+fuseopt"` all levels below.
+`"+fuseopt.capture"` logs the recorded graph, `"+fuseopt.scheduler"` the schedule and
+the refusals to fuse, `"+fuseopt.codegen"` the source. Torch parses the variable at
+import, and accepts these names because they are names of packages.
 
 `TORCH_TRACE` gets the same as artifacts, which tlparse shows beside torch's own:
 `fuseopt_report`, `fuseopt_graph`, `fuseopt_fusion`, `fuseopt_code`.

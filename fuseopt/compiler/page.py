@@ -1,9 +1,9 @@
 """Render a Report (`report.py`) as a self-contained HTML page, or for a notebook.
 
-The page has the launches in order, the bytes moved beside the least possible, the pairs
-of calls that were not fused, with reasons and advice, and the source of the kernels.
-Without jinja2 it has the Report's text in place of the drawing; without pygments, the
-sources have no colours.
+The page has the launches in order, and the bytes moved beside the least possible. It
+lists the pairs of calls that were not fused, with reasons and advice, and the source of
+the kernels. Without jinja2, the Report's text replaces the drawing. Without pygments,
+the sources have no colours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from .text import WIDTH
 
-#: By the code of a rule: its meaning, and advice where there is some.
+#: Keyed by the code of a rule: its meaning, and advice or "".
 ADVICE = {
     "device": (
         "The two calls run on different devices.",
@@ -66,8 +66,9 @@ BANDWIDTHS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, with its KernelReport, or `times` ATen calls of one name in a row, with
-    `kernel` None.
+    """One kernel with its KernelReport, or `times` consecutive ATen calls of one name.
+
+    `kernel` is None for ATen calls.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Refused:
-    """Two calls that were not fused, in words."""
+    """Describes two calls that were not fused."""
 
     producer: str
     consumer: str
@@ -90,12 +91,12 @@ class Refused:
 
 
 def page(report: Any) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return _rendered(report, whole=True)
 
 
 def cell(report: Any) -> str:
-    """The same for a cell of a notebook, without sources."""
+    """Return the page for a cell of a notebook, without sources."""
     return _rendered(report, whole=False)
 
 
@@ -134,7 +135,7 @@ def _rendered(report: Any, whole: bool) -> str:
 
 
 def _plain(report: Any, whole: bool) -> str:
-    """The text of a Report, for where jinja2 is not installed."""
+    """Return the text of a Report as HTML, if jinja2 is not installed."""
     text = f"<pre>{html.escape(report.plain(WIDTH))}</pre>"
     if not whole:
         return text
@@ -150,7 +151,7 @@ def _plain(report: Any, whole: bool) -> str:
 
 
 def _launches(report: Any) -> list[Launch]:
-    """What runs, in order; calls of one name in a row are one entry."""
+    """Return the launches in order; consecutive calls of one name are one entry."""
     kernels = {k.name: k for k in report.kernels}
     reasons = dict(report.externs)
     launches = []
@@ -170,8 +171,9 @@ def _refused(report: Any) -> list[Refused]:
 
 
 def _sources(report: Any) -> list[tuple[str, Any]]:
-    """The text of each kernel as markup that is not to be escaped; coloured where
-    pygments is installed.
+    """Return the name of each kernel and its text as markup, already escaped.
+
+    pygments colours the text if it is installed.
     """
     from markupsafe import Markup
 
@@ -192,7 +194,7 @@ def _sources(report: Any) -> list[tuple[str, Any]]:
 
 
 def _colours() -> Any:
-    """The style sheet of coloured sources."""
+    """Return the style sheet of coloured sources."""
     from markupsafe import Markup
 
     try:

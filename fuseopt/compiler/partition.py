@@ -1,22 +1,18 @@
 """Decide where a graph of Dynamo's runs, and split off the part that is an update.
 
-An update is what writes memory that existed before the graph. `decide` assigns a graph
-whole to one place, or splits it in up to three parts that run one after another:
+An update writes memory that existed before the graph. `decide` assigns a whole graph to
+one place, or splits it into up to three parts that run one after another:
 
     before   calls that come before the first write
     update   the writes, all that they depend on, and whatever lies between
     after    calls that come after the last write
 
-No call is moved across a write, so no part can see memory in another state than eager
-would. Into `before` and `after` go
-
-- calls that autograd records (a forward), and what those depend on;
-- calls on whose results no write depends, if a product of matrices, a convolution,
-  attention or a higher-order op is among them (a loss, a metric). Fewer would not pay
-  for a compilation.
-
-So no other part reads what an update computes: an update always has eager's bits, other
-parts need not.
+No call moves across a write, so each part reads memory in the state that eager would
+read. `before` and `after` get calls that autograd records (a forward), and their
+inputs. They also get calls on whose results no write depends (a loss, a metric). A
+product of matrices, a convolution, attention or a higher-order op must be among these;
+otherwise a compilation would not pay. No other part reads the results of an update, so
+an update always has eager's bits.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from ..compat import GRAD_SWITCH, HIGHER_ORDER, name_of, written
 
 Side = Literal["before", "update", "after"]
 
-#: Calls that make a part worth a compilation of its own.
+#: Calls that make a part worth its own compilation.
 COMPUTE = frozenset(
     (
         "matmul mm bmm mv addmm addmv addbmm baddbmm chain_matmul einsum tensordot "
@@ -55,10 +51,10 @@ DETACHING = frozenset({"detach", "_get_data_attr"})
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a graph as a graph of its own.
+    """One part of a graph, as its own graph.
 
-    Its placeholders take the values of the nodes `inputs` of the whole graph; it
-    returns those of the nodes `outputs`, as a tuple.
+    Its placeholders take the values of the nodes `inputs` of the whole graph. It
+    returns the values of the nodes `outputs`, as a tuple.
     """
 
     side: Side
@@ -70,9 +66,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a graph runs. `parts`: in order; empty where the graph stays whole.
+    """Place where a graph runs.
 
-    `whole`: "update", "fallback" (the option) or "eager"; `why`: the reason.
+    `parts`: in order; empty if the graph stays whole. `whole`: "update", "fallback"
+    (the option) or "eager". `why`: the reason.
     """
 
     whole: Literal["update", "fallback", "eager"]
@@ -92,7 +89,7 @@ def _nodes(x: Any) -> list[Node]:
 
 
 def _written(node: Node) -> list[Node]:
-    """The arguments of a call that it writes, or to which it assigns memory."""
+    """Return the arguments that a call writes, or to which it assigns memory."""
     targets = written(node)
     if not targets and gives_memory(node):
         targets = _nodes(node.args[0] if node.args else node.kwargs.get("self"))
@@ -100,7 +97,7 @@ def _written(node: Node) -> list[Node]:
 
 
 def _nests(node: Node) -> bool:
-    """Does a call enter a level of a transform?"""
+    """Does a call enter a level of a functorch transform?"""
     return name_of(node.target).endswith("_increment_nesting")
 
 
@@ -117,7 +114,7 @@ def _is_detached(node: Node) -> bool:
 
 
 def _values(node: Node) -> list[torch.Tensor] | None:
-    """The tensors among a node's example value; None if tracing left no value."""
+    """Return the tensors of a node's example value; None if tracing left no value."""
     example = node.meta.get("example_value", node.meta.get("val"))
     if example is None and node.op != "output":
         return None
@@ -188,7 +185,9 @@ class _Facts:
         self._forget_unused_records()
 
     def storages(self, node: Node) -> frozenset[int]:
-        """The storages of a node's results; empty if they are not known."""
+        """Return the storages of a node's results; empty if it has none, or no example
+        value.
+        """
         storages = self._storages.get(node)
         if storages is None:
             storages = self._storages[node] = _storages(node)
@@ -209,15 +208,15 @@ class _Facts:
 
     @staticmethod
     def _leaves_record(node: Node) -> bool:
-        """Does a call that runs while gradients are recorded leave a record?
+        """Does a call leave a record when it runs while autograd records?
 
-        A number that a step hands back as a tensor, or arithmetic on `.data`, does not.
+        A number that a step returns as a tensor, or arithmetic on `.data`, does not.
         """
         values = _values(node)
         return values is None or any(t.requires_grad for t in values)
 
     def reach(self, seeds: Iterable[Node]) -> set[Node]:
-        """The seeds and all calls that they depend on, through memory too."""
+        """Return the seeds and all calls that they depend on, through memory too."""
         reached = set(seeds)
         touched: set[int] = set()
         for n in reversed(self.calls):
@@ -235,7 +234,10 @@ class _Facts:
 
 
 def _sides(facts: _Facts) -> dict[Node, Side]:
-    """The side of every call, checked by `_obstacle`; {} if the update has all."""
+    """Return the side of every call; {} if the update has all calls.
+
+    `_obstacle` checks the result.
+    """
     place, writes = facts.place, facts.writes
     first, last = place[writes[0]], place[writes[-1]]
     early = [n for n in facts.calls if place[n] < first]
@@ -264,7 +266,7 @@ def _sides(facts: _Facts) -> dict[Node, Side]:
 
 
 def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
-    """The reason why the parts would differ from the whole graph, or ""."""
+    """Return the reason why the parts would differ from the whole graph, or ""."""
     if facts.entry != facts.leaves:
         return "it leaves the grad mode changed"
     if any(sides[n] == "update" for n in facts.recorded):
@@ -291,9 +293,10 @@ def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
 
 
 def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decision:
-    """Decide where a graph runs. `args`: the arguments of the call being compiled.
+    """Decide where a graph runs.
 
-    `in_step`: the graph is a piece of an optimizer's step, whose update depends on it.
+    `args`: the arguments of the call that is being compiled. `in_step`: the graph is a
+    piece of an optimizer's step, whose update depends on it.
     """
     facts = _Facts(gm, args)
     if not facts.writes:
@@ -306,7 +309,8 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
         what = "the graph changes no tensor that existed before it"
         why = f"{recorded or what}, so it is no optimizer step"
         if not facts.recorded and not facts.tensors:
-            # a schedule's numbers: eager's bits, and nothing that compiling could gain
+            # numbers of a schedule need eager's bits, and compilation would gain
+            # nothing
             return Decision("eager", f"{why}, and computes only numbers")
         return Decision("fallback", why)
     if any(map(_nests, facts.calls)):
@@ -327,7 +331,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             why = "autograd records this graph, so it is no optimizer step"
             return Decision("fallback", why)
     if any(map(gives_memory, facts.calls)):
-        # example values have the memory at the end of the graph, not that at the call
+        # example values have the memory at the end of the graph, not at the call
         if facts.recorded:
             why = "autograd records a part of this graph, which gives tensors memory"
             return Decision("eager", why)
@@ -386,7 +390,7 @@ def _parts(gm: GraphModule, facts: _Facts, sides: dict[Node, Side]) -> tuple[Par
 
 
 def _is_constant(gm: GraphModule, node: Node) -> bool:
-    """Is a node a module or graph, not a tensor? Tensors become inputs of parts."""
+    """Is a node a module or graph? Tensors become inputs of parts instead."""
     return node.op == "get_attr" and not isinstance(
         attribute(gm, str(node.target)), torch.Tensor
     )
@@ -399,7 +403,7 @@ def _cut(
     inputs: list[Node],
     outputs: list[Node],
 ) -> GraphModule:
-    """A graph of some calls, each in the grad mode that it had."""
+    """Make a graph of some calls, each in its original grad mode."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     for x in inputs:
@@ -426,7 +430,7 @@ def _cut(
 def join(
     gm: GraphModule, parts: Sequence[Part], runs: Sequence[Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """One function of the whole graph's arguments that runs the parts in turn."""
+    """Return a function of the whole graph's arguments that runs the parts in turn."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     attributes = [
         n for n in gm.graph.nodes if n.op == "get_attr" and not _is_constant(gm, n)

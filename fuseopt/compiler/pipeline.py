@@ -38,7 +38,7 @@ from .report import Report
 from .session import session
 from .timing import Clock
 
-#: The most compilers that run at one time.
+#: The largest number of compilers that run at once.
 COMPILERS = 4
 
 
@@ -64,12 +64,13 @@ def plan_graph(
     captured: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
     written: bool = True,
 ) -> tuple[Program, Report]:
-    """Capture, schedule, generate, build: one graph for tensors like these.
+    """Capture, schedule, generate and build a graph for tensors with these layouts.
 
-    `clock`: has the seconds so far. `captured(gm, args)` captures the step in place of
-    `capture`, and may extend it. `written`: write logs and dumps. Kernels may still be
-    being built when this returns; the plan waits for them when it is first bound, and
-    only then has the report all seconds.
+    `clock`: holds the seconds so far. `captured(gm, args)` replaces `capture`, and may
+    extend the step. `written`: write logs and dumps.
+
+    Compilers may still run when this returns. The plan waits for them when it is first
+    bound; only then does the report have all seconds.
     """
     clock, report = clock or Clock(), Report()
     # compilers run in parallel, also to the work below that needs no kernel
@@ -88,7 +89,8 @@ def plan_graph(
     executor = _executor(config, lowered, report)
     _describe(report, lowered)
     clock.lap("plan")
-    for name in loading:  # raises here where there is no compiler, and no kernel
+    # raises here if there is neither a compiler nor a prebuilt kernel
+    for name in loading:
         session.builder.compiler_for(sources[name], config.numerics == "fast")
     others = {
         name: _triton_factory(source, lowered.places[name], config)
@@ -124,7 +126,7 @@ def plan_graph(
 def explain_graph(
     gm: GraphModule, args: Sequence[Any], config: Config, clock: Clock | None = None
 ) -> Report:
-    """The Report of a graph that is not run, without building its kernels.
+    """Return the Report of a graph without building or running its kernels.
 
     `args` may be tensors without contents. `clock` as in `plan_graph`.
     """
@@ -146,7 +148,7 @@ def replanner(
     captured: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
     written: bool = True,
 ) -> Callable[[Sequence[Any]], Program]:
-    """A function that plans a graph for the arguments of a call.
+    """Return a function that plans a graph for the arguments of a call.
 
     `tell(report)` is called with each Report. `clock`, `captured`, `written` as in
     `plan_graph`; the clock is used for the first plan.
@@ -169,7 +171,7 @@ def _lower(
     clock: Clock,
     capture_: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
 ) -> Lowered:
-    """Capture, schedule, generate: all that needs no compiler."""
+    """Capture, schedule, generate: the work that needs no compiler."""
     captured = (capture_ or capture)(gm, args)
     clock.lap("capture")
     checks = config.check or config.writes
@@ -178,7 +180,7 @@ def _lower(
         clock.lap("check")
 
     def passed(name: str, scheduled: Schedule | None) -> None:
-        """The clock and the checks of the scheduler's passes."""
+        """Record the time of a scheduler pass, and check its result."""
         clock.lap(name)
         if scheduled is not None and checks:
             check_schedule(captured.graph, scheduled)
@@ -199,7 +201,7 @@ def _lower(
 
 
 def _refuse_vectors(texts: Iterable[str]) -> None:
-    """Raise EagerOnly where a kernel calls functions of eager's vector library."""
+    """Raise EagerOnly if a kernel calls functions of eager's vector library."""
     if any(f"{kind}(t.library" in text for text in texts for kind in VECTOR_KINDS):
         raise EagerOnly(
             f"torch {torch.__version__} lacks vector-library, whose functions have "
@@ -220,10 +222,10 @@ def _describe(report: Report, lowered: Lowered) -> None:
 
 
 class _Building:
-    """Kernels that may still be being compiled; see runtime.plan.Kernels.
+    """Kernels that compilers may still be building; implements runtime.plan.Kernels.
 
-    The clock counts the seconds for which the first binding waits, and those that it
-    takes; then `done` is called.
+    The clock counts the seconds that the first binding waits, and those that it takes;
+    then `done` is called.
     """
 
     def __init__(
@@ -236,7 +238,7 @@ class _Building:
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[Built]:
-        """See Kernels."""
+        """Yield the kernels; the first call waits for the compilers."""
         if self._built is not None:
             yield self._built
             return
@@ -262,7 +264,11 @@ def _tell_seconds(report: Report, clock: Clock) -> None:
 
 
 def target_of(config: Config, device: str) -> Target:
-    """C++ on the CPU, Triton elsewhere, or the target in the options."""
+    """Return C++ for the CPU and Triton for other devices, or the target in the
+    options.
+
+    Raises ConfigError for C++ on another device.
+    """
     on_cpu = device.split(":")[0] == "cpu"
     name = config.target
     if name == "auto":
@@ -278,8 +284,9 @@ def target_of(config: Config, device: str) -> Target:
 
 
 def version_of_cuda() -> tuple[int, int] | None:
-    """The version of CUDA that torch was built with, whose functions eager's kernels
-    call; None for a torch without CUDA.
+    """Return torch's CUDA version, whose functions eager's kernels call.
+
+    None for a torch without CUDA.
     """
     version = torch.version.cuda
     if not version:
@@ -294,7 +301,7 @@ def _load(source: Source, config: Config, built: list[str]) -> ctypes.CDLL:
 
 
 def _cpp_factory(source: Source, built: ctypes.CDLL) -> TableFactory:
-    """The TableFactory of a C++ kernel in a loaded library."""
+    """Return the TableFactory of a C++ kernel in a loaded library."""
     entry = getattr(built, source.entry)
     entry.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     entry.restype = None
@@ -304,7 +311,7 @@ def _cpp_factory(source: Source, built: ctypes.CDLL) -> TableFactory:
 def factory_of(
     target: Target, source: Source, device: str, config: Config
 ) -> TableFactory:
-    """Build one kernel; returns its TableFactory. Raises CannotBuild."""
+    """Build one kernel; return its TableFactory. Raises CannotBuild."""
     if target.name == "cpp":
         return _cpp_factory(source, _load(source, config, []))
     return _triton_factory(source, device, config)
@@ -317,9 +324,9 @@ def _triton_factory(source: Source, device: str, config: Config) -> TableFactory
 
 
 def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
-    """The executor of a plan: Replays if the options and the plan allow it, or Direct.
+    """Return the executor of a plan: Replays if options and plan allow it, or Direct.
 
-    Raises CudaGraphError if a graph is required and cannot be.
+    Raises CudaGraphError if a graph is required but impossible.
     """
     if not config.cudagraphs:
         report.cudagraph = "off: cudagraphs=False"
@@ -340,13 +347,13 @@ def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
 
 
 def _has_many_launches(lowered: Lowered) -> bool:
-    """Does a step start several launches on a device: kernels, ATen calls?"""
+    """Does a step start several launches on a device, such as kernels or ATen calls?"""
     launches = [x for x in lowered.places.values() if x.split(":")[0] != CPU]
     return bool(lowered.schedule.externs) or len(set(launches)) < len(launches)
 
 
 def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:
-    """The library of the guards; None without a compiler."""
+    """Return the library of the guards; None without a compiler."""
     try:
         library = session.builder.load(HELPER, config.cache_dir, False, built)
     except CannotBuild:
@@ -355,15 +362,15 @@ def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:
 
 
 def _parent(config: Config) -> str:
-    """The folder for the dumps of graphs."""
+    """Return the folder for the dumps of graphs."""
     beside = compat.debug_folder() if config.compile_debug else None
     return os.path.expanduser(config.dump_dir or beside or "fuseopt_debug")
 
 
 def _write_down(report: Report, config: Config, lowered: Lowered) -> None:
-    """Log, and write the files that options or FUSEOPT_DEBUG ask for.
+    """Log, and write the files that options or FUSEOPT_DEBUG request.
 
-    If they cannot be written, there is one warning, and the step goes on.
+    If the files cannot be written, fuseopt warns once, and the step goes on.
     """
     graph, plan = lowered.captured.graph, lowered.schedule
     logs.tell(report, graph, plan, lowered.sources)

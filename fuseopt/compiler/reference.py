@@ -10,7 +10,7 @@ from typing import Any
 class Reference:
     """Calls a compiled graph without keeping it alive.
 
-    Dynamo keeps a backend's result with the code that calls it; if the owner of the
+    Dynamo keeps a backend's result with the code that calls it. If the owner of the
     graph keeps that code alive, neither would ever be released.
     """
 

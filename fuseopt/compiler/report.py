@@ -1,4 +1,4 @@
-"""Reports: what was fused, what was not and why, what it costs.
+"""Reports: fused kernels, refusals to fuse with reasons, and costs.
 
 `Report` describes one graph. fuseopt.reports() lists those of this process, and
 fuseopt.explain(opt.step) makes one without running the step.
@@ -31,21 +31,21 @@ from ..ir.products import COPIED
 from ..ir.traffic import bytes_per_element, least_bytes, traffic
 from .text import rich_console, wrapped
 
-#: Numbers whose formulas a Report has.
+#: The largest number of formulas in a Report.
 FORMULAS = 8
-#: Letters in a line of a Report as a string.
+#: The width of a Report as a string, in characters.
 LINE = 88
-#: What the table of kernels says of each.
+#: The columns of the table of kernels.
 COLUMNS = ("kernel", "target", "lanes", "variants", "elements", "B/element")
 
 
 @dataclass(frozen=True)
 class VariantReport:
-    """A fused body of a kernel, and how many lanes it has.
+    """One fused body of a kernel, and the number of its lanes.
 
-    `nodes`: the calls that were fused. `elements`: of all lanes; `bytes_per_element`:
-    read and written. `slots`: the tensors that each lane reads and writes, such as
-    "f32 read+write x 3". `finishes`: it runs after all other variants of the kernel;
+    `nodes`: the fused calls. `elements`: of all lanes; `bytes_per_element`: read and
+    written. `slots`: the tensors that each lane reads and writes, such as "f32
+    read+write x 3". `finishes`: it runs after all other variants of the kernel.
     `begins`: it runs before all others.
     """
 
@@ -64,9 +64,9 @@ class KernelReport:
 
     `name`, `target` ("cpp" or "triton") and `source`, its text. `variants`: the number
     of bodies, each fused for lanes of one kind; `bodies`: a report of each. `elements`:
-    of all lanes; `bytes`: read and written in a step. `lanes`: parameters it updates
-    (a counter that nothing else reads is none). `bytes_per_element`: `bytes` divided by
-    `elements`. `path`: the file to which its source was dumped, if any.
+    of all lanes; `bytes`: read and written in a step. `lanes`: parameters that it
+    updates; a counter that nothing else reads does not count. `bytes_per_element`:
+    `bytes` divided by `elements`. `path`: the file of the dumped source, or None.
     """
 
     name: str
@@ -81,7 +81,7 @@ class KernelReport:
     bodies: tuple[VariantReport, ...] = ()
 
     def at(self, path: str) -> KernelReport:
-        """The same, with the file of its source."""
+        """Return a copy with the file of its source."""
         return replace(self, path=path)
 
 
@@ -92,7 +92,7 @@ class BatchReport:
     `op`, `dtype`, `matrices`: the op of the single calls, and the shapes of its last
     two operands. `rows`: the matrices of one call; `calls` in a step; `flops` of one
     call. `copied`: operands that are copied together at each call. `way`: "dense", or
-    "padded" where rows of the result have bytes between them.
+    "padded" if there is padding between the rows of the result.
     """
 
     op: str
@@ -114,9 +114,10 @@ class BatchReport:
 
 @dataclass(frozen=True)
 class PartReport:
-    """Where a part of a graph runs: `what` is "before" or "after" the update, the
-    "update" itself or "all"; `where` is "fuseopt", "inductor" or "eager", and `why`
-    the reason.
+    """Place where a part of a graph runs.
+
+    `what`: "before" or "after" the update, the "update" itself or "all". `where`:
+    "fuseopt", "inductor" or "eager". `why`: the reason.
     """
 
     what: str
@@ -126,34 +127,37 @@ class PartReport:
 
 @dataclass
 class Report:
-    """What one graph of Dynamo's was compiled to.
+    """Result of compiling one graph of Dynamo's.
 
-    launches: kernel launches per step. kernels: what is launched. externs: ATen calls
-    that run as they are, with the reason. batches: products of matrices that one call
-    computes for several lanes; alone: those that have a call each: what they are, how
-    many, and why. not_fused: a `Refusal` for each pair of calls
-    (producer, consumer, code, detail, list index, line).
-    build_seconds: compiling the kernels. backend_seconds: everything between Dynamo's
-    call and the ready step, the build included. builds: compiler runs (0 where the
-    cache had the kernel).
-    seconds: those of each pass, in order; they sum to backend_seconds.
-    fallback: "" or what runs the graph instead, and why.
-    parts: where each part of a graph went that was split, in the order in which they
-    run; empty where the graph is one update.
-    traced: how many of the lanes Dynamo traced, or why it traced them all; empty where
-    lanes are not considered.
-    cudagraph: "captured", what it waits for, or "off: " and why.
-    blocks: runs of kernels of the CPU that go block by block, by the kernels' names,
-    and how many blocks each has. A block is some lanes of each kernel: all kernels of a
-    run work on it before the next one begins. `launches` counts a kernel once.
-    order: the names of kernels and externs, as they run. least_bytes: what a step must
-    move at least; see `ir/traffic.py`. cuts: of a function that was explained, the
-    lines at which Dynamo ends its graphs, as far as it was traced. instead: the call
-    that does in one graph what such a function does in several.
-    numbers: formulas of what the host computes at each call. dump_dir: the folder of
-    the dump, if there is one.
-    lacks: what fuseopt does without, since torch lacks it or somebody switched it off,
-    and what a step loses.
+    launches: kernel launches per step.
+    kernels: a KernelReport of each launched kernel.
+    externs: the name of each ATen call that runs unfused, with the reason.
+    batches: products of matrices that one call computes for several lanes.
+    alone: products with a call each: a description, their number, and the reason.
+    not_fused: a `Refusal` for each pair of calls (producer, consumer, code, detail,
+        list index, line).
+    build_seconds: seconds for compiling the kernels.
+    backend_seconds: seconds between Dynamo's call and the ready step, with the build.
+    builds: compiler runs; 0 if the cache had the kernels.
+    seconds: seconds of each pass, in order; they sum to backend_seconds.
+    fallback: "", or what runs the graph instead, and why.
+    parts: a PartReport for each part of a split graph, in running order; empty if the
+        graph is one update.
+    traced: how many of the lanes Dynamo traced, or why it traced them all; empty if
+        lanes are not considered.
+    cudagraph: "captured", what a capture waits for, or "off: " and the reason.
+    blocks: runs of CPU kernels that go block by block: the kernels' names, and the
+        number of blocks. A block is some lanes of each kernel. All kernels of a run
+        work on a block before the next block begins. `launches` counts a kernel once.
+    order: the names of kernels and externs, in running order.
+    least_bytes: the least bytes that a step can move; see `ir/traffic.py`.
+    cuts: for an explained function, the lines at which Dynamo breaks the graph, as far
+        as Dynamo traced.
+    instead: the call that runs such a function as one graph.
+    numbers: formulas of the numbers that the host computes at each call.
+    dump_dir: the folder of the dump, or None.
+    lacks: capabilities that torch lacks or the user switched off, and what a step
+        loses.
     """
 
     launches: int = 0
@@ -180,7 +184,7 @@ class Report:
     lacks: list[str] = field(default_factory=compat.lacks)
 
     def follow(self, first: Report) -> None:
-        """Add the Report of another graph, which runs right before this one."""
+        """Add the Report of a graph that runs right before this one."""
         self.launches += first.launches
         self.least_bytes += first.least_bytes
         self.build_seconds += first.build_seconds
@@ -195,12 +199,12 @@ class Report:
 
     @property
     def lanes(self) -> int:
-        """Parameters that the kernels update."""
+        """Number of parameters that the kernels update."""
         return sum(k.lanes for k in self.kernels)
 
     @property
     def bytes(self) -> int:
-        """Bytes one step reads and writes."""
+        """Bytes that one step reads and writes."""
         return sum(k.bytes for k in self.kernels)
 
     def __str__(self) -> str:
@@ -212,7 +216,10 @@ class Report:
         return "\n".join(x.rstrip() for x in out.getvalue().rstrip().splitlines())
 
     def plain(self, width: int) -> str:
-        """The text that is shown where rich is not installed; `width`: in letters."""
+        """Return the text that is shown if rich is not installed.
+
+        `width`: in characters.
+        """
         texts = [self._title()]
         if not self.fallback:
             texts += [_line(cells) for cells in _rows(self.kernels)]
@@ -222,9 +229,9 @@ class Report:
         return "\n".join(line for text in texts for line in wrapped(text, width))
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write this as a page that needs nothing beside itself.
+        """Write a self-contained HTML page to `path`.
 
-        Raises OSError where the file cannot be written.
+        Raises OSError if the file cannot be written.
         """
         from .page import page
 
@@ -233,7 +240,7 @@ class Report:
         Path(path).write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page without the source of kernels."""
+        """Return the page for a notebook, without the source of kernels."""
         from .page import cell
 
         return cell(self)
@@ -267,7 +274,7 @@ class Report:
         return f"seconds: {laps}"
 
     def _told(self) -> list[str]:
-        """Lines of text on all but the kernels."""
+        """Return lines of text on everything except the kernels."""
         sentences = [f"{p.what}: {p.where} ({p.why})" for p in self.parts]
         sentences += [f"the graph ends at {line}" for line in self.cuts]
         if self.instead:
@@ -298,7 +305,7 @@ class Report:
 
 
 def _rows(kernels: Sequence[KernelReport]) -> list[tuple[str, ...]]:
-    """The cells of each kernel, in the order of COLUMNS."""
+    """Return the cells of each kernel, in the order of COLUMNS."""
     return [
         (
             *(k.path or k.name, k.target, str(k.lanes), str(k.variants)),
@@ -309,13 +316,13 @@ def _rows(kernels: Sequence[KernelReport]) -> list[tuple[str, ...]]:
 
 
 def _line(cells: Sequence[str]) -> str:
-    """A kernel as a line of text."""
+    """Return a kernel as a line of text."""
     named = zip(COLUMNS[1:], cells[1:], strict=True)
     return f"{cells[0]}: {', '.join(f'{name} {cell}' for name, cell in named)}"
 
 
 def _kernels(kernels: Sequence[KernelReport], width: int) -> Iterator[Any]:
-    """A table of kernels; a line for each if the table is wider than `width`."""
+    """Yield a table of kernels, or their lines if the table is wider than `width`."""
     from rich.table import Table
     from rich.text import Text
 
@@ -336,7 +343,7 @@ def _kernels(kernels: Sequence[KernelReport], width: int) -> Iterator[Any]:
 
 
 def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
-    """Count what one kernel moves."""
+    """Describe one kernel, with the bytes that it moves."""
     moved = traffic(kernel)
     return KernelReport(
         kernel.name,
@@ -372,7 +379,7 @@ def _body(v: Variant) -> VariantReport:
 
 
 def _batches(schedule: Schedule) -> list[BatchReport]:
-    """A report of each kind of batch."""
+    """Return a report of each kind of batch."""
     kinds: dict[BatchReport, int] = {}
     for batch in schedule.batches:
         left, right = (shape for shape, _, _ in batch.trial.layouts[-2:])
@@ -387,7 +394,7 @@ def _batches(schedule: Schedule) -> list[BatchReport]:
 
 
 def fill(report: Report, graph: Graph, schedule: Schedule) -> None:
-    """Add a schedule's steps, in order, its numbers and its refusals to a report."""
+    """Add a schedule's steps in order, its numbers and its refusals to a report."""
     report.least_bytes = least_bytes(graph)
     steps = schedule.steps
     for step in steps:

@@ -1,15 +1,15 @@
-"""A graph whose tensors are wrappers -> the graph of what it does to those within.
+"""Translate a graph on wrapper subclasses into a graph on their inner tensors.
 
-Torch's contract of classes that torch.compile can look into is that what they do to the
-tensors within depends on these, but not on their contents, and on what the class says
-besides them. So the graph is run once, call by call, on stand-ins without contents, and
-the calls that reach the tensors within are the graph that is compiled
-(`capture/fx/inner_calls.py`). At each call the class, what it says, and the sizes must
-be those; else it is done anew.
+torch.compile requires of a traceable wrapper subclass that its inner calls depend only
+on the inner tensors and the context of `__tensor_flatten__`. Contents must not matter.
+So fuseopt runs the graph once, call by call, on fake tensors. The calls that reach the
+inner tensors are the graph that fuseopt compiles (`capture/fx/inner_calls.py`). At each
+call fuseopt compares the class, the context and the sizes; if one differs, it
+translates the graph again.
 
-Numbers that move are found again by the values of others that stand for them, which
-differ from run to run: all must make the same calls. What does not keep to that is
-refused, and the step runs as it is.
+Numbers that change between calls are replaced by recognizable values, which differ from
+run to run. All runs must make the same inner calls. Otherwise fuseopt refuses the
+graph, and eager runs the step.
 """
 
 from __future__ import annotations
@@ -34,35 +34,37 @@ from ..runtime.step import CompiledStep
 Run = Callable[..., Any]
 #: Functions that make a tensor of numbers alone.
 CREATIONS = (*compat.MAKE_TENSOR, torch.zeros, torch.ones, torch.full)
-#: How large numbers are that stand for others, in each run, and where they begin: what
-#: asks how large one is goes another way in one of these.
+#: The scale and the first fraction of the replacement numbers of each run. Code that
+#: branches on the size of a number takes another path in one of these runs.
 SCALES = (
     (1.0, 0.3819660112501051),
     (-1e4, 0.2360679774997897),
     (1e-6, 0.1458980337503),
 )
-#: Each is so much of this larger than the last one, but for what is whole of it.
+#: The fraction that separates consecutive replacement numbers, modulo 1.
 APART = 0.6180339887498949
 
 
 class _Kept(NamedTuple):
-    """A result that is what a call was given, by its place among tensors."""
+    """A result that is one of the call's tensors. `place`: its index among them."""
 
     place: int
 
 
 class _Made(NamedTuple):
-    """A result that is made: so many tensors within. `layout`: None for no wrapper."""
+    """A new result with some number of inner tensors. `layout`: None for a plain
+    tensor.
+    """
 
     layout: Layout | None
     tensors: int
 
 
 class _Inside(NamedTuple):
-    """A graph of tensors within, then numbers.
+    """A graph whose placeholders are the inner tensors, then numbers.
 
-    `written`: the places of wrappers that the graph changes; `results`: what the
-    graph's are made into, in the order of its outputs: None for one that is handed on.
+    `written`: the indices of wrappers that the graph changes. `results`: how the
+    graph's outputs, in order, become the results; None for one that is passed through.
     """
 
     gm: GraphModule
@@ -71,7 +73,7 @@ class _Inside(NamedTuple):
 
 
 def holds_wrappers(gm: GraphModule, args: Sequence[Any]) -> bool:
-    """Is a tensor of a graph one that says which others it holds?"""
+    """Does a graph have a traceable wrapper subclass among its tensors?"""
     return any(
         compat.is_wrapper(type(t))
         for t in [*static_tensors(gm).values(), *args]
@@ -80,11 +82,11 @@ def holds_wrappers(gm: GraphModule, args: Sequence[Any]) -> bool:
 
 
 class SeenThrough:
-    """A graph of wrappers, compiled for the tensors within.
+    """A graph on wrapper subclasses, compiled for the inner tensors.
 
-    `compile_(gm, args)` compiles that graph; `refused(error, args)` gives what runs
-    the first one where wrappers are others in a later call, which are refused. Raises
-    EagerOnly.
+    `compile_(gm, args)` compiles the inner graph. `refused(error, args)` returns a
+    function that runs the outer graph if a later call has different wrappers that
+    fuseopt refuses. Raises EagerOnly.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class SeenThrough:
         self._put_off()
 
     def put_off_to(self, pending: Pending) -> bool:
-        """See CompiledStep."""
+        """Defer the step's launch; see CompiledStep."""
         self.pending = pending
         return self._put_off()
 
@@ -139,12 +141,12 @@ class SeenThrough:
         return self.run.put_off_to(self.pending)
 
     def forget(self) -> None:
-        """See CompiledStep."""
+        """Forget the last call; see CompiledStep."""
         if isinstance(self.run, CompiledStep):
             self.run.forget()
 
     def _leaves(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """The tensors within; None where wrappers are others."""
+        """Return the inner tensors; None if the wrappers have changed."""
         leaves: list[torch.Tensor] = []
         for t, layout in zip(tensors, self.layouts, strict=True):
             if not take(t, layout, leaves):
@@ -206,8 +208,9 @@ def _inside(
 
 
 def _refuse_casts(gm: GraphModule) -> None:
-    """Raise EagerOnly for a cast of a tensor within: autocast may keep that of the
-    wrapper, though the wrapper changes.
+    """Raise EagerOnly for a cast of an inner tensor.
+
+    Autocast may cache the cast of a wrapper, though the wrapper changes.
     """
     cast = torch.ops.aten._to_copy.default
     for node in gm.graph.find_nodes(op="call_function", target=cast):
@@ -216,10 +219,10 @@ def _refuse_casts(gm: GraphModule) -> None:
 
 
 class _Run:
-    """One run of a graph on stand-ins.
+    """One run of a graph on fake tensors.
 
-    `given`: how many tensors it was given, those within counted. `outputs`: what the
-    graph of these returns.
+    `given`: the number of tensors of the call, with each wrapper's inner tensors
+    counted. `outputs`: the outputs of the inner graph.
     """
 
     def __init__(
@@ -247,9 +250,10 @@ class _Run:
             for layout in layouts
         ]
         self.calls = InnerCalls(hollow)
-        self.same: dict[Any, int] = {}  # numbers made in one way, by what makes them
+        # computed numbers, by their function and arguments
+        self.same: dict[Any, int] = {}
         self.env: dict[Node, Any] = {}
-        #: of nodes that are numbers which move, and what these are at first
+        #: for each node that is a changing number: its index, and its first value
         self.number_of: dict[Node, int] = {}
         self.hints: dict[Node, Any] = {}
         before = [t._version for t in self.stand_ins]
@@ -285,7 +289,7 @@ class _Run:
                 self._number(node, compat.hint_of(args[k]))
 
     def _number(self, node: Node, hint: Any) -> int:
-        """A number that moves, of which another one stands for it."""
+        """Register a number that changes between calls, and its replacement."""
         if isinstance(hint, bool) or not isinstance(hint, (int, float)):
             raise EagerOnly(f"{node.target} is a {type(hint).__name__}")
         k = len(self.calls.values)
@@ -336,7 +340,7 @@ class _Run:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _item(self, node: Node, t: torch.Tensor) -> None:
-        """A number that is read from a tensor that is no wrapper."""
+        """Record a number that is read from a plain tensor."""
         if id(t) not in self.calls.index:
             raise EagerOnly("a number is read from a wrapper subclass")
         place = self._number(node, 2.0 if t.is_floating_point() else 2)
@@ -344,14 +348,14 @@ class _Run:
         self.calls.calls.append(call)
 
     def _constant(self, node: Node, args: Any, kwargs: Any) -> None:
-        """A tensor that is made of numbers is nobody's."""
+        """Record a tensor that is made of numbers alone."""
         noted = self.calls.noted(args), self.calls.noted(kwargs)
         made = self.mode.from_tensor(self._run(node, args, kwargs))
         self.env[node] = made
         self.calls.make(node.target, *noted, made)
 
     def _compute(self, node: Node) -> None:
-        """A number that is made of others alone."""
+        """Record a number that is computed from other numbers alone."""
         if node.op != "call_function":
             raise EagerOnly(f"method {node.target} of a number")
 
@@ -395,7 +399,9 @@ class _Run:
     def _check(
         self, layouts: Sequence[Layout | None], hollow: Sequence[torch.Tensor]
     ) -> None:
-        """Raise EagerOnly unless wrappers hold what they held, and for random ones."""
+        """Raise EagerOnly if wrappers hold other tensors than before, or for random
+        calls.
+        """
         now: list[torch.Tensor] = []
         for t, layout in zip(self.stand_ins, layouts, strict=True):
             if not take(t, layout, now):

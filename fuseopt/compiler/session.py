@@ -1,4 +1,4 @@
-"""What this process has compiled: reports, built kernels, graphs, warnings given."""
+"""State of this process: reports, kernels, captured graphs, given warnings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..runtime.cpp.vector import Vectors
 from ..runtime.probes import Probes
 from .report import Report
 
-#: The number of Reports that are kept of optimizers that are gone.
+#: The number of Reports kept for optimizers that no longer exist.
 RETIRED = 16
 #: The number of dropped optimizers after which the garbage collector runs.
 UNCOLLECTED = 16
@@ -24,55 +24,58 @@ COMPILED = "_fuseopt"
 
 
 class Session:
-    """What this process has compiled: reports, built kernels, captured graphs."""
+    """State of this process: reports, kernels, captured graphs, given warnings."""
 
     def __init__(self) -> None:
         self.builder = Builder()
         self.probes = Probes()
         self.vectors = Vectors()
         self.reports: list[Report] = []
-        self.retired: list[Report] = []  # of optimizers that are gone
-        self.uncollected = 0  # dropped optimizers since the last collection
+        self.retired: list[Report] = []  # of optimizers that no longer exist
+        self.uncollected = 0  # optimizers dropped since the last collection
         self.warned: set[str] = set()
         self.mishaps: list[str] = []  # errors of fuseopt's own
-        #: optimizers whose `step` torch.compile was given for fuseopt
+        #: optimizers whose `step` the user passed to torch.compile for fuseopt
         self.bound: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: shadows of optimizers whose steps are compiled apart from all others
+        #: shadows of optimizers whose steps are compiled separately
         self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: those of them whose tensors have no memory, with the function that gives them
-        #: memory for the time in which Dynamo traces
+        #: those among them whose tensors have no memory, each with a function that
+        #: allocates memory while Dynamo traces
         self.hollow: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = (
             weakref.WeakKeyDictionary()
         )
         #: the reported reason why an optimizer's step runs in eager
         self.eager: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        #: optimizers that fuseopt.compile was given, by identity
+        #: optimizers that the user passed to fuseopt.compile, by id
         self.compiled: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
         )
-        #: the clips that are left to steps; None where there are none
+        #: the clips deferred to steps; None where there are none
         self.deferred: Any = None
-        #: optimizers that step in the backward
+        #: optimizers that step during the backward
         self.in_backward: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: the tail of an optimizer that has one, weakly
+        #: a weak reference to the tail of an optimizer
         self.tails: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
             weakref.WeakKeyDictionary()
         )
-        #: what clips gradients, by the id of the first parameter that has one
+        #: clips of gradients, by the id of the first parameter that has a gradient
         self.clips: dict[int, Any] = {}
-        #: optimizers of whose steps Dynamo has ended a graph
+        #: optimizers with a graph break in their steps
         self.cut: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
     def triton_builder(self) -> Any:
-        """Made on first use, so that a CPU never imports Triton."""
+        """Builder of Triton kernels, made on first use; a CPU never imports Triton."""
         from ..runtime.triton.build import TritonBuilder
 
         return TritonBuilder()
 
     @functools.cached_property
     def graphs(self) -> Any:
-        """Made on first use. Graphs end before the libraries that they call do."""
+        """CUDA graphs, made on first use.
+
+        They are released before the libraries that they call.
+        """
         from ..runtime.sites import Graphs
 
         graphs = Graphs()
@@ -80,7 +83,9 @@ class Session:
         return graphs
 
     def retire(self, reports: list[Report]) -> None:
-        """Add Reports of an optimizer that is gone; only the last RETIRED are kept."""
+        """Add Reports of an optimizer that no longer exists; keep the last RETIRED
+        ones.
+        """
         self.retired += [report for report in reports if report in self.reports]
         dropped = set(map(id, self.retired[:-RETIRED]))
         if dropped:
@@ -91,8 +96,8 @@ class Session:
         """Run the garbage collector after UNCOLLECTED dropped optimizers.
 
         torch's graphs are cycles. Dynamo turns the collector off while it traces, and
-        its own collections keep Python's count of new objects at 0: a program that
-        makes optimizers and little else would never come to a full collection.
+        its own collections keep Python's count of new objects at 0. So a program that
+        mainly makes optimizers would never reach a full collection.
         """
         if self.uncollected >= UNCOLLECTED and gc.isenabled():
             self.uncollected = 0
@@ -119,8 +124,9 @@ session = Session()
 
 
 def reports() -> list[Report]:
-    """The Reports of what was compiled in this process, oldest first.
+    """Return the Reports of this process, oldest first.
 
-    Of optimizers that were given to fuseopt.compile and are no more: the last 16.
+    For optimizers that were passed to fuseopt.compile and no longer exist, the last 16
+    Reports are kept.
     """
     return list(session.reports)

@@ -1,8 +1,9 @@
-"""Which containers of a user's are tables: looking into them runs no code of theirs.
+"""Recognize containers of the user in which a lookup or copy runs none of the user's
+code.
 
-A dict asks its keys for their hashes, and compares keys; a defaultdict calls what makes
-a missing item. What the user's code does there, it does once in eager: nothing that
-looks at a step beforehand, or has a copy of what an optimizer holds, may call it.
+A dict hashes and compares its keys; a defaultdict calls its factory for a missing item.
+Eager runs the user's code for these once. So code that inspects a step in advance, or
+copies an optimizer's containers, must not run it a second time.
 """
 
 from __future__ import annotations
@@ -12,20 +13,18 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-#: What makes something new and does nothing else.
+#: Factories that make a new object without side effects.
 FACTORIES = (
     *(list, dict, set, frozenset, tuple, int, float, complex, bool, str, bytes),
     *(collections.OrderedDict, collections.deque, collections.Counter),
 )
 IN_C = (types.WrapperDescriptorType, types.MethodDescriptorType)
-#: Modules whose classes compare and hash in Python, without effects.
+#: Modules whose classes compare and hash in Python without side effects.
 PURE = ("enum", "torch")
 
 
 def acts_when_copied(container: Any) -> str:
-    """What code of the user's runs where a dict or a set is copied key by key; "" if
-    none does.
-    """
+    """Describe the user's code that runs when a dict or a set is copied; "" if none."""
     if isinstance(container, (dict, set, frozenset)):
         kind = _acting_class(container)
         if kind:
@@ -34,9 +33,7 @@ def acts_when_copied(container: Any) -> str:
 
 
 def acts_when_asked(container: Any) -> str:
-    """What code of the user's runs where a container is copied, or an item of it is
-    looked up; "" if none does.
-    """
+    """Describe the user's code that a copy or a lookup of an item runs; "" if none."""
     if isinstance(container, collections.defaultdict):
         makes: Any = container.default_factory
         if makes is not None and not any(makes is x for x in FACTORIES):
@@ -45,7 +42,7 @@ def acts_when_asked(container: Any) -> str:
 
 
 def _acting_class(keys: Iterable[Any]) -> str:
-    """The name of a class of keys that hashes or compares by code of its own, or ""."""
+    """Return the name of a key class that defines its own hash or comparison, or ""."""
     for kind in {*map(type, keys)}:
         if not (_is_pure(kind, "__hash__") and _is_pure(kind, "__eq__")):
             return str(kind.__name__)
@@ -58,7 +55,7 @@ def _acting_class(keys: Iterable[Any]) -> str:
 
 
 def _is_pure(kind: type, name: str) -> bool:
-    """Is a method of a class one of C, or one of a module whose methods do nothing?"""
+    """Is a method from C, or from a module whose methods have no side effects?"""
     method = next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), None)
     if method is None or isinstance(method, IN_C):
         return True

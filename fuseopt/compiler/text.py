@@ -1,7 +1,7 @@
-"""Text for a terminal or a pipe: rich's console where rich is installed, else plain.
+"""Text for a terminal or a pipe, with rich's console if rich is installed.
 
-rich, jinja2 and pygments are the extra `report`: nothing but what shows a Report, or
-the answer of a command, uses them.
+rich, jinja2 and pygments are the extra `report`. Only code that shows a Report or the
+output of a command uses them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-#: Columns of what is not written to a terminal.
+#: The width of output that does not go to a terminal, in columns.
 WIDTH = 100
-#: A last column narrower than this begins on a line of its own.
+#: A last column narrower than this moves to its own line.
 NARROW = 24
 
 
 def rich_console(**options: Any) -> Any | None:
-    """A console of rich; None where rich is not installed."""
+    """Return a console of rich; None if rich is not installed."""
     try:
         from rich.console import Console
     except ImportError:
@@ -28,14 +28,14 @@ def rich_console(**options: Any) -> Any | None:
 
 
 def columns() -> int:
-    """The width of the terminal that stdout is, or that of a pipe."""
+    """Return the width of the terminal that stdout is, or that of a pipe."""
     if not sys.stdout.isatty():
         return WIDTH
     return shutil.get_terminal_size().columns
 
 
 def wrapped(text: str, width: int, indent: str = "") -> Iterator[str]:
-    """The lines of a text, none wider than `width`; `indent` is before each."""
+    """Yield the lines of a text, none wider than `width`, each after `indent`."""
     for line in text.splitlines() or [""]:
         yield from textwrap.wrap(
             line, max(width, 1), initial_indent=indent, subsequent_indent=indent
@@ -43,7 +43,7 @@ def wrapped(text: str, width: int, indent: str = "") -> Iterator[str]:
 
 
 def plain_table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """The lines of a table whose last column is folded."""
+    """Yield the lines of a table whose last column is folded."""
     if not rows:
         return
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)][:-1]

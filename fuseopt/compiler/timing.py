@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """The seconds of each pass since the clock was made, in order of their ends."""
+    """Seconds of each pass since the clock was made, in order of their ends."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
@@ -19,7 +19,7 @@ class Clock:
         self._last = now
 
     def resume(self) -> None:
-        """Leave out the time since the last lap."""
+        """Exclude the time since the last lap."""
         self._last = time.perf_counter()
 
     @property

@@ -1,4 +1,4 @@
-"""Who is told of Dynamo's traces; what tells the user is loaded when it is needed."""
+"""Callbacks for Dynamo's traces; they import the diagnostics only when needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..compat import refusals_pass
 def refuse_untraceable(
     backend: Callable[..., Any], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Raise UnsupportedInput for a step that Dynamo would run in eager, silently."""
+    """Raise UnsupportedInput for a step that Dynamo would silently run in eager."""
     from . import diagnostics
 
     with refusals_pass(backend):
@@ -21,7 +21,7 @@ def refuse_untraceable(
 
 
 def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
-    """The reason why a step runs in eager, which is reported; "" if it is traced."""
+    """Report and return the reason why a step runs in eager; "" if Dynamo traces it."""
     from . import diagnostics
 
     return diagnostics.kept_from_dynamo(optimizer)
@@ -30,14 +30,14 @@ def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
 def of_limit(
     function: str, optimizer: torch.optim.Optimizer | None, guard: str
 ) -> None:
-    """Dynamo gives up on a function: warn that it runs in eager."""
+    """Warn that a function runs in eager, because Dynamo hit its recompile limit."""
     from . import diagnostics
 
     diagnostics.tell_of_limit(function, optimizer, guard)
 
 
 def of_graph_break(place: str, reason: str, optimizer: torch.optim.Optimizer) -> None:
-    """Dynamo ends a graph within a step: warn of it."""
+    """Warn that Dynamo breaks a graph within a step."""
     from . import diagnostics
 
     diagnostics.tell_of_graph_break(place, reason, optimizer)
@@ -46,21 +46,21 @@ def of_graph_break(place: str, reason: str, optimizer: torch.optim.Optimizer) ->
 def of_failure(
     function: str, reason: str, optimizer: torch.optim.Optimizer | None
 ) -> None:
-    """Dynamo fails on code, which runs in eager: warn of it."""
+    """Warn that Dynamo fails on code, which runs in eager."""
     from . import diagnostics
 
     diagnostics.tell_of_failure(function, reason, optimizer)
 
 
 def of_refusal(optimizer: torch.optim.Optimizer, why: str) -> None:
-    """A trace shows that a step must run in eager: report it."""
+    """Report that a step must run in eager, as a trace has shown."""
     from . import diagnostics
 
     diagnostics.tell_of_step(optimizer, why)
 
 
 def left(optimizer: torch.optim.Optimizer) -> None:
-    """Dynamo compiles a bound step itself: report it where that must not be traced."""
+    """Report a bound step that Dynamo compiles itself, if Dynamo must not trace it."""
     from .. import compat
     from . import diagnostics
 

@@ -1,4 +1,4 @@
-"""Find steps that Dynamo traces otherwise than Python runs them, without a guard.
+"""Find steps for which Dynamo's trace, without a guard, would differ from Python.
 
 Such a step runs in eager, and the reason is reported.
 """
@@ -16,12 +16,15 @@ from torch.optim import Optimizer
 from .. import compat
 from .code_paths import every_code
 
-#: Attributes of tensors that Dynamo takes for constants without a guard.
+#: Attributes of tensors that Dynamo treats as constants without a guard.
 UNGUARDED = frozenset({"_version"})
 
 
 def untraceable(optimizer: Optimizer) -> str:
-    """The reason why Dynamo would trace a step otherwise than Python runs it, or ""."""
+    """Return the reason why Dynamo's trace of a step would differ from Python.
+
+    Returns "" if the trace is right.
+    """
     for group in optimizer.param_groups:
         for key, value in group.items():
             if compat.acts_otherwise(value):
@@ -41,7 +44,7 @@ def untraceable(optimizer: Optimizer) -> str:
 
 
 def _has_functions(kind: type[torch.Tensor]) -> bool:
-    """Has a class of tensors a `__torch_function__`, but no `__torch_dispatch__`?"""
+    """Does a tensor class define `__torch_function__` and no `__torch_dispatch__`?"""
     attribute = getattr(kind, "__torch_function__", None)
     plain: Any = (
         torch.Tensor.__torch_function__,
@@ -57,7 +60,7 @@ def _has_functions(kind: type[torch.Tensor]) -> bool:
 
 
 def _names(optimizer: Optimizer) -> Iterator[str]:
-    """All names in the methods of an optimizer's own classes."""
+    """Yield all names in the methods of an optimizer's own classes."""
     kinds = type(optimizer).__mro__
     for kind in kinds[: kinds.index(Optimizer)]:
         if kind.__module__.startswith("torch."):

@@ -1,1 +1,1 @@
-"""Has a compiled step the bits of the plain one? A run that anybody can repeat."""
+"""Compare a compiled step with the plain one bit for bit, repeatably."""

@@ -1,4 +1,4 @@
-"""Compare two optimizers bit for bit: parameters, state, options of groups."""
+"""Compare two optimizers bit for bit: parameters, state, and options of groups."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between two optimizers.
+    """One difference between two optimizers.
 
-    `where`: "parameter 3", or "exp_avg of parameter 3". `elements`: how many elements
-    differ; 0 for what is no tensor. `ulp`: the largest distance, in representable
-    numbers between; None where it has none, as between a number and NaN. `what`: of
-    what is no tensor, or has another shape, both values.
+    `where`: such as "parameter 3", or "exp_avg of parameter 3". `elements`: the number
+    of elements that differ; 0 if the value is no tensor. `ulp`: the largest distance,
+    as a number of representable steps; None if there is no distance, as between a
+    number and NaN. `what`: both values as text, if they are no tensors or have
+    different shapes.
     """
 
     where: str
@@ -38,13 +39,15 @@ class Difference:
 
 
 def parameters(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters of all groups, in order."""
+    """Return the parameters of all groups, in order."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def differences(want: Optimizer, got: Optimizer) -> list[Difference]:
-    """All that differs; of groups, the options that `want` has: Dynamo adds a key of
-    its own to the groups that it traces.
+    """Return all differences between two optimizers.
+
+    Options of groups are compared only if `want` has them, since Dynamo adds its own
+    key to the groups that it traces.
     """
     found: list[Difference] = []
     pairs = zip(parameters(want), parameters(got), strict=True)
@@ -66,7 +69,9 @@ def differences(want: Optimizer, got: Optimizer) -> list[Difference]:
 def _compared(
     where: str, want: Any, got: Any, behind: str = ""
 ) -> Iterator[Difference]:
-    """Differences between two values: tensors, numbers, containers of them."""
+    """Yield the differences between two values: tensors, numbers, or containers of
+    these.
+    """
     place = where + behind
     if isinstance(want, Tensor) and isinstance(got, Tensor):
         yield from _tensors(place, want.detach(), got.detach())
@@ -111,7 +116,7 @@ def _tensors(where: str, want: Tensor, got: Tensor) -> Iterator[Difference]:
     nan = want.isnan() & got.isnan()
     mine, theirs = _ordered(want), _ordered(got)
     differ = (mine != theirs) & ~nan
-    # both zeros are the same place in the order, and other bits
+    # 0.0 and -0.0 have the same place in the order, but different bits
     zeros = (want == 0) & (got == 0) & (want.signbit() != got.signbit())
     elements = int((differ | zeros).sum())
     if elements:
@@ -125,14 +130,14 @@ def _distance(
         return None
     if not bool(differ.any()):
         return 0
-    # as Python's integers: the distance of two int64 may need a bit more
+    # as Python integers: the distance of two int64 may need 65 bits
     pairs = zip(mine[differ].tolist(), theirs[differ].tolist(), strict=True)
     distances: list[int] = [abs(x - y) for x, y in pairs]
     return max(distances)
 
 
 def _ordered(t: Tensor) -> Tensor:
-    """Integers that are ordered as the numbers are, one apart for neighbours."""
+    """Map floats to integers with the same order; neighbouring floats differ by one."""
     kind = BITS[t.element_size()]
     bits = t.contiguous().view(kind)
     least = torch.iinfo(kind).min

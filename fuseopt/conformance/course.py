@@ -1,4 +1,4 @@
-"""The course of a run: what happens to both optimizers before each step."""
+"""Events of a run: each happens to both optimizers before a step."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from .subject import Subject, into_training
 RATES = "rates moved"
 MISSING = "gradients missing"
 RESUMED = "state saved and loaded"
-#: What may happen besides fresh gradients at each step.
+#: Events besides the fresh gradients of each step.
 EVENTS = (RATES, MISSING, RESUMED)
-#: The least steps in which all of it happens, and steps after each.
+#: The least number of steps that holds all events, with steps after each.
 LEAST = 6
 
 
 @dataclass(frozen=True)
 class Course:
-    """What happens before which step; `events`: those of EVENTS that do."""
+    """The number of steps of a run, and the EVENTS that happen before some of them."""
 
     steps: int
     events: tuple[str, ...] = EVENTS
 
     def before(self, subject: Subject, optimizer: Optimizer, number: int) -> Optimizer:
-        """Ready an optimizer for a step; the one that does it, which is a new one where
-        a checkpoint was loaded.
+        """Prepare an optimizer for a step.
+
+        Returns the optimizer that runs the step: a new one if a checkpoint was loaded.
         """
         if RESUMED in self.events and number == self.steps // 2:
             optimizer = resumed(subject, optimizer)
@@ -50,8 +51,9 @@ class Course:
 
 
 def give_gradients(optimizer: Optimizer, number: int, third: int = -1) -> None:
-    """Give fresh gradients, the same ones for a number; every third parameter from
-    `third` on gets none.
+    """Assign fresh gradients, which depend only on `number`.
+
+    From `third` on, every third parameter gets no gradient; `third` = -1 gives all one.
     """
     drawn = torch.Generator().manual_seed(1000 + number)
     scale = 1e-3 if number % 4 == 3 else 1.0
@@ -61,13 +63,14 @@ def give_gradients(optimizer: Optimizer, number: int, third: int = -1) -> None:
         grad = scale * torch.randn(p.shape, generator=drawn, dtype=kind)
         if p.is_complex():
             grad = torch.complex(grad, torch.randn(p.shape, generator=drawn))
-        # of one or two parameters, none lacks its gradient: a step would do nothing
+        # one or two parameters always have gradients: a step without any would do
+        # nothing
         lacks = len(every) > 2 and third >= 0 and i % 3 == third
         p.grad = None if lacks else grad.to(p.device, p.dtype)
 
 
 def seed(number: int) -> None:
-    """Let what draws random numbers draw the same in both."""
+    """Seed all random number generators, so that both optimizers draw alike."""
     torch.manual_seed(2000 + number)
     random.seed(2000 + number)
     numpy: Any = sys.modules.get("numpy")
@@ -76,7 +79,7 @@ def seed(number: int) -> None:
 
 
 def rates(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Any]]:
-    """The groups that have a rate, and it."""
+    """Yield each group that has a learning rate, and the rate."""
     for group in optimizer.param_groups:
         rate = group.get("lr")
         if isinstance(rate, torch.Tensor) or (
@@ -86,7 +89,7 @@ def rates(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _move_rates(optimizer: Optimizer, factor: float) -> None:
-    """By hand, as a schedule would: each time from what the rate is now."""
+    """Multiply each rate by a factor, as a scheduler would: from the present value."""
     for group, rate in rates(optimizer):
         if isinstance(rate, torch.Tensor):
             rate.mul_(factor)
@@ -95,8 +98,9 @@ def _move_rates(optimizer: Optimizer, factor: float) -> None:
 
 
 def resumed(subject: Subject, optimizer: Optimizer) -> Optimizer:
-    """A new optimizer with the parameters and the state of this one, by way of a file
-    as torch.save writes it.
+    """Return a new optimizer with the parameters and the state of another.
+
+    They pass through a file that torch.save writes.
     """
     file = io.BytesIO()
     tensors = [p.detach() for p in parameters(optimizer)]

@@ -1,4 +1,4 @@
-"""What is verified: a function or a class that makes an optimizer, again and again."""
+"""Subject of a verification: a function or class that makes equal optimizers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from ..errors import FuseoptError
 from .compare import parameters
 
-#: Shapes of the parameters that a class is given: the first of these that it takes.
+#: Shapes of the parameters for a class: the first set with which its optimizer runs.
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
-    # without a dimension, empty, one element, odd, several dimensions, more than a
-    # vector of the processor, more than a chunk of eager's loops
+    # no dimension, empty, one element, odd, several dimensions, more than a vector of
+    # the processor, more than a chunk of eager's loops
     "awkward": ((17, 5), (9,), (), (0, 3), (1,), (4, 3, 2, 2), (12, 8), (181, 193)),
     "usual": ((17, 5), (9,), (1,), (4, 3, 2, 2), (12, 8), (181, 193)),
     "matrices": ((17, 5), (12, 8), (8, 12), (61, 33)),
@@ -26,16 +26,16 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 class NotRepeatable(FuseoptError):
-    """The subject makes no optimizer, or another one at each call."""
+    """The subject makes no optimizer, or a different one at each call."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Makes the same optimizer as often as it is asked to.
+    """Makes the same optimizer at each call.
 
-    `make`: takes parameters, and gives an optimizer; or takes nothing, and gives one
-    with parameters of its own. `options`: more that it is given by name. `dtype` and
-    `device` are of the parameters that `make` is given.
+    `make`: takes parameters and returns an optimizer, or takes nothing and returns an
+    optimizer with its own parameters. `options`: further keyword arguments of `make`.
+    `dtype`, `device` and `shapes` describe the parameters that `make` takes.
     """
 
     name: str
@@ -59,8 +59,9 @@ class Subject:
         return any(x.kind in by_place and x.default is x.empty for x in known)
 
     def optimizer(self) -> Optimizer:
-        """A new optimizer, ready for a step. Raises NotRepeatable, and what `make`
-        raises.
+        """Make a new optimizer that is ready for a step.
+
+        Raises NotRepeatable, and any error of `make`.
         """
         torch.manual_seed(0)
         random.seed(0)
@@ -87,7 +88,7 @@ class Subject:
 
 
 def into_training(optimizer: Optimizer) -> None:
-    """Call the `train` of an optimizer that has a mode for training and another one."""
+    """Call the `train` method of an optimizer that has a training mode."""
     train = getattr(optimizer, "train", None)
     if callable(train):
         train()

@@ -1,8 +1,8 @@
-"""Run an optimizer compiled beside the plain one, and compare all bits at each step.
+"""Run a compiled optimizer beside the plain one, and compare all bits after each step.
 
-A run that finds nothing must be able to find something: at its end one tensor of the
-compiled optimizer is moved by an ulp, and the comparison after the next step must see
-it. Else the run has proved nothing, and says so.
+A run that finds no difference must be able to find one. At its end, the run moves one
+tensor of the compiled optimizer by one ulp, and does another step with both. If the
+comparison then reports no difference, the result is "proves nothing".
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .compare import differences, nudge, parameters
 from .course import EVENTS, LEAST, RATES, Course, give_gradients, rates, seed
 from .subject import SHAPES, NotRepeatable, Subject
 
-#: The steps of a run, unless told otherwise.
+#: The default number of steps of a run.
 STEPS = 12
 #: How many differences a Result lists.
 LISTED = 8
-#: The names of what a profiler sees of a launch begin so.
+#: The prefix of a launch's name in a profile.
 LAUNCH = "fuseopt::"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """Outcome of a run.
 
-    `outcome`: "equal", "differs", "eager" (the step ran there, so that nothing was
-    compared), "refused", "raises", "proves nothing" or "not run"; `why`: its reason,
-    where there is one. `launches`: kernels of a step, as a profiler counts them.
-    `shapes`: which of SHAPES a class was given, or "its own". `done`: the events of
-    the course; `left_out`: others, with the reason. `control`: what the comparison
-    said of the tensor that was moved by an ulp. `told`: what fuseopt warned of.
+    `outcome`: "equal", "differs", "eager" (the step ran in eager, so that nothing was
+    compared), "refused", "raises", "proves nothing" or "not run". `why`: the reason, if
+    there is one. `launches`: kernels of a step, as a profiler counts them. `shapes`:
+    the key of SHAPES for a class, or "its own". `done`: the events of the course;
+    `left_out`: the other events, each with the reason. `control`: the comparison after
+    one tensor was moved by an ulp. `told`: warnings of fuseopt.
     """
 
     target: str
@@ -75,14 +75,14 @@ class Side:
         self._step = how(self.optimizer)
 
     def step(self, number: int) -> None:
-        """Let happen what the course has, and do a step."""
+        """Apply the events of the course before this step, and run the step."""
         ready = self.course.before(self.subject, self.optimizer, number)
         if ready is not self.optimizer:
             self.optimizer, self._step = ready, self.how(ready)
         self._run(number)
 
     def extra(self, number: int) -> None:
-        """A step with fresh gradients, and nothing else."""
+        """Run a step with fresh gradients, without events."""
         give_gradients(self.optimizer, number)
         self._run(number)
 
@@ -92,22 +92,22 @@ class Side:
 
 
 def plain(optimizer: Optimizer) -> Any:
-    """The step as it is."""
+    """Return the step unchanged."""
     return optimizer.step
 
 
 def compiled(optimizer: Optimizer) -> Any:
-    """The step as fuseopt compiles it."""
+    """Return the step as fuseopt compiles it."""
     return compile(optimizer, eager_if_faster=False, fallback="eager").step
 
 
 def dynamo_alone(optimizer: Optimizer) -> Any:
-    """The step as Dynamo traces it, with no compiler behind it."""
+    """Return the step as Dynamo traces it, without a compiler."""
     return torch.compile(optimizer.step, backend="eager")
 
 
 def verify(subject: Subject, steps: int = STEPS) -> Result:
-    """Run it, and say what came of it. Raises NotRepeatable."""
+    """Run a subject and return the Result. Raises NotRepeatable."""
     steps = max(steps, LEAST)
     made = Result(
         target=subject.name,
@@ -184,11 +184,11 @@ def _run(subject: Subject, course: Course, made: Result) -> Result:
 
 
 def _control(want: Side, got: Side, number: int) -> tuple[str, bool]:
-    """Move a tensor of the compiled optimizer by an ulp and do a step with both: what
-    the comparison says, and does it see it?
+    """Move a tensor of the compiled optimizer by an ulp, and do a step with both.
 
-    The tensor is the largest parameter. Where a step computes the parameter from its
-    state alone, an ulp in it is gone: then tensors of that state take turns.
+    Returns the difference as text, and whether the comparison reported one. The tensor
+    is the largest parameter. Some steps compute the parameter from its state alone,
+    which discards the ulp; then the tensors of that state take turns.
     """
     every = parameters(got.optimizer)
     largest = max(range(len(every)), key=lambda i: every[i].numel())
@@ -209,7 +209,7 @@ def _control(want: Side, got: Side, number: int) -> tuple[str, bool]:
 
 
 def _launches(side: Side, number: int) -> int:
-    """The kernels that one more step launches."""
+    """Count the kernels that one more step launches."""
     activity = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[activity]) as profile:
         side.extra(number)
@@ -224,7 +224,10 @@ def _kernels(name: str) -> int:
 
 
 def _of_others(subject: Subject, course: Course) -> str:
-    """Does eager differ from itself, or Dynamo without a compiler from eager?"""
+    """Run eager twice, then Dynamo without a compiler; report the first difference.
+
+    Returns "" if neither differs from eager.
+    """
     for how, told in (
         (plain, ", but eager differs from itself"),
         (dynamo_alone, "; Dynamo without a compiler differs from eager as well"),
@@ -236,14 +239,16 @@ def _of_others(subject: Subject, course: Course) -> str:
                 other.step(number)
                 if differences(one.optimizer, other.optimizer):
                     return told
-        except Exception:  # then it says nothing of the compiled step
+        except Exception:  # an error here gives no evidence about the compiled step
             continue
     return ""
 
 
 def _runnable(subject: Subject) -> tuple[Subject, str, str]:
-    """The subject with shapes that its optimizer takes, their name, and why there are
-    none.
+    """Return the subject with shapes that its optimizer takes, their name, and an
+    error.
+
+    The error is "" if there are such shapes.
     """
     if not subject.takes_parameters:
         return subject, "its own", _eager(subject, Course(LEAST, ()))
@@ -258,8 +263,9 @@ def _runnable(subject: Subject) -> tuple[Subject, str, str]:
 
 
 def _same_each_time(subject: Subject) -> list[Tensor]:
-    """The parameters, of which each call makes new ones with the same contents. Raises
-    NotRepeatable.
+    """Check that each call makes new parameters with the same contents; return them.
+
+    Raises NotRepeatable.
     """
     first, second = (subject.optimizer() for _ in range(2))
     every = parameters(first)
@@ -279,7 +285,7 @@ def _same_each_time(subject: Subject) -> list[Tensor]:
 
 
 def _left_out(subject: Subject, steps: int) -> dict[str, str]:
-    """The events that eager does not take, and why."""
+    """Return the events that eager cannot run, each with the reason."""
     found = {}
     for event in EVENTS:
         why = _eager(subject, Course(steps, (event,)))
@@ -291,7 +297,7 @@ def _left_out(subject: Subject, steps: int) -> dict[str, str]:
 
 
 def _eager(subject: Subject, course: Course) -> str:
-    """The error with which a run of the plain optimizer ends, or ""."""
+    """Run the plain optimizer; return the error that ends the run, or ""."""
     try:
         side = Side(subject, course, plain)
         for number in range(course.steps):
@@ -305,7 +311,7 @@ def _eager(subject: Subject, course: Course) -> str:
 
 @contextmanager
 def _heard() -> Iterator[list[str]]:
-    """What fuseopt warns of."""
+    """Collect the warnings of fuseopt; the list is complete after the `with` block."""
     told: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

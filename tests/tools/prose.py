@@ -1,16 +1,24 @@
-"""Checks the sentences of the pages: python -m tests.tools.prose, as `make lint` does.
+"""Checks the sentences of pages and code: python -m tests.tools.prose, in `make lint`.
 
 A page breaks a rule where a sentence has more than 25 words, or holds a phrase of
 `PHRASES`, such as "is told" of code. Blocks of code are left out. Text in backquotes is
 one word. A cell of a table is a sentence too, and a semicolon ends it. A list of names
 may be long: what has a comma after two of five words.
+
+Docstrings and comments of the modules in `DONE` keep these rules and `CODE_PHRASES`.
+A docstring begins with a verb or a noun. A question belongs to a function that returns
+a bool.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from tests import ROOT
@@ -36,6 +44,32 @@ PAGES = [
     *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in DERIVED),
 ]
 
+#: Folders and modules whose docstrings and comments are checked. The rest is not
+#: rewritten yet.
+DONE = (
+    *("__init__", "__main__", "backend", "config", "errors", "explanation", "locks"),
+    *("cli", "conformance", "compiler"),
+)
+
+#: Like `PHRASES`, for docstrings and comments. Only people say, ask, tell, know, see.
+CODE_PHRASES = {
+    r"(?<!user )(?<!users )(?<!caller )(?<!reader )(?<!`)\b"
+    r"(?:says|asks|tells|told|knows|sees)\b": "code reports, checks, reads, compares",
+    r"\b(?:Dynamo|fuseopt|torch|autograd|Triton|Inductor|Python|it|which|that)"
+    r" (?:said|asked|knew|saw)\b": "code reports, checks, reads, compares",
+    r"\bwhat of (?:it|a|the)\b": "name the part",
+    r"\bone's\b": "name whose it is",
+    r"\bnobody's\b": "`without an owner`",
+    r"(?<!`)\bapart from\b": "`except`",
+}
+
+#: A docstring that begins so is a riddle.
+RIDDLE = re.compile(
+    r"(?:what|whatever|whether|which|how|where|who|whom|whose|why|when|that|if|it|there"
+    r"|they|these|those|and|or|of|else|not|to|as|so)\b",
+    re.IGNORECASE,
+)
+
 
 class Fault(NamedTuple):
     """A sentence that breaks a rule."""
@@ -58,6 +92,77 @@ def faults_of(sentence: str) -> Iterator[Fault]:
         found = re.search(pattern, sentence, re.IGNORECASE)
         if found is not None:
             yield Fault(sentence, f"{found[0]!r}; better: {better}")
+
+
+def code_faults(source: str) -> Iterator[Fault]:
+    """Yield what breaks a rule in the docstrings and comments of a module."""
+    for text, may_ask in docstrings(source):
+        if RIDDLE.match(text):
+            first = text.split("\n\n")[0]
+            yield Fault(first, "a docstring begins with a verb or a noun")
+        yield from _faults_of_code(text, may_ask)
+    for text in comments(source):
+        yield from _faults_of_code(text, may_ask=False)
+
+
+def _faults_of_code(text: str, may_ask: bool) -> Iterator[Fault]:
+    for sentence in sentences(text):
+        yield from faults_of(sentence)
+        for pattern, better in CODE_PHRASES.items():
+            found = re.search(pattern, sentence)
+            if found is not None:
+                yield Fault(sentence, f"{found[0]!r}; better: {better}")
+        if re.search(r"\?[\"')]*$", sentence.strip()) and not may_ask:
+            yield Fault(sentence, "a question, but the function returns no bool")
+
+
+def docstrings(source: str) -> Iterator[tuple[str, bool]]:
+    """Yield each docstring of a module, and whether its function returns a bool."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(
+            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        ):
+            text = ast.get_docstring(node)
+            returns = getattr(node, "returns", None)
+            if text:
+                may_ask = returns is not None and bool(
+                    re.search(r"\b(?:bool|TypeGuard)\b", ast.unparse(returns))
+                )
+                yield text, may_ask
+
+
+def comments(source: str) -> Iterator[str]:
+    """Yield the comments of a module; adjacent lines of comments alone are one."""
+    block: list[str] = []
+    last = (0, 0)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        text = token.string.lstrip("#:").strip()
+        line, column = token.start
+        alone = not token.line[:column].strip()
+        if block and not (alone and (line - 1, column) == last):
+            yield "\n".join(block)
+            block = []
+        if not re.match(r"(?:type: ignore|noqa|pragma|mypy:)", text):
+            block.append(text)
+        last = (line, column) if alone else (0, 0)
+    if block:
+        yield "\n".join(block)
+
+
+def modules() -> list[Path]:
+    """Return the modules of `DONE`. Raises FileNotFoundError for one that is none."""
+    found: list[Path] = []
+    for name in DONE:
+        place = ROOT / "fuseopt" / name
+        if place.is_dir():
+            found += sorted(place.rglob("*.py"))
+        elif place.with_suffix(".py").is_file():
+            found.append(place.with_suffix(".py"))
+        else:
+            raise FileNotFoundError(place)
+    return found
 
 
 def words(sentence: str) -> list[str]:
@@ -106,13 +211,14 @@ def _blocks(page: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the faults of all pages; return 1 if there is one."""
-    count = 0
-    for page in PAGES:
-        for sentence, rule in faults(page.read_text(encoding="utf-8")):
-            print(f"{page.relative_to(ROOT)}: {rule}\n    {sentence}")
-            count += 1
-    return 1 if count else 0
+    """Print the faults of all pages and modules; return 1 if there is one."""
+    found = [(x, fault) for x in PAGES for fault in faults(x.read_text("utf-8"))]
+    for module in modules():
+        text = module.read_text(encoding="utf-8")
+        found += [(module, fault) for fault in code_faults(text)]
+    for path, (sentence, rule) in found:
+        print(f"{path.relative_to(ROOT)}: {rule}\n    {sentence}")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.tools.prose import PAGES, WORDS, faults, sentences
+from tests.tools.prose import (
+    PAGES,
+    WORDS,
+    code_faults,
+    comments,
+    faults,
+    modules,
+    sentences,
+)
 
 LONG = " ".join(["word"] * (WORDS + 1))
 
@@ -15,6 +23,13 @@ LONG = " ".join(["word"] * (WORDS + 1))
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_sentences_of_a_page_keep_the_rules(page: Path) -> None:
     assert faults(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "module", modules(), ids=lambda path: str(path.relative_to(ROOT / "fuseopt"))
+)
+def test_docstrings_and_comments_keep_the_rules(module: Path) -> None:
+    assert [*code_faults(module.read_text(encoding="utf-8"))] == []
 
 
 def test_all_pages_are_checked() -> None:
@@ -79,3 +94,45 @@ def test_a_link_and_code_do_not_hide_the_end_of_a_sentence() -> None:
         "Four.",
         "Five",
     ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'"""Module. {LONG}."""',
+        f'def f():\n    """Return x.\n\n    {LONG}.\n    """',
+        f"x = 1  # {LONG}",
+        f"# {LONG[:40]}\n# {LONG[40:]}",
+        '"""What a step is."""',
+        '"""Whether a step is one."""',
+        'def f() -> int:\n    """Is it one?"""',
+        "# is it one?\nx = 1",
+        '"""The number that Dynamo knows."""',
+        "# the trace says so",
+        "x = 1  # it was asked for the number",
+        "# Dynamo asked for it",
+    ],
+)
+def test_a_fault_of_code_is_found(source: str) -> None:
+    assert len([*code_faults(source)]) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f() -> bool:\n    """Is it one?"""',
+        'def f() -> TypeGuard[int]:\n    """Is it one? Return False else."""',
+        '"""The number, as `told`, which the user knows."""',
+        f"x = {LONG.split()!r}",
+        f"x = 1  # noqa: {LONG}",
+        f"# {LONG[:60]}\nx = 1  # {LONG[:60]}\n# {LONG[:60]}",
+        f"# {LONG[:60]}\n#\n# {LONG[:60]}",
+    ],
+)
+def test_code_that_keeps_the_rules_has_no_fault(source: str) -> None:
+    assert [*code_faults(source)] == []
+
+
+def test_adjacent_lines_are_one_comment() -> None:
+    source = "# one\n# two\nx = 1  # three\n# four\n\n#: five\n"
+    assert [*comments(source)] == ["one\ntwo", "three", "four", "five"]
