@@ -282,6 +282,9 @@ def triton(instr: Instr, args: list[str], dtypes: list[str], fast: bool = False)
         return f"{args[0]}.to({TRITON_TYPES[instr.dtype]}, bitcast=True)"
     if op == "cast":
         return triton_cast(args[0], dtypes[0], instr.dtype)
+    if op in ("lookup", "search"):
+        where = "values" if op == "lookup" else "steps"
+        return f"{op}({where}{instr.attr}, {', '.join(args)})"
     form = FORMS[op]
     if op == "where":
         return form.triton.format(*args)
