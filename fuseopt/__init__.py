@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from .explanation import explain
     from .isolate.compile import compile
     from .storage.checkpoints import full_precision
+    from .storage.rule import Storage
     from .tails.clip import clip_grad_norm_
     from .tails.tail import tail
 
 __version__ = "0.1.0"
 __all__ = [
     "Report",
+    "Storage",
     "__version__",
     "clip_grad_norm_",
     "compile",
@@ -54,6 +56,7 @@ _HOMES = {
     "in_backward": "backward.handle",
     "explain": "explanation",
     "full_precision": "storage.checkpoints",
+    "Storage": "storage.rule",
     "fuseopt": "backend",
     "reports": "compiler.session",
     "Report": "compiler.report",

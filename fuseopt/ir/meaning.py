@@ -69,8 +69,9 @@ def evaluate(
                 results[instr.args[0]], int(instr.attr or 0), space
             )
         elif instr.op in ("lookup", "search"):
-            x, part = _same_shape([results[a] for a in instr.args])
-            value = TABLED[instr.op](TABLES[int(instr.attr or 0)], x, part)
+            of_table = TABLED[instr.op]
+            args = _same_shape([results[a] for a in instr.args])
+            value = of_table(TABLES[int(instr.attr or 0)], *args)
         else:
             value = _apply(instr.op, [results[a] for a in instr.args])
         if value.dtype != dtype:
@@ -164,7 +165,7 @@ def _search(table: Table, x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     return codes
 
 
-TABLED = {"lookup": _look_up, "search": _search}
+TABLED: dict[str, Callable[..., torch.Tensor]] = {"lookup": _look_up, "search": _search}
 
 Function = Callable[..., torch.Tensor]
 

@@ -133,11 +133,13 @@ def _check_variant(graph: Graph, where: str, v: Variant) -> None:
     for x, instr in enumerate(v.instrs):
         if instr.op == "load":
             domain = v.slots[int(instr.attr or 0)].domain
-            code = "lane" if x in lane else "output" if x in late else "element"
-            if code == "element" and instr.attr in by_block:
-                code = "block"
+            where_it_runs = (
+                "lane" if x in lane else "output" if x in late else "element"
+            )
+            if where_it_runs == "element" and instr.attr in by_block:
+                where_it_runs = "block"
             require(
-                domain == code,
+                domain == where_it_runs,
                 f"{where}: %{x} loads a slot of domain {domain} in the other code",
             )
         if x in lane:

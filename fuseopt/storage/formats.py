@@ -165,18 +165,16 @@ def _in_blocks() -> Iterator[Format]:
 
 
 #: By name. `8bit` is `8bit/256`.
-FORMATS: dict[str, Format] = {
-    x.name: x
-    for x in (
-        Cast("bf16", torch.bfloat16),
-        Cast("fp16", torch.float16),
-        StochasticBFloat16(),
-        Split(),
-        Float8("fp8-e4m3", torch.float8_e4m3fn),
-        Float8("fp8-e5m2", torch.float8_e5m2),
-        *_in_blocks(),
-    )
-}
+_ALL: tuple[Format, ...] = (
+    Cast("bf16", torch.bfloat16),
+    Cast("fp16", torch.float16),
+    StochasticBFloat16(),
+    Split(),
+    Float8("fp8-e4m3", torch.float8_e4m3fn),
+    Float8("fp8-e5m2", torch.float8_e5m2),
+    *_in_blocks(),
+)
+FORMATS: dict[str, Format] = {x.name: x for x in _ALL}
 
 
 def format_named(name: object) -> Format:

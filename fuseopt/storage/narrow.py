@@ -36,7 +36,8 @@ def _codes_of(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _numbers_of(codes: torch.Tensor) -> torch.Tensor:
     """The float32 of floats of 8 bits."""
     bits = codes.view(torch.uint8).to(torch.int32)
-    return lookup(bits, torch.zeros_like(bits), FLOATS[codes.dtype][0])
+    numbers: torch.Tensor = lookup(bits, torch.zeros_like(bits), FLOATS[codes.dtype][0])
+    return numbers
 
 
 class Dynamic:
@@ -71,7 +72,9 @@ class Dynamic:
         codes = parts[""]
         scale = spread(parts["scale"], list(codes.shape), self.size)
         part = self._part(scale < 0)
-        return lookup(codes.to(torch.int32), part, DYNAMIC) * scale.abs()
+        numbers: torch.Tensor = lookup(codes.to(torch.int32), part, DYNAMIC)
+        size: torch.Tensor = scale.abs()
+        return numbers * size
 
     def pack(self, wide: torch.Tensor, parts: _Parts) -> None:
         """The nearest number of the map, of two the upper one. A number that is not
@@ -131,7 +134,7 @@ class ScaledFloat8(Float8):
     def unpack(self, parts: _Parts) -> torch.Tensor:
         """A number of the type times the scale."""
         codes = parts[""]
-        scale = spread(parts["scale"], list(codes.shape), self.size)
+        scale: torch.Tensor = spread(parts["scale"], list(codes.shape), self.size)
         return _numbers_of(codes) * scale
 
     def pack(self, wide: torch.Tensor, parts: _Parts) -> None:

@@ -5,6 +5,8 @@ Blocks are so many neighbours of a contiguous tensor; the last one may have fewe
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.library import Library, custom_op
 
@@ -81,7 +83,7 @@ def _block_first_(t: torch.Tensor, x: torch.Tensor, size: int) -> torch.Tensor:
     return t.copy_(x.reshape(-1)[::size])
 
 
-_LIBRARY = Library("fuseopt", "FRAGMENT")
+_LIBRARY: Any = Library("fuseopt", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("block_first_(Tensor(a!) t, Tensor x, int size) -> Tensor(a!)")
 _LIBRARY.impl("block_first_", _block_first_, "CompositeExplicitAutograd")
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from ...ir.blocks import FOLDS, size_of, uniform
 from ...ir.graph import Instr, Slot, Variant
+from ..optable import CPP_STORAGE, LIBRARY, cpp_load
 from ..optable import CPP_TYPES as REGISTER
-from ..optable import LIBRARY, cpp_load
 from .remainder import Tails
 from .variant import Function
-from .walk import Walked, gathers, rooms, scatters
+from .walk import gathers, rooms, scatters
 
 
 class _Stages:
@@ -44,7 +44,7 @@ class _Stages:
         self.count = max(self.level.values(), default=0) + 1
 
     def part(self, v: Variant, k: int) -> Variant | None:
-        """Stage k as a variant, whose last slots are the arrays; None if it is empty."""
+        """Stage k as a variant, whose last slots are arrays; None if it is empty."""
         own = [x for x in v.code if self.level[x] == k and x not in self.common]
         loaded = {a for x in v.instrs if x.op == "spread" for a in x.args}
         own = [x for x in own if x not in loaded]
@@ -105,8 +105,8 @@ class Blocks:
         if part is None:
             return None
         writer = Function(f"{self.n}s{k}", part)
-        asked = {a for x in part.code for a in part.instrs[x].args}
-        asked = [part.instrs[a] for a in sorted(asked) if part.instrs[a].op == "tail"]
+        used = {a for x in part.code for a in part.instrs[x].args}
+        asked = [part.instrs[a] for a in sorted(used) if part.instrs[a].op == "tail"]
         writer.tails = Tails(writer.number, replace(self.v, instrs=tuple(asked)))
         writer.handed, writer.n_slots = self.w.handed, self.w.n_slots
         return writer
@@ -172,7 +172,7 @@ class Blocks:
 
     def _kind(self, slot: int) -> str:
         part = next(x for x in self.parts if x is not None)
-        return Walked(slot, _storage(part.v.slots[slot].dtype), True, True).kind
+        return CPP_STORAGE[part.v.slots[slot].dtype]
 
     def _loop(self, strided: bool) -> list[str]:
         """All blocks of a range, stage by stage."""
@@ -250,9 +250,3 @@ class Blocks:
             "  walk.advance(m);",
             "}",
         ]
-
-
-def _storage(dtype: str) -> str:
-    from ..optable import CPP_STORAGE
-
-    return CPP_STORAGE[dtype]

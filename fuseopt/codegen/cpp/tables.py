@@ -101,7 +101,7 @@ def table(number: int) -> list[str]:
         f"  const int32_t at = (kept >> {shift}) - {first} + above;",
         f"  const int32_t word = steps{number}[at + (falls & (below - above))];",
         f"  const int32_t passed = (kept & {(1 << shift) - 1}) >= word >> {CODE};",
-        f"  const int32_t code = (word & {(1 << CODE) - 1}) + ((passed ^ falls) - falls);",
-        "  return x == x ? code : 0;",
+        f"  const int32_t before = word & {(1 << CODE) - 1};",
+        "  return x == x ? before + ((passed ^ falls) - falls) : 0;",
         "}",
     ]
