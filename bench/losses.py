@@ -58,8 +58,10 @@ def train(storage: Any, steps: int, width: int) -> tuple[list[float], float]:
         vocab_size=letters,
         n_positions=CONTEXT,
         n_embd=width,
-        n_layer=4,
+        n_layer=2,
         n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -118,7 +120,7 @@ def main() -> None:
     """Train with each kind, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
     parser.add_argument("--picture", type=Path, default=PICTURE)
     arguments = parser.parse_args()
