@@ -141,12 +141,14 @@ def _choice(x: Storage) -> Choice:
     form = None if x.format == PLAIN else format_named(x.format)
     keys = (x.keys,) if isinstance(x.keys, str) else x.keys
     least = x.least
+    has_blocks = "/" in getattr(form, "name", "")
     if least is None:
-        least = USUAL_LEAST if "/" in getattr(form, "name", "") else 0
+        least = USUAL_LEAST if has_blocks else 0
     if not isinstance(least, int) or least < 0:
         raise UnsupportedInput(f"storage: least={least!r} is no number of elements")
     if keys is not None and not all(isinstance(key, str) for key in keys):
         raise UnsupportedInput(f"storage: {keys!r} are no keys of a state")
+    least = max(least, 2) if has_blocks else least  # one element has no blocks
     return Choice(form, None if keys is None else tuple(keys), _names(x.names), least)
 
 

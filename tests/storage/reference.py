@@ -68,6 +68,8 @@ class Reference:
                 packs = isinstance(value, torch.Tensor) and value.shape == p.shape
                 if name is None or not packs or value.dtype != torch.float32:
                     continue
+                if FORMATS[name].refusal(value):
+                    continue
                 if (p, key) not in self.packed:
                     parts = FORMATS[name].empty(value, len(self.packed))
                     FORMATS[name].pack(value.detach(), parts)

@@ -209,7 +209,21 @@ def test_what_is_no_choice(storage: Any, what: str) -> None:
         fuseopt.compile(optimizer, storage=storage)
 
 
+class Counting(torch.optim.SGD):
+    """Counts the steps of each element."""
+
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if "count" not in state:
+                state["count"] = torch.zeros_like(p, dtype=torch.int32)
+            state["count"].add_(1)
+        return super().step(closure)
+
+
 def test_integers_are_not_kept_in_8_bits() -> None:
     params = [torch.nn.Parameter(torch.ones(5000)) for _ in range(2)]
+    optimizer = fuseopt.compile(Counting(params, 0.1), storage={"count": "8bit"})
+    give_grads(0, params)
     with pytest.raises(UnsupportedInput, match=r"only torch\.float32 is packed"):
-        stepped(params, [Storage("8bit", keys="step")])
+        optimizer.step()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...lowering.blocks import lower_block
+from ...lowering.blocks import TABLED, lower_block
+from .buffers import as_lane_number
 from .dtypes import DTYPE_NAMES
 
 if TYPE_CHECKING:
@@ -35,12 +36,17 @@ def record(
         return False
     op, operands, attribute = OPS[name]
     tensors = [bound[x] for x in operands]
+    by_block = op not in TABLED
     plain = all(
-        t.is_contiguous() and t.dim() and t.dtype in DTYPE_NAMES and not t.is_neg()
+        t.dtype in DTYPE_NAMES
+        and not t.is_neg()
+        and (not by_block or (t.dim() and t.is_contiguous()))
         for t in (*tensors, out)
     )
-    if not plain or out.dtype not in DTYPE_NAMES:
+    if not plain:
         return False
+    if not by_block:  # of each element by itself
+        tensors, out = [*map(as_lane_number, tensors)], as_lane_number(out)
     dtypes = tuple([DTYPE_NAMES[t.dtype] for t in tensors])
     body = lower_block(op, dtypes, bound[attribute])
     if body is None or body.writes[0][1] != DTYPE_NAMES[out.dtype]:

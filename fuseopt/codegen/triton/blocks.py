@@ -156,13 +156,15 @@ class Blocks:
         of_blocks = [s for s, x in enumerate(self.v.slots) if x.domain == "block"]
         body = [
             *early,
-            *(f"{k} = {x}" for k, x in self._tables()),
             *(w.assign(i) for i in w.consts),
             "for at in range(0, count, BLOCK):",
             *indent(loop),
             *w.ticket(),
         ]
-        return [w.shell(body, of_blocks)]
+        shell = w.shell(body, of_blocks)
+        at = shell.index("    layout = tl.load(lane)")
+        shell[at:at] = indent([f"{k} = {x}" for k, x in self._tables()])
+        return [shell]
 
     def _tables(self) -> list[tuple[str, str]]:
         """The names of a table's memory, and its addresses."""
