@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .explanation import explain
     from .isolate.compile import compile
     from .storage.checkpoints import full_precision
+    from .storage.rule import Storage
     from .tails.clip import clip_grad_norm_
     from .tails.norm_groups import NormGroup
     from .tails.tail import tail
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "NormGroup",
     "Report",
+    "Storage",
     "__version__",
     "clip_grad_norm_",
     "compile",
@@ -58,6 +60,7 @@ _HOMES = {
     "in_backward": "backward.handle",
     "explain": "explanation",
     "full_precision": "storage.checkpoints",
+    "Storage": "storage.rule",
     "fuseopt": "backend",
     "reports": "compiler.session",
     "Report": "compiler.report",

@@ -212,6 +212,8 @@ def cpp(instr: Instr, args: list[str], dtypes: list[str]) -> str:
         return _cpp_bitcast(args[0], dtypes[0], instr.dtype)
     if instr.op == "cast":
         return cpp_cast(args[0], dtypes[0], instr.dtype)
+    if instr.op in ("lookup", "search"):
+        return f"{instr.op}{instr.attr}({', '.join(args)})"
     form = FORMS[instr.op]
     integer = dtypes[0] not in FLOATS and dtypes[0] != "b8"
     text = form.cpp_int if integer and form.cpp_int else form.cpp
@@ -280,6 +282,9 @@ def triton(instr: Instr, args: list[str], dtypes: list[str], fast: bool = False)
         return f"{args[0]}.to({TRITON_TYPES[instr.dtype]}, bitcast=True)"
     if op == "cast":
         return triton_cast(args[0], dtypes[0], instr.dtype)
+    if op in ("lookup", "search"):
+        where = "values" if op == "lookup" else "steps"
+        return f"{op}({where}{instr.attr}, {', '.join(args)})"
     form = FORMS[op]
     if op == "where":
         return form.triton.format(*args)

@@ -160,7 +160,7 @@ def _instr_terms(
                 terms.make("tail", single) if instrs[a].op == "tail" else results[a]
                 for a in instr.args
             )
-            how = (dims, instr.attr) if instr.op in REDUCTIONS else ()
+            how = (dims, instr.attr) if instr.op in REDUCTIONS else (instr.attr,)
             results.append(terms.make(instr.op, instr.dtype, args, *how))
     return results
 

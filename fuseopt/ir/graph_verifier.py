@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import GraphError
+from . import blocks
 from .alias import overlaps
+from .geometry import numel
 from .graph import (
     ARITHMETIC,
     ARITY,
@@ -32,12 +34,15 @@ from .graph import (
     rows_of,
     written_by,
 )
+from .tables import TABLES
 
 KINDS = ("static", "arg", "temp", "view")
 COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan"})
 LOOPS = (1, 2, 4, 8, AVX2 + 2, AVX2 + 4, AVX2 + 8)
 TAILS = tuple(kind + rows for kind in LOOPS for rows in (0, BY_ROWS))
 LOGIC = frozenset({"and", "or", "xor", "not", "shl", "shr"})
+#: Instructions that use a table: the types of their arguments, and of their result.
+TABLED = {"lookup": (["i32", "i32"], "f32"), "search": (["f32", "i32"], "i32")}
 #: What only floats have.
 FLOAT_OPS = frozenset((*FUNCTIONS, *VECTOR, "sqrt", "vsqrt"))
 
@@ -194,9 +199,35 @@ def check_instrs(
             require(instr.attr in (None, 0, *TAILS), f"{here}: attribute {instr.attr}")
         elif instr.op in REDUCTIONS:
             require(instr.attr in (0, 1, 2), f"{here}: attribute {instr.attr}")
+        elif instr.op in blocks.SIZED:
+            require(instr.attr in blocks.SIZES, f"{here}: blocks of {instr.attr}")
+        elif instr.op in TABLED:
+            _index(here, instr, len(TABLES))
         else:
             require(instr.attr is None, f"{here}: has attribute {instr.attr}")
         _check_dtypes(here, instr, [instrs[a].dtype for a in instr.args])
+    _check_blocks(where, instrs)
+
+
+def _check_blocks(where: str, instrs: Sequence[Instr]) -> None:
+    """Blocks have one size. What has a number for each is loaded by `spread` alone, and
+    what `first` makes is stored.
+    """
+    sizes = blocks.sizes_of(instrs)
+    require(len(sizes) < 2, f"{where}: blocks of {sorted(sizes)}")
+    if not sizes:
+        return
+    places = blocks.read_by_block(instrs)
+    for x, instr in enumerate(instrs):
+        for a in instr.args:
+            arg, here = instrs[a], f"{where}: %{x} = {instr.op}"
+            by_block = arg.op == "load" and arg.attr in places
+            require(
+                by_block == (instr.op == "spread"),
+                f"{here} of %{a}, which has a number for each "
+                f"{'block' if by_block else 'element'}",
+            )
+            require(arg.op != "first", f"{here} of numbers of blocks")
 
 
 def _index(here: str, instr: Instr, count: int) -> None:
@@ -218,6 +249,10 @@ def _check_dtypes(here: str, instr: Instr, args: list[str]) -> None:
         require(args == ["b8", instr.dtype, instr.dtype], said)
     elif instr.op == "index":
         require(instr.dtype == "i32", said)
+    elif instr.op in TABLED:
+        require((args, instr.dtype) == TABLED[instr.op], said)
+    elif instr.op in blocks.FOLDS:
+        require([*args, instr.dtype] == ["f32", "f32"], said)
     elif instr.op == "bitcast":
         require(DTYPE_BYTES[args[0]] == DTYPE_BYTES[instr.dtype], said)
     else:
@@ -287,6 +322,8 @@ def _check_operands(graph: Graph, where: str, node: SchedulerNode) -> None:
 
     first = buffers[values[node.writes[0]]]
     shape, device = first.shape, first.device
+    if blocks.write_by_block(body, 0):
+        shape = buffers[values[node.reads[0]]].shape
     if body.reduction:
         operand = buffers[values[node.reads[0]]].shape
         left = kept(operand, node.dims)
@@ -295,14 +332,22 @@ def _check_operands(graph: Graph, where: str, node: SchedulerNode) -> None:
             raise broken(f"{list(operand)} without {list(node.dims)} is {list(left)}")
         if body.reduction == "full" and len(node.dims) != len(operand):
             raise broken("a full reduction leaves a dimension")
-    for v, (_, dtype) in zip(node.writes, body.writes, strict=True):
+    for k, (v, (_, dtype)) in enumerate(zip(node.writes, body.writes, strict=True)):
         b = buffers[values[v]]
         if b.dtype != dtype:
             raise broken(f"writes {dtype} to {b.name}, which is {b.dtype}")
-        if b.shape != shape or b.device != device:
+        size = blocks.write_by_block(body, k)
+        wanted = (blocks.count(numel(shape), size),) if size else shape
+        if b.shape != wanted or b.device != device:
             raise broken("results of several shapes or devices")
-    for v, dtype in zip(node.reads, body.reads, strict=True):
+    by_block = blocks.read_by_block(body.instrs)
+    for k, (v, dtype) in enumerate(zip(node.reads, body.reads, strict=True)):
         b = buffers[values[v]]
+        if k in by_block:
+            wanted = (blocks.count(numel(shape), by_block[k]),)
+            if b.shape != wanted or b.dtype != dtype or b.device != device:
+                raise broken(f"{b.name} has no number for each block")
+            continue
         if b.dtype != dtype:
             raise broken(f"reads {dtype} from {b.name}, a {b.dtype}")
         space = operand if body.reduction else shape

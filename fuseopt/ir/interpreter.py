@@ -16,6 +16,7 @@ from itertools import chain
 import torch
 
 from ..errors import GraphError
+from .blocks import write_by_block
 from .graph import (
     DTYPE_BYTES,
     Batch,
@@ -55,7 +56,9 @@ def run_graph(
             continue
         loads = [memory.load(graph.values[v]) for v in node.reads]
         numbers = [_number(ref, scalars) for ref in node.scalars]
-        space = graph.buffers[graph.values[node.reads[0]]].shape if node.dims else ()
+        whole = node.dims or write_by_block(node.body, 0)
+        v = node.reads[0] if whole else node.writes[0]
+        space = graph.buffers[graph.values[v]].shape
         results = evaluate(node.body.instrs, loads, numbers, tail, node.dims, space)
         for v, (x, _) in zip(node.writes, node.body.writes, strict=True):
             memory.store(graph.values[v], results[x])

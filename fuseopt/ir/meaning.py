@@ -16,8 +16,10 @@ from fractions import Fraction
 import torch
 
 from ..errors import GraphError
+from .blocks import count
 from .graph import REDUCTIONS, VECTOR, Instr
 from .opcodes import TORCH_NAMES
+from .tables import TABLES, Table
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()
@@ -62,6 +64,14 @@ def evaluate(
             operand = results[instr.args[0]]
             operand = operand.expand(space) if space else operand
             value = FOLDS[instr.op](operand, list(dims))
+        elif instr.op in BLOCKED:
+            value = BLOCKED[instr.op](
+                results[instr.args[0]], int(instr.attr or 0), space
+            )
+        elif instr.op in ("lookup", "search"):
+            of_table = TABLED[instr.op]
+            args = _same_shape([results[a] for a in instr.args])
+            value = of_table(TABLES[int(instr.attr or 0)], *args)
         else:
             value = _apply(instr.op, [results[a] for a in instr.args])
         if value.dtype != dtype:
@@ -105,6 +115,57 @@ def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(a.ne(a) | (a < b), a, b)
 
+
+# ---------------------------------------------------------------- blocks, tables
+
+
+def _in_blocks(x: torch.Tensor, size: int, space: tuple[int, ...]) -> torch.Tensor:
+    """A row for each block; the last one is filled with its own first element."""
+    flat = x.expand(space).reshape(-1)
+    n = count(len(flat), size) * size - len(flat)
+    last = flat[len(flat) - size + n :][:1].expand(n)
+    return torch.cat((flat, last)).view(-1, size)
+
+
+def _spread(x: torch.Tensor, size: int, space: tuple[int, ...]) -> torch.Tensor:
+    n = math.prod(space)
+    return x.reshape(-1, 1).expand(-1, size).reshape(-1)[:n].view(space)
+
+
+def _largest(x: torch.Tensor, size: int, space: tuple[int, ...]) -> torch.Tensor:
+    return _spread(_in_blocks(x, size, space).amax(1), size, space)
+
+
+def _least(x: torch.Tensor, size: int, space: tuple[int, ...]) -> torch.Tensor:
+    return _spread(_in_blocks(x, size, space).amin(1), size, space)
+
+
+def _first(x: torch.Tensor, size: int, space: tuple[int, ...]) -> torch.Tensor:
+    return _in_blocks(x, size, space)[:, 0].clone()
+
+
+#: (argument, size of blocks, shape of elements) -> result
+BLOCKED: dict[str, Callable[..., torch.Tensor]] = {
+    "block_largest": _largest,
+    "block_least": _least,
+    "spread": _spread,
+    "first": _first,
+}
+
+
+def _look_up(table: Table, code: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(table.values, dtype=torch.float32)[part.long(), code.long()]
+
+
+def _search(table: Table, x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    codes = torch.zeros(x.shape, dtype=torch.int32)
+    for k, steps in enumerate(table.steps):
+        found = torch.searchsorted(torch.tensor(steps), x.contiguous(), right=True)
+        codes = torch.where((part == k) & x.eq(x), found.int(), codes)
+    return codes
+
+
+TABLED: dict[str, Callable[..., torch.Tensor]] = {"lookup": _look_up, "search": _search}
 
 Function = Callable[..., torch.Tensor]
 

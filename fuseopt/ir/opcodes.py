@@ -110,6 +110,15 @@ ARITY = {
     "fold": 1,  # a sum from the first element to the last
     "largest": 1,  # NaN anywhere gives NaN
     "least": 1,
+    # over the elements of a block (see blocks.py), each of which gets the result; attr:
+    # the size of blocks
+    "block_largest": 1,  # NaN anywhere gives NaN
+    "block_least": 1,
+    "spread": 1,  # of a load with a number for each block: that of this element's block
+    "first": 1,  # a number for each block: that of its first element
+    # of a part of a table (see tables.py); attr: its number
+    "lookup": 2,  # code and part: the value
+    "search": 2,  # number and part: the code; 0 of NaN
 }
 #: Functions, by number of arguments, as C's library gives them.
 FUNCTIONS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .blocks import count, size_of
 from .geometry import numel
 from .graph import DTYPE_BYTES, Graph, Kernel, Variant, read_by
 
@@ -35,15 +36,25 @@ def bytes_per_element(v: Variant) -> int:
     )
 
 
+def bytes_per_block(v: Variant) -> int:
+    """Bytes that are read and written for each block of a variant's lanes."""
+    return sum(
+        DTYPE_BYTES[s.dtype] * (s.read + s.write)
+        for s in v.slots
+        if s.domain == "block"
+    )
+
+
 def traffic(kernel: Kernel) -> Traffic:
     """Count what one kernel moves."""
     elements = moved = 0
     for v in kernel.every:
-        width = bytes_per_element(v)
+        width, of_block = bytes_per_element(v), bytes_per_block(v)
+        size = size_of(v.instrs)
         for shape in v.shapes:
             n = numel(shape)
             elements += n
-            moved += n * width
+            moved += n * width + (count(n, size) * of_block if size else 0)
     lanes = sum(v.lanes for v in kernel.variants if bytes_per_element(v))
     return Traffic(lanes or kernel.lanes, elements, moved)
 

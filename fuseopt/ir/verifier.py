@@ -10,9 +10,11 @@ import itertools
 from collections.abc import Iterator
 
 from ..errors import GraphError
+from . import blocks
 from .alias import overlaps
 from .batch_verifier import check_batches
 from .equivalence import difference
+from .geometry import numel
 from .graph import (
     ALIGNED,
     REDUCTIONS,
@@ -127,12 +129,17 @@ def _check_variant(graph: Graph, where: str, v: Variant) -> None:
         and len(v.reduced) == len(v.operands) == (v.lanes if folds else 0),
         f"{where}: the tables of its reductions do not fit",
     )
+    by_block = blocks.read_by_block(v.instrs)
     for x, instr in enumerate(v.instrs):
         if instr.op == "load":
             domain = v.slots[int(instr.attr or 0)].domain
+            where_it_runs = (
+                "lane" if x in lane else "output" if x in late else "element"
+            )
+            if where_it_runs == "element" and instr.attr in by_block:
+                where_it_runs = "block"
             require(
-                domain
-                == ("lane" if x in lane else "output" if x in late else "element"),
+                domain == where_it_runs,
                 f"{where}: %{x} loads a slot of domain {domain} in the other code",
             )
         if x in lane:
@@ -173,12 +180,16 @@ def _check_slots(where: str, v: Variant, lane: set[int]) -> None:
             f"{where}: slot {s} is stored by output code, but is of {slot.domain}",
         )
         require(
+            (slot.domain == "block") == (v.instrs[x].op == "first"),
+            f"{where}: slot {s} of {slot.domain} is stored by {v.instrs[x].op}",
+        )
+        require(
             slot.domain != "lane" or x in lane,
             f"{where}: slot {s} is a number per lane, but %{x} one per element",
         )
     for s, slot in enumerate(v.slots):
         require(
-            slot.domain in ("lane", "element", "output"),
+            slot.domain in ("lane", "element", "output", "block"),
             f"{where}: slot {s}: {slot.domain}",
         )
         require(
@@ -208,6 +219,9 @@ def _check_columns(graph: Graph, where: str, v: Variant) -> None:
             require(b.dtype == slot.dtype, f"{here}, {b.dtype} among {slot.dtype}")
             if slot.domain == "lane":
                 require(b.shape == (), f"{here}, shape {list(b.shape)} as one number")
+            elif slot.domain == "block":
+                n = blocks.count(numel(space), blocks.size_of(v.instrs))
+                require(b.shape == (n,), f"{here}, shape {list(b.shape)} as {n} blocks")
             elif slot.domain == "output":
                 left = kept(space, v.reduced[lane])
                 count = b._replace(shape=left).numel

@@ -50,7 +50,7 @@ class MasterOptimizer(Optimizer):
         **defaults: Any,
     ) -> None:
         resolve(None, options)
-        rule = Rule({}) if storage is None else rule_of(storage)
+        rule = Rule() if storage is None else rule_of(storage)
         self._lock = new_rlock()
         self._home = Here() if home is None else home
         self._masters = Masters(master)

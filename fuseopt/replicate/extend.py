@@ -16,7 +16,9 @@ from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.device import NumberRef
 from ..capture.trace import Captured
 from ..errors import CaptureError
+from ..ir.blocks import count, read_by_block, write_by_block
 from ..ir.expressions import Apply, Arg, Expr, Item, Sym, syms
+from ..ir.geometry import numel
 from ..ir.graph import (
     Buffer,
     Column,
@@ -172,6 +174,18 @@ def extend(
     return _Extension(*arguments).run()
 
 
+def _of_blocks(graph: Graph) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for n in graph.nodes:
+        if isinstance(n, ForeachSchedulerNode):
+            columns = {n.reads[k]: s for k, s in read_by_block(n.body.instrs).items()}
+            sizes = [write_by_block(n.body, k) for k in range(len(n.writes))]
+            columns |= {c: s for c, s in zip(n.writes, sizes, strict=True) if s}
+            for column, size in columns.items():
+                found.update(dict.fromkeys(map(graph.values.__getitem__, column), size))
+    return found
+
+
 class _Extension:
     def __init__(
         self,
@@ -192,6 +206,8 @@ class _Extension:
         self.layouts = layouts
         self.n_args = n_args
         self.asked: list[tuple[int, int]] = []
+        #: buffers with a number for each block of a lane: the size of blocks
+        self.blocks = _of_blocks(captured.graph)
         self._check_layouts()
         order = [(s, COMMON) for s, owner in enumerate(source) if owner == COMMON]
         owned = [(s, x) for s, x in enumerate(source) if s not in hollow]
@@ -289,8 +305,8 @@ class _Extension:
                 raise CaptureError(
                     f"the step of lanes of several sizes depends on sizes\n{node.line}"
                 )
-        for b, owner in zip(graph.buffers, owners.buffers, strict=True):
-            if owner in self.layouts and b.numel != 1:
+        for k, (b, owner) in enumerate(zip(graph.buffers, owners.buffers, strict=True)):
+            if owner in self.layouts and b.numel != 1 and k not in self.blocks:
                 if (b.shape, b.stride) != self.layouts[owner][0]:
                     raise CaptureError("lanes of several sizes change their shapes")
                 if b.offset and b.kind not in ("static", "arg"):
@@ -299,11 +315,13 @@ class _Extension:
             if owners.buffers[x] == COMMON and graph.buffers[x].shape:
                 raise CaptureError("the step returns a tensor that belongs to no lane")
 
-    def _layout(self, b: Buffer, owner: int, m: int) -> Buffer:
-        """The model's buffer with the sizes of its lane m."""
-        if owner not in self.layouts or b.numel == 1:
+    def _layout(self, k: int, b: Buffer, owner: int, m: int) -> Buffer:
+        """The model's buffer k, `b` in its place, with the sizes of its lane m."""
+        if owner not in self.layouts or (b.numel == 1 and k not in self.blocks):
             return b
         shape, stride = self.layouts[owner][1 + m]
+        if k in self.blocks:
+            shape, stride = (count(numel(shape), self.blocks[k]),), (1,)
         return b._replace(shape=shape, stride=stride)
 
     # ---------------------------------------------------------------- memory
@@ -334,7 +352,7 @@ class _Extension:
                     storages += 1
                     new_storage[key] = storages
                 self.new_buffer[b, m] = len(self.buffers)
-                copy = self._layout(self._placed(buffer, m), owner, m)
+                copy = self._layout(b, self._placed(buffer, m), owner, m)
                 self.buffers.append(copy._replace(storage=new_storage[key]))
 
     def _placed(self, buffer: Buffer, m: int) -> Buffer:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..ir.blocks import write_by_block
 from ..ir.graph import Extern, Graph, Refusal, SchedulerNode
 from .alignment import Aligned
 
@@ -91,7 +92,8 @@ def edges(aligned: Aligned) -> Iterator[Edge]:
 
 def space(graph: Graph, node: SchedulerNode) -> tuple[int, ...]:
     """The index space of a row: the shape of its result, or of what it reduces."""
-    v = node.reads[0] if node.body.reduction else node.writes[0]
+    reduces = node.body.reduction or write_by_block(node.body, 0)
+    v = node.reads[0] if reduces else node.writes[0]
     return graph.buffers[graph.values[v]].shape
 
 

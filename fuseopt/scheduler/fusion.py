@@ -8,6 +8,7 @@ depends on a reduction becomes output code, which runs once per result.
 
 from __future__ import annotations
 
+from ..ir.blocks import SIZED, read_by_block
 from ..ir.graph import (
     BY_ROWS,
     REDUCTIONS,
@@ -134,10 +135,14 @@ def _split(
     )
     numbers = {old: new for new, old in enumerate(used_scalars)}
     written = {slot for _, slot in stores}
+    of_blocks = set(read_by_block(instrs))
+    of_blocks.update(s for x, s in stores if instrs[x].op == "first")
 
     def slot_domain(s: int) -> str:
         if s in per_result:
             return "output"
+        if s in of_blocks:
+            return "block"
         numbers = all(graph.buffers[b].shape == () for b in lanes.columns[s])
         return "lane" if numbers else "element"
 
@@ -158,7 +163,8 @@ def _split(
         elif instr.op == "tail":
             where = "element" if attr else "lane"
         args = tuple([renumber[a] for a in instr.args])
-        if any(domain[a] == "element" for a in args):
+        by_block = where == "block" or instr.op in SIZED
+        if by_block or any(domain[a] == "element" for a in args):
             where = "element"
         if instr.op in REDUCTIONS or any(domain[a] == "output" for a in args):
             where = "output"

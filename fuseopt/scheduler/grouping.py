@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..ir.alias import shared_storages
+from ..ir.blocks import write_by_block
 from ..ir.graph import (
     Column,
     Extern,
@@ -265,11 +266,14 @@ def describe_lanes(
         scalars += [c if n.rows == len(rows) else c * len(rows) for c in n.scalars]
         if n.body.reduction and reduction is None:
             reduction, space = n, n.reads[0]
-        for column in n.writes:
+        for k, column in enumerate(n.writes):
             v = column[0]
             local[v] = len(local)
             last[values[v]] = v, per_result or bool(n.body.reduction), column
-            if reduction is None and (buffers[values[v]].shape or not space):
+            by_block = write_by_block(n.body, k)
+            if by_block and reduction is None:
+                space = space or n.reads[0]
+            elif reduction is None and (buffers[values[v]].shape or not space):
                 space = column
     stores: list[tuple[int, int]] = []
     for b, (v, per_result, column) in last.items():

@@ -22,7 +22,8 @@ class Pair:
     `space` is the index space (shape) of a node's result. `kind`: "raw" (consumer reads
     what producer wrote), "war" or "waw". `buffer` is what both touch; `exact` is False
     when they touch it through different, overlapping views. `shared` says that it is
-    one number that many lanes use and the step changes.
+    one number that many lanes use and the step changes. `by_block`: `buffer` has a
+    number for each block of elements, which the producer reads and the consumer writes.
     """
 
     buffer: Buffer
@@ -33,6 +34,7 @@ class Pair:
     kind: str = "raw"
     exact: bool = True
     shared: bool = False
+    by_block: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def _index_space(p: Pair) -> str | None:
 
 
 def _broadcast(p: Pair) -> str | None:
-    if p.buffer.shape == ():
+    if p.buffer.shape == () or p.by_block:
         return None
     for space in (p.producer_space, p.consumer_space):
         if p.buffer.shape != space:

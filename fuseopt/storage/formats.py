@@ -6,12 +6,14 @@ step traces them, so that its kernel has their bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
 
 from ..errors import UnsupportedInput
+from ..ir.blocks import SIZES
+from .narrow import USUAL, Dynamic, Float8, ScaledFloat8
 from .ops import index_like
 
 #: The packed tensors of one tensor, by the name of the part; "" is the first part.
@@ -146,21 +148,47 @@ def _random_bits(index: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
-FORMATS: dict[str, Format] = {
-    x.name: x
-    for x in (
-        Cast("bf16", torch.bfloat16),
-        Cast("fp16", torch.float16),
-        StochasticBFloat16(),
-        Split(),
-    )
+#: Formats of blocks, by what stands before the number of elements of a block.
+BLOCKS: dict[str, Callable[[str, int], Format]] = {
+    "8bit": lambda name, size: Dynamic(name, size, None),
+    "8bit-signed": lambda name, size: Dynamic(name, size, 1),
+    "8bit-unsigned": lambda name, size: Dynamic(name, size, 0),
+    "fp8-e4m3": lambda name, size: ScaledFloat8(name, torch.float8_e4m3fn, size),
+    "fp8-e5m2": lambda name, size: ScaledFloat8(name, torch.float8_e5m2, size),
 }
+
+
+def _in_blocks() -> Iterator[Format]:
+    for name, make in BLOCKS.items():
+        for size in SIZES:
+            yield make(f"{name}/{size}", size)
+
+
+#: By name. `8bit` is `8bit/256`.
+_ALL: tuple[Format, ...] = (
+    Cast("bf16", torch.bfloat16),
+    Cast("fp16", torch.float16),
+    StochasticBFloat16(),
+    Split(),
+    Float8("fp8-e4m3", torch.float8_e4m3fn),
+    Float8("fp8-e5m2", torch.float8_e5m2),
+    *_in_blocks(),
+)
+FORMATS: dict[str, Format] = {x.name: x for x in _ALL}
 
 
 def format_named(name: object) -> Format:
     """The format with this name. Raises UnsupportedInput."""
-    if not isinstance(name, str) or name not in FORMATS:
+    if isinstance(name, str) and name.startswith("8bit") and "/" not in name:
+        name = f"{name}/{USUAL}"
+    if isinstance(name, str) and name in FORMATS:
+        return FORMATS[name]
+    kind, slash, _ = name.partition("/") if isinstance(name, str) else ("", "", "")
+    if slash and kind in BLOCKS:
         raise UnsupportedInput(
-            f"storage {name!r}: there is no such format; known: {', '.join(FORMATS)}"
+            f"storage {name!r}: blocks have {', '.join(map(str, SIZES))} elements"
         )
-    return FORMATS[name]
+    known = [*(x for x in FORMATS if "/" not in x), *(f"{x}/{USUAL}" for x in BLOCKS)]
+    raise UnsupportedInput(
+        f"storage {name!r}: there is no such format; known: {', '.join(known)}"
+    )

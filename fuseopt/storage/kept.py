@@ -83,7 +83,10 @@ class Kept:
         """
         if self._holds(optimizer):
             return
-        news = [self._packed(p, state) for p, state in optimizer.state.items()]
+        names = self.rule.names(optimizer)
+        news = [
+            self._packed(p, state, names.get(p)) for p, state in optimizer.state.items()
+        ]
         states = [*optimizer.state.values()]
         _replace(states, news)
         self._tell_of_unknown_keys(states)
@@ -103,22 +106,25 @@ class Kept:
         self._keys, self._packed_keys = [*by_key.items()], [*by_packed_key.items()]
 
     @torch.no_grad()
-    def _packed(self, param: torch.Tensor, state: Any) -> _State:
+    def _packed(self, param: torch.Tensor, state: Any, name: str | None) -> _State:
         """A state as the rule wants it: the same object if it is so."""
         if type(state) is not dict:
             raise UnsupportedInput("storage: the state of a parameter is no dict")
         former = packed_in(state)
         if any(map(_is_hollow, state.values())):
             state = {k: v for k, v in state.items() if not _is_hollow(v)}
+        wanted = {x: self.rule.wanted(x, param, name) for x in former}
         other = {
             target
             for target, (form, _) in former.items()
-            if form is not self.rule.wanted(target)
+            if form is not getattr(wanted[target], "form", None)
         }
         wide = full_precision(state, other) if other else state
         packed: _State = {}
         for key, value in wide.items():
-            form = self.rule.of(key, value, param) if isinstance(key, str) else None
+            form = (
+                self.rule.of(key, value, param, name) if isinstance(key, str) else None
+            )
             if form is None:
                 packed[key] = value
                 continue
@@ -131,7 +137,7 @@ class Kept:
     def _tell_of_unknown_keys(self, states: list[_State]) -> None:
         """Warn, once, of keys that the user names and no state has."""
         known = {key for state in states for key in (*state, *packed_in(state))}
-        unknown = [key for key in self.rule.formats if key not in known]
+        unknown = [key for key in self.rule.keys if key not in known]
         if unknown and any(states) and not self._told:
             self._told = True
             warnings.warn(

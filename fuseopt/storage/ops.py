@@ -1,11 +1,20 @@
-"""Ops that formats need and torch lacks, as custom ops, which a step can trace."""
+"""Ops that formats need and torch lacks, as custom ops, which a step can trace.
+
+Blocks are so many neighbours of a contiguous tensor; the last one may have fewer.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.library import Library, custom_op
+
+from ..ir.blocks import count
+from ..ir.tables import TABLES
 
 
-@torch.library.custom_op("fuseopt::index_like", mutates_args=())
+@custom_op("fuseopt::index_like", mutates_args=())
 def index_like(t: torch.Tensor) -> torch.Tensor:
     """The number of each element of a contiguous tensor: int32, of its shape.
 
@@ -20,3 +29,99 @@ def index_like(t: torch.Tensor) -> torch.Tensor:
 @index_like.register_fake
 def _(t: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(t, dtype=torch.int32)
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def _spread(t: torch.Tensor, shape: list[int], size: int) -> torch.Tensor:
+    n = torch.Size(shape).numel()
+    return t.repeat_interleave(size)[:n].reshape(shape)
+
+
+def _rows(x: torch.Tensor, size: int, filler: float) -> torch.Tensor:
+    """A row for each block."""
+    missing = count(x.numel(), size) * size - x.numel()
+    flat = torch.nn.functional.pad(x.reshape(-1), (0, missing), value=filler)
+    return flat.view(-1, size)
+
+
+@custom_op("fuseopt::spread", mutates_args=())
+def spread(t: torch.Tensor, shape: list[int], size: int) -> torch.Tensor:
+    """A number of each block [blocks] -> of each element of a tensor of this shape."""
+    return _spread(t, shape, size)
+
+
+@custom_op("fuseopt::block_largest", mutates_args=())
+def block_largest(x: torch.Tensor, size: int) -> torch.Tensor:
+    """The largest number of each element's block, of the shape of x; NaN if one is."""
+    return _spread(_rows(x, size, -torch.inf).amax(1), list(x.shape), size)
+
+
+@custom_op("fuseopt::block_least", mutates_args=())
+def block_least(x: torch.Tensor, size: int) -> torch.Tensor:
+    """The least number of each element's block, of the shape of x; NaN if one is."""
+    return _spread(_rows(x, size, torch.inf).amin(1), list(x.shape), size)
+
+
+@spread.register_fake
+def _(t: torch.Tensor, shape: list[int], size: int) -> torch.Tensor:
+    return t.new_empty(shape)
+
+
+@block_largest.register_fake
+def _(x: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@block_least.register_fake
+def _(x: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _block_first_(t: torch.Tensor, x: torch.Tensor, size: int) -> torch.Tensor:
+    return t.copy_(x.reshape(-1)[::size])
+
+
+_LIBRARY: Any = Library("fuseopt", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("block_first_(Tensor(a!) t, Tensor x, int size) -> Tensor(a!)")
+_LIBRARY.impl("block_first_", _block_first_, "CompositeExplicitAutograd")
+
+
+def block_first_(t: torch.Tensor, x: torch.Tensor, size: int) -> None:
+    """Write the first element of each block of x to t [blocks]."""
+    torch.ops.fuseopt.block_first_(t, x, size)
+
+
+# ---------------------------------------------------------------- tables
+
+
+@custom_op("fuseopt::lookup", mutates_args=())
+def lookup(code: torch.Tensor, part: torch.Tensor, table: int) -> torch.Tensor:
+    """The value of each code in a part of a table: int32, int32 -> float32."""
+    values = torch.tensor(TABLES[table].values, device=code.device)
+    return values[part.long(), code.long()]
+
+
+@custom_op("fuseopt::search", mutates_args=())
+def search(x: torch.Tensor, part: torch.Tensor, table: int) -> torch.Tensor:
+    """The code of each number, by a part of a table; 0 of NaN: float32, int32 -> int32.
+
+    Raises RuntimeError for a part that the table has not.
+    """
+    codes = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
+    for k, steps in enumerate(TABLES[table].steps):
+        known = torch.tensor(steps, device=x.device)
+        found = torch.searchsorted(known, x.contiguous(), right=True, out_int32=True)
+        codes = torch.where((part == k) & (x == x), found, codes)
+    return codes
+
+
+@lookup.register_fake
+def _(code: torch.Tensor, part: torch.Tensor, table: int) -> torch.Tensor:
+    return torch.empty_like(code, dtype=torch.float32)
+
+
+@search.register_fake
+def _(x: torch.Tensor, part: torch.Tensor, table: int) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.int32)

@@ -80,6 +80,8 @@ class Reference:
                 name = self._name(key)
                 if name is None or not packs(p, value):
                     continue
+                if FORMATS[name].refusal(value):
+                    continue
                 if (p, key) not in self.packed:
                     parts = FORMATS[name].empty(value, len(self.packed))
                     FORMATS[name].pack(value.detach(), parts)

@@ -193,6 +193,18 @@ class Pointwise(Buffers):
             SchedulerNode(body, reads, (), (write,), self.call, self.line, dims)
         )
 
+    def add(
+        self, body: Body, operands: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> None:
+        """Add a node with this body, without numbers of the host, that writes `out`."""
+        content = (body.name, body.reads, body.instrs, body.writes)
+        body = self._interned.setdefault(content, body)
+        reads = tuple([self._operand(t) for t in operands])
+        write = self._write(self.buffer_of(out))
+        self.nodes.append(
+            SchedulerNode(body, reads, (), (write,), self.call, self.line)
+        )
+
     def _operand(self, t: torch.Tensor) -> int:
         """The value that arithmetic reads for a tensor.
 

@@ -10,6 +10,7 @@ that its text alone says what it does and names it in the cache.
   wide: a compiler then makes vectors of them and moves no number within a vector;
 - bits: a float's bits as an integer, and back;
 - walk: loops over tensors of different layouts, a block of elements at a time;
+- blocks: what the elements of a block have in common;
 - folds: sums in the order in which eager's CPU kernels add;
 - pieces: how the threads share what a whole reduction reads;
 - rows: the geometry of rows and columns (see runtime/tables/reduction_layout.py);

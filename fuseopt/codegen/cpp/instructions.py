@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from ...errors import EagerOnly
 from ...ir.graph import Variant
 from .. import optable
@@ -9,7 +11,7 @@ from ..optable import CPP_STORAGE as STORAGE
 from ..optable import CPP_TYPES as REGISTER
 from ..optable import LIBRARY
 from ..target import lane_values
-from .distribute import phases
+from .distribute import Phases, phases
 from .remainder import Tails
 from .rounding import known
 
@@ -17,7 +19,7 @@ from .rounding import known
 class Instructions:
     """Writes the instructions of one variant, and how they read and store numbers."""
 
-    def __init__(self, number: int, variant: Variant) -> None:
+    def __init__(self, number: int | str, variant: Variant) -> None:
         self.number = number
         self.v = variant
         self.handed = {x: k for k, x in enumerate(lane_values(variant))}
@@ -26,7 +28,11 @@ class Instructions:
         self.tails = Tails(number, variant)
         self.known = known(variant)
         self.has_halves = any(i.dtype in optable.NARROW for i in variant.instrs)
-        self.phases = phases(variant, frozenset(op for op, _ in LIBRARY))
+
+    @functools.cached_property
+    def phases(self) -> Phases:
+        """Element code in phases, between which it calls a library."""
+        return phases(self.v, frozenset(op for op, _ in LIBRARY))
 
     def name(self, i: int) -> str:
         instr = self.v.instrs[i]

@@ -12,16 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...ir.blocks import size_of
 from ...ir.graph import FLOATS, VECTOR, Kernel, Variant
 from ..optable import NARROW
 from ..target import Source, Target, layout
+from .blocks import Blocks
 from .headers import header
 from .reduce import in_one_thread, least_to_share, reduce
+from .tables import table
 from .variant import Function, has_elements, has_lane_phase, remembers
 
 #: Else GCC takes a float that becomes an integer and a float again for `trunc`, which
 #: keeps the sign of zero, and numbers that no integer holds.
 KEEP_CONVERSIONS = '#pragma GCC optimize("trapping-math")\n'
+#: Else GCC reads the words of a table one by one where it takes the processor to be one
+#: of no kind that it knows, two or three times slower than with its gathers.
+GATHER = """\
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("tune=haswell")
+#endif
+"""
 
 
 def _converts_back(v: Variant) -> bool:
@@ -32,6 +42,17 @@ def _converts_back(v: Variant) -> bool:
         if i.op == "cast"
     }
     return {(True, False), (False, True)} <= casts
+
+
+def tables_of(kernel: Kernel) -> list[int]:
+    """The tables that a kernel uses, see ir/tables.py."""
+    used = {
+        int(i.attr or 0)
+        for v in kernel.every
+        for i in v.instrs
+        if i.op in ("lookup", "search")
+    }
+    return sorted(used)
 
 
 def _main(kernel: Kernel) -> list[str]:
@@ -159,6 +180,8 @@ class CppTarget(Target):
             needed.append("bits")
         if any(has_elements(v) or v.reduction for v in kernel.every):
             needed.append("walk")
+        if any(size_of(v.instrs) for v in kernel.every):
+            needed.append("blocks")
         if any(v.reduction for v in kernel.every):
             needed += ["folds", "pieces", "rows", "folding"]
         return needed
@@ -167,13 +190,18 @@ class CppTarget(Target):
         parts = [header(name) for name in self._headers(kernel)]
         if any(_converts_back(v) for v in kernel.every):
             parts.insert(0, KEEP_CONVERSIONS)
+        tables = tables_of(kernel)
+        if tables:
+            parts.insert(0, GATHER)
+        parts += ["\n".join([*table(k), ""]) for k in tables]
         for number, variant in enumerate(kernel.every):
             writer = Function(number, variant)
-            element = (
-                reduce(number, variant, writer)
-                if variant.reduction
-                else writer.element()
-            )
+            if variant.reduction:
+                element = reduce(number, variant, writer)
+            elif size_of(variant.instrs):
+                element = Blocks(number, variant).functions()
+            else:
+                element = writer.element()
             lane = [*writer.lane(), ""] if has_lane_phase(variant) else []
             parts.append("\n".join([*lane, *element, ""]))
         parts.append(header("driver"))

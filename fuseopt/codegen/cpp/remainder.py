@@ -14,7 +14,7 @@ class Tails:
     `every`: the set in which all hold, a bit for each.
     """
 
-    def __init__(self, number: int, variant: Variant) -> None:
+    def __init__(self, number: int | str, variant: Variant) -> None:
         self.number = number
         self.v = variant
         self.asked = sorted(

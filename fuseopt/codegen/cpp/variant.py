@@ -7,6 +7,8 @@ tensors share one dense layout is one run of neighbours, of others blocks are ga
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...ir.graph import Variant
 from .. import optable
 from ..optable import CPP_STORAGE as STORAGE
@@ -128,15 +130,23 @@ class Function(Instructions):
             if slot.domain == domain
         ]
 
-    def row(self, slots: list[Walked], arrays: str = "") -> list[str]:
+    def row(
+        self,
+        slots: list[Walked],
+        arrays: str = "",
+        given: Mapping[int, str] | None = None,
+    ) -> list[str]:
         """Element code over neighbours, and a piece: the same, of any tails.
 
-        `arrays`: parameters that get what is folded.
+        `arrays`: parameters that get what is folded. `given`: the types of instructions
+        whose results are parameters.
         """
         v, n = self.v, self.number
         parameters = (
             "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in slots) + arrays
         )
+        taken = "".join(f", x{x}" for x in given or ())
+        parameters += "".join(f", {kind} x{x}" for x, kind in (given or {}).items())
         body = self.prologue([]) + self.lane_numbers(v.code, "element")
         body += [
             f"const int64_t at = p{x.slot} - "
@@ -159,9 +169,9 @@ class Function(Instructions):
         )
         if not self.tails.asked:
             all_of = "".join(f", {x}" for x in names)
-            call = f"  row{n}<false>(t, lane, count{all_of});"
+            call = f"  row{n}<false>(t, lane, count{all_of}{taken});"
             return [*lines, "", head, call, "}"]
-        moved = "".join(f", {x} + done" for x in names)
+        moved = "".join(f", {x} + done" for x in names) + taken
         return [
             *lines,
             "",

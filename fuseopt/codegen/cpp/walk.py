@@ -27,8 +27,10 @@ def rooms(slots: Sequence[Walked]) -> list[str]:
     return [f"alignas(64) {x.kind} b{x.slot}[GATHERED];" for x in slots]
 
 
-def gathers(walk: str, slots: Sequence[Walked], n: str) -> list[str]:
-    """Pointers q to n neighbours each, of pointers p to tensors."""
+def gathers(walk: str, slots: Sequence[Walked], n: str, first: int = 0) -> list[str]:
+    """Pointers q to n neighbours each, of pointers p to tensors. `first`: the number of
+    the first slot among those of the walk.
+    """
     return [
         f"{x.kind}* const q{x.slot} = "
         + (
@@ -36,14 +38,14 @@ def gathers(walk: str, slots: Sequence[Walked], n: str) -> list[str]:
             if x.read
             else f"{walk}.place({k}, p{x.slot}, b{x.slot});"
         )
-        for k, x in enumerate(slots)
+        for k, x in enumerate(slots, first)
     ]
 
 
-def scatters(walk: str, slots: Sequence[Walked], n: str) -> list[str]:
-    """Bring back what was written to neighbours."""
+def scatters(walk: str, slots: Sequence[Walked], n: str, first: int = 0) -> list[str]:
+    """Bring back what was written to neighbours; `first`: as of `gathers`."""
     return [
         f"{walk}.scatter({k}, p{x.slot}, q{x.slot}, {n});"
-        for k, x in enumerate(slots)
+        for k, x in enumerate(slots, first)
         if x.write
     ]

@@ -14,7 +14,8 @@ lane's tensors lie and what its hyperparameters are stands in six tables, which
                                 lanes, how many, elements of the longest
     lanes     int64[...]        by lane: layout, numel, scalars, programs, addresses
     rows      float64[...]      hyperparameters
-    geometry  int64[...]        dims, sizes, strides of lanes that no flat index serves
+    geometry  int64[...]        tables that are searched; dims, sizes, strides of lanes
+                                that no flat index serves
     tickets   int32[1 + lane]   lanes that are done; by lane, programs that have read
                                 its numbers
     partials  int64[...]        what the chunks of a lane were folded to
@@ -27,8 +28,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ...ir.blocks import size_of
 from ...ir.graph import DTYPE_BYTES, Kernel, Variant, makes_numbers
 from ..target import Source, Target, layout
+from . import blocks
 from .chunks import Chunks
 from .power import BESIDE, FROM_CUDA, FROM_LIBRARY, OWN
 from .quotients import HELPERS as QUOTIENTS
@@ -78,7 +81,8 @@ def packs(kernel: Kernel, v: Variant) -> bool:
 
     Not where it says when each is done, nor where it folds.
     """
-    return not v.reduction and not (kernel.finish and makes_numbers(v))
+    alone = v.reduction or blocks.writes(v)
+    return not alone and not (kernel.finish and makes_numbers(v))
 
 
 def _dispatch(
@@ -165,11 +169,13 @@ def _launch(kernel: Kernel) -> tuple[int, int]:
         sum(DTYPE_BYTES[s.dtype] for s in v.slots if s.domain == "element" and s.read)
         for v in kernel.every
     )
-    return next(
+    block, warps = next(
         (block, warps)
         for most, block, warps in LAUNCHES
         if most is None or widest <= most
     )
+    # a chunk is some whole blocks
+    return max(block, *(size_of(v.instrs) for v in kernel.every)), warps
 
 
 def functions(kernel: Kernel) -> tuple[int, ...]:
@@ -217,15 +223,22 @@ class TritonTarget(Target):
         """The text of a module with one kernel for all variants."""
         parts = []
         numbers = functions(kernel)
+        tables = blocks.table_names(kernel)
         for number in range(len(set(numbers))):
             variant = kernel.every[numbers.index(number)]
-            if variant.reduction:
+            if blocks.writes(variant):
+                parts += blocks.Blocks(number, variant, tables, self.fast).functions()
+            elif variant.reduction:
                 parts += ReduceWriter(number, variant, self.fast).functions()
             else:
                 writer = Chunks(number, variant, self.fast)
                 parts += writer.functions(packs(kernel, variant))
         parts.append(_entry(kernel))
         code = "\n\n\n".join("\n".join(p) for p in parts)
+        if any(size_of(v.instrs) for v in kernel.every):
+            code = f"{blocks.HELPERS}\n\n{code}"
+        if tables:
+            code = f"{blocks.TABLES_HELPERS}\n\n{code}"
         if any(v.reduction for v in kernel.every):
             code = f"{FOLDS}\n\n{code}"
         if " = inverse(" in code:

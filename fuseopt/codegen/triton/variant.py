@@ -59,6 +59,9 @@ class Function:
         self.indices = [i for i in variant.code if variant.instrs[i].op == "index"]
         if self.indices and variant.reduction:
             raise EagerOnly("an index of elements that are reduced")
+        tables = any(i.op in ("lookup", "search") for i in variant.instrs)
+        if tables and variant.reduction:
+            raise EagerOnly("a table of elements that are reduced")
         used = {a for i in variant.code for a in variant.instrs[i].args}
         used.update(i for i, _ in self.element_stores)
         used.update(variant.instrs[i].args[0] for i in variant.folds)

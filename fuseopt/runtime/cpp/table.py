@@ -18,7 +18,8 @@ import torch
 from ...codegen.cpp.headers import header
 from ...codegen.cpp.structs import fields
 from ...codegen.target import lane_values
-from ...ir.geometry import is_block
+from ...ir.blocks import size_of
+from ...ir.geometry import contiguous_strides, is_block
 from ...ir.graph import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
 from ..tables.host_numbers import Cells
 from ..tables.reduction_layout import Folding, longest_run, result_strides, rows
@@ -212,7 +213,7 @@ class VariantTable:
         self.start = array("q", [0])
         self.strided = array("q")
         self.geometry = array("q")
-        total = 0
+        total, size = 0, size_of(variant.instrs)
         for lane, space in enumerate(variant.shapes):
             count = 1
             for n in space:
@@ -220,9 +221,14 @@ class VariantTable:
             total += count if elements or variant.reduction else 0
             self.start.append(total)
             lane_layouts = [layouts[columns[s][lane]] for s in leading]
+            leads = bool(variant.reduction or size)
             if variant.reduction:
                 # eager folds in the order of memory of what it reduces
                 lane_layouts.insert(0, layouts[variant.operands[lane]])
+            elif size:
+                # blocks are made of neighbours of a contiguous tensor
+                plain = TensorLayout(space, contiguous_strides(space))
+                lane_layouts.insert(0, plain)
             shape_and_steps = geometry(space, lane_layouts) if elements else None
             if variant.reduction == "dims":
                 self.strided.append(len(self.geometry))
@@ -235,8 +241,7 @@ class VariantTable:
             self.strided.append(len(self.geometry))
             dims = shape_and_steps[0]
             head, strides = shape_and_steps[: 1 + dims], shape_and_steps[1 + dims :]
-            if variant.reduction:
-                strides = strides[dims:]
+            strides = strides[dims:] if leads else strides
             by_slot = {
                 s: strides[k * dims : (k + 1) * dims] for k, s in enumerate(leading)
             }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ...codegen.target import Source
+from ...codegen.triton.blocks import table_words
 from ...codegen.triton.chunks import ROWS, SMALL
 from ...codegen.triton.kernel import functions, packs
 from ...codegen.triton.reduce import OUTS
@@ -107,7 +108,7 @@ class TritonTable:
         widths = [RECORD + len(v.slots) + (v.reduction == "full") for v in kernel.every]
         words = sum(w * v.lanes for w, v in zip(widths, kernel.every, strict=True))
         lanes = torch.zeros(max(1, words), dtype=torch.int64)
-        geometry = [0]
+        geometry = [*table_words(kernel), 0]
         rows = [0]
         chunks: list[torch.Tensor] = []
         blocks: list[Block] = []

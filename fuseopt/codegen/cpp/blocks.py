@@ -1,0 +1,252 @@
+"""The C++ of a variant whose elements have numbers in common by blocks.
+
+Element code runs block by block, in stages: each fold of a block ends one. What a later
+stage needs waits in arrays of a block's size, which are to it tensors like others; so a
+stage is written as a variant of its own. Numbers of a block are computed once between
+the stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.blocks import FOLDS, size_of, uniform
+from ...ir.graph import Instr, Slot, Variant
+from ..optable import CPP_STORAGE, LIBRARY, cpp_load
+from ..optable import CPP_TYPES as REGISTER
+from .remainder import Tails
+from .variant import Function
+from .walk import gathers, rooms, scatters
+
+
+class _Stages:
+    """What runs when. `level` of an instruction: the stage that has its result, or
+    before which it is there, if it is `common` to a block's elements. `waiting`: what
+    is kept in arrays, and the slot of each.
+    """
+
+    def __init__(self, v: Variant) -> None:
+        instrs, elements = v.instrs, set(v.code)
+        self.common = uniform(instrs, elements)
+        self.level: dict[int, int] = {}
+        waits: dict[int, None] = {}
+        for x in v.code:
+            instr = instrs[x]
+            inside = [a for a in instr.args if a in elements]
+            varying = [a for a in inside if a not in self.common]
+            ends = instr.op in ("first", *FOLDS) and bool(varying)
+            before = (self.level[a] for a in inside)
+            self.level[x] = max(before, default=0) + ends
+            if instr.op != "spread":
+                late = [a for a in varying if self.level[a] < self.level[x]]
+                waits.update((a, None) for a in late if ends or instrs[a].op != "tail")
+        self.waiting = {x: len(v.slots) + k for k, x in enumerate(waits)}
+        self.count = max(self.level.values(), default=0) + 1
+
+    def part(self, v: Variant, k: int) -> Variant | None:
+        """Stage k as a variant, whose last slots are arrays; None if it is empty."""
+        own = [x for x in v.code if self.level[x] == k and x not in self.common]
+        loaded = {a for x in v.instrs if x.op == "spread" for a in x.args}
+        own = [x for x in own if x not in loaded]
+        stores = [
+            (x, s)
+            for x, s in v.stores
+            if v.slots[s].domain == "element" and self._stored_in(v, x) == k
+        ]
+        stores += [(x, s) for x, s in self.waiting.items() if self.level[x] == k]
+        used = {a for x in own for a in v.instrs[x].args} | {x for x, _ in stores}
+        taken = sorted(x for x in used & self.waiting.keys() if self.level[x] < k)
+        if not stores:
+            return None
+        instrs = list(v.instrs)
+        for x in taken:
+            instrs[x] = Instr("load", (), instrs[x].dtype, self.waiting[x])
+        written = {s for _, s in stores}
+        read = {
+            int(instrs[x].attr or 0) for x in (*own, *taken) if instrs[x].op == "load"
+        }
+        slots = [
+            *v.slots,
+            *(Slot(v.instrs[x].dtype, "element", False, False) for x in self.waiting),
+        ]
+        slots = [
+            slot._replace(
+                domain="element" if s in written | read else "none",
+                read=s in read,
+                write=s in written,
+            )
+            for s, slot in enumerate(slots)
+        ]
+        return replace(
+            v,
+            instrs=tuple(instrs),
+            code=tuple(sorted([*own, *taken])),
+            stores=tuple(stores),
+            slots=tuple(slots),
+        )
+
+    def _stored_in(self, v: Variant, x: int) -> int:
+        return self.level.get(x, 0)
+
+
+class Blocks:
+    """Writes the functions of one variant with blocks."""
+
+    def __init__(self, number: int, variant: Variant) -> None:
+        self.n, self.v = number, variant
+        self.w = Function(number, variant)
+        self.size = size_of(variant.instrs)
+        self.stages = _Stages(variant)
+        self.parts = [self._part(k) for k in range(self.stages.count)]
+        self.slots = self.w.walked("element")
+
+    def _part(self, k: int) -> Function | None:
+        part = self.stages.part(self.v, k)
+        if part is None:
+            return None
+        writer = Function(f"{self.n}s{k}", part)
+        used = {a for x in part.code for a in part.instrs[x].args}
+        asked = [part.instrs[a] for a in sorted(used) if part.instrs[a].op == "tail"]
+        writer.tails = Tails(writer.number, replace(self.v, instrs=tuple(asked)))
+        writer.handed, writer.n_slots = self.w.handed, self.w.n_slots
+        return writer
+
+    def given(self, k: int) -> dict[int, str]:
+        """The numbers of a block that stage k needs, and their C++ types."""
+        part = self.parts[k]
+        assert part is not None
+        used = {a for x in part.v.code for a in part.v.instrs[x].args}
+        used.update(x for x, _ in part.v.stores)
+        common = sorted(used & self.stages.common)
+        return {x: REGISTER[self.v.instrs[x].dtype] for x in common}
+
+    # ---------------------------------------------------------------- functions
+
+    def functions(self) -> list[str]:
+        """All functions of element code."""
+        lines = []
+        for k, part in enumerate(self.parts):
+            if part is not None:
+                given = self.given(k)
+                lines += [*part.row(part.walked("element"), given=given), ""]
+        return [*lines, *self._span()]
+
+    def _span(self) -> list[str]:
+        v, w, n = self.v, self.w, self.n
+        places = [s for s, slot in enumerate(v.slots) if slot.domain == "block"]
+        common = tuple(x for x in v.code if x in self.stages.common)
+        flat = self._loop(False)
+        strided = self._loop(True)
+        body = [
+            *(w.pointer(x.slot) for x in self.slots),
+            *w.prologue(places),
+            *w.lane_numbers(common, "block"),
+            "const int64_t count = t.start[lane + 1] - t.start[lane];",
+            f"begin = block_from(begin, {self.size});",
+            f"end = end < count ? block_from(end, {self.size}) : count;",
+            "end = end < count ? end : count;",
+            *(
+                f"alignas(64) {self._kind(s)} p{s}[{self.size}];"
+                for s in self.stages.waiting.values()
+            ),
+            "if (t.strided[lane] < 0) {",
+            *(f"  {x}" for x in flat),
+            "  return;",
+            "}",
+            "const int64_t* g = t.geometry + t.strided[lane];",
+            f"Walk<{len(self.slots)}> walk(g[0], g + 1, g + 1 + g[0]{self._whole()});",
+            *rooms(self.slots),
+            *strided,
+        ]
+        return [
+            f"static void span{n}(const Table& t, int64_t lane, int64_t begin, "
+            "int64_t end) {",
+            *(f"  {x}" for x in body),
+            "}",
+        ]
+
+    def _whole(self) -> str:
+        """Elements that are counted are read where they lie."""
+        counted = self.w.counted
+        return "".join(f", {k}" for k, x in enumerate(self.slots) if x.slot == counted)
+
+    def _kind(self, slot: int) -> str:
+        part = next(x for x in self.parts if x is not None)
+        return CPP_STORAGE[part.v.slots[slot].dtype]
+
+    def _loop(self, strided: bool) -> list[str]:
+        """All blocks of a range, stage by stage."""
+        lines = [
+            f"for (int64_t e = begin; e < end; e += {self.size}) {{",
+            f"  const int64_t n = count - e < {self.size} ? count - e : {self.size};",
+            f"  const int64_t block = e / {self.size};",
+        ]
+        for k, part in enumerate(self.parts):
+            lines += [f"  {x}" for x in self._common(k)]
+            if part is not None:
+                call = self._strided if strided else self._flat
+                lines += [f"  {x}" for x in call(k, part)]
+        for x, s in self.v.stores:
+            if self.v.slots[s].domain == "block":
+                lines.append(f"  {self.w.store(s, f'p{s}[block]', x)}")
+        return [*lines, "}"]
+
+    def _common(self, k: int) -> list[str]:
+        """The numbers of a block that are there before stage k."""
+        v, lines = self.v, []
+        for x in v.code:
+            if x not in self.stages.common or self.stages.level[x] != k:
+                continue
+            instr = v.instrs[x]
+            kind = REGISTER[instr.dtype]
+            if instr.op == "spread":
+                slot = int(v.instrs[instr.args[0]].attr or 0)
+                value = cpp_load(instr.dtype, f"p{slot}[block]")
+                lines.append(f"const {kind} x{x} = {value};")
+            elif instr.op in ("first", *FOLDS):
+                (a,) = instr.args
+                value = self.w.name(a)
+                if a in self.stages.waiting:
+                    array = f"p{self.stages.waiting[a]}"
+                    loaded = cpp_load(instr.dtype, f"{array}[0]")
+                    value = loaded if instr.op == "first" else f"{instr.op}({array}, n)"
+                lines.append(f"const {kind} x{x} = {value};")
+            elif (instr.op, instr.dtype) in LIBRARY:
+                lines += self.w.call_once(x)
+            else:
+                lines.append(self.w.compute(x))
+        return lines
+
+    def _flat(self, k: int, part: Function) -> list[str]:
+        places = [
+            f", p{x.slot} + e" if x.slot < self.w.n_slots else f", p{x.slot}"
+            for x in part.walked("element")
+        ]
+        given = "".join(f", x{x}" for x in self.given(k))
+        return [f"piece{part.number}(t, lane, e, n{''.join(places)}{given});"]
+
+    def _strided(self, k: int, part: Function) -> list[str]:
+        own = part.walked("element")
+        number = {x.slot: k for k, x in enumerate(self.slots)}
+        places = "".join(
+            f", q{x.slot}" if x.slot in number else f", p{x.slot} + (i - e)"
+            for x in own
+        )
+        given = "".join(f", x{x}" for x in self.given(k))
+        walked = [x for x in own if x.slot in number]
+        before = [
+            line for x in walked for line in gathers("walk", [x], "m", number[x.slot])
+        ]
+        after = [
+            line for x in walked for line in scatters("walk", [x], "m", number[x.slot])
+        ]
+        return [
+            "walk.seek(e);",
+            "for (int64_t i = e, m; i < e + n; i += m) {",
+            "  m = walk.take(e + n - i);",
+            *(f"  {x}" for x in before),
+            f"  piece{part.number}(t, lane, i, m{places}{given});",
+            *(f"  {x}" for x in after),
+            "  walk.advance(m);",
+            "}",
+        ]
