@@ -5,6 +5,7 @@
     tail(opt, ...)      all that follows backward(): unscale, clip, step, average
     clip_grad_norm_     torch's function, in two launches
     in_backward(...)    an optimizer that steps while the backward runs
+    refresh(opt)        live numbers for a step in your own CUDA graph
     full_precision(d)   a state dict of packed state, for the plain optimizer
     reports()           what was compiled in this process
     Report              what one graph became
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .compiler.session import reports
     from .explanation import explain
     from .isolate.compile import compile
+    from .isolate.refresh import refresh
     from .storage.checkpoints import full_precision
     from .tails.clip import clip_grad_norm_
     from .tails.tail import tail
@@ -43,6 +45,7 @@ __all__ = [
     "full_precision",
     "fuseopt",
     "in_backward",
+    "refresh",
     "reports",
     "tail",
 ]
@@ -54,6 +57,7 @@ _HOMES = {
     "in_backward": "backward.handle",
     "explain": "explanation",
     "full_precision": "storage.checkpoints",
+    "refresh": "isolate.refresh",
     "fuseopt": "backend",
     "reports": "compiler.session",
     "Report": "compiler.report",
