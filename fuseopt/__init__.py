@@ -6,6 +6,7 @@
     clip_grad_norm_     torch's function, in two launches
     NormGroup(params)   parameters whose gradients processes share, for clips
     in_backward(...)    an optimizer that steps during the backward
+    refresh(opt)        refresh the numbers of a step in your own CUDA graph
     full_precision(d)   unpack a state dict, for the plain optimizer
     reports()           Reports of this process, oldest first
     Report              describes what one graph was compiled to
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .compiler.session import reports
     from .explanation import explain
     from .isolate.compile import compile
+    from .isolate.refresh import refresh
     from .storage.checkpoints import full_precision
     from .storage.rule import Storage
     from .tails.clip import clip_grad_norm_
@@ -48,6 +50,7 @@ __all__ = [
     "full_precision",
     "fuseopt",
     "in_backward",
+    "refresh",
     "reports",
     "tail",
 ]
@@ -61,6 +64,7 @@ _HOMES = {
     "explain": "explanation",
     "full_precision": "storage.checkpoints",
     "Storage": "storage.rule",
+    "refresh": "isolate.refresh",
     "fuseopt": "backend",
     "reports": "compiler.session",
     "Report": "compiler.report",

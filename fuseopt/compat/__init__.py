@@ -5,6 +5,7 @@ from .accelerators import (
     end_allocation,
     end_generator_capture,
     in_c,
+    stream_on,
 )
 from .attached import HOOKS
 from .autocast import ENTER as ENTER_AUTOCAST
@@ -279,6 +280,7 @@ __all__ = [
     "stage_of",
     "stance",
     "stay_symbolic",
+    "stream_on",
     "switches",
     "symbol_sources",
     "take_for_symbols",

@@ -100,7 +100,9 @@ class Isolated:
     def forget(self) -> None:
         """Drop all that was compiled, and start again."""
         self._release_compiled()
+        live = self.representatives.pending.live
         self.representatives = self._led()
+        self.representatives.pending.live = live
         self.missing.clear()
         self.whole = Whole(self.function)
         self.shards = self._on_parts()
@@ -172,7 +174,7 @@ class Isolated:
         left = session.deferred
         return left is not None and left.step(self, alone)
 
-    def _follow(self, optimizer: Optimizer) -> None:
+    def follow(self, optimizer: Optimizer) -> None:
         """Drop what was compiled if the optimizer's state, groups or code changed."""
         if (found := self.structure.compare(optimizer)) is not SAME:
             if self.structure.known:
@@ -183,20 +185,18 @@ class Isolated:
     def led(self, apart: Callable[[], None], kept: int) -> str | None:
         """Do one step, led by models however few lanes there are. Returns None, or the
         reason why nothing was done: "" if the stance lets no compiled code run.
-
         `apart()` is called whenever the step is rehearsed, and raises Unlike if lanes
-        may not be stepped a few at a time. `kept`: the number of sets of lanes for
-        which programs are kept.
+        may not be stepped a few at a time. `kept`: sets whose programs are kept.
         """
         optimizer = self.owner()
         assert optimizer is not None
         if compat.stance() not in TRACES:
             return ""
         with self.lock:
-            self._follow(optimizer)
+            self.follow(optimizer)
             few = self.representatives
             few.anyway, few.apart, few.kept, few.recent.apart = True, apart, kept, True
-            if few.why or few.step(optimizer, self._lead):
+            if few.why or few.step(optimizer, self.lead):
                 return few.why or None
             return few.why
 
@@ -208,7 +208,7 @@ class Isolated:
             return self.run(args, kwargs)
         lost = race.lost
         if lost:
-            self._follow(optimizer)
+            self.follow(optimizer)
             if self.race is race:
                 return self.function(*args)
             if self.race is None:
@@ -231,7 +231,7 @@ class Isolated:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         optimizer = self.owner()
         assert optimizer is not None
-        self._follow(optimizer)
+        self.follow(optimizer)
         if self.judged.epoch != compat.switches.epoch:
             if unsound := self.judged.why_not(optimizer):
                 return self._left(optimizer, args, kwargs, unsound)
@@ -250,7 +250,7 @@ class Isolated:
             why: str | None = "" if alone else "its step is given arguments"
             if alone and traces:
                 with self.lock:
-                    why = self.stored.step(optimizer, self._lead)
+                    why = self.stored.step(optimizer, self.lead)
             return None if why is None else self._left(optimizer, args, kwargs, why)
         if alone and traces:
             with self.lock:
@@ -258,7 +258,7 @@ class Isolated:
                 if not self.shards.plain and self.shards.wants(optimizer):
                     return self._on_shards(optimizer)
                 led = few.wants(optimizer)
-                if led and few.step(optimizer, self._lead):
+                if led and few.step(optimizer, self.lead):
                     return None
                 # a plain parameter may have been replaced by a DTensor since
                 if (few.why or not led) and self.shards.wants(optimizer, anew=True):
@@ -293,7 +293,7 @@ class Isolated:
 
     def _on_shards(self, optimizer: Optimizer) -> Any:
         shards, whole = self.shards, self.whole
-        done, why = shards.step(optimizer, self._lead)
+        done, why = shards.step(optimizer, self.lead)
         if done:
             return None
         kept_out = whole.why and whole.keeps_out(optimizer)
@@ -379,9 +379,9 @@ class Isolated:
         return whole
 
     def _all(self, backend: Callable[..., Any]) -> Callable[..., Any]:
-        return self._lead(backend, self.options)
+        return self.lead(backend, self.options)
 
-    def _lead(
+    def lead(
         self, backend: Callable[..., Any], options: Mapping[str, Any] | None = None
     ) -> Callable[..., Any]:
         lead = leading(self.function)

@@ -22,7 +22,9 @@ from ..compat.gc_pause import collector_paused
 from ..compat.profiling import profiled
 from ..ir.geometry import is_block
 from ..ir.graph import Buffer, Kernel, Run
+from .ahead import Ahead
 from .cpp.table import DeviceTable, HostTable, KernelTable, TensorLayout
+from .devices import Place
 from .guards.sharing import Sharing
 from .guards.tensors import TensorGuard
 from .marks import kernel_name, marked
@@ -51,6 +53,7 @@ class Tables:
         self.on_devices = [cast(DeviceTable, t) for t in every.values() if t.place]
         self.arenas = settle_together(self.on_devices, before)
         self.devices = [arena.at for arena in self.arenas if arena.remote]
+        self.places = [*map(Place, self.devices)]
         self.fed = any(len(table.cells) for table in self.on_devices)
         self.interpreted = any(not arena.remote for arena in self.arenas)
         if not any(table.symbolic for table in every.values()):
@@ -64,8 +67,7 @@ class Tables:
     def follow(self) -> None:
         """Record that the current streams use the tables' memory on their devices."""
         for arena in self.arenas:
-            if arena.remote:
-                arena.follow([t for t in self.on_devices if t.arena is arena])
+            arena.follow(self.on_devices)
 
     def named(self) -> str:
         """The kernels, for messages."""
@@ -157,6 +159,21 @@ class Binding:
                 (self.risk.written, self._written),
             )
         )
+        #: what runs its kernels on devices; None where there are none
+        self.ahead: Ahead | None = None
+        if self.tables.on_devices:
+            undoes = self.undoes_by_tensors or self._written is not None
+            alone = not (undoes or self.allocated or self.temps.places)
+            self.ahead = Ahead(
+                {s.name: s for s in schedule.steps if isinstance(s, (Kernel, Run))},
+                self.tables.every,
+                self.tables.arenas,
+                self.addresses.words,
+                built.helper,
+                self.tables.fed,
+                self._on_host,
+                plan.lean and alone,
+            )
         self.sharing = Sharing(
             plan.inputs,
             {

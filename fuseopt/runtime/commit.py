@@ -19,9 +19,10 @@ an exception comes before the writes (`protect`).
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from typing import Any
 
@@ -61,6 +62,10 @@ class Pending:
         self.open = False
         self.begun = False
         self.kept: Any = None
+        #: is nothing launched, but what a step does on the CPU done?
+        self.refreshing = False
+        #: the captures that refreshes are for, once there was one
+        self.live: Any = None
         self.ahead: Callable[[Any], Launches] | None = None
         self._first: Launches = ()
         self._launches: Sequence[Callable[[], object]] = ()
@@ -70,6 +75,15 @@ class Pending:
         self._otherwise: Callable[[], object] | None = None
         self._undo: Undo | None = None
         self._call = object()
+
+    @contextlib.contextmanager
+    def without_launches(self) -> Iterator[None]:
+        """Do what a step does on the CPU alone, within the context; see `live`."""
+        self.refreshing = True
+        try:
+            yield
+        finally:
+            self.refreshing = False
 
     def start(self, ahead: Callable[[Any], Launches] | None = None) -> object:
         """Put launches off from now on; returns the argument for `finish`. `ahead`: see
@@ -159,6 +173,12 @@ class Pending:
         Raises LaunchError if another step was begun after the one that `start` began.
         """
         after = [*writes]
+        if self.refreshing and after:
+            raise LaunchError(
+                "fuseopt.refresh cannot follow this step: Python writes entries of the "
+                "optimizer's state or groups in it. Run a step first, which makes the "
+                "state, and keep its numbers in tensors"
+            )
         if self._undo is not None:
             after.insert(0, self._undo.done)
         if call is not self._call:

@@ -42,7 +42,6 @@ from .memory import Memory
 from .sites import Graphs, Site
 from .tables.host_numbers import place_of
 from .triton.registry import type_of
-from .undo import at_once
 
 log = logging.getLogger("fuseopt.runtime.cudagraphs")
 
@@ -121,7 +120,8 @@ class Held:
 
     `replays`: C functions that replay them. `temps`: (position in the address pool,
     address) of each temp in the graphs' memory. `results`: by buffer, the temps that
-    are returned to the caller. `host`: temps in the CPU's memory.
+    are returned to the caller. `host`: temps in the CPU's memory. `turns`: where others
+    replay graphs that use the same memory; `ends`: called after a replay there.
     """
 
     def __init__(self) -> None:
@@ -130,6 +130,8 @@ class Held:
         self.temps: list[tuple[int, int]] = []
         self.results: dict[int, torch.Tensor] = {}
         self.host: list[torch.Tensor] = []
+        self.turns: list[Site] = []
+        self.ends: list[Callable[[], object]] = []
 
     def release(self) -> None:
         """Give the graphs' memory back."""
@@ -137,6 +139,8 @@ class Held:
             site.release(graph)
         self.graphs.clear()
         self.replays.clear()
+        self.turns.clear()
+        self.ends.clear()
         self.results.clear()
         self.host.clear()
 
@@ -233,50 +237,37 @@ class Replays:
         if graphs is not self.current:
             bound.addresses.place_all(graphs.temps)
             self.current = graphs
-        if bound.tables.fed:
+        ahead = bound.ahead
+        assert ahead is not None
+        if ahead.fed and ahead.saved is None:
             with bound.undo_on_host(tensors) as undo:
-                self._make_ready(bound, threads)
-                self._replay(bound, graphs, tensors, [undo.done, *then])
+                self._replay(bound, graphs, tensors, threads, [undo.done, *then])
         else:
-            self._make_ready(bound, threads)
-            hosts = bound.tables.on_host
-            calls = [call for t in hosts for call in t.launches(threads)]
-            self._replay(bound, graphs, tensors, [*calls, *then])
+            self._replay(bound, graphs, tensors, threads, then)
         self.replayed += 1
         return self._copies(bound, tensors, graphs) if self.results else None
-
-    def _make_ready(self, bound: Binding, threads: int) -> None:
-        """Refresh the tables on devices and run the kernels of the CPU whose results
-        they read, in the order of the step.
-        """
-        for table in bound.tables.every.values():
-            if table.place is not None:
-                cast(DeviceTable, table).fetch()
-                cast(DeviceTable, table).refresh()
-            elif bound.tables.fed:
-                table.launch(threads)
-        for arena in bound.tables.arenas:
-            arena.push()
 
     def _replay(
         self,
         bound: Binding,
         graphs: Held,
         tensors: Sequence[torch.Tensor],
+        threads: int,
         then: Calls,
     ) -> None:
         """Replay the graphs and make C calls, with nothing in between."""
-        shared = graphs.temps or bound.plan.schedule.externs
-        sites = [site for site, _ in graphs.graphs] if shared else []
-        for site in sites:
+        for site in graphs.turns:
             site.wait()
         replays = graphs.replays
         if profiled():
             replays = marked(replay_name(bound.plan.schedule), replays)
-        ends = [functools.partial(site.record) for site in sites]
+        assert bound.ahead is not None
         try:
             with bound.undo_graphs(tensors) as undo:
-                at_once([*replays, undo.done, *then, *ends])
+                ends: Calls = [undo.done, *then, *graphs.ends]
+                bound.ahead.run(threads, ends, replays)
+        except (LaunchError, torch.OutOfMemoryError):
+            raise
         except RuntimeError as error:
             named = bound.tables.named()
             raise LaunchError(f"{named} failed in a graph: {error}") from error
@@ -343,6 +334,9 @@ class Replays:
             for b, p in bound.addresses.places.of.items()
             if buffers[b].kind == "temp"
         ]
+        if graphs.temps or bound.plan.schedule.externs:
+            graphs.turns = [site for site, _ in graphs.graphs]
+            graphs.ends = [functools.partial(site.record) for site in graphs.turns]
         self.current = graphs
         return graphs
 

@@ -29,6 +29,21 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return manager
 
 
+class Place:
+    """A device, asked at each call whether its current stream is capturing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.module = module_of(device)
+        self.asks = hasattr(self.module, "is_current_stream_capturing")
+
+    def capturing(self) -> bool:
+        """Is a graph being captured on the device's current stream?"""
+        if not self.asks or self.module.current_device() != self.device.index:
+            return is_capturing(self.device)
+        return bool(self.module.is_current_stream_capturing())
+
+
 def is_capturing(device: torch.device) -> bool:
     """Is a graph being captured on the current stream of a device?"""
     if not is_remote(device):

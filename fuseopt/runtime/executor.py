@@ -134,6 +134,9 @@ def whole(
     """Run a plan and what comes after it, all of it or nothing: an error puts back what
     was written. Returns the memory of the call, None if it needs none.
     """
+    if bound.ahead is not None and bound.ahead.alone:
+        bound.ahead.run(threads, then)
+        return None
     plan, launch = bound.plan, starting(bound, threads)
     steps, risk = plan.schedule.steps, bound.risk
     if plan.simple and not bound.interpreted:

@@ -26,9 +26,10 @@ from ..ir.graph import Literal
 from ..locks import new_lock
 from .binding import Binding, metadata_of
 from .commit import Pending
-from .devices import is_capturing
+from .devices import Place, is_capturing
 from .executor import Calls, Program, prepared
 from .guards.tensors import CHANGED, MOVED
+from .live import Live
 from .memory import Memory, seen_real
 from .results import give, returned
 from .source import TensorSource
@@ -161,6 +162,9 @@ class CompiledStep:
         if bound.infers and not torch.is_inference_mode_enabled():
             _refuse_inference(self.source.gm)
         if pending is not None:
+            if pending.refreshing:
+                pending.live = pending.live or Live()
+                pending.live.check(bound)
             waits = pending.open and bound.waits and pending.kept is None
             if pending.ahead is not None:
                 pending.lead(self, waits)
@@ -335,11 +339,16 @@ class CompiledStep:
         """
         tables = bound.tables
         if tables.devices:
-            if any(map(is_capturing, tables.devices)):
-                memory = join(bound, tensors or self._tensors(args))
+            if any(map(Place.capturing, tables.places)):
+                live = None if self.pending is None else self.pending.live
+                joins = live is not None and live.joins(bound)
+                memory = join(bound, tensors or self._tensors(args), joins)
                 at_once(then)
                 return memory
             tables.follow()
+            if self.pending is not None and self.pending.refreshing:
+                self.pending.live.refresh(bound, torch.get_num_threads(), then)
+                return None
         threads = torch.get_num_threads()
         return self.program.executor.run(bound, tensors, threads, then)
 

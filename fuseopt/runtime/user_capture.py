@@ -2,7 +2,9 @@
 
 As with torch's steps, the graph then has this call's addresses and numbers, and each
 replay does this call's step again. The replay copies them from memory that nothing else
-writes, so calls outside of the graph do not affect it.
+writes, so calls outside of the graph do not affect it. Of a step that was refreshed
+before (`live`), the graph copies the addresses alone, and reads the numbers that other
+calls and refreshes send.
 """
 
 from __future__ import annotations
@@ -21,26 +23,36 @@ from .executor import in_order
 from .memory import Memory
 
 
-def join(bound: Binding, tensors: Sequence[torch.Tensor]) -> Memory | None:
-    """Run a plan inside the capture that is under way on the current stream.
+def join(
+    bound: Binding, tensors: Sequence[torch.Tensor], live: bool = False
+) -> Memory | None:
+    """Run a plan inside the capture that is under way on the current stream. `live`:
+    the graph reads its numbers where other calls read them.
 
     Raises LaunchError if part of the step runs where nothing is captured.
     """
     tables = bound.tables
     others = [str(d) for d in tables.devices if not is_capturing(d)]
-    others += ["the CPU"] * bool(tables.on_host)
+    others += ["the CPU"] * (bool(tables.on_host) and not live)
     if others:
         raise LaunchError(
             "a CUDA graph capture is active on the current stream, but the step also "
-            f"changes tensors on {', '.join(others)}, where nothing is captured"
+            f"changes tensors on {', '.join(others)}, where nothing is captured. Call "
+            "fuseopt.refresh(optimizer) before the capture and before each replay, "
+            "which does the CPU's part"
         )
-    frozen = {id(arena): arena.frozen() for arena in tables.arenas}
+    frozen = {id(arena): arena.frozen(not live) for arena in tables.arenas}
     starts: dict[int, Callable[[], None]] = {}
     for table in tables.on_devices:
-        starts[id(table)] = table.starter(frozen[id(table.arena)][0])
+        arena = table.arena
+        assert arena is not None
+        words = frozen[id(arena)][0]
+        numbers = arena.device if live else words
+        starts[id(table)] = table.starter(words, numbers)
 
     def start(table: KernelTable) -> None:
-        cast(DeviceTable, table).run(starts[id(table)])
+        if table.place is not None:
+            cast(DeviceTable, table).run(starts[id(table)])
 
     memory = in_order(bound, tensors, start)
     for table in tables.on_devices:
@@ -51,9 +63,10 @@ def join(bound: Binding, tensors: Sequence[torch.Tensor]) -> Memory | None:
         words, stage = frozen[id(arena)]
         stage.copy_(arena.host)
         for table in tables.on_devices:
-            if table.arena is arena:
+            if table.arena is arena and not live:
                 table.relocate(stage, words)
-    resources = frozen, starts, [t.constants for t in tables.on_devices]
+    constants = [t.constants for t in tables.on_devices]
+    resources = frozen, starts, constants, tables.arenas if live else ()
     _keep(bound, tensors, resources)
     return memory
 

@@ -24,6 +24,7 @@ from ...ir.graph import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
 from ..tables.host_numbers import Cells
 from ..tables.reduction_layout import Folding, longest_run, result_strides, rows
 from ..tables.rows import Rows
+from ..tables.told import Part
 from ..tables.upload import Arena
 
 
@@ -100,11 +101,14 @@ class DeviceTable(KernelTable, Protocol):
     def fetch(self) -> None:
         """Write the numbers of the CPU that it reads to the arena, as they are now."""
 
+    def part(self) -> Part | None:
+        """See tables.told."""
+
     def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
         """Adapt a copy of the arena's words to the memory it will be read from."""
 
-    def starter(self, words: torch.Tensor) -> Callable[[], None]:
-        """What starts the kernel once, over the words of an arena or a copy of them."""
+    def starter(self, lanes: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
+        """What starts the kernel once, over the words of an arena or copies of them."""
 
     def run(self, start: Callable[[], None] | None = None) -> None:
         """Start the kernel with the tables as they are on the device."""

@@ -98,11 +98,11 @@ class Cells:
     def _settle(self, fetched: list[tuple[int, int, int]]) -> None:
         self.fetched = fetched
         #: the call of the helper, once there are words
-        self._asked: Asked | None = None
+        self.asked: Asked | None = None
         if self.helper is not None and self.of:
             each = zip(*fetched, strict=True) if fetched else ((), (), ())
             names = ("position", "cell", "bytes")
-            self._asked = Asked(
+            self.asked = Asked(
                 Numbers(
                     n=len(fetched),
                     cells=len(self.of),
@@ -135,8 +135,8 @@ class Cells:
 
     def fetch(self) -> bool:
         """Copy the numbers to their cells; returns whether one changed."""
-        if self._asked is not None:
-            return bool(self._asked(self.pool.buffer_info()[0]))
+        if self.asked is not None:
+            return bool(self.asked(self.pool.buffer_info()[0]))
         if self.fetched:
             # addresses lie below 2**63
             addresses = torch.frombuffer(self.pool, dtype=torch.int64)[self._positions]

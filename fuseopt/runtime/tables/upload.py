@@ -8,14 +8,16 @@ moved and whose learning rate changed costs one small copy.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from ... import compat
 from ...errors import LaunchError
-from ..devices import is_remote, module_of
+from ..devices import is_remote
 
 #: Regions begin at multiples of so many words: a line of a cache.
 LINE = 16
@@ -24,6 +26,7 @@ STAGES = 16
 #: The number of steps that the user may capture before the next call outside of a
 #: capture, at first; it doubles each time that was too few.
 SPARES = 4
+NOTHING = array("q", (0, 0))
 
 
 def rounded(words: int) -> int:
@@ -41,13 +44,19 @@ class Arena:
     def __init__(self, words: int, device: torch.device, wanted: int = SPARES) -> None:
         self.at = device
         self.remote = is_remote(device)
+        #: words of lanes, which stand before all others
+        self.lanes = words
         self.host = torch.zeros(words, dtype=torch.int64)
         self.device = (
             torch.empty(words, dtype=torch.int64, device=device)
             if self.remote
             else self.host
         )
-        self.low, self.high = 0, words
+        #: which words the device lacks: from, to
+        self.range = array("q", (0, words))
+        #: called when tables are to write all their addresses
+        self.when_stale: list[Callable[[], object]] = []
+        self._stream = compat.stream_on(device) if self.remote else None
         self._ring: deque[tuple[torch.Tensor, Any]] = deque()
         # a capture may not make pinned memory
         self.wanted = wanted if self.remote else 0
@@ -60,10 +69,11 @@ class Arena:
 
     def changed(self, low: int, high: int) -> None:
         """Words low to high of the host differ from the device's."""
-        if self.low == self.high:
-            self.low, self.high = low, high
+        before, end = self.range
+        if before == end:
+            self.range[:] = array("q", (low, high))
         elif low < high:
-            self.low, self.high = min(self.low, low), max(self.high, high)
+            self.range[:] = array("q", (min(before, low), max(end, high)))
 
     def push(self) -> None:
         """Copy the changed words to the device on the current stream, which must not be
@@ -71,26 +81,33 @@ class Arena:
         """
         while len(self._spares) < self.wanted:
             self._spares.append(self._pinned())
-        low, high = self.low, self.high
+        low, high = self.range
         if low == high:
             return
         if self.remote:
             stage, done = self._stage()
             stage[low:high] = self.host[low:high]
             self.device[low:high].copy_(stage[low:high], non_blocking=True)
-            done.record(module_of(self.at).current_stream(self.at))
+            assert self._stream is not None
+            done.record(self._stream())
             self._ring.append((stage, done))
-        self.low = self.high = 0
+        self.range[:] = NOTHING
 
-    def follow(self, tables: Sequence[Settles]) -> None:
-        """Record that the current stream reads these words and the tables' constants:
-        the allocator then reuses their memory only after the stream's work.
+    def follow(self, tables: Iterable[Settles]) -> None:
+        """Record that the current stream reads these words and the constants of the
+        tables on this device: the allocator then reuses their memory only after the
+        stream's work.
         """
-        stream = module_of(self.at).current_stream(self.at)
-        if stream in self._streams:
+        if self._stream is None:
             return
-        if self._streams:
-            for t in (self.device, *(x for table in tables for x in table.constants)):
+        stream = self._stream()
+        if self._streams and stream == self._streams[-1]:
+            return
+        if stream in self._streams:
+            self._streams.remove(stream)
+        elif self._streams:
+            here = [table for table in tables if table.place == self.at]
+            for t in (self.device, *(x for table in here for x in table.constants)):
                 t.record_stream(stream)
         self._streams.append(stream)
 
@@ -104,10 +121,11 @@ class Arena:
                 if not free:
                     done.synchronize()
                 return stage, done
-        return self._pinned(), module_of(self.at).Event()
+        return self._pinned(), torch.Event(self.at)
 
-    def frozen(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The words as they are now, for a capture under way on the current stream.
+    def frozen(self, every: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """The words as they are now, for a capture under way on the current stream:
+        every one, or those of lanes.
 
         Returns the device's words and the pinned memory that they come from: the copy
         between them is part of the capture, and each replay repeats it. Both must live
@@ -123,7 +141,8 @@ class Arena:
         stage = self._spares.pop()
         stage.copy_(self.host)
         words = torch.empty_like(self.device)
-        words.copy_(stage, non_blocking=True)
+        end = len(words) if every else self.lanes
+        words[:end].copy_(stage[:end], non_blocking=True)
         return words, stage
 
 
@@ -167,6 +186,7 @@ def settle_together(
         lanes = sum(rounded(t.words[0]) for t in group)
         words = lanes + sum(rounded(t.words[1]) for t in group)
         arena = Arena(words, place, wanted.get(place, SPARES))
+        arena.lanes = lanes
         at, rows_at = 0, lanes
         for table in group:
             table.settle(arena, at, rows_at)

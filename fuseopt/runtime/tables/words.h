@@ -21,6 +21,21 @@ struct Numbers {
   int64_t cells;            // words in all, some of which others write
   uint64_t *words, *seen;   // as they are, and as they were at the last call
 };
+// All tables of a step on one device.
+struct Told {
+  int64_t n;                    // of tables
+  Addresses* const* addresses;  // of each
+  Numbers* const* numbers;      // of each, or null
+  int64_t* const* lanes;        // the words of its lanes
+  const uint64_t* first_cell;   // where its cells lie on the device
+  const int64_t* lanes_at;      // the word of the arena that its lanes begin at
+  const int64_t* cells_at;      // and its cells
+  int64_t words;                // of the pool of addresses
+  const uint64_t* pool;         // as it is
+  uint64_t* known;              // as it was at the last call
+  int64_t stale;                // write all addresses?
+  int64_t* range;               // which words of the arena the device lacks: from, to
+};
 // Memory of the CPU that a step writes before its last launch on a device.
 struct Saved {
   int64_t n;                // of tensors
@@ -64,6 +79,33 @@ extern "C" int64_t fuseopt_numbers(Numbers* x, const uint64_t* pool) {
     x->seen[i] = x->words[i];
   }
   return changed;
+}
+
+static inline void lacks(Told* x, int64_t low, int64_t high) {
+  if (low == high) return;
+  const int64_t none = x->range[0] == x->range[1];
+  if (none || low < x->range[0]) x->range[0] = low;
+  if (none || high > x->range[1]) x->range[1] = high;
+}
+
+// Brings the arena's words up to date; how many words does the device lack then?
+extern "C" int64_t fuseopt_told(Told* x) {
+  const uint64_t bytes = (uint64_t)x->words * 8;
+  if (x->stale || __builtin_memcmp(x->pool, x->known, bytes) != 0) {
+    for (int64_t i = 0; i < x->n; ++i) {
+      Addresses* a = x->addresses[i];
+      fuseopt_addresses(a, x->lanes[i], x->pool, x->first_cell[i]);
+      lacks(x, x->lanes_at[i] + a->low, x->lanes_at[i] + a->high);
+    }
+    __builtin_memcpy(x->known, x->pool, bytes);
+    x->stale = 0;
+  }
+  for (int64_t i = 0; i < x->n; ++i) {
+    Numbers* numbers = x->numbers[i];
+    if (numbers && fuseopt_numbers(numbers, x->pool))
+      lacks(x, x->cells_at[i], x->cells_at[i] + numbers->cells);
+  }
+  return x->range[1] - x->range[0];
 }
 
 // Copies tensors to `memory`; `back`: from there.

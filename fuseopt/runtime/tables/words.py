@@ -25,6 +25,12 @@ class Numbers(ctypes.Structure):
     _fields_ = fields(TEXT, "Numbers")
 
 
+class Told(ctypes.Structure):
+    """All tables of a step on one device."""
+
+    _fields_ = fields(TEXT, "Told")
+
+
 class Saved(ctypes.Structure):
     """Memory of the CPU, and room for what it held."""
 
@@ -49,7 +55,7 @@ class Asked:
         function.argtypes = [ctypes.c_void_p, *others]
         function.restype = result
         self._function: Callable[..., Any] = function
-        self._at = ctypes.addressof(struct)
+        self.at = ctypes.addressof(struct)
 
     def __call__(self, *others: int) -> Any:
-        return self._function(self._at, *others)
+        return self._function(self.at, *others)

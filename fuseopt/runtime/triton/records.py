@@ -68,7 +68,7 @@ class Records:
         self.strided = torch.cat([b.strided for b in blocks])
         self.in_cells = bool((self.cell >= 0).any())
         self._cell = self.cell  # where all lanes take part
-        self._asked: Asked | None = None
+        self.asked: Asked | None = None
         self._all_owners = owner
 
     def ask(self, helper: ctypes.PyDLL | None) -> None:
@@ -84,7 +84,7 @@ class Records:
             "strided": self.strided,
             "odd": torch.zeros_like(self.layouts),
         }
-        self._asked = Asked(
+        self.asked = Asked(
             Addresses(
                 n=len(self.words),
                 lanes=len(self.layouts),
@@ -106,8 +106,8 @@ class Records:
         )
         self.cell = torch.where(goes, cell, self._cell)
         self.in_cells = bool((self.cell >= 0).any())
-        if self._asked is not None:
-            self._asked.arrays["cell"][:] = array("q", self.cell.tolist())
+        if self.asked is not None:
+            self.asked.arrays["cell"][:] = array("q", self.cell.tolist())
 
     def refresh(
         self, lanes: torch.Tensor, pool: array[int], cells: int
@@ -115,9 +115,9 @@ class Records:
         """Write the addresses of the pool into the words of `lanes`; from which word to
         which that changed any, (0, 0) for none. `cells`: the address of the first.
         """
-        if self._asked is not None:
-            self._asked(lanes.data_ptr(), pool.buffer_info()[0], cells)
-            return self._asked.struct.low, self._asked.struct.high
+        if self.asked is not None:
+            self.asked(lanes.data_ptr(), pool.buffer_info()[0], cells)
+            return self.asked.struct.low, self.asked.struct.high
         # addresses lie below 2**63
         addresses = torch.frombuffer(pool, dtype=torch.int64)[self.position]
         if self.in_cells:

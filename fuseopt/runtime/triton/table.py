@@ -26,6 +26,7 @@ from ..cpp.table import TableFactory, TensorLayout, VariantTable, owners_of_lane
 from ..devices import is_remote
 from ..tables.host_numbers import WORD, Cells
 from ..tables.reduction_layout import tiles
+from ..tables.told import Part
 from ..tables.upload import Arena, settle_together
 from .build import TritonBuilder, TritonModule
 from .records import Block, Records
@@ -247,13 +248,13 @@ class TritonTable:
         for first, table in zip(self.row_starts[:-1], self.tables, strict=True):
             self._numbers[first : first + len(table.rows)] = list(table.rows)
             self.symbols += [(first + k, expr) for k, expr in table.symbols]
-        self._start = self.starter(arena.device)
+        self._start = self.starter(arena.device, arena.device)
 
-    def starter(self, words: torch.Tensor) -> Callable[[], None]:
-        """What starts the kernel once, over the words of an arena or a copy of them."""
+    def starter(self, lanes: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
+        """What starts the kernel once, over the words of an arena or copies of them."""
         chunks, *others = self.constants
-        lanes = words[self.lanes_at : self.lanes_at + self.words[0]]
-        rows = words[self.rows_at : self.rows_at + self.words[1]].view(torch.float64)
+        lanes = lanes[self.lanes_at : self.lanes_at + self.words[0]]
+        rows = rows[self.rows_at : self.rows_at + self.words[1]].view(torch.float64)
         if not self.programs:
             return lambda: None
         return self.program.bind(self.programs, (chunks, lanes, rows, *others))
@@ -281,6 +282,21 @@ class TritonTable:
         return self.arena
 
     # ---------------------------------------------------------------- launches
+
+    def part(self) -> Part | None:
+        """Its part of what one C call writes for all tables of its arena."""
+        arena = self._settled()
+        addresses, numbers = self.records.asked, self.cells.asked
+        if addresses is None or (len(self.cells) and numbers is None):
+            return None
+        return Part(
+            addresses=addresses.at,
+            numbers=0 if numbers is None else numbers.at,
+            lanes=self.lanes.data_ptr(),
+            first_cell=arena.device.data_ptr() + WORD * self.cells_at,
+            lanes_at=self.lanes_at,
+            cells_at=self.cells_at,
+        )
 
     def fetch(self) -> None:
         """Write the numbers of the CPU that changed, as they are now."""
@@ -332,6 +348,8 @@ class TritonTable:
             absent.append(gone)
         self.records.leave_out(absent, len(self.cells))
         self.known = None
+        for tell in arena.when_stale:
+            tell()
         arena.changed(self.lanes_at, self.lanes_at + len(self.lanes))
 
     def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:

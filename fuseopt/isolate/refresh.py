@@ -1,0 +1,71 @@
+"""`fuseopt.refresh`: the numbers of a step that the user captured in a graph."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+from .. import compat
+from ..compiler.session import COMPILED
+from ..errors import LaunchError, UnsupportedInput
+from .isolated import TRACES, Isolated
+
+
+def refresh(optimizer: Optimizer, *, anew: bool = False) -> None:
+    """Keep the rates, counters and other numbers of a captured step live.
+
+    Call it once before `torch.cuda.graph`, and then before each replay, on the stream
+    of the replay. The graph then reads learning rates and all that the step computes
+    from numbers as they are at that call; counters in the CPU's memory count one step.
+    Nothing is launched, and nothing waits: a call costs the CPU's part of a step, and a
+    small copy if a number has changed. Gradients must stay where the capture found
+    them. A replay without a refresh does the step again with the last numbers.
+
+        optimizer = fuseopt.compile(torch.optim.AdamW(model.parameters()))
+        train(batch)                    # a few steps, which make the state
+        fuseopt.refresh(optimizer)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            train(batch)                # forward, backward, optimizer.step()
+        for ...:
+            schedule.step()
+            fuseopt.refresh(optimizer)
+            graph.replay()
+
+    `optimizer`: of `fuseopt.compile`, with its parameters on a device. `anew`: former
+    captures are not replayed any more, and a capture is to follow.
+
+    Raises UnsupportedInput for another optimizer, and for one of packed state or of
+    DTensors. Raises LaunchError, with nothing written, where the step is not one of
+    kernels alone, where Python writes numbers of its state, or where a tensor is not
+    the one that was captured.
+    """
+    isolated = getattr(getattr(optimizer, "step", None), COMPILED, None)
+    if not isinstance(isolated, Isolated):
+        raise UnsupportedInput(
+            f"fuseopt.refresh takes an optimizer of fuseopt.compile, and got a "
+            f"{type(optimizer).__name__} whose step is not compiled. Call "
+            "fuseopt.compile(optimizer) first"
+        )
+    if isolated.stored is not None or isolated.shards.wants(optimizer, anew=True):
+        raise UnsupportedInput(
+            "fuseopt.refresh takes no optimizer of packed state or of DTensors. "
+            "Capture its step without fuseopt.refresh"
+        )
+    why = "the stance of torch.compile lets no compiled code run"
+    with isolated.lock, torch.no_grad():
+        isolated.follow(optimizer)
+        isolated.race, few = None, isolated.representatives
+        if anew and few.pending.live is not None:
+            few.pending.live.forget()
+        few.want()
+        if compat.stance() in TRACES and few.wants(optimizer):
+            with few.pending.without_launches():
+                if few.step(optimizer, isolated.lead):
+                    return
+        why = few.why or why
+    if why:
+        raise LaunchError(
+            f"fuseopt.refresh cannot follow {type(optimizer).__name__}.step: {why}. "
+            "Capture it without fuseopt.refresh"
+        )

@@ -1,0 +1,86 @@
+"""Keep the numbers of a step live in a graph that the user captured it in.
+
+A step that joins a capture (`user_capture`) has its addresses in the graph. Once it was
+refreshed before the capture, the graph reads its numbers where other calls read them,
+in the device's words of the arena. `refresh` brings these up to date: it does what a
+step does on the CPU, and launches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..errors import LaunchError
+from .binding import Binding
+from .undo import at_once
+
+Calls = Sequence[Callable[[], object]]
+AGAIN = "Call fuseopt.refresh(optimizer, anew=True), and capture the step again"
+
+
+def _tensors(bound: Binding) -> tuple[bytes, bytes | None]:
+    """The addresses of a call's tensors, and who takes part in it."""
+    return bound.addresses.tensors().tobytes(), bound.taking
+
+
+class Live:
+    """The captures that read the numbers of a step where they lie.
+
+    `bound`: the binding that was refreshed, None if none was. `captured`: of each
+    capture its tensors.
+    """
+
+    def __init__(self) -> None:
+        self.bound: Binding | None = None
+        self.captured: set[tuple[bytes, bytes | None]] = set()
+
+    def forget(self) -> None:
+        """Let the next refresh come before a capture."""
+        self.bound = None
+        self.captured.clear()
+
+    def joins(self, bound: Binding) -> bool:
+        """Is a capture of a call to read its numbers where they lie? Raises LaunchError
+        if the call is not the one that was refreshed.
+        """
+        if self.bound is None:
+            return False
+        if self.bound is not bound:
+            raise LaunchError(
+                "a CUDA graph capture is active, and the step was compiled anew since "
+                f"it was refreshed. {AGAIN}"
+            )
+        self.captured.add(_tensors(bound))
+        return True
+
+    def check(self, bound: Binding) -> None:
+        """Raise LaunchError if a call cannot be a refresh; nothing was written."""
+        if bound.ahead is None or not bound.plan.lean:
+            raise LaunchError(
+                "fuseopt.refresh keeps the numbers of a step live that consists of "
+                "kernels on a device. This step is not one: it runs on the CPU, calls "
+                "ATen, or returns tensors. Capture it without fuseopt.refresh"
+            )
+        if self.captured and self.bound is not bound:
+            raise LaunchError(
+                f"the optimizer's step was compiled anew since it was captured. {AGAIN}"
+            )
+        if self.captured and _tensors(bound) not in self.captured:
+            raise LaunchError(
+                "fuseopt.refresh found other parameters, gradients or state than the "
+                "captured step has. A graph has the addresses of its capture. Keep the "
+                f"gradients in place (zero_grad(set_to_none=False)). Or: {AGAIN}"
+            )
+
+    def refresh(self, bound: Binding, threads: int, then: Calls) -> None:
+        """Do a step's part on the CPU, and send its numbers to devices. Before a
+        capture, only send them, and have the next capture read them there.
+        """
+        ahead = bound.ahead
+        assert ahead is not None
+        if self.captured:
+            ahead.run(threads, then, replays=())
+            return
+        self.bound = bound
+        ahead.send()
+        at_once(then)

@@ -1,0 +1,66 @@
+"""Bring an arena's words up to date: those of many tables, in one C call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from .upload import Arena
+from .words import Asked
+from .words import Told as Struct
+
+
+class Part(NamedTuple):
+    """What `fuseopt_told` needs of a table.
+
+    `addresses`, `numbers`, `lanes`, `first_cell`: addresses, 0 for no numbers.
+    `lanes_at`, `cells_at`: words of the arena.
+    """
+
+    addresses: int
+    numbers: int
+    lanes: int
+    first_cell: int
+    lanes_at: int
+    cells_at: int
+
+
+class Tells(Protocol):
+    """A table with words in an arena."""
+
+    def part(self) -> Part | None:
+        """See Part; None where there is no compiled helper."""
+
+    def refresh(self) -> None:
+        """Write the addresses that changed."""
+
+    def fetch(self) -> None:
+        """Write the numbers of the CPU that changed."""
+
+
+def telling(
+    helper: ctypes.PyDLL | None, arena: Arena, tables: Sequence[Tells], pool: array[int]
+) -> Callable[[], object]:
+    """What writes all that changed of these tables to their arena."""
+    parts = [table.part() for table in tables]
+    told = [part for part in parts if part is not None]
+    if helper is None or len(told) < len(parts):
+        return functools.partial(_by_python, tables)
+    struct = Struct(n=len(told), words=len(pool), pool=pool.buffer_info()[0], stale=1)
+    struct.range = arena.range.buffer_info()[0]
+    names = Part._fields
+    columns = zip(*told, strict=True)
+    arrays = {k: array("Q", v) for k, v in zip(names, columns, strict=True)}
+    arrays["known"] = array("Q", bytes(8 * len(pool)))
+    asked = Asked(struct, helper.fuseopt_told, arrays, (), ctypes.c_int64)
+    arena.when_stale.append(functools.partial(setattr, struct, "stale", 1))
+    return functools.partial(asked)
+
+
+def _by_python(tables: Sequence[Tells]) -> None:
+    for table in tables:
+        table.fetch()
+        table.refresh()
