@@ -52,6 +52,8 @@ class Config:
         for and tried; else ask the C functions that torch exports, which takes longer.
     eager_if_faster: time the first steady calls on a CPU beside eager, which gives the
         same bits; where eager is faster, let it run, and say so.
+    batch_bytes: the most bytes of one operand of products of matrices that share a
+        call; more matrices are several calls. With 0 each product has its own.
     compile_debug: write what `dump_dir` does into the folder that torch's own compilers
         write to.
     """
@@ -67,6 +69,7 @@ class Config:
     cudagraphs: bool | str = "auto"
     raw_fields: bool = True
     eager_if_faster: bool = True
+    batch_bytes: int = 64 << 20
     compile_debug: bool = False
 
     @property
@@ -109,6 +112,8 @@ def _checked(name: str, value: Any, said: str = "") -> Any:
         raise ConfigError(f"unknown option {name!r}{hint} Known: {', '.join(known)}")
     if isinstance(value, Path):
         value = str(value)
+    if name == "batch_bytes":
+        return _bytes(value, said or f"option {name}")
     choices = CHOICES.get(name)
     if choices is not None and value not in choices:
         where = said or f"option {name}"
@@ -116,6 +121,16 @@ def _checked(name: str, value: Any, said: str = "") -> Any:
     if choices is None and not isinstance(value, (str, type(None))):
         raise ConfigError(f"option {name}={value!r}: expected a path")
     return value
+
+
+def _bytes(value: Any, where: str) -> int:
+    """A number of bytes, given as a number or as its digits."""
+    digits = value.strip() if isinstance(value, str) else value
+    if isinstance(digits, str) and digits.isdecimal():
+        digits = int(digits)
+    if not isinstance(digits, int) or isinstance(digits, bool) or digits < 0:
+        raise ConfigError(f"{where}={value!r}: expected a number of bytes")
+    return digits
 
 
 def switched_off(environ: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -145,6 +160,7 @@ def resolve(
         ("cache_dir", "FUSEOPT_CACHE_DIR"),
         ("dump_dir", "FUSEOPT_DUMP_DIR"),
         ("target", "FUSEOPT_TARGET"),
+        ("batch_bytes", "FUSEOPT_BATCH_BYTES"),
     ):
         if env.get(variable):
             config = replace(config, **{name: _checked(name, env[variable], variable)})

@@ -34,6 +34,7 @@ class Products:
         self.probes = probes
         self.cache_dir = config.cache_dir
         self.fast = config.numerics == "fast"
+        self.bytes = config.batch_bytes
 
     def product(self, payload: int) -> Product | str:
         """See Batching."""
@@ -47,6 +48,8 @@ class Products:
         if self.fast:
             return Verdict(DENSE)
         way = self.probes.way(trial, self.cache_dir)
+        if way is None:
+            return Verdict("", "a device that cannot be probed now")
         return Verdict(way, "" if way else "one batched call has other bits here")
 
 
@@ -71,10 +74,15 @@ def _product(call: Call) -> Product | str:
     return Product(op, tuple(x.buffer for x in refs), result, tuple(scales))
 
 
-def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool] | None:
+def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool | None] | None:
     """A function that says whether a batch has the bits of single calls in the present
-    circumstances; None if it need not.
+    circumstances, and None while nobody can look; None if it need not have them.
     """
     if config.numerics == "fast":
         return None
-    return lambda batch: probes.way(batch.trial, config.cache_dir) == batch.way
+
+    def has(batch: Batch) -> bool | None:
+        way = probes.way(batch.trial, config.cache_dir)
+        return None if way is None else way == batch.way
+
+    return has

@@ -131,7 +131,8 @@ class Report:
     launches: kernel launches per step. kernels: what is launched. externs: ATen calls
     that run as they are, with the reason. batches: products of matrices that one call
     computes for several lanes; alone: those that have a call each: what they are, how
-    many, and why. not_fused: a `Refusal` for each pair of calls
+    many, and why. branches: of each series of ATen calls of a device, how many of them
+    a graph runs at one time. not_fused: a `Refusal` for each pair of calls
     (producer, consumer, code, detail, list index, line).
     build_seconds: compiling the kernels. backend_seconds: everything between Dynamo's
     call and the ready step, the build included. builds: compiler runs (0 where the
@@ -161,6 +162,7 @@ class Report:
     externs: list[tuple[str, str]] = field(default_factory=list)
     batches: list[BatchReport] = field(default_factory=list)
     alone: list[Alone] = field(default_factory=list)
+    branches: list[int] = field(default_factory=list)
     not_fused: list[Refusal] = field(default_factory=list)
     build_seconds: float = 0.0
     backend_seconds: float = 0.0
@@ -288,6 +290,10 @@ class Report:
             f"alone: {what}, {count} calls: {why}" for what, count, why in self.alone
         ]
         sentences += [
+            f"calls of ATen: {n} branches, which run at one time in a graph"
+            for n in self.branches
+        ]
+        sentences += [
             f"extern {name} (aten): {reason}" for name, reason in self.externs
         ]
         for r in self.not_fused:
@@ -400,6 +406,7 @@ def fill(report: Report, graph: Graph, schedule: Schedule) -> None:
     report.externs = [(x.name, x.reason) for x in steps if isinstance(x, Extern)]
     report.batches = _batches(schedule)
     report.alone = list(schedule.alone)
+    report.branches = [len(x) for x in schedule.branches.values()]
     report.blocks = {
         s.name: len(s.blocks) for s in schedule.steps if isinstance(s, Run)
     }

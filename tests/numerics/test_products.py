@@ -18,7 +18,6 @@ import fuseopt
 from fuseopt.compiler.report import Report
 from fuseopt.runtime import batches
 from fuseopt.runtime.probes import Probes
-from fuseopt.scheduler import batches as passes
 from tests.papers.matrices import EVERY, LoopMuon
 from tests.steps import differences
 
@@ -196,9 +195,9 @@ def test_a_matrix_that_is_given_another_shape() -> None:
     pair.run(3)
 
 
-def test_large_groups_are_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "MOST_BYTES", 3 * 32 * 48 * 4)
-    pair = Pair(LoopMuon, WHOLE + [(32, 48)] * 3)
+def test_large_groups_are_several_calls() -> None:
+    size = 3 * 32 * 48 * 4
+    pair = Pair(LoopMuon, WHOLE + [(32, 48)] * 3, batch_bytes=size)
     pair.run(3)
     assert {b.rows for b in pair.report.batches} == {2, 3}
 
