@@ -13,7 +13,8 @@ would. Into `before` and `after` go
 - calls that autograd records (a forward), and what those depend on;
 - calls on whose results no write depends, if a product of matrices, a convolution,
   attention or a higher-order op is among them (a loss, a metric). Fewer would not pay
-  for a compilation.
+  for a compilation. Of an optimizer's step they are not: what no write depends on may
+  be state that a later step reads.
 
 So no other part reads what an update computes: an update always has eager's bits, other
 parts need not.
@@ -234,7 +235,7 @@ class _Facts:
 # ---------------------------------------------------------------- the rule
 
 
-def _sides(facts: _Facts) -> dict[Node, Side]:
+def _sides(facts: _Facts, in_step: bool) -> dict[Node, Side]:
     """The side of every call, checked by `_obstacle`; {} if the update has all."""
     place, writes = facts.place, facts.writes
     first, last = place[writes[0]], place[writes[-1]]
@@ -242,7 +243,9 @@ def _sides(facts: _Facts) -> dict[Node, Side]:
     late = [n for n in facts.calls if place[n] > last]
 
     def pays(calls: Iterable[Node]) -> bool:
-        return any(n in facts.recorded or _is_compute(n) for n in calls)
+        return any(
+            n in facts.recorded or (_is_compute(n) and not in_step) for n in calls
+        )
 
     before: set[Node] = set()
     if pays(early):
@@ -250,7 +253,8 @@ def _sides(facts: _Facts) -> dict[Node, Side]:
         before = facts.reach([n for n in early if n in facts.recorded]) & set(early)
         for n in early:
             inputs = [x for x in n.all_input_nodes if x.op.startswith("call")]
-            if n not in update and all(x in before for x in inputs):
+            free = n not in update and not in_step
+            if free and all(x in before for x in inputs):
                 before.add(n)
         if not pays(before):
             before = set()
@@ -293,7 +297,8 @@ def _obstacle(facts: _Facts, sides: dict[Node, Side]) -> str:
 def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decision:
     """Decide where a graph runs. `args`: the arguments of the call being compiled.
 
-    `in_step`: the graph is a piece of an optimizer's step, whose update depends on it.
+    `in_step`: the graph is a piece of an optimizer's step, whose update depends on it,
+    and whose state it may make.
     """
     facts = _Facts(gm, args)
     if not facts.writes:
@@ -332,7 +337,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             why = "autograd records a part of this graph, which gives tensors memory"
             return Decision("eager", why)
         return Decision("update", "")
-    sides = _sides(facts)
+    sides = _sides(facts, in_step)
     if set(sides.values()) <= {"update"}:
         return Decision("update", "")
     obstacle = _obstacle(facts, sides)

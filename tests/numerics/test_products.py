@@ -18,7 +18,7 @@ import fuseopt
 from fuseopt.compiler.report import Report
 from fuseopt.runtime import batches
 from fuseopt.runtime.probes import Probes
-from tests.papers.matrices import EVERY, LoopMuon
+from tests.papers.matrices import DECOMPOSING, EVERY, LoopMuon
 from tests.steps import differences
 
 DTYPES = {
@@ -121,6 +121,33 @@ def test_eager_bits_over_many_steps(
     pair = Pair({"torch": muon, **EVERY}[name], shapes, dtype)
     pair.run()
     assert pair.report.batches
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shapes"),
+    [
+        pytest.param(*case, marks=() if quick else SLOW, id=f"{case[0]}-{d}-{w}")
+        for name in DECOMPOSING
+        for dtype, d in DTYPES.items()
+        for shapes, w in ((LED, "led"), (WHOLE, "whole"))
+        for case in ((name, dtype, shapes),)
+        for quick in (dtype == torch.float32 and w == "whole",)
+        if dtype != torch.bfloat16
+    ],
+)
+def test_matrices_that_are_decomposed_now_and_then(
+    name: str, dtype: torch.dtype, shapes: Shapes
+) -> None:
+    """Both ways of a counter are compiled once, and nothing is given to Inductor."""
+    pair = Pair(DECOMPOSING[name], shapes, dtype)
+    programs: list[int] = []
+    for _ in range(STEPS):
+        pair.run(1)
+        programs.append(len(fuseopt.reports()))
+    assert programs[5:] == [programs[5]] * (STEPS - 5)
+    assert all(not r.fallback for r in fuseopt.reports()[pair.seen :])
+    assert all(p.where == "fuseopt" for r in fuseopt.reports() for p in r.parts)
+    assert any(r.batches for r in fuseopt.reports()[pair.seen :])
 
 
 def test_fifteen_calls_a_shape() -> None:
