@@ -53,6 +53,8 @@ class Config:
         longer.
     eager_if_faster: time the first steady calls on a CPU beside eager, which gives the
         same bits. If eager is faster, fuseopt reports it and runs eager.
+    batch_bytes: the most bytes of one operand of products of matrices that share a
+        call; more matrices are several calls. With 0 each product has a call.
     compile_debug: write the files of `dump_dir` into the debug folder of torch's own
         compilers.
     """
@@ -68,6 +70,7 @@ class Config:
     cudagraphs: bool | str = "auto"
     raw_fields: bool = True
     eager_if_faster: bool = True
+    batch_bytes: int = 64 << 20
     compile_debug: bool = False
 
     @property
@@ -112,6 +115,8 @@ def _checked(name: str, value: Any, said: str = "") -> Any:
         raise ConfigError(f"unknown option {name!r}{hint} Known: {', '.join(known)}")
     if isinstance(value, Path):
         value = str(value)
+    if name == "batch_bytes":
+        return _bytes(value, said or f"option {name}")
     choices = CHOICES.get(name)
     if choices is not None and value not in choices:
         where = said or f"option {name}"
@@ -119,6 +124,16 @@ def _checked(name: str, value: Any, said: str = "") -> Any:
     if choices is None and not isinstance(value, (str, type(None))):
         raise ConfigError(f"option {name}={value!r}: expected a path")
     return value
+
+
+def _bytes(value: Any, where: str) -> int:
+    """A number of bytes, given as a number or as its digits."""
+    digits = value.strip() if isinstance(value, str) else value
+    if isinstance(digits, str) and digits.isdecimal():
+        digits = int(digits)
+    if not isinstance(digits, int) or isinstance(digits, bool) or digits < 0:
+        raise ConfigError(f"{where}={value!r}: expected a number of bytes")
+    return digits
 
 
 def switched_off(environ: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -148,6 +163,7 @@ def resolve(
         ("cache_dir", "FUSEOPT_CACHE_DIR"),
         ("dump_dir", "FUSEOPT_DUMP_DIR"),
         ("target", "FUSEOPT_TARGET"),
+        ("batch_bytes", "FUSEOPT_BATCH_BYTES"),
     ):
         if env.get(variable):
             config = replace(config, **{name: _checked(name, env[variable], variable)})

@@ -32,6 +32,7 @@ class Products:
         self.probes = probes
         self.cache_dir = config.cache_dir
         self.fast = config.numerics == "fast"
+        self.bytes = config.batch_bytes
 
     def product(self, payload: int) -> Product | str:
         """Return the product that a call computes, or the reason against a batch."""
@@ -45,6 +46,8 @@ class Products:
         if self.fast:
             return Verdict(DENSE)
         way = self.probes.way(trial, self.cache_dir)
+        if way is None:
+            return Verdict("", "a device that cannot be probed now")
         return Verdict(way, "" if way else "one batched call has other bits here")
 
 
@@ -69,11 +72,16 @@ def _product(call: Call) -> Product | str:
     return Product(op, tuple(x.buffer for x in refs), result, tuple(scales))
 
 
-def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool] | None:
+def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool | None] | None:
     """Return a function: does a batch have the bits of single calls right now?
 
-    Returns None if the bits need not agree.
+    That returns None while no probe can run. Returns None if the bits need not agree.
     """
     if config.numerics == "fast":
         return None
-    return lambda batch: probes.way(batch.trial, config.cache_dir) == batch.way
+
+    def has(batch: Batch) -> bool | None:
+        way = probes.way(batch.trial, config.cache_dir)
+        return None if way is None else way == batch.way
+
+    return has

@@ -11,8 +11,9 @@ No call moves across a write, so each part reads memory in the state that eager 
 read. `before` and `after` get calls that autograd records (a forward), and their
 inputs. They also get calls on whose results no write depends (a loss, a metric). A
 product of matrices, a convolution, attention or a higher-order op must be among these;
-otherwise a compilation would not pay. No other part reads the results of an update, so
-an update always has eager's bits.
+otherwise a compilation would not pay. In an optimizer's step they stay in the update,
+because what no write depends on may be state that a later step reads. No other part
+reads the results of an update, so an update always has eager's bits.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ class _Facts:
 # ---------------------------------------------------------------- the rule
 
 
-def _sides(facts: _Facts) -> dict[Node, Side]:
+def _sides(facts: _Facts, in_step: bool) -> dict[Node, Side]:
     """Return the side of every call; {} if the update has all calls.
 
     `_obstacle` checks the result.
@@ -244,7 +245,9 @@ def _sides(facts: _Facts) -> dict[Node, Side]:
     late = [n for n in facts.calls if place[n] > last]
 
     def pays(calls: Iterable[Node]) -> bool:
-        return any(n in facts.recorded or _is_compute(n) for n in calls)
+        return any(
+            n in facts.recorded or (_is_compute(n) and not in_step) for n in calls
+        )
 
     before: set[Node] = set()
     if pays(early):
@@ -252,7 +255,8 @@ def _sides(facts: _Facts) -> dict[Node, Side]:
         before = facts.reach([n for n in early if n in facts.recorded]) & set(early)
         for n in early:
             inputs = [x for x in n.all_input_nodes if x.op.startswith("call")]
-            if n not in update and all(x in before for x in inputs):
+            free = n not in update and not in_step
+            if free and all(x in before for x in inputs):
                 before.add(n)
         if not pays(before):
             before = set()
@@ -296,7 +300,8 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
     """Decide where a graph runs.
 
     `args`: the arguments of the call that is being compiled. `in_step`: the graph is a
-    piece of an optimizer's step, whose update depends on it.
+    piece of an optimizer's step, whose update depends on it, and whose state it may
+    make.
     """
     facts = _Facts(gm, args)
     if not facts.writes:
@@ -336,7 +341,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             why = "autograd records a part of this graph, which gives tensors memory"
             return Decision("eager", why)
         return Decision("update", "")
-    sides = _sides(facts)
+    sides = _sides(facts, in_step)
     if set(sides.values()) <= {"update"}:
         return Decision("update", "")
     obstacle = _obstacle(facts, sides)

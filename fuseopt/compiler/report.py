@@ -134,6 +134,7 @@ class Report:
     externs: the name of each ATen call that runs unfused, with the reason.
     batches: products of matrices that one call computes for several lanes.
     alone: products with a call each: a description, their number, and the reason.
+    branches: for each series of a device's ATen calls, how many run at one time.
     not_fused: a `Refusal` for each pair of calls (producer, consumer, code, detail,
         list index, line).
     build_seconds: seconds for compiling the kernels.
@@ -165,6 +166,7 @@ class Report:
     externs: list[tuple[str, str]] = field(default_factory=list)
     batches: list[BatchReport] = field(default_factory=list)
     alone: list[Alone] = field(default_factory=list)
+    branches: list[int] = field(default_factory=list)
     not_fused: list[Refusal] = field(default_factory=list)
     build_seconds: float = 0.0
     backend_seconds: float = 0.0
@@ -295,6 +297,10 @@ class Report:
             f"alone: {what}, {count} calls: {why}" for what, count, why in self.alone
         ]
         sentences += [
+            f"calls of ATen: {n} branches, which run at one time in a graph"
+            for n in self.branches
+        ]
+        sentences += [
             f"extern {name} (aten): {reason}" for name, reason in self.externs
         ]
         for r in self.not_fused:
@@ -407,6 +413,7 @@ def fill(report: Report, graph: Graph, schedule: Schedule) -> None:
     report.externs = [(x.name, x.reason) for x in steps if isinstance(x, Extern)]
     report.batches = _batches(schedule)
     report.alone = list(schedule.alone)
+    report.branches = [len(x) for x in schedule.branches.values()]
     report.blocks = {
         s.name: len(s.blocks) for s in schedule.steps if isinstance(s, Run)
     }

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .graph import ALIGNED, DTYPE_BYTES, Batch, Buffer, Graph, Schedule, storage_bytes
+from .graph import (
+    ALIGNED,
+    DTYPE_BYTES,
+    Batch,
+    Buffer,
+    Extern,
+    Graph,
+    Schedule,
+    storage_bytes,
+)
 from .graph_verifier import require
 from .products import Operand
 
@@ -27,6 +36,69 @@ def check_batches(
             batch.result.stack >= 0 and list(batch.result.buffers) == made,
             f"{batch.name}: its result differs from the writes of its rows",
         )
+
+
+def check_branches(
+    graph: Graph, schedule: Schedule, near: Mapping[int, Sequence[int]]
+) -> None:
+    """Raise GraphError unless branches have each step of a series once, and none of
+    them touches memory that another one writes, or the place of it in the arena.
+    """
+    for start, branches in schedule.branches.items():
+        places = sorted(i for branch in branches for i in branch)
+        series = schedule.steps[start : start + len(places)]
+        require(
+            places == [*range(start, start + len(places))]
+            and all(isinstance(step, (Extern, Batch)) for step in series)
+            and all(list(branch) == sorted(branch) for branch in branches),
+            f"step {start}: its branches are not those of a series of calls",
+        )
+        writer: dict[int, int] = {}
+        owner: dict[int, int] = {}
+        for k, branch in enumerate(branches):
+            for v in (v for i in branch for v in _writes(schedule.steps[i])):
+                for b in (graph.values[v], *near.get(graph.values[v], ())):
+                    require(writer.setdefault(b, k) == k, _meet(start, graph, b))
+        for k, branch in enumerate(branches):
+            for i in branch:
+                for v in (*_reads(schedule.steps[i]), *_writes(schedule.steps[i])):
+                    b = graph.values[v]
+                    require(writer.get(b, k) == k, _meet(start, graph, b))
+                    if graph.buffers[b].storage in schedule.memory.offsets:
+                        owner.setdefault(graph.buffers[b].storage, k)
+        _check_places(graph, schedule, owner, start)
+
+
+def _check_places(
+    graph: Graph, schedule: Schedule, owner: Mapping[int, int], start: int
+) -> None:
+    """Storages of different branches lie apart in the arena."""
+    sizes: dict[int, list[Buffer]] = {s: [] for s in owner}
+    for b in graph.buffers:
+        if b.storage in sizes:
+            sizes[b.storage].append(b)
+    end = -1
+    last = 0
+    for s in sorted(owner, key=schedule.memory.offsets.__getitem__):
+        at = schedule.memory.offsets[s]
+        require(
+            at >= end or owner[s] == owner[last],
+            f"step {start}: two branches share a place in the arena",
+        )
+        if at + storage_bytes(sizes[s]) > end:
+            end, last = at + storage_bytes(sizes[s]), s
+
+
+def _meet(start: int, graph: Graph, b: int) -> str:
+    return f"step {start}: two branches touch {graph.buffers[b].name}, one writes it"
+
+
+def _reads(step: object) -> tuple[int, ...]:
+    return step.reads if isinstance(step, (Extern, Batch)) else ()
+
+
+def _writes(step: object) -> tuple[int, ...]:
+    return step.writes if isinstance(step, (Extern, Batch)) else ()
 
 
 def _check_stacks(graph: Graph, schedule: Schedule) -> None:

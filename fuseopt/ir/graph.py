@@ -248,7 +248,8 @@ class MemoryPlan:
     returns it, so that nobody else allocates. `loose`: no kernel and no other view sees
     it, so that it keeps the strides with which an extern returns it. `freed[i]`: what
     nobody looks at once the step at place i has run; () if nothing is given back before
-    the last step has ended.
+    the last step has ended. `remote`: of each other device than the CPU, the first byte
+    and the end of its part of the arena; the CPU's part is the last one.
     """
 
     offsets: dict[int, int] = field(default_factory=dict)
@@ -256,6 +257,7 @@ class MemoryPlan:
     returned: frozenset[int] = frozenset()
     loose: frozenset[int] = frozenset()
     freed: tuple[tuple[int, ...], ...] = ()
+    remote: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 #: What a schedule is made of.
@@ -268,7 +270,8 @@ class Schedule:
 
     `temps` are the temp buffers that need memory; `memory` says where they get it, and
     `stacks` which of them lie one behind the other. `alone`: products of matrices that
-    no Batch has.
+    no Batch has. `branches`: of a series of ATen calls, by the place of its first step,
+    the places of the steps of each branch; a device may run branches at one time.
     """
 
     steps: tuple[Step, ...]
@@ -277,6 +280,7 @@ class Schedule:
     memory: MemoryPlan = field(default_factory=MemoryPlan)
     stacks: tuple[Stack, ...] = ()
     alone: tuple[Alone, ...] = ()
+    branches: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

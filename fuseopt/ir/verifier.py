@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ..errors import GraphError
 from . import blocks
 from .alias import overlaps
-from .batch_verifier import check_batches
+from .batch_verifier import check_batches, check_branches
 from .equivalence import difference
 from .geometry import numel
 from .graph import (
@@ -50,6 +50,7 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
         if isinstance(step, Run):
             _check_run(step)
     check_batches(graph, schedule, near)
+    check_branches(graph, schedule, near)
     payloads = [extern.payload for extern in schedule.externs]
     expected = [n.payload for n in graph.nodes if isinstance(n, Extern)]
     require(
@@ -291,9 +292,9 @@ def _seen_by(v: Variant) -> Iterator[int]:
 
 
 def _check_memory(graph: Graph, schedule: Schedule) -> None:
-    """Each place in the arena is a temp's that kernels of the CPU alone see, and lies
-    apart from all others that one launch sees. That what lies there is still there
-    when it is read, is for `prove` to show.
+    """Each place in the arena is a temp's that kernels of the CPU alone see, or that
+    lies in a stack of its device, and lies apart from all others that one launch sees.
+    That what lies there is still there when it is read, is for `prove` to show.
     """
     plan = schedule.memory
     members: dict[int, list[Buffer]] = {}
@@ -301,16 +302,23 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
         members.setdefault(b.storage, []).append(b)
     stacked = {s for stack in schedule.stacks for s in stack.storages}
     ends: dict[int, int] = {}
+    cpu = 0
+    for first, end in sorted(plan.remote.values()):
+        require(cpu <= first <= end <= plan.size, "arena: devices share a place in it")
+        cpu = end
     for s, at in plan.offsets.items():
         views = members.get(s, [])
         name = views[0].name if views else f"storage {s}"
         require(
-            bool(views) and all(x.kind == "temp" and x.device == "cpu" for x in views),
+            bool(views)
+            and all(x.kind == "temp" for x in views)
+            and all(x.device == "cpu" or s in stacked for x in views),
             f"arena: {name} is not a temp of the CPU",
         )
         ends[s] = at + storage_bytes(views)
+        first, end = plan.remote.get(views[0].device, (cpu, plan.size))
         require(
-            at >= 0 and (at % ALIGNED == 0 or s in stacked) and ends[s] <= plan.size,
+            at >= first and (at % ALIGNED == 0 or s in stacked) and ends[s] <= end,
             f"arena of {plan.size} bytes: {name} lies from {at} to {ends[s]}",
         )
     storage = [b.storage for b in graph.buffers]

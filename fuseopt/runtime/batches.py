@@ -21,7 +21,8 @@ _APART = frozenset((0.0, 1.0, -1.0))
 class PreparedBatch:
     """A batched call of a plan, and when its rows have the bits of single calls.
 
-    `allowed(batch)`: have they, in the present circumstances? None: they need not.
+    `allowed(batch)`: have they, in the present circumstances? None if nobody can look
+    now. Without `allowed` they need not.
     `stacks` lie where `memory` says, in the arena of a call.
     """
 
@@ -29,14 +30,15 @@ class PreparedBatch:
         self,
         batch: Batch,
         buffers: Sequence[Buffer],
-        allowed: Callable[[Batch], bool] | None,
+        allowed: Callable[[Batch], bool | None] | None,
         memory: MemoryPlan,
         stacks: Sequence[Stack],
     ) -> None:
         self.batch = batch
         self.buffers = buffers
         self.first = [memory.offsets[x.storages[0]] for x in stacks]
-        self.keeps = memory.size <= KEPT
+        self.device = batch.trial.device
+        self.keeps = not memory.remote and memory.size <= KEPT
         #: the arena that these are views of: the operands in stacks, and the result
         self._arena: torch.Tensor | None = None
         self._views: list[torch.Tensor | None] = []
@@ -49,7 +51,7 @@ class PreparedBatch:
         scales = [_number(s, memory) for s in batch.scales]
         *views, result = self._in_stacks(memory)
         operands = self._operands(memory, views)
-        if operands is None or not self._may(scales):
+        if operands is None or not self._may(scales, memory):
             self._singly(memory, scales)
         else:
             assert result is not None, "results lie in stacks"
@@ -57,8 +59,8 @@ class PreparedBatch:
 
     def _in_stacks(self, memory: Memory) -> list[torch.Tensor | None]:
         """The operands and the result that lie in stacks, None for others."""
-        arena = memory.arena
-        assert arena is not None, "a batch needs the arena of its stacks"
+        assert memory.arena is not None, "a batch needs the arena of its stacks"
+        arena, begin = memory.arena[self.device]
         if arena is self._arena:
             return self._views
         dtype = NAMED_DTYPES[self.batch.trial.dtype]
@@ -68,23 +70,28 @@ class PreparedBatch:
             if x.stack < 0:
                 views.append(None)
                 continue
-            first = self.first[x.stack] // dtype.itemsize + x.first
+            first = (self.first[x.stack] - begin) // dtype.itemsize + x.first
             views.append(whole.as_strided(x.shape, x.stride, first))
         if self.keeps:
             self._arena, self._views = arena, views
         return views
 
-    def _may(self, scales: Sequence[float]) -> bool:
+    def _may(self, scales: Sequence[float], memory: Memory) -> bool:
         """Have the rows the bits of single calls now?"""
         if self._allowed is None:
             return True
         for kind, scale in zip(self.batch.trial.scales, scales, strict=True):
             if kind == "any" and scale in _APART:
                 return False
-        now = circumstances()
+        now = memory.circumstances
+        if now is None:
+            now = memory.circumstances = circumstances()
         known = self._known.get(now)
         if known is None:
-            known = self._known[now] = self._allowed(self.batch)
+            known = self._allowed(self.batch)
+            if known is None:
+                return False
+            self._known[now] = known
         return known
 
     def _operands(

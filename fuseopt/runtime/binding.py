@@ -163,7 +163,7 @@ class Binding:
         self.ahead: Ahead | None = None
         if self.tables.on_devices:
             undoes = self.undoes_by_tensors or self._written is not None
-            alone = not (undoes or self.allocated or self.temps.places)
+            alone = not (undoes or self.allocated or self.temps.parts)
             self.ahead = Ahead(
                 {s.name: s for s in schedule.steps if isinstance(s, (Kernel, Run))},
                 self.tables.every,

@@ -36,9 +36,10 @@ from ..ir.graph import Schedule
 from .binding import Binding
 from .cpp.table import DeviceTable, KernelTable
 from .devices import is_remote, module_of, on
-from .executor import Calls, in_order, whole
+from .executor import Beside, Calls, in_order, whole
 from .marks import marked, replay_name
 from .memory import Memory
+from .probes import circumstances
 from .sites import Graphs, Site
 from .tables.host_numbers import place_of
 from .triton.registry import type_of
@@ -164,8 +165,8 @@ class Replays:
         self.require = require
         self.tell = tell
         self.off = ""
-        self.held: OrderedDict[tuple[int, ...], Held] = OrderedDict()
-        self.seen: tuple[int, ...] | None = None
+        self.held: OrderedDict[tuple[Any, ...], Held] = OrderedDict()
+        self.seen: tuple[Any, ...] | None = None
         self.captures = self.replayed = 0
         #: the binding whose tables the graphs read
         self.bound: Binding | None = None
@@ -275,7 +276,10 @@ class Replays:
     def _graph(self, bound: Binding, tensors: Sequence[torch.Tensor]) -> Held | None:
         """The graphs for these tensors, captured if need be; None to run without."""
         words = bound.addresses.words
-        key = tuple([words[i] for i in self.fixed])
+        key: tuple[Any, ...] = tuple([words[i] for i in self.fixed])
+        if bound.plan.schedule.externs:
+            # a graph has the products that settings chose when it was captured
+            key = (*key, circumstances())
         graphs = self.held.get(key)
         if graphs is not None:
             self.held.move_to_end(key)
@@ -311,7 +315,7 @@ class Replays:
                 with on(device), site.module.stream(site.stream), collector_paused():
                     graph.capture_begin(pool=site.pool_for(graph), **kind.capture)
                     try:
-                        memory = _record(bound, tensors, device)
+                        memory = _record(bound, tensors, device, site.beside)
                     except BaseException:
                         # the first error says more than that of an invalid capture
                         with contextlib.suppress(Exception):
@@ -367,7 +371,10 @@ class Replays:
 
 
 def _record(
-    bound: Binding, tensors: Sequence[torch.Tensor], device: torch.device
+    bound: Binding,
+    tensors: Sequence[torch.Tensor],
+    device: torch.device,
+    beside: Beside,
 ) -> Memory | None:
     """Launch a plan's kernels and calls on one device, which is capturing."""
     buffers = bound.plan.captured.graph.buffers
@@ -378,4 +385,4 @@ def _record(
 
     every = bound.plan.schedule.temps
     temps = [b for b in every if torch.device(buffers[b].device) == device]
-    return in_order(bound, tensors, start, temps)
+    return in_order(bound, tensors, start, temps, beside)

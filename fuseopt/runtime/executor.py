@@ -25,6 +25,8 @@ from .plan import Plan
 from .undo import at_once
 
 Calls = Sequence[Callable[[], object]]
+#: Runs calls that need not wait for each other.
+Beside = Callable[[Calls, Memory], None]
 
 
 class Executor(Protocol):
@@ -110,11 +112,13 @@ def in_order(
     tensors: Sequence[torch.Tensor],
     launch: Callable[[KernelTable], None],
     temps: Sequence[int] | None = None,
+    beside: Beside | None = None,
 ) -> Memory | None:
     """Run the steps of a plan; returns the memory of the call, None if it needs none.
 
     All temps that no ATen call returns are allocated before the first kernel starts:
-    those among `temps`, or all of the plan.
+    those among `temps`, or all of the plan. `beside(branches, memory)` runs branches of
+    ATen calls at one time; without it they run in order.
     """
     plan, tables = bound.plan, bound.tables.every
     if plan.simple:
@@ -123,7 +127,10 @@ def in_order(
         return None
     memory, arena = _ready(bound, tensors, bound.allocated if temps is None else temps)
     with torch.no_grad():
-        _run(bound, memory, launch, plan.schedule.steps)
+        if beside is not None and plan.schedule.branches:
+            _with_branches(bound, memory, launch, beside)
+        else:
+            _run(bound, memory, launch, plan.schedule.steps)
     del arena
     return memory
 
@@ -170,6 +177,26 @@ def _ready(
     for device_table in bound.tables.on_devices:
         device_table.refresh()
     return memory, arena
+
+
+def _with_branches(
+    bound: Binding,
+    memory: Memory,
+    launch: Callable[[KernelTable], None],
+    beside: Beside,
+) -> None:
+    """Run steps one after another, but branches at one time."""
+    schedule = bound.plan.schedule
+    at = 0
+    while at < len(schedule.steps):
+        branches = schedule.branches.get(at, ((at,),))
+        parts = [[schedule.steps[i] for i in branch] for branch in branches]
+        calls = [functools.partial(_run, bound, memory, launch, x) for x in parts]
+        if len(calls) > 1:
+            beside(calls, memory)
+        else:
+            calls[0]()
+        at += sum(map(len, branches))
 
 
 def _run(

@@ -28,6 +28,7 @@ from ..ir.graph import (
     storage_bytes,
 )
 from .extern_calls import Itself, Prepared
+from .probes import Circumstances
 from .tables.addresses import AddressPool
 
 
@@ -123,7 +124,9 @@ class Memory:
         self._made: dict[int, torch.Tensor] = {}
         self._storages: dict[int, tuple[torch.Tensor, int]] = {}  # tensor, first byte
         #: the arena of this call, see run_tables.TempArena
-        self.arena: torch.Tensor | None = None
+        self.arena: Mapping[str, tuple[torch.Tensor, int]] | None = None
+        #: under which products run, once that was looked up
+        self.circumstances: Circumstances | None = None
 
     def tensor(self, b: int) -> torch.Tensor:
         """The tensor of buffer b, created at its first use."""
@@ -144,11 +147,16 @@ class Memory:
         self._made[b] = t
         return t
 
+    def alive(self) -> list[torch.Tensor]:
+        """All tensors of the call that exist now."""
+        return [*self._made.values(), *(t for t, _ in self._storages.values())]
+
     def _allocate(self, buffer: Buffer) -> None:
         """One allocation for all the temps of a storage, or its place in the arena."""
         at = self.layout.plan.offsets.get(buffer.storage)
         if at is not None and self.arena is not None:
-            self._storages[buffer.storage] = self.arena, -at
+            arena, first = self.arena[buffer.device]
+            self._storages[buffer.storage] = arena, first - at
             return
         memory = self.layout.homes.get(buffer.storage)
         if memory is None:

@@ -62,7 +62,7 @@ class Plan:
         captured: Captured,
         schedule: Schedule,
         kernels: Kernels,
-        allowed: Callable[[Batch], bool] | None = None,
+        allowed: Callable[[Batch], bool | None] | None = None,
     ) -> None:
         self.captured = captured
         self.schedule = schedule

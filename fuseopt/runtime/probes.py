@@ -9,7 +9,9 @@ it found in the cache, under all that the answer depends on.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.metadata
 import math
 import os
 import random
@@ -22,6 +24,7 @@ from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.products import DENSE, PADDED, Layout, Trial
 from ..locks import new_lock
 from .cpp.toolchain import processor
+from .devices import is_capturing, is_remote, module_of, on
 from .folders import Folder, chosen
 from .tables.host_numbers import SIZES
 
@@ -39,16 +42,29 @@ KIND = "2"
 #: NaN behind the operands of a batched call.
 BEHIND = 64
 #: What the libraries of products read from the environment.
-VARIABLES = ("MKL_", "DNNL_", "ONEDNN_", "OMP_", "KMP_", "GOMP_", "ATEN_", "TORCH_MKL")
+VARIABLES = (
+    *("MKL_", "DNNL_", "ONEDNN_", "OMP_", "KMP_", "GOMP_", "ATEN_", "TORCH_MKL"),
+    *("TORCH_BLAS", "TORCH_ALLOW_TF32", "CUBLAS", "NVIDIA_TF32", "HIPBLAS", "ROCBLAS"),
+)
 _ONE, _LEAST = 1.0, 5e-324
 MKLDNN = torch.backends.mkldnn
+#: What `torch.backends.cuda.matmul` says of products.
+OF_DEVICES = (
+    "fp32_precision",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+)
+#: What libraries look at of a device, and the packages of those libraries.
+PROPERTIES = ("name", "major", "minor", "multi_processor_count", "driver_version")
+LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13", "triton")
 
 
 class Circumstances(NamedTuple):
     """What may change within a process, and with it the bits of a product.
 
     `threads` that products use; `flushes`: denormals are flushed to zero; `settings`
-    of torch for products.
+    of torch for products, those of devices among them.
     """
 
     threads: int
@@ -62,11 +78,21 @@ def circumstances() -> Circumstances:
         torch.get_num_threads(),
         _LEAST * _ONE == 0.0,
         (
-            torch.get_float32_matmul_precision(),
             MKLDNN.enabled,
             MKLDNN.deterministic,
             getattr(getattr(MKLDNN, "matmul", None), "fp32_precision", ""),
+            torch.are_deterministic_algorithms_enabled(),
+            *(_of_devices() if torch.accelerator.is_available() else ()),
         ),
+    )
+
+
+def _of_devices() -> tuple[Any, ...]:
+    """What chooses the products of accelerators."""
+    cuda = torch.backends.cuda
+    return (
+        *(getattr(cuda.matmul, name, None) for name in OF_DEVICES),
+        str(cuda.preferred_blas_library()),
     )
 
 
@@ -106,8 +132,11 @@ class Probes:
         self._known: dict[tuple[Any, ...], str] = {}
         self.tried = 0
 
-    def way(self, trial: Trial, cache_dir: str | None) -> str:
-        """DENSE, PADDED, or "" where neither call has the bits of single calls."""
+    def way(self, trial: Trial, cache_dir: str | None) -> str | None:
+        """DENSE, PADDED, or "" where neither call has the bits of single calls. None
+        where a device captures a graph, is not there or has no memory left: it may be
+        known later.
+        """
         now = circumstances()
         key = (trial, now, cache_dir)
         with self._lock:
@@ -115,11 +144,47 @@ class Probes:
                 name = _name(trial, now)
                 found = _kept(cache_dir, name)
                 if found is None:
-                    self.tried += 1
-                    found = _tried(trial)
+                    found = self._found(trial)
+                    if found is None:
+                        return None
                     _keep(cache_dir, name, found)
                 self._known[key] = found
             return self._known[key]
+
+    def _found(self, trial: Trial) -> str | None:
+        """What a trial shows now; None where it cannot be made."""
+        device = torch.device(trial.device)
+        if is_remote(device) and (not _is_there(device) or is_capturing(device)):
+            return None
+        try:
+            with on(device):
+                found = _tried(trial)
+        except (torch.OutOfMemoryError, MemoryError):
+            return None
+        self.tried += 1
+        return found
+
+
+def _is_there(device: torch.device) -> bool:
+    """Can work be sent to a device?"""
+    module = module_of(device)
+    return bool(module.is_available()) and (device.index or 0) < module.device_count()
+
+
+def _of_device(device: str) -> tuple[str, ...]:
+    """What the answers of a device depend on besides settings."""
+    place = torch.device(device)
+    if not is_remote(place):
+        return ()
+    describe = getattr(module_of(place), "get_device_properties", None)
+    versions: list[str] = []
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    if describe is None:
+        return tuple(versions)
+    properties = describe(place)
+    return (*(f"{k} {getattr(properties, k, None)}" for k in PROPERTIES), *versions)
 
 
 def _name(trial: Trial, now: Circumstances) -> str:
@@ -128,6 +193,7 @@ def _name(trial: Trial, now: Circumstances) -> str:
     parts = (
         *(KIND, trial, tuple(now), asked, processor(), os.cpu_count()),
         *(torch.__version__, torch.__config__.show()),
+        *_of_device(trial.device),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -163,7 +229,9 @@ def _keep(cache_dir: str | None, name: str, answer: str) -> None:
 
 def _tried(trial: Trial) -> str:
     """Run single calls and batched ones on the same numbers."""
-    ways = [DENSE] if trial.op in ("bmm", "baddbmm") else [DENSE, PADDED]
+    remote = is_remote(torch.device(trial.device))
+    batches = trial.op in ("bmm", "baddbmm")
+    ways = [DENSE] if batches or remote else [DENSE, PADDED]
     with torch.no_grad():
         for way in ways:
             if all(_agree(trial, way, fill, scales) for fill, scales in _rounds(trial)):
@@ -296,7 +364,7 @@ def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> boo
         for row in range(n):
             single = once if shared else apart(layout, dtype, trial.device)
             if row == 0 or not shared:
-                fill(single, k, -1 if shared else row)
+                _filled(single, fill, k, -1 if shared else row)
                 rows_of(whole, n, single.dim())[row].copy_(single)
             singles[row].append(single)
         stacked.append(whole)
@@ -309,6 +377,16 @@ def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> boo
         _same(call(*operands, **keywords), rows[row])
         for row, operands in enumerate(singles)
     )
+
+
+def _filled(single: torch.Tensor, fill: Fill, k: int, row: int) -> None:
+    """Write numbers into the tensor of a row, by way of the CPU's memory."""
+    if single.device.type == "cpu":
+        fill(single, k, row)
+        return
+    host = torch.empty(single.shape, dtype=single.dtype)
+    fill(host, k, row)
+    single.copy_(host)
 
 
 def rows_of(whole: torch.Tensor, n: int, dims: int) -> tuple[torch.Tensor, ...]:

@@ -18,6 +18,7 @@ import torch
 from ..ir.graph import Buffer, MemoryPlan, Run
 from .cpp.table import CppTable, TableFactory, TensorLayout
 from .tables.addresses import AddressPool
+from .tables.host_numbers import CPU
 
 #: Where Linux shows the sizes of caches; bytes to assume where it does not.
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -41,6 +42,9 @@ def cache_bytes(folder: Path = CACHES) -> int:
     return max(sizes)
 
 
+#: The arena of a call: of each device the bytes (uint8), and which offset is the first.
+Arenas = dict[str, tuple[torch.Tensor, int]]
+
 #: Bytes that the lanes of a block touch together.
 BLOCK = cache_bytes() // SHARE
 
@@ -48,7 +52,8 @@ BLOCK = cache_bytes() // SHARE
 class TempArena:
     """The memory of those temps that have an offset in a plan's arena.
 
-    `position`: the position of each buffer in the pool of addresses.
+    `position`: the position of each buffer in the pool of addresses. The CPU's part may
+    stay from call to call; that of a device is the allocator's between two of them.
     """
 
     def __init__(
@@ -57,24 +62,34 @@ class TempArena:
         plan: MemoryPlan,
         position: Mapping[int, int],
     ) -> None:
-        self.size = plan.size
-        self.places = [
-            (position[b], plan.offsets[x.storage] + x.first_byte)
-            for b, x in enumerate(buffers)
-            if x.storage in plan.offsets
-        ]
-        self.arena: torch.Tensor | None = None
+        first = max((end for _, end in plan.remote.values()), default=0)
+        parts = {**plan.remote, CPU: (first, plan.size)}
+        #: of each device: its part, and the places of temps in it
+        self.parts: list[tuple[str, int, int, list[tuple[int, int]]]] = []
+        for device, (begin, end) in parts.items():
+            places = [
+                (position[b], plan.offsets[x.storage] - begin + x.first_byte)
+                for b, x in enumerate(buffers)
+                if x.storage in plan.offsets and x.device == device
+            ]
+            if places:
+                self.parts.append((device, begin, end - begin, places))
+        self.keeps = not plan.remote and plan.size <= KEPT
+        self.arena: Arenas | None = None
 
-    def take(self, addresses: AddressPool) -> torch.Tensor | None:
+    def take(self, addresses: AddressPool) -> Arenas | None:
         """The arena of a call, after its addresses were written to the pool; to be kept
         until the call has ended. None if no temp is in it.
         """
-        if not self.places or self.arena is not None:
+        if not self.parts or self.arena is not None:
             return self.arena
-        arena = torch.empty(self.size, dtype=torch.uint8)
-        base = arena.data_ptr()
-        addresses.place_all((position, base + at) for position, at in self.places)
-        if self.size <= KEPT:
+        arena: Arenas = {}
+        for device, begin, size, places in self.parts:
+            t = torch.empty(size, dtype=torch.uint8, device=device)
+            base = t.data_ptr()
+            addresses.place_all((position, base + at) for position, at in places)
+            arena[device] = t, begin
+        if self.keeps:
             self.arena = arena
         return arena
 

@@ -7,13 +7,18 @@ graphs, to release them.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .. import compat
 from .devices import module_of, on
+from .memory import Memory
 from .triton.registry import type_of
+
+#: The streams on which the branches of a graph run. Not measured.
+BRANCHES = 4
 
 
 class Site:
@@ -31,9 +36,31 @@ class Site:
         with on(device):
             self.stream = self.module.Stream()
             self.done = self.module.Event()
+        #: streams for branches of a graph, made for the first graph that has any
+        self._beside: list[Any] = []
         #: the stream of the last replay, and whether `done` says when that has ended
         self.last: Any = None
         self.recorded = False
+
+    def beside(self, calls: Sequence[Callable[[], object]], memory: Memory) -> None:
+        """Capture calls that need not wait for each other, each on one of a few streams
+        that begin and end with the one that is captured.
+        """
+        if not self._beside:
+            self._beside = [self.module.Stream() for _ in range(BRANCHES)]
+        main = self.module.current_stream(self.device)
+        used = self._beside[: len(calls)]
+        # memory that is given back on one stream must not be used again while another
+        # one reads it
+        kept = memory.alive()
+        for stream in used:
+            stream.wait_stream(main)
+        for number, call in enumerate(calls):
+            with self.module.stream(used[number % len(used)]):
+                call()
+        for stream in used:
+            main.wait_stream(stream)
+        del kept
 
     def pool_for(self, graph: Any) -> Any:
         """The pool that a graph is about to be captured with.

@@ -29,6 +29,7 @@ from ..ir.products import (
     Stack,
     Trial,
 )
+from .dependencies import CPU
 from .levels import in_levels, in_order
 from .passes import Batching, Machine
 
@@ -37,10 +38,12 @@ from .passes import Batching, Machine
 MOST = {"f32": 1 << 23, "f64": 1 << 23, "bf16": 1 << 24, "f16": 1 << 24}
 #: The most elements of one row of an operand that is copied into a stack at each call.
 COPY = {"f32": 1 << 12, "f64": 1 << 12, "bf16": 1 << 16, "f16": 1 << 16}
-#: The most bytes of one operand of a batch: what has more is several batches.
-MOST_BYTES = 1 << 26
-#: Bytes between the rows of a result that lie apart, and what each row begins at.
-GAP = 64
+#: The same on a device, where a launch takes as long as more work does. Both numbers
+#: are derived from its peak, and were not measured.
+MOST_REMOTE, COPY_REMOTE = 1 << 30, 1 << 18
+#: Bytes between the rows of a result that lie apart, and what each row begins at: what
+#: a single call sees on the CPU, and on a device, whose libraries look at 256 bytes.
+GAP, GAP_REMOTE = 64, 256
 #: Numbers that BLAS treats apart.
 APART = (0.0, 1.0, -1.0)
 
@@ -124,7 +127,7 @@ class _Batcher:
         return frozenset(
             s
             for s in touched & self.place.keys()
-            if self.stacks[self.place[s][0]].step % GAP
+            if self.stacks[self.place[s][0]].step % _gap(self.stacks[self.place[s][0]])
         )
 
     def batched(self, externs: Sequence[Extern]) -> list[Extern | Batch]:
@@ -185,10 +188,12 @@ class _Batcher:
         try:
             self._check(rows)
             largest = max(self._bytes(b) for b in self._touched(rows[0].product))
+            most = self.batching.bytes // largest
+            if most < 2:
+                raise _Refused("two of its matrices have more than batch_bytes")
         except _Refused as why:
             self.alone[what, str(why)] += len(rows)
             return
-        most = max(1, MOST_BYTES // largest)
         rows = self._sorted(rows)
         for at in range(0, len(rows), most):
             part = rows[at : at + most]
@@ -214,8 +219,8 @@ class _Batcher:
         p = rows[0].product
         buffers = [self.graph.buffers[b] for b in self._touched(p)]
         result, left = buffers[-1], buffers[-3]
-        if any(x.device != "cpu" for x in buffers):
-            raise _Refused("it is on a device, where fuseopt has no probe")
+        if any(x.device != result.device for x in buffers):
+            raise _Refused("its matrices are on several devices")
         if result.dtype not in MOST or any(x.dtype != result.dtype for x in buffers):
             raise _Refused(f"no batches of {result.dtype}")
         if 0 in result.shape or 0 in left.shape:
@@ -223,7 +228,7 @@ class _Batcher:
         if 1 in (*result.shape[-2:], left.shape[-1]):
             raise _Refused("a product of vectors, for which BLAS has other code")
         work = result.numel * left.shape[-1]
-        if work > MOST[result.dtype]:
+        if work > (MOST[result.dtype] if result.device == CPU else MOST_REMOTE):
             raise _Refused(f"{2 * work:,} flops take longer than a call")
         if len(p.operands) == 3 and buffers[0].shape != result.shape:
             raise _Refused("it adds a tensor of another shape")
@@ -333,7 +338,7 @@ class _Batcher:
 
     def _copied(self, buffers: tuple[int, ...], x: Buffer) -> Operand:
         """An operand whose rows lie apart."""
-        if x.numel > COPY[x.dtype]:
+        if x.numel > (COPY[x.dtype] if x.device == CPU else COPY_REMOTE):
             raise _Refused("its matrices are not adjacent, and a copy takes longer")
         if any(n > 1 and s <= 0 for n, s in zip(x.shape, x.stride, strict=True)):
             raise _Refused("an expanded matrix")
@@ -374,6 +379,10 @@ def _layout(x: Buffer) -> Layout:
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(numel(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _gap(stack: Stack) -> int:
+    return GAP if stack.device == CPU else GAP_REMOTE
 
 
 def _kind(scale: object) -> str:

@@ -26,11 +26,14 @@ from ..ir.graph import (
     Step,
     storage_bytes,
 )
+from .dependencies import CPU
 from .passes import Machine, goes_by_blocks
 
 #: Temps of no more bytes each have memory for good, whoever touches them: at each call
 #: a piece of an allocation costs no less than an allocation of its own.
 SMALL = 4096
+#: What stacks begin at on a device: as what its allocators return.
+REMOTE = 512
 
 
 def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
@@ -53,23 +56,45 @@ def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
 
 def _with_stacks(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> MemoryPlan:
     """The plan with an arena for the stacks of batches: those that no step needs at one
-    time may have one place.
+    time may have one place. Each device has a part, the CPU the last one.
     """
-    if not schedule.stacks:
-        return plan
-    stack_of = {s: k for k, x in enumerate(schedule.stacks) for s in x.storages}
+    devices = sorted({stack.device for stack in schedule.stacks}, key=_after_remote)
+    for device in devices:
+        first = plan.size
+        plan = _with_stacks_of(device, graph, schedule, plan)
+        if device != CPU:
+            remote = {**plan.remote, device: (first, plan.size)}
+            plan = replace(plan, remote=remote)
+    return plan
+
+
+def _after_remote(device: str) -> tuple[bool, str]:
+    return device == CPU, device
+
+
+def _with_stacks_of(
+    device: str, graph: Graph, schedule: Schedule, plan: MemoryPlan
+) -> MemoryPlan:
+    """The plan with the stacks of one device behind what it has."""
+    align = ALIGNED if device == CPU else REMOTE
+    stack_of = {
+        s: k
+        for k, x in enumerate(schedule.stacks)
+        for s in x.storages
+        if x.device == device
+    }
     used: dict[int, tuple[int, int]] = {}
     for i, step in enumerate(schedule.steps):
         for k in {stack_of[s] for s in _of_step(graph, step) if s in stack_of}:
             used[k] = used.get(k, (i, i))[0], i
-    offsets: dict[int, int] = {}
-    size = 0
+    offsets = dict(plan.offsets)
+    begin = size = -(-plan.size // align) * align
     there: list[tuple[int, int, int]] = []  # first byte, end, last step
     for k, (first, last) in sorted(used.items(), key=lambda item: item[1]):
         stack = schedule.stacks[k]
         there = sorted(x for x in there if x[2] >= first)
-        need = -(-stack.step * len(stack.storages) // ALIGNED) * ALIGNED
-        at = 0
+        need = -(-stack.step * len(stack.storages) // align) * align
+        at = begin
         for start, end, _ in there:
             if at + need <= start:
                 break

@@ -21,7 +21,12 @@ class Verdict(NamedTuple):
 
 
 class Batching(Protocol):
-    """What the batches of products depend on besides the graph."""
+    """What the batches of products depend on besides the graph.
+
+    `bytes`: the most bytes of one operand of a batch; what has more is several batches.
+    """
+
+    bytes: int
 
     def product(self, payload: int) -> Product | str:
         """The product that an ATen call is; why it cannot be batched; "" for what is no

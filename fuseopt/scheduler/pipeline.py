@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ..ir.graph import Graph, Schedule
 from .batches import batch_products
+from .branches import branch_out
 from .epilogue import finish_early
 from .kernels import schedule_kernels
 from .memory import plan_memory
@@ -26,6 +27,7 @@ PASSES = (
     Pass("tiles", tile),
     Pass("batches", batch_products),
     Pass("memory", plan_memory),
+    Pass("branches", branch_out),
 )
 
 

@@ -53,6 +53,9 @@ def test_steps_that_dynamo_disables() -> None:
         ({"target": "metal"}, "expected one of"),
         ({"verify": "yes"}, "expected one of"),
         ({"dump_dir": 3}, "expected a path"),
+        ({"batch_bytes": -1}, "expected a number of bytes"),
+        ({"batch_bytes": "1e6"}, "expected a number of bytes"),
+        ({"batch_bytes": True}, "expected a number of bytes"),
     ],
 )
 def test_unknown_options(options: dict[str, Any], words: str) -> None:

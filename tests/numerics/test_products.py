@@ -18,8 +18,7 @@ import fuseopt
 from fuseopt.compiler.report import Report
 from fuseopt.runtime import batches
 from fuseopt.runtime.probes import Probes
-from fuseopt.scheduler import batches as passes
-from tests.papers.matrices import EVERY, LoopMuon
+from tests.papers.matrices import DECOMPOSING, EVERY, LoopMuon
 from tests.steps import differences
 
 DTYPES = {
@@ -124,6 +123,33 @@ def test_eager_bits_over_many_steps(
     assert pair.report.batches
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "shapes"),
+    [
+        pytest.param(*case, marks=() if quick else SLOW, id=f"{case[0]}-{d}-{w}")
+        for name in DECOMPOSING
+        for dtype, d in DTYPES.items()
+        for shapes, w in ((LED, "led"), (WHOLE, "whole"))
+        for case in ((name, dtype, shapes),)
+        for quick in (dtype == torch.float32 and w == "whole",)
+        if dtype != torch.bfloat16
+    ],
+)
+def test_matrices_that_are_decomposed_now_and_then(
+    name: str, dtype: torch.dtype, shapes: Shapes
+) -> None:
+    """Both ways of a counter are compiled once, and nothing is given to Inductor."""
+    pair = Pair(DECOMPOSING[name], shapes, dtype)
+    programs: list[int] = []
+    for _ in range(STEPS):
+        pair.run(1)
+        programs.append(len(fuseopt.reports()))
+    assert programs[5:] == [programs[5]] * (STEPS - 5)
+    assert all(not r.fallback for r in fuseopt.reports()[pair.seen :])
+    assert all(p.where == "fuseopt" for r in fuseopt.reports() for p in r.parts)
+    assert any(r.batches for r in fuseopt.reports()[pair.seen :])
+
+
 def test_fifteen_calls_a_shape() -> None:
     """48 matrices in three shapes: torch's Muon makes 720 calls of ATen for them."""
     shapes = [(32, 64)] * 16 + [(64, 32)] * 16 + [(40, 40)] * 16
@@ -196,9 +222,9 @@ def test_a_matrix_that_is_given_another_shape() -> None:
     pair.run(3)
 
 
-def test_large_groups_are_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "MOST_BYTES", 3 * 32 * 48 * 4)
-    pair = Pair(LoopMuon, WHOLE + [(32, 48)] * 3)
+def test_large_groups_are_several_calls() -> None:
+    size = 3 * 32 * 48 * 4
+    pair = Pair(LoopMuon, WHOLE + [(32, 48)] * 3, batch_bytes=size)
     pair.run(3)
     assert {b.rows for b in pair.report.batches} == {2, 3}
 

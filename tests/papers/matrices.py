@@ -1,7 +1,9 @@
 """Optimizers that are products of matrices, written anew from their formulas.
 
 Muon (Jordan et al. 2024), NorMuon (Li et al. 2025), Muon of single heads, SOAP (Vyas
-et al. 2024) and Shampoo (Gupta et al. 2018).
+et al. 2024), Shampoo (Gupta et al. 2018), and the PSGD of a Kronecker product (Li 2018,
+its triangular form). `TurningSoap` and `EighShampoo` decompose matrices once in `every`
+steps.
 """
 
 from __future__ import annotations
@@ -152,6 +154,86 @@ class Shampoo(_Matrices):
         p.sub_(left @ g @ right, alpha=group["lr"])
 
 
+class TurningSoap(_Matrices):
+    """Adam in a basis that a QR decomposition turns, once in `every` steps."""
+
+    every = 3
+
+    def __init__(self, params: Iterable[Tensor], dtype: Any = None) -> None:
+        super().__init__(params, lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
+
+    def update(self, p: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        beta1, beta2 = group["betas"]
+        if not state:
+            state["step"] = 0
+            state["m"], state["v"] = torch.zeros_like(g), torch.zeros_like(g)
+            for name, n in (("left", g.size(0)), ("right", g.size(1))):
+                state[name] = torch.zeros(n, n, dtype=g.dtype)
+                state["q" + name] = torch.eye(n, dtype=g.dtype)
+        state["step"] += 1
+        # no write of this step depends on these
+        state["left"].lerp_(g @ g.mT, 1 - beta2)
+        state["right"].lerp_(g.mT @ g, 1 - beta2)
+        turned = state["qleft"].mT @ g @ state["qright"]
+        state["m"].lerp_(g, 1 - beta1)
+        state["v"].lerp_(turned.square(), 1 - beta2)
+        m = state["qleft"].mT @ state["m"] @ state["qright"]
+        step = m / (state["v"].sqrt() + group["eps"])
+        p.sub_(state["qleft"] @ step @ state["qright"].mT, alpha=group["lr"])
+        if state["step"] % self.every == 0:
+            for name in ("left", "right"):
+                q, _ = torch.linalg.qr(state[name] @ state["q" + name])
+                state["q" + name].copy_(q)
+
+
+class EighShampoo(_Matrices):
+    """Preconditioners whose inverse roots come from eigenvalues, once in `every` steps;
+    they are new tensors each time.
+    """
+
+    every = 3
+
+    def __init__(self, params: Iterable[Tensor], dtype: Any = None) -> None:
+        super().__init__(params, lr=1e-2, eps=1e-3)
+
+    def update(self, p: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        if not state:
+            state["step"] = 0
+            for name, n in (("left", g.size(0)), ("right", g.size(1))):
+                state[name] = group["eps"] * torch.eye(n, dtype=g.dtype)
+        state["left"].add_(g @ g.mT)
+        state["right"].add_(g.mT @ g)
+        if state["step"] % self.every == 0:
+            for name in ("left", "right"):
+                values, vectors = torch.linalg.eigh(state[name])
+                roots = values.clamp(min=1e-10).pow(-0.25)
+                state["i" + name] = (vectors * roots) @ vectors.mT
+        state["step"] += 1
+        p.sub_(state["ileft"] @ g @ state["iright"], alpha=group["lr"])
+
+
+class KronPsgd(_Matrices):
+    """PSGD: two triangular factors that whiten gradients, by triangular solves."""
+
+    def __init__(self, params: Iterable[Tensor], dtype: Any = None) -> None:
+        super().__init__(params, lr=1e-2, precondition_lr=0.1)
+
+    def update(self, p: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        if not state:
+            for name, n in (("left", g.size(0)), ("right", g.size(1))):
+                state[name] = torch.eye(n, dtype=g.dtype)
+        left, right = state["left"], state["right"]
+        a = left @ g @ right.mT
+        b = torch.linalg.solve_triangular(
+            right, torch.linalg.solve_triangular(left.mT, g, upper=False),
+            upper=True, left=False,
+        )  # fmt: skip
+        for q, one, other in ((left, a @ a.mT, b @ b.mT), (right, a.mT @ a, b.mT @ b)):
+            scale = group["precondition_lr"] / ((one + other).norm() + 1e-12)
+            q.sub_(torch.triu(one - other) @ q * scale)
+        p.sub_(left.mT @ (left @ g @ right.mT) @ right, alpha=group["lr"])
+
+
 def inverse_root(x: Tensor) -> Tensor:
     """x ** (-1/4) of a positive matrix, by a coupled Newton iteration."""
     n = x.size(0)
@@ -172,4 +254,10 @@ EVERY: dict[str, Optimizers] = {
     "heads": HeadMuon,
     "soap": Soap,
     "shampoo": Shampoo,
+}
+#: Those that decompose matrices, or solve with them; LAPACK lacks halves.
+DECOMPOSING: dict[str, Optimizers] = {
+    "turning": TurningSoap,
+    "eigh": EighShampoo,
+    "kron": KronPsgd,
 }

@@ -11,7 +11,7 @@ from fuseopt.ir.graph import Batch, Extern, Graph, Schedule, Stack
 from fuseopt.ir.printer import show_schedule
 from fuseopt.ir.products import COPIED, DENSE, PADDED, SHARED, Product, Trial
 from fuseopt.ir.verifier import check_schedule
-from fuseopt.scheduler import Machine, batches, schedule
+from fuseopt.scheduler import Machine, schedule
 from fuseopt.scheduler.passes import Verdict
 from tests.build_graphs import GraphBuilder
 
@@ -22,11 +22,14 @@ class Products(GraphBuilder):
     def __init__(self, way: str = DENSE) -> None:
         super().__init__()
         self.way = way
+        self.bytes = 1 << 26
         self.products: dict[int, Product | str] = {}
         self.trials: list[Trial] = []
 
-    def matrix(self, shape: tuple[int, ...], dtype: str = "f32") -> int:
-        return self.tensor(f"t{len(self.buffers)}", shape, dtype, "temp")
+    def matrix(
+        self, shape: tuple[int, ...], dtype: str = "f32", device: str = "cpu"
+    ) -> int:
+        return self.tensor(f"t{len(self.buffers)}", shape, dtype, "temp", device)
 
     def transposed(self, x: int) -> int:
         b = self.buffers[x]
@@ -39,7 +42,7 @@ class Products(GraphBuilder):
         """The product of the last two operands."""
         left, right = (self.buffers[b] for b in operands[-2:])
         shape = (*left.shape[:-1], right.shape[-1])
-        result = self.matrix(shape, left.dtype)
+        result = self.matrix(shape, left.dtype, left.device)
         self.products[self._externs] = Product(op, operands, result, scales)
         self.extern(op, operands, [result])
         return result
@@ -171,16 +174,67 @@ def test_one_of_a_kind_stays_alone() -> None:
     assert sum(x.calls for x in plan.alone) == 8
 
 
-def test_a_product_of_a_device_stays_alone() -> None:
+def on_devices(way: str, *devices: str) -> Products:
+    """On each device two squares of three matrices, made and read by kernels."""
+    g = Products(way)
+    for place in devices:
+        for i in range(3):
+            x = g.tensor(f"x{place}{i}", (4, 4), device=place)
+            y = g.op("mul", x, 2.0, out=g.matrix((4, 4), device=place))
+            for _ in range(2):
+                y = g.times("mm", y, y)
+            g.op("add", x, y, out=x)
+    return g
+
+
+def test_each_device_has_stacks_of_its_own() -> None:
+    _, plan = on_devices(DENSE, "cuda:0", "cuda:1", "cpu").planned()
+    assert [b.name for b in plan.batches] == ["mm x 3"] * 6
+    assert plan.alone == ()
+    first, second = plan.memory.remote["cuda:0"], plan.memory.remote["cuda:1"]
+    assert first[0] == 0
+    assert first[1] == second[0]
+    assert second[1] < plan.memory.size
+    # two devices at least: no graph has their calls
+    assert plan.branches == {}
+
+
+def test_what_has_no_batch_on_a_device_is_branches() -> None:
+    graph, plan = on_devices("", "cuda:0").planned()
+    ((start, branches),) = plan.branches.items()
+    assert [len(x) for x in branches] == [2, 2, 2]
+    assert sorted(i for x in branches for i in x) == [*range(start, start + 6)]
+    for wrong in (
+        (branches[0], (*branches[1], branches[2][1]), branches[2][:1]),
+        (branches[0], (*branches[1], *branches[2], start)),
+        (branches[0][::-1], *branches[1:]),
+    ):
+        with pytest.raises(GraphError, match="branches"):
+            check_schedule(graph, replace(plan, branches={start: wrong}))
+    _, plan = on_devices("", "cpu").planned()
+    assert plan.branches == {}
+
+
+def test_batches_whose_stacks_share_a_place_are_one_branch() -> None:
+    """Chains of two shapes: stacks of one lie where some of the other lay."""
     g = Products()
-    for i in range(2):
-        x = g.tensor(f"x{i}", (4, 4), device="cuda:0")
-        y = g.tensor(f"t{i}", (4, 4), "f32", "temp", "cuda:0")
-        g.products[g._externs] = Product("mm", (x, x), y)
-        g.extern("mm", [x, x], [y])
+    for n in (4, 4, 8, 8):
+        x = g.tensor(f"x{len(g.buffers)}", (n, n), device="cuda:0")
+        y = g.op("mul", x, 2.0, out=g.matrix((n, n), device="cuda:0"))
+        for _ in range(4):
+            y = g.times("mm", y, y)
         g.op("add", x, y, out=x)
-    _, plan = g.planned()
-    assert reasons(plan) == {"it is on a device, where fuseopt has no probe": 2}
+    graph, plan = g.planned()
+    assert len(plan.batches) == 8
+    assert plan.branches == {}
+    start = plan.steps.index(plan.batches[0])
+    by_shape: dict[object, list[int]] = {}
+    for i, b in enumerate(plan.steps):
+        if isinstance(b, Batch):
+            by_shape.setdefault(b.trial.result, []).append(i)
+    apart = tuple(map(tuple, by_shape.values()))
+    with pytest.raises(GraphError, match="two branches share a place in the arena"):
+        check_schedule(graph, replace(plan, branches={start: apart}))
 
 
 def test_what_others_said_of_a_call_is_told() -> None:
@@ -259,11 +313,16 @@ def test_single_calls_see_no_row_that_begins_anywhere() -> None:
     assert batch.operands[0].stack == COPIED
 
 
-def test_large_operands_are_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "MOST_BYTES", 4 * 4 * 4 * 2)
-    _, plan = of_lanes(*[(4, 4)] * 5).planned()
+def test_large_operands_are_several_batches() -> None:
+    lanes = of_lanes(*[(4, 4)] * 5)
+    lanes.bytes = 4 * 4 * 4 * 2
+    _, plan = lanes.planned()
     assert sorted(len(b.externs) for b in plan.batches) == [2] * 8
     assert sum(x.calls for x in plan.alone) == 4
+    lanes = of_lanes(*[(4, 4)] * 5)
+    lanes.bytes -= lanes.bytes
+    _, plan = lanes.planned()
+    assert reasons(plan) == {"two of its matrices have more than batch_bytes": 10}
 
 
 def test_products_of_batches_have_their_batches_merged() -> None:

@@ -48,7 +48,7 @@ def lanes_of(run: Run) -> list[list[int]]:
 
 def test_passes_have_names_and_an_order() -> None:
     assert [p.name for p in PASSES] == [
-        *("finish", "begin", "runs", "tiles", "batches", "memory")
+        *("finish", "begin", "runs", "tiles", "batches", "memory", "branches")
     ]
 
 

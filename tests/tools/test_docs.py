@@ -117,6 +117,7 @@ def test_the_variables_are_read() -> None:
         "cudagraphs": "require",
         "raw_fields": "False",
         "eager_if_faster": "False",
+        "batch_bytes": "1024",
         "compile_debug": "1",
     }
     found = {quoted(r[0])[0]: quoted(r[3]) for r in table(USAGE, "Options") if r[3]}
