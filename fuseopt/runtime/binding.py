@@ -162,7 +162,7 @@ class Binding:
         #: what runs its kernels on devices; None where there are none
         self.ahead: Ahead | None = None
         if self.tables.on_devices:
-            undoes = self.undoes_by_tensors or self._written is not None
+            undoes = self.undoes_by_tensors or self.interpreted
             alone = not (undoes or self.allocated or self.temps.parts)
             self.ahead = Ahead(
                 {s.name: s for s in schedule.steps if isinstance(s, (Kernel, Run))},
