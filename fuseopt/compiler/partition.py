@@ -8,12 +8,11 @@ one place, or splits it into up to three parts that run one after another:
     after    calls that come after the last write
 
 No call moves across a write, so each part reads memory in the state that eager would
-read. `before` and `after` get calls that autograd records (a forward), and their
-inputs. They also get calls on whose results no write depends (a loss, a metric). A
-product of matrices, a convolution, attention or a higher-order op must be among these;
-otherwise a compilation would not pay. In an optimizer's step they stay in the update,
-because what no write depends on may be state that a later step reads. No other part
-reads the results of an update, so an update always has eager's bits.
+read. `before` and `after` get calls that autograd records (a forward), their inputs,
+and calls on whose results no write depends (a loss, a metric). A matrix product, a
+convolution, attention or a higher-order op must be among these, or a compilation would
+not pay. In an optimizer's step they stay in the update, because a later step may read
+them. No other part reads what an update computes: an update always has eager's bits.
 """
 
 from __future__ import annotations
@@ -235,10 +234,7 @@ class _Facts:
 
 
 def _sides(facts: _Facts, in_step: bool) -> dict[Node, Side]:
-    """Return the side of every call; {} if the update has all calls.
-
-    `_obstacle` checks the result.
-    """
+    """Return the side of each call, unchecked; {} if the update has all calls."""
     place, writes = facts.place, facts.writes
     first, last = place[writes[0]], place[writes[-1]]
     early = [n for n in facts.calls if place[n] < first]

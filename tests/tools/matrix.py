@@ -53,7 +53,7 @@ TESTS = (
     "tests/compat/test_without.py",
     "tests/numerics/test_foreach.py",
     "tests/replicate/test_counters.py",
-    "tests/runtime/test_lane_guard.py",
+    "tests/inputs/test_lane_guard.py",
     "tests/runtime/test_structs.py",
     "tests/tails/test_tail.py",
 )
