@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bench.counting import lines_of
 from bench.gpu.place import Place, queued
 from bench.models import make_params, model_shapes
 from bench.optimizers import RECIPES
@@ -112,6 +113,7 @@ def calling(place: Place, params: list[torch.Tensor]) -> Callable[[], Figures]:
             f"{name} us": 1e6 * sorted(taken)[len(taken) // 2]
             for name, taken in each.items()
         }
+        found |= {f"{name} lines": lines_of(call) for name, call in calls.items()}
         found["fuseopt above nothing us"] = found["fuseopt us"] - found["nothing us"]
         return found
 
@@ -132,5 +134,6 @@ def summary(done: dict[str, Figures]) -> list[str]:
             )
         else:
             parts = [f"{k} {v:.1f}" for k, v in f.items() if k.endswith("us")]
+            parts += [f"{k} {v}" for k, v in f.items() if k.endswith("lines")]
             lines.append(f"{name:14} {', '.join(parts)}")
     return lines

@@ -41,18 +41,25 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def cases(place: Place) -> list[dict[str, Any]]:
-    """Large models, profiles, for-loop optimizers; the longest to prepare first."""
+    """Large models, profiles, for-loop optimizers; the longest to prepare first.
+
+    "odd": gradients at no multiple of 16 bytes, as views of flat buffers are; "zero":
+    gradients and state that are 0, as of embeddings that nobody looked up.
+    """
     if place.tiny:
         return [
             _case("profile", "3x8", "AdamW", "fp32", 1, True),
             _case("large", "2x64", "AdamW", "bf16", 1),
             _case("loop", "2x8", "Lion", "fp32", 1),
+            _case("odd", "2x64", "AdamW", "bf16", 1),
+            _case("zero", "2x64", "AdamW", "fp32", 1),
         ]
     found = [
         _case("profile", m, "AdamW", "fp32", 30 if m in INDUCTOR else 2, m in INDUCTOR)
         for m in PROFILES
     ]
     found += [_case("large", m, "AdamW", d, 6) for m in LARGE for d in DTYPES]
+    found += [_case(k, "gpt2", "AdamW", d, 3) for k in ("odd", "zero") for d in DTYPES]
     found += [_case("loop", m, o, "fp32", 4) for m in LOOP_MODELS for o in LOOPS]
     return found
 
@@ -80,6 +87,13 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     """Make all contenders ready; what measures them in turns."""
     kind, model, recipe, dtype = case["name"].split("/")
     params = make_params(model_shapes(model), DTYPES[dtype], place.device)
+    for p in params:
+        assert p.grad is not None
+        if kind == "zero":
+            p.grad.zero_()
+        elif kind == "odd":
+            flat = torch.empty(p.numel() + 1, dtype=p.dtype, device=p.device)
+            p.grad = flat[1:].copy_(p.grad.flatten()).view(p.shape)
     work = Work(_recipe(recipe), params, place.device, 200, place.options())
     wanted: dict[str, tuple[str, Work]] = {"fuseopt": ("fuseopt", work)}
     if kind == "large":

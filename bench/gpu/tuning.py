@@ -1,4 +1,4 @@
-"""Which chunk and how many warps: measured on tensors made for it.
+"""Which chunk, how many warps and registers: measured on tensors made for it.
 
 A case is a class of steps, by the bytes that an element loads. All candidates update
 the same synthetic tensors, in turns; nobody's live state is tuned on.
@@ -26,6 +26,8 @@ CAP = 200.0
 MEASURE = 2.5
 BLOCKS = (512, 1024, 2048, 4096, 8192)
 WARPS = (2, 4, 8, 16)
+#: registers of a thread at most, with which four programs of four warps run at once
+REGISTERS = 128
 #: a thread holds so many elements of a chunk, at least and at most
 ELEMENTS = (4, 64)
 #: case: recipe, dtype, shapes
@@ -58,16 +60,21 @@ def cases(place: Place) -> list[dict[str, Any]]:
     return [{"name": name, "weight": 1} for name in names]
 
 
-def candidates(place: Place) -> list[tuple[int, int]]:
-    """(block, warps) that keep a thread's share within reason."""
+def candidates(place: Place) -> list[tuple[int, int, int]]:
+    """(block, warps, registers) that keep a thread's share within reason; registers: 0
+    for the target's own choice.
+    """
     low, high = ELEMENTS
-    every = [(b, w) for b in BLOCKS for w in WARPS if low <= b // (32 * w) <= high]
-    return every[:2] if place.tiny else every
+    every = [(b, w, 0) for b in BLOCKS for w in WARPS if low <= b // (32 * w) <= high]
+    every += [(b, 4, REGISTERS) for b in (1024, 2048)]
+    return [every[0], every[-1]] if place.tiny else every
 
 
 @contextmanager
-def _target(block: int, warps: int) -> Iterator[None]:
-    """Plan with this chunk and so many warps, on a device that Triton compiles for."""
+def _target(block: int, warps: int, registers: int) -> Iterator[None]:
+    """Plan with this chunk and so many warps and registers, on a device that Triton
+    compiles for.
+    """
     from fuseopt.codegen.triton.kernel import TritonTarget
     from fuseopt.compiler import pipeline
 
@@ -75,7 +82,9 @@ def _target(block: int, warps: int) -> Iterator[None]:
 
     def chosen(config: Any, device: str) -> Any:
         target = own(config, device)
-        return TritonTarget(block, warps) if target.name == "triton" else target
+        if not isinstance(target, TritonTarget):
+            return target
+        return TritonTarget(block, warps, target.fast, target.cuda, registers or None)
 
     with mock.patch.object(pipeline, "target_of", chosen):
         yield
@@ -122,8 +131,11 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     return measure
 
 
-def _labels(place: Place) -> list[tuple[str, tuple[int, int]]]:
-    return [(f"{b} x {w}", (b, w)) for b, w in candidates(place)]
+def _labels(place: Place) -> list[tuple[str, tuple[int, int, int]]]:
+    return [
+        (f"{b} x {w}" + f", {r} registers" * bool(r), (b, w, r))
+        for b, w, r in candidates(place)
+    ]
 
 
 def summary(done: dict[str, Figures]) -> list[str]:

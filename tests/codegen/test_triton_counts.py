@@ -8,6 +8,7 @@ twice as many for float32: see bench/NOTES.md.
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -129,3 +130,34 @@ def test_capturable(dtype: torch.dtype, folder: str) -> None:
 def test_fast(dtype: torch.dtype, most: int, folder: str) -> None:
     (kernel,) = kernels_of("AdamW", dtype)
     assert counts_of(kernel, folder, True).each(16) <= most
+
+
+@pytest.mark.parametrize("name", ["AdamW", "amsgrad", "AdEMAMix"])
+def test_four_programs_in_bfloat16(name: str, folder: str) -> None:
+    """A candidate of `make gpu`: with 128 registers nothing goes to the stack."""
+    (kernel,) = kernels_of(name, BF16)
+    source = TritonTarget(cuda=CUDA, registers=128).render(kernel)
+    used = resources(compile_offline(source, "sm_90", folder)["cubin"], folder)
+    assert used["REG"] <= 128
+    assert used["STACK"] == used["LOCAL"] == 0
+
+
+@pytest.mark.parametrize("dtype", BARS, ids=str)
+def test_lanes_at_odd_addresses(dtype: torch.dtype, folder: str) -> None:
+    """Eight numbers of each tensor are under way in a thread, four times as many as the
+    general path has, in no more registers than the rest takes.
+    """
+    (kernel,) = kernels_of("AdamW", dtype)
+    source = TritonTarget(cuda=CUDA).render(kernel)
+    made = compile_offline(source, "sm_90", folder)
+    width = torch.finfo(dtype).bits
+    loads = re.compile(rf"^\s*(?:@%p\d+ )?ld\.global\.b{width} ", re.MULTILINE)
+    slots = kernel.variants[0].slots
+    read = sum(s.domain == "element" and s.read for s in slots)
+    block, warps = sizes(source, folder)
+    rest = 64 * warps // (32 * warps)
+    under_way = block // 2 // (32 * warps)
+    assert under_way == 4 * rest == 8
+    assert len(loads.findall(made["ptx"])) >= read * (under_way + rest)
+    # three programs of a multiprocessor, as without this path
+    assert resources(made["cubin"], folder)["REG"] <= 168

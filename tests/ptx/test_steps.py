@@ -7,6 +7,7 @@ there; the rate changes.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 from torch import optim
 from torch.optim import Optimizer
 
+import fuseopt
 from tests.papers import ELEMENTWISE, REDUCING
 from tests.simulated.twins import SINGLE, Clipped
 
 from .kernels import Log
-from .twins import COURSE, MANY, PtxTwins, beside_the_interpreter
+from .twins import COURSE, MANY, SHAPES, PtxTwins, beside_the_interpreter
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 Make = Callable[[list[Any]], Optimizer]
@@ -141,3 +143,27 @@ def test_reductions(ptx: Log, kind: type[Optimizer]) -> None:
     assert not ptx.faults
     for p, q in zip(twins.eager_params, twins.params, strict=True):
         assert torch.allclose(p, q.cpu(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_captured_step_with_live_numbers(ptx: Log, capturable: bool) -> None:
+    """In a graph of the user's; rates and counters come with a refresh."""
+    kind = functools.partial(optim.AdamW, foreach=True, capturable=capturable)
+    twins = PtxTwins(kind, SHAPES)
+    sim: Any = torch.get_device_module("sim")
+    twins.run(("moved", "stay", "rate"))
+    fuseopt.refresh(twins.optimizer)
+    graph = sim.CUDAGraph()
+    with sim.graph(graph):
+        twins.optimizer.step()
+    for event in ("stay", "rate", "rate"):
+        twins.set_grads(stay=True)
+        if event == "rate":
+            for optimizer in (twins.eager, twins.optimizer):
+                optimizer.param_groups[0]["lr"] *= 0.5
+        twins.step_eager()
+        fuseopt.refresh(twins.optimizer)
+        graph.replay()
+        sim.synchronize()
+        assert twins.differences() == []
+    assert not ptx.faults

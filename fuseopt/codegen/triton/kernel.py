@@ -58,7 +58,7 @@ REST = {rest}
 OPTIONS = {{
     "num_warps": {warps},
     "num_stages": 1,
-    "maxnreg": 255,
+    "maxnreg": {registers},
     "enable_fp_fusion": {fusion},
     "enable_reflect_ftz": False,
 }}
@@ -161,6 +161,8 @@ def _entry(kernel: Kernel) -> list[str]:
 #: most: a thread then has up to sixteen loads of 16 bytes under way. Chosen by counting
 #: (registers, bytes in flight: bench/NOTES.md), not yet measured on a GPU.
 LAUNCHES = ((16, 2048, 4), (None, 1024, 4))
+#: Registers that a thread may have.
+ALL_REGISTERS = 255
 
 
 def _launch(kernel: Kernel) -> tuple[int, int]:
@@ -198,10 +200,11 @@ def functions(kernel: Kernel) -> tuple[int, ...]:
 class TritonTarget(Target):
     """Triton, for GPUs; on a CPU it runs in Triton's interpreter.
 
-    `block` and `warps` replace the target's own choice of elements per chunk and warps
-    per program, for measurements. `fast`: products may be contracted with sums, roots
-    and quotients be an ulp or two off, halves stay f32 between instructions. `cuda`:
-    the version of CUDA whose functions eager calls; None where it calls another's.
+    `block`, `warps` and `registers` replace the target's own choice of elements per
+    chunk, warps per program and registers per thread at most, for measurements. `fast`:
+    products may be contracted with sums, roots and quotients be an ulp or two off,
+    halves stay f32 between instructions. `cuda`: the version of CUDA whose functions
+    eager calls; None where it calls another's.
     """
 
     name = "triton"
@@ -213,11 +216,13 @@ class TritonTarget(Target):
         warps: int | None = None,
         fast: bool = False,
         cuda: tuple[int, int] | None = None,
+        registers: int | None = None,
     ) -> None:
         self.block = block
         self.warps = warps
         self.fast = fast
         self.cuda = cuda
+        self.registers = registers
 
     def render(self, kernel: Kernel) -> Source:
         """The text of a module with one kernel for all variants."""
@@ -253,8 +258,14 @@ class TritonTarget(Target):
         block, warps = self.block or block, self.warps or warps
         rest = min(block, 64 * warps)
         exact = "" if self.fast else EXACT
+        registers = self.registers or ALL_REGISTERS
         constants = CONSTANTS.format(
-            block=block, rest=rest, warps=warps, exact=exact, fusion=self.fast
+            block=block,
+            rest=rest,
+            warps=warps,
+            exact=exact,
+            registers=registers,
+            fusion=self.fast,
         )
         text = f"{head}\n{constants}\n\n{code}\n"
         columns = tuple(map(layout, kernel.every))
