@@ -9,6 +9,7 @@ stays at its place in the chain of its lane, and `Schedule.alone` says why.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -195,8 +196,10 @@ class _Batcher:
             self.alone[what, str(why)] += len(rows)
             return
         rows = self._sorted(rows)
-        for at in range(0, len(rows), most):
-            part = rows[at : at + most]
+        count = -(-len(rows) // most)
+        ends = [len(rows) * i // count for i in range(count + 1)]
+        for start, end in itertools.pairwise(ends):
+            part = rows[start:end]
             try:
                 yield self._batch(part)
             except _Refused as why:
