@@ -60,7 +60,8 @@ def passing() -> Iterator[None]:
         for handler in handlers.values():
             handler.on = False
         for number, handler in handlers.items():
-            if signal.getsignal(number) is handler:
+            still = signal.getsignal(number) is handler
+            if still:
                 signal.signal(number, handler.handler)
 
 
