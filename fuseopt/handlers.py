@@ -60,8 +60,8 @@ def passing() -> Iterator[None]:
         for handler in handlers.values():
             handler.on = False
         for number, handler in handlers.items():
-            current: object = signal.getsignal(number)
-            if current is handler:
+            still = signal.getsignal(number) is handler
+            if still:
                 signal.signal(number, handler.handler)
 
 

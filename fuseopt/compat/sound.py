@@ -27,6 +27,7 @@ from .capability import Capability, switches
 from .guards import LOST as GUARDED
 from .modes import NUMBERS_PASS_MODES
 from .names import find
+from .numpy_arrays import other_arithmetic
 from .owners import among_callers, is_own, optimizers_of
 from .plain import ANSWERS, GROUPS, NUMBERS
 from .plain_code import names_in, plain, plain_code, writes_attributes
@@ -139,9 +140,10 @@ def refused_graph(gm: torch.fx.GraphModule) -> str:
 
 def unknown_input(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
     """Why a graph may not be made a step whatever torch has, and whose step it is: an
-    argument comes from where nothing is known of, or its trace was refused.
+    argument comes from where nothing is known of, its trace was refused, or torch does
+    in it what numpy does.
     """
-    why = tracing.refusal or strange_input(gm)
+    why = tracing.refusal or strange_input(gm) or other_arithmetic(gm)
     return why, (tracing.owners or tracing.given or _owners()) if why else []
 
 

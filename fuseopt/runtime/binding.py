@@ -149,8 +149,8 @@ class Binding:
         #: when those have begun
         self._on_first: list[int] = []
         if len(self.tables.devices) > 1:
-            others = {str(device) for device in self.tables.devices[:-1]}
-            self._on_first = written_on(captured.graph, schedule, others)
+            first = {str(device) for device in self.tables.devices[:-1]}
+            self._on_first = written_on(captured.graph, schedule, first)
         #: must tensors be copied, lest an error leave them half written?
         self.undoes_by_tensors = bool(self._on_first) or any(
             written and saved is None
