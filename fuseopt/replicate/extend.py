@@ -16,9 +16,7 @@ from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.device import NumberRef
 from ..capture.trace import Captured
 from ..errors import CaptureError
-from ..ir.blocks import count, read_by_block, write_by_block
 from ..ir.expressions import Apply, Arg, Expr, Item, Sym, syms
-from ..ir.geometry import numel
 from ..ir.graph import (
     Buffer,
     Column,
@@ -32,6 +30,7 @@ from ..ir.graph import (
     rows_of,
     span,
 )
+from .block_numbers import block_sizes, layout_for
 from .whole_views import owners_of_views
 
 #: The owner of buffers, rows and numbers that belong to no lane.
@@ -170,20 +169,7 @@ def extend(
     where a call mixes lanes, and where a model whose lanes differ in size does more
     than arithmetic on elements.
     """
-    arguments = captured, source, led, late, layouts, given, n_args, hollow
-    return _Extension(*arguments).run()
-
-
-def _of_blocks(graph: Graph) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for n in graph.nodes:
-        if isinstance(n, ForeachSchedulerNode):
-            columns = {n.reads[k]: s for k, s in read_by_block(n.body.instrs).items()}
-            sizes = [write_by_block(n.body, k) for k in range(len(n.writes))]
-            columns |= {c: s for c, s in zip(n.writes, sizes, strict=True) if s}
-            for column, size in columns.items():
-                found.update(dict.fromkeys(map(graph.values.__getitem__, column), size))
-    return found
+    return _Extension(captured, source, led, late, layouts, given, n_args, hollow).run()
 
 
 class _Extension:
@@ -206,8 +192,7 @@ class _Extension:
         self.layouts = layouts
         self.n_args = n_args
         self.asked: list[tuple[int, int]] = []
-        #: buffers with a number for each block of a lane: the size of blocks
-        self.blocks = _of_blocks(captured.graph)
+        self.blocks = block_sizes(captured.graph)
         self._check_layouts()
         order = [(s, COMMON) for s, owner in enumerate(source) if owner == COMMON]
         owned = [(s, x) for s, x in enumerate(source) if s not in hollow]
@@ -319,9 +304,7 @@ class _Extension:
         """The model's buffer k, `b` in its place, with the sizes of its lane m."""
         if owner not in self.layouts or (b.numel == 1 and k not in self.blocks):
             return b
-        shape, stride = self.layouts[owner][1 + m]
-        if k in self.blocks:
-            shape, stride = (count(numel(shape), self.blocks[k]),), (1,)
+        shape, stride = layout_for(self.layouts[owner][1 + m], self.blocks.get(k, 0))
         return b._replace(shape=shape, stride=stride)
 
     # ---------------------------------------------------------------- memory

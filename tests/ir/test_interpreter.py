@@ -19,6 +19,7 @@ from fuseopt.capture.aten.externs import TensorRef  # noqa: E402
 from fuseopt.capture.fx.inputs import static_tensors  # noqa: E402
 from fuseopt.capture.scalars.host import Sym  # noqa: E402
 from fuseopt.errors import GraphError  # noqa: E402
+from fuseopt.ir.blocks import SIZED  # noqa: E402
 from fuseopt.ir.graph import ARITY, DTYPE_BYTES, Extern, Graph, Instr, Symbol  # noqa: E402
 from fuseopt.ir.interpreter import (  # noqa: E402
     ExternRunner,
@@ -108,7 +109,7 @@ def test_dtypes_are_those_of_the_ir() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-@pytest.mark.parametrize("op", sorted(ARITY))
+@pytest.mark.parametrize("op", sorted(ARITY.keys() - SIZED - {"lookup", "search"}))
 def test_every_opcode_has_a_meaning(op: str, dtype: str) -> None:
     x = torch.tensor([0.25, 0.5, 2.0], dtype=DTYPES[dtype])
     load = Instr("load", (), dtype, 0)
@@ -127,6 +128,33 @@ def test_every_opcode_has_a_meaning(op: str, dtype: str) -> None:
     attr = {"load": 0, "scalar": 0, "const": 1.5}.get(op)
     values = evaluate((load, mask, Instr(op, args, made, attr)), [x], [0.5])
     assert values[-1].dtype == DTYPES[made]
+
+
+def test_blocks_have_a_meaning() -> None:
+    x, sizes = torch.arange(100.0).view(4, 25), torch.tensor([5.0, 7.0])
+    load, of_blocks = Instr("load", (), "f32", 0), Instr("load", (), "f32", 1)
+
+    def value(op: str, of: Instr = load) -> torch.Tensor:
+        code = (of, Instr(op, (0,), "f32", 64))
+        return evaluate(code, [x, sizes], [], space=(4, 25))[-1]
+
+    ends = torch.tensor([63.0] * 64 + [99.0] * 36).view(4, 25)
+    starts = torch.tensor([0.0] * 64 + [64.0] * 36).view(4, 25)
+    assert torch.equal(value("block_largest"), ends)
+    assert torch.equal(value("block_least"), starts)
+    assert value("first").tolist() == [0.0, 64.0]
+    spread = value("spread", of_blocks)
+    assert torch.equal(spread, torch.where(starts > 0, 7.0, 5.0))
+
+
+def test_tables_have_a_meaning() -> None:
+    x = torch.tensor([-1.0, 0.0, 1.0, math.nan])
+    load, part = Instr("load", (), "f32", 0), Instr("const", (), "i32", 1)
+    codes = Instr("search", (0, 1), "i32", 0)
+    code = (load, part, codes, Instr("lookup", (2, 1), "f32", 0))
+    *_, found, numbers = evaluate(code, [x], [])
+    assert found.tolist() == [0, 127, 255, 0]
+    assert numbers[1:3].tolist() == [0.0, 1.0]
 
 
 def test_functions_follow_ieee_where_python_raises() -> None:

@@ -78,7 +78,7 @@ class Order {
   void clear() { cells_.clear(); }
 
  private:
-  static constexpr u64 GRAIN = 2;  // bytes
+  static constexpr u64 GRAIN = 1;  // bytes of the smallest elements
   struct Cell {
     std::vector<Access> writes, reads;  // one of each program
     bool atomic = false;

@@ -10,6 +10,7 @@ import torch
 import fuseopt
 from fuseopt import Storage
 from fuseopt.errors import UnsupportedInput
+from fuseopt.offload import MasterOptimizer
 from tests.storage.reference import Params, Reference, assert_same, give_grads
 from tests.storage.test_bits import ADAMW, Make, case, last_report
 
@@ -227,3 +228,28 @@ def test_integers_are_not_kept_in_8_bits() -> None:
     give_grads(0, params)
     with pytest.raises(UnsupportedInput, match=r"only torch\.float32 is packed"):
         optimizer.step()
+
+
+def test_masters_beside_blocks() -> None:
+    """Split masters and state in 8 bits: one launch, with the bits of eager."""
+    every: list[Params] = []
+    steps: list[Any] = []
+    for _ in range(2):
+        several = [p for p in params_of(12) if p.numel() > 1]
+        params = [torch.nn.Parameter(p.detach().bfloat16()) for p in several]
+        every.append(params)
+        optimizer = MasterOptimizer(
+            params,
+            torch.optim.AdamW,
+            master="split",
+            storage=Storage("8bit", least=0),
+            lr=1e-2,
+        )
+        steps.append(optimizer.step)
+    for step in range(4):
+        give_grads(step, *every)
+        steps[0]()
+        with torch.compiler.set_stance("force_eager"):
+            steps[1]()
+        assert all(torch.equal(p, q) for p, q in zip(*every, strict=True))
+    assert last_report().launches == 1

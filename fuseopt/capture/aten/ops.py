@@ -148,6 +148,8 @@ def lowering(
     name = op.name
     if name == INDEX and not bound["t"].is_contiguous():
         return None
+    if name == INDEX and bound["t"].numel() == 1:
+        return "fill", (("value", 0),)
     if name in CONSTANTS:
         return "fill", (("value", CONSTANTS[name]),)
     if name in RENAMED:
