@@ -48,7 +48,7 @@ PAGES = [
 #: rewritten yet.
 DONE = (
     *("__init__", "__main__", "backend", "config", "errors", "explanation", "locks"),
-    *("cli", "conformance", "compiler"),
+    *("cli", "conformance", "compiler", "capture"),
 )
 
 #: Like `PHRASES`, for docstrings and comments. Only people say, ask, tell, know, see.
