@@ -1,4 +1,4 @@
-"""Hooks in force while fuseopt traces, in the order of their installation.
+"""The hooks in force while fuseopt traces, in the order of their installation.
 
 A later hook wraps an earlier one of the same function.
 """

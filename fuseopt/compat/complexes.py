@@ -1,4 +1,4 @@
-"""Keep numbers symbolic that change between calls, beside complex tensors."""
+"""Keep symbolic the numbers that change between calls, beside complex tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep integers that a step counts symbolic while Dynamo traces it."""
+"""Keep symbolic the integers that a step counts, while Dynamo traces it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make Dynamo keep powers of numbers symbolic that a step reads or counts."""
+"""Keep symbolic the powers of numbers that a step reads or counts."""
 
 from __future__ import annotations
 

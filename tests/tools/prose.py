@@ -49,7 +49,7 @@ PAGES = [
 DONE = (
     *("__init__", "__main__", "backend", "config", "errors", "explanation", "locks"),
     *("cli", "conformance", "compiler", "capture", "compat"),
-    *("ir", "lowering", "uniformity", "scheduler"),
+    *("ir", "lowering", "uniformity", "scheduler", "codegen"),
 )
 
 #: Like `PHRASES`, for docstrings and comments. Only people say, ask, tell, know, see.

@@ -63,7 +63,7 @@ OPTIONS = {{
 EXACT = """\
 # No product may be contracted with a sum unless the text says so.
 """
-#: Above what runs when all lanes are done.
+#: The comment above the code that runs when all lanes are done.
 FINISH = """\
 # A program that brought a lane to its end says so; the last one that does runs what
 # needs the numbers of all. A lane's stores come before the barrier, the barrier
@@ -76,7 +76,7 @@ FINISH = """\
 def packs(kernel: Kernel, v: Variant) -> bool:
     """May one program take several lanes of a variant?
 
-    Not where it says when each is done, nor where it folds.
+    It may not if its function returns when each is done, or if it folds.
     """
     return not v.reduction and not (kernel.finish and makes_numbers(v))
 
@@ -84,7 +84,8 @@ def packs(kernel: Kernel, v: Variant) -> bool:
 def _dispatch(
     kernel: Kernel, numbers: Sequence[int], flag: str, packed: Sequence[int] = ()
 ) -> list[str]:
-    """Find the chunk at `chunk` and run its variant, one of `numbers`.
+    """Return code that finds the chunk at `chunk` and runs its variant, one of
+    `numbers`.
 
     `flag`: the variable that is set when a lane is done, "" for none. `packed`:
     variants of which a program may take several lanes.
@@ -115,7 +116,7 @@ def _dispatch(
 
 
 def _entry(kernel: Kernel) -> list[str]:
-    """The kernel: find the chunk, and run its variant; then what needs all lanes."""
+    """Return the kernel: find the chunk, run its variant, then finish all lanes."""
     numbers = functions(kernel)
     first = sorted(set(numbers[: len(kernel.variants)]))
     last = sorted(set(numbers[len(kernel.variants) :]))
@@ -153,14 +154,14 @@ def _entry(kernel: Kernel) -> list[str]:
     ]
 
 
-#: Elements of a chunk and warps of a program, by the bytes that an element loads at
-#: most: a thread then has up to sixteen loads of 16 bytes under way. Chosen by counting
-#: (registers, bytes in flight: bench/NOTES.md), not yet measured on a GPU.
+#: Elements of a chunk and warps of a program, by the largest number of bytes that an
+#: element loads. A thread then has up to sixteen loads of 16 bytes in flight. Chosen by
+#: counting (registers, bytes in flight: bench/NOTES.md), not yet measured on a GPU.
 LAUNCHES = ((16, 2048, 4), (None, 1024, 4))
 
 
 def _launch(kernel: Kernel) -> tuple[int, int]:
-    """Elements of a chunk and warps of a program, from the table."""
+    """Return elements of a chunk and warps of a program, from the table."""
     widest = max(
         sum(DTYPE_BYTES[s.dtype] for s in v.slots if s.domain == "element" and s.read)
         for v in kernel.every
@@ -173,15 +174,15 @@ def _launch(kernel: Kernel) -> tuple[int, int]:
 
 
 def functions(kernel: Kernel) -> tuple[int, ...]:
-    """For each variant the number of its function: variants that read alike share one.
+    """Return, for each variant, the number of its function; equal texts share one.
 
-    (Capture tells apart what differs in rank, the scheduler what differs in slots; the
-    text need not.) The chunk table holds these numbers.
+    Capture separates variants that differ in rank, and the scheduler those that differ
+    in slots; the text need not. The chunk table holds these numbers.
     """
     numbers: dict[str, int] = {}
     return tuple(
         numbers.setdefault(
-            # as text: 0.0 and -0.0 are equal, but not the same constant
+            # as text, since 0.0 and -0.0 are equal, but different constants
             repr((v.reduction, v.instrs, v.lane_code, v.code, v.stores, v.slots)),
             len(numbers),
         )
@@ -194,8 +195,8 @@ class TritonTarget(Target):
 
     `block` and `warps` replace the target's own choice of elements per chunk and warps
     per program, for measurements. `fast`: products may be contracted with sums, roots
-    and quotients be an ulp or two off, halves stay f32 between instructions. `cuda`:
-    the version of CUDA whose functions eager calls; None where it calls another's.
+    and quotients may be an ulp or two off, halves stay f32 between instructions.
+    `cuda`: the version of CUDA whose functions eager calls; None if eager calls others.
     """
 
     name = "triton"
@@ -214,7 +215,7 @@ class TritonTarget(Target):
         self.cuda = cuda
 
     def render(self, kernel: Kernel) -> Source:
-        """The text of a module with one kernel for all variants."""
+        """Return the text of a module with one kernel for all variants."""
         parts = []
         numbers = functions(kernel)
         for number in range(len(set(numbers))):

@@ -1,8 +1,8 @@
-"""A variant -> Triton: what all its functions are made of.
+"""Common parts of a variant's Triton functions.
 
-Element code is a function of its own, `element<n>`. The general path takes lanes whose
-tensors differ in layout or are not aligned, and the last few elements of a lane. What
-lane code stores is written by the program that takes the lane's last ticket.
+Element code is a separate function, `element<n>`. The general path takes lanes whose
+tensors differ in layout or are not aligned, and the last few elements of a lane. The
+program with the lane's last ticket writes the stores of lane code.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Function:
         used.update(i for i, _ in self.element_stores)
         used.update(variant.instrs[i].args[0] for i in variant.folds)
         self.lane = frozenset(variant.lane_code)
-        #: what element code takes from lane code, and the constants it names
+        #: the numbers that element code takes from lane code, and the constants it
+        #: names
         lane = used & set(variant.lane_code)
         self.handed = sorted(i for i in lane if not self.is_const(i))
         self.consts = sorted(i for i in used if self.is_const(i))
@@ -75,12 +76,12 @@ class Function:
         return f"x{i}"
 
     def assign(self, i: int) -> str:
-        """The line that computes instruction i, which is no load."""
+        """Return the line that computes instruction i, which is no load."""
         instr = self.v.instrs[i]
         if instr.op == "const":
             value = optable.triton_literal(float(instr.attr or 0.0), instr.dtype)
         elif instr.op == "tail":
-            # a GPU's loops leave nothing over
+            # a GPU's loops have no leftover elements
             value = optable.triton_literal(0.0, "b8")
         elif instr.op == "scalar":
             value = optable.triton_cast(
@@ -98,9 +99,9 @@ class Function:
         return f"{self.name(i)} = {value}"
 
     def unrounded(self, i: int) -> int | None:
-        """The f32 number that instruction i has back after it was rounded to a half.
+        """Return the f32 number that instruction i reads back after rounding to a half.
 
-        "fast" goes on with it; what is stored is rounded all the same.
+        "fast" numerics use it directly; stores are rounded nevertheless.
         """
         instrs = self.v.instrs
         if not self.fast or instrs[i].op != "cast" or instrs[i].dtype != "f32":
@@ -132,17 +133,17 @@ class Function:
 
     @property
     def arguments(self) -> list[str]:
-        """What element code takes: what was loaded, indices, lane code's numbers."""
+        """Return the arguments of element code: loaded values, indices, lane data."""
         return [self.name(i) for i in (*self.loads, *self.indices, *self.handed)]
 
     def element(self) -> list[str]:
-        """Arithmetic of an element -> results to store, then what is folded."""
+        """Return a function of an element: results to store, then values to fold."""
         return self.arithmetic(f"element{self.number}", self.arguments, {})
 
     def arithmetic(
         self, name: str, args: list[str], instead: Mapping[int, str]
     ) -> list[str]:
-        """A function of element code; `instead`: how some instructions are computed."""
+        """Return a function of element code; `instead`: replaced instructions."""
         given = {*self.loads, *self.indices}
         code = [i for i in self.v.code if i not in given]
         body = [self.assign(i) for i in self.consts if i not in code]
@@ -162,7 +163,9 @@ class Function:
         ]
 
     def call(self, name: str, args: list[str]) -> list[str]:
-        """Element code: results are y<slot>, what fold i takes is f<i>."""
+        """Return a call of element code: results are y<slot>, the operand of fold i is
+        f<i>.
+        """
         results = [f"y{s}" for _, s in self.element_stores]
         results += [f"f{i}" for i in self.v.folds]
         return (
@@ -172,7 +175,7 @@ class Function:
     def element_loads(
         self, place: Mapping[int, str], mask: str = ", mask=mask", rows: str = ""
     ) -> list[str]:
-        """`rows`: what makes a column of the addresses of several lanes."""
+        """Return the loads; `rows`: makes the addresses of several lanes a column."""
         instrs = self.v.instrs
         lines = [
             self.load(i, place[int(instrs[i].attr or 0)], mask) for i in self.loads
@@ -194,7 +197,7 @@ class Function:
         ]
 
     def apply(self, place: Mapping[int, str], rows: str = "") -> list[str]:
-        """Loads, element code, stores; `rows`: as of `element_loads`."""
+        """Return loads, element code, stores; `rows` as in `element_loads`."""
         return [
             *self.element_loads(place, rows=rows),
             *self.call(f"element{self.number}", self.arguments),
@@ -202,7 +205,9 @@ class Function:
         ]
 
     def ticket(self) -> list[str]:
-        """Store lane numbers when no program of the lane will read them any more."""
+        """Return stores of lane numbers, once no program of the lane reads them any
+        more.
+        """
         if not self.lane_stores:
             return []
         stores = [self.store(i, s, f"p{s}", f"x{i}", "") for i, s in self.lane_stores]
@@ -219,15 +224,15 @@ class Function:
 
     @property
     def tells(self) -> bool:
-        """Does the variant's function say whether a lane is done?"""
+        """Does the variant's function return whether a lane is done?"""
         return makes_numbers(self.v)
 
     def shell(
         self, body: list[str], results: list[int], early: Sequence[str] = ()
     ) -> list[str]:
-        """A variant's function: addresses and lane code, then `body`.
+        """Return a variant's function: addresses and lane code, then `body`.
 
-        `results`: slots of results. `early`: what is begun before lane code.
+        `results`: slots of results. `early`: lines that begin before lane code.
         """
         v = self.v
         lines = [
@@ -249,12 +254,12 @@ class Function:
         return ["@triton.jit", *head, *indent(lines)]
 
     def lane_lines(self) -> list[str]:
-        """Loads of a lane's numbers, then lane code."""
+        """Return loads of a lane's numbers, then lane code."""
         first, rest = self.lane_parts()
         return [*first, "", *rest]
 
     def lane_parts(self, alone: bool = False) -> tuple[list[str], list[str]]:
-        """Lane code: what it loads, and what it computes.
+        """Return lane code: its loads, and its arithmetic.
 
         `alone`: for one lane, whose powers may be computed side by side.
         """
@@ -267,7 +272,7 @@ class Function:
             for i in loaded
         ]
         lane = [i for i in v.lane_code if i not in set(loaded)]
-        # a constant that element code alone uses is named there
+        # a constant that only element code uses is named there
         needed = {a for i in (*lane, *v.output_code) for a in v.instrs[i].args}
         needed.update(i for i, s in v.stores if v.slots[s].domain != "element")
         lane = [i for i in lane if i in needed or not self.is_const(i)]
@@ -276,8 +281,10 @@ class Function:
         return numbers, self.in_rounds(lane)
 
     def in_rounds(self, lane: Sequence[int]) -> list[str]:
-        """Lane code in the order of rounds: powers that depend on no other of a round
-        are computed side by side, see `power.side_by_side`.
+        """Return lane code in the order of rounds.
+
+        Independent powers of a round are computed side by side, see
+        `power.side_by_side`.
         """
         instrs = self.v.instrs
         rounds: dict[int, int] = {}
@@ -307,7 +314,7 @@ class Function:
         return self.v.instrs[i].op == "pow" and self.v.instrs[i].dtype == "f32"
 
     def walk(self, slots: Sequence[int]) -> list[str]:
-        """One dimension of an odometer: offsets of element slots."""
+        """Return one dimension of an odometer: offsets of element slots."""
         return [
             "size = tl.load(shape + dims - d)",
             "index = rest % size",
@@ -324,9 +331,9 @@ class Function:
         each: Sequence[str] = (),
         after: Sequence[str] = (),
     ) -> list[str]:
-        """The general path: any strides, any alignment, and what groups leave over.
+        """Return the general path: any strides, any alignment, and leftover elements.
 
-        `before`, `each`, `after`: what is done around the loop, and after each turn.
+        `before`, `each`, `after`: lines around the loop, and after each turn.
         """
         slots = self.element_slots
         loop = [
@@ -354,7 +361,7 @@ class Function:
 
     @property
     def rest(self) -> list[str]:
-        """What the general path takes."""
+        """Return the arguments of the general path."""
         pointers = [f"p{s}" for s in self.element_slots]
         numbers = [self.name(i) for i in self.handed]
         return ["layout", "geometry", "start", "begin", "count", *pointers, *numbers]
