@@ -81,7 +81,7 @@ def BRANCHES(patcher: Patcher) -> None:
             on_instruction(patcher, base, name, jump)
 
 
-# ---------------------------------------------------------------- what a way changes
+# ---------------------------------------------------------------- changes of a way
 
 
 def _memory(node: Node) -> set[int]:
@@ -287,7 +287,7 @@ class _Fork:
     # ------------------------------------------------------------ choices
 
     def _add(self, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
-        """Append a call to the graph; `value()` gives the example value of its node."""
+        """Append a call to the graph; `value()` returns its node's example value."""
         op = "call_method" if isinstance(target, str) else "call_function"
         tracer = self.tx.output.current_tracer
         operands = tuple(
@@ -345,7 +345,7 @@ class _Fork:
         end = next(iter(reversed(self.graph.nodes)))
         originals = [self._copy(node) for node in changed]
         _move(self._after(end), nodes[0] if nodes else others[0])
-        # save what the first way wrote, and restore, before the second begins
+        # save the writes of the first way, and restore, before the second begins
         results = [self._copy(node) for node in changed]
         for node, copy in zip(changed, originals, strict=True):
             self._write(node, copy)

@@ -29,7 +29,7 @@ from .patches import Hook, Patch, Patcher, patch
 from .plain import OPTIM
 from .tracing import traces_own, traces_step
 
-#: What a step loses without a guard.
+#: The loss of a step without a guard.
 LOST = "steps of classes that are not torch's run in eager, unless they are plain code"
 
 
@@ -38,7 +38,7 @@ def guard(name: str, gives: str) -> Callable[[Hook], Patch]:
     return patch(name, gives, LOST, bits=True)
 
 
-# ---------------------------------------------------------------- what is absent
+# ---------------------------------------------------------------- absence
 
 
 @guard("guard-misses", "a guard that a name which an object lacks is still absent")
@@ -82,7 +82,7 @@ def attribute_guard(builder: Any, source: Any, name: str) -> tuple[Any, Any]:
     return find("torch._dynamo.source:AttrSource")(source, name), builder.HASATTR
 
 
-# ---------------------------------------------------------------- what containers hold
+# ---------------------------------------------------------------- containers
 
 
 @guard("guard-contents", "a guard on the keys of each dict that is read, in order")
@@ -240,7 +240,7 @@ def PLACES(patcher: Patcher) -> None:
     patcher.around(guards, "is_from_optimizer_source", asked, "source")
 
 
-# ---------------------------------------------------------------- what is called
+# ---------------------------------------------------------------- methods
 
 
 @guard("guard-methods", "a guard on the code of each method that is called")
@@ -319,7 +319,7 @@ def GROUPS(patcher: Patcher) -> None:
         patcher.around(kind, "_init_group", decline, "self", "tx", "args", "kwargs")
 
 
-# ---------------------------------------------------------------- what tensors are
+# ---------------------------------------------------------------- tensors
 
 
 #: Attributes and methods of a tensor whose values a trace treats as constants, as names

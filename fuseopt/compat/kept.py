@@ -32,7 +32,7 @@ class Fakes:
 
     A parameter's fake holds the fake of its gradient where Python's garbage collector
     cannot reach it. So all of a trace would stay for ever. Caches of size queries hold
-    the last ones. Relies on the context of a trace, and on the list of fakes in its
+    the last fakes. Relies on the context of a trace, and on the list of fakes in its
     shape environment. If these are elsewhere, the fakes stay.
     """
 

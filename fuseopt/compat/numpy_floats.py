@@ -120,7 +120,7 @@ def may_follow_numpy() -> bool:
     return NUMPY_FLOATS.available()
 
 
-# ---------------------------------------------------------------- what is followed
+# ---------------------------------------------------------------- hooks
 
 
 @patch(
@@ -299,7 +299,7 @@ def _inside(x: Any) -> Any:
     return items if isinstance(items, (list, tuple)) else ()
 
 
-# ---------------------------------------------------------------- what is alike
+# ---------------------------------------------------------------- safe uses
 
 
 def _looked_at(

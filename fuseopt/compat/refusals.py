@@ -79,7 +79,7 @@ def _kind(kind: Any, dynamo: Any) -> Any:
     """
 
     def text(self: Any) -> str:
-        return str(self.inner_exception)  # whatever Dynamo adds to its arguments
+        return str(self.inner_exception)  # without Dynamo's additions to its arguments
 
     def shown(self: Any) -> str:
         return repr(self.inner_exception)

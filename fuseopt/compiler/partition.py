@@ -44,7 +44,7 @@ RANDOM = (
     "rand dropout bernoulli multinomial normal uniform exponential cauchy geometric "
     "poisson gumbel rrelu"
 ).split()
-#: Calls that differentiate what the graph recorded.
+#: Calls that differentiate the graph's record.
 BACKWARD = frozenset({"grad", "backward"})
 DETACHING = frozenset({"detach", "_get_data_attr"})
 
@@ -150,7 +150,7 @@ class _Facts:
         tensors = [*own_tensors, *(a for a in args if isinstance(a, torch.Tensor))]
         grads = any(t.requires_grad for t in tensors)
         inputs: set[int] = set()
-        self.targets: dict[Node, list[Node]] = {}  # what a call writes
+        self.targets: dict[Node, list[Node]] = {}  # the arguments that a call writes
         self.tensors = any(t.dim() for t in tensors)
         self.parameters: set[int] = set()  # storages of inputs that require gradients
         for n in self.nodes:

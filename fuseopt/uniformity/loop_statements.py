@@ -46,7 +46,7 @@ def _break(machine: Machine, node: ast.Break) -> None:
 
 
 def _set_in(node: ast.For | ast.While) -> frozenset[str]:
-    """The variables that the target and the body of a loop set by name."""
+    """Return the variables that the target and the body of a loop set by name."""
     names: set[str] = set()
     targets: list[ast.AST] = [*node.body]
     if isinstance(node, ast.For):

@@ -169,7 +169,7 @@ def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
         machine.world.changed = True
 
 
-# ---------------------------------------------------------------- what exists
+# ---------------------------------------------------------------- existing objects
 
 
 def _of_known(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:

@@ -136,7 +136,7 @@ class World:
         #: the ids of tensors that were met and belong to no lane
         self.shared: set[int] = set()
 
-    # ---------------------------------------------------------------- what lanes have
+    # ---------------------------------------------------------------- lanes
 
     def of_lanes(self) -> Any:
         """Return the facts about lanes that the analysis reads, for comparison.
@@ -168,7 +168,7 @@ class World:
             self.written.add(what)
             self.changed = True
 
-    # ---------------------------------------------------------------- what is held
+    # ---------------------------------------------------------------- held objects
 
     def hold(self, x: Any, name: str) -> Held:
         number = self._numbers.get(id(x))

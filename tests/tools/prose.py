@@ -60,6 +60,7 @@ CODE_PHRASES = {
     r" (?:said|asked|knew|saw)\b": "code reports, checks, reads, compares",
     r"\bwhat of (?:it|a|the)\b": "name the part",
     r"\bone's\b": "name whose it is",
+    r"\b(?:nobody|somebody|whoever|whom)\b": "name the actor",
     r"\bnobody's\b": "`without an owner`",
     r"(?<!`)\bapart from\b": "`except`",
 }

@@ -138,7 +138,7 @@ class Pointwise(Buffers):
                 else None
             )
             if lowered is not None:
-                # equal arithmetic is one object, whatever operands led to it
+                # equal arithmetic is one object, for any operands
                 content = (lowered.name, lowered.reads, lowered.instrs, lowered.writes)
                 lowered = self._interned.setdefault(content, lowered)
             self._bodies[cached] = lowered

@@ -1,25 +1,24 @@
-"""Kernel -> Triton: a module that stands on its own, with one kernel for all variants.
+"""Generate Triton from a Kernel: a complete module, with one kernel for all variants.
 
-What comes in is a `Kernel`; what goes out is the text of a Python module that imports
-nothing but triton. A *chunk* is BLOCK elements of one lane; a program runs `span`
-chunks one after another, or a single one where it folds. Which those are, where the
-lane's tensors lie and what its hyperparameters are stands in six tables, which
-`runtime.triton.table` makes:
+The text of the module imports only triton. A *chunk* is BLOCK elements of one lane. A
+program runs `span` chunks one after another, or a single one if it folds. Six tables
+from `runtime.triton.table` list the chunks, the addresses of the lane's tensors, and
+its hyperparameters:
 
-    chunks    int32[1 + program][4]  a head: how many programs the grid runs, how many
-                                come after all those, how many lanes they wait for,
+    chunks    int32[1 + program][4]  a head: the programs of the grid, the chunks that
+                                come after all those, the lanes they wait for,
                                 span; then variant, place in lanes, ordinal in lane,
                                 ticket;
                                 or -1 - variant, place of the first of some small
-                                lanes, how many, elements of the longest
+                                lanes, their number, elements of the longest
     lanes     int64[...]        by lane: layout, numel, scalars, programs, addresses
     rows      float64[...]      hyperparameters
     geometry  int64[...]        dims, sizes, strides of lanes that no flat index serves
     tickets   int32[1 + lane]   lanes that are done; by lane, programs that have read
                                 its numbers
-    partials  int64[...]        what the chunks of a lane were folded to
+    partials  int64[...]        the folded results of the chunks of a lane
 
-What a program runs is written by `chunks` and `reduce`.
+`chunks` and `reduce` write the code that a program runs.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ LIMITS = {"f32": (-149, 128), "bf16": (-133, 128), "f16": (-24, 16)}
 LEAST, SMALL, LARGE = -100, -120, 127
 #: Divisors have exponents within these at most; the larger if nothing else follows.
 BELOW, LAST_BELOW, ABOVE = 24, 40, 12
-#: A divisor's range must have at least so many exponents on each side of 1.
+#: A divisor's range must have at least this many exponents on each side of 1.
 USEFUL = 10
 #: In `narrow`, the omitted part of a product has all its digits, down to 2**-30 of it,
 #: if the quotient's exponent is at least this. So one mantissa represents all.

@@ -16,7 +16,7 @@ from ..optable import TRITON_TYPES as TYPES
 from .power import side_by_side
 from .text import give_back, indent, over_lines, take
 
-#: Fields of a lane's record before its addresses, and what `layout` holds for lanes
+#: Fields of a lane's record before its addresses, and the value of `layout` for lanes
 #: without geometry. The runtime's tables follow these.
 RECORD = 4
 FLAT, ALIGNED = -1, -2
