@@ -68,9 +68,11 @@ def end_generator_capture(
 
 
 def in_c(x: Any, name: str) -> Callable[[], object]:
-    """Return a method of an object as a function of C, without its Python wrapper.
+    """Return a method of an object, without Python code around it if a base class is in
+    C.
 
-    torch.cuda.CUDAGraph derives from such a class of C. No signal handler runs in it.
+    torch.cuda.CUDAGraph derives from such a class. No signal handler runs in a C
+    function.
     """
     for kind in type(x).__mro__:
         method = vars(kind).get(name)

@@ -93,10 +93,10 @@ def OWNERS() -> None:
 
 
 def has_one_owner(t: torch.Tensor) -> bool:
-    """Does one C++ object own a tensor, besides its caller, and its memory alone?
+    """Is one C++ object the only owner of a tensor, besides its caller?
 
-    Call this with a variable that is the caller's only name for the tensor. False if
-    torch does not count references.
+    No other tensor may have its memory. Call this with a variable that is the caller's
+    only name for the tensor. False if torch does not count references.
     """
     expected = _counted_of_gradient()
     return expected is not None and _counted(t) == expected

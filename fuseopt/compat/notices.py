@@ -104,8 +104,8 @@ def LIMITS() -> None:
 class Limits(logging.Filter):
     """Detects in Dynamo's log that it hit the recompile limit of a function.
 
-    Dynamo logs a warning. The names of the function are local variables of the function
-    that warns; if these differ, fuseopt reports nothing.
+    Dynamo logs a warning. The function that hit the limit is in local variables of the
+    function that warns; if these have other names, fuseopt reports nothing.
     """
 
     WORDS = "torch._dynamo hit config."

@@ -28,8 +28,8 @@ from ..ir.graph import (
 )
 from .passes import Machine, goes_by_blocks
 
-#: Temps up to this many bytes have permanent memory, even outside of kernels. A piece
-#: of an allocation costs as much per call as a separate allocation.
+#: Temps up to this many bytes have a permanent place in the arena, with any users. A
+#: piece of an allocation costs as much per call as a separate allocation.
 SMALL = 4096
 
 
