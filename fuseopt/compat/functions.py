@@ -19,7 +19,7 @@ def _those(*paths: str) -> tuple[Any, ...]:
 SCRIPTING = _those("torch.jit._script:is_scripting")
 #: They report whether code is being compiled.
 COMPILING = _those("torch._utils:is_compiling")
-#: They name a backend of the user's.
+#: They name a backend of the user.
 BACKEND_NAME = _those("torch._C:_get_privateuse1_backend_name")
 #: They report whether tensors override torch functions.
 OVERRIDDEN = _those(

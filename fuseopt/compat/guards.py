@@ -180,7 +180,7 @@ def IDENTITY(patcher: Patcher) -> None:
             args = sides = _told_apart(tx, sides)
             if not any(isinstance(x, ConstantVariable) for x in sides):
                 for x in sides:
-                    if node_of(x) is None:  # a number is no other object
+                    if node_of(x) is None:  # a number never is another object
                         install(x.source, GuardBuilder.ID_MATCH)
         return original(self, tx, args, kwargs)
 

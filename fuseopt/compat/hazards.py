@@ -300,7 +300,7 @@ def MADE(patcher: Patcher) -> None:
         return original(self, tx, name)
 
     def load(original: Hook, self: Any, name: str) -> Any:
-        # from torch 2.14 on, it calls such code where a trace is refused below
+        # from torch 2.14 on, Dynamo calls such code where a trace is refused below
         holder = self.stack[-1].realize()
         if isinstance(holder, kind):
             asked(_nothing, holder, self, name)

@@ -13,7 +13,7 @@ import torch
 #: The attribute of a class whose objects are traced in place of optimizers, and step
 #: all their `optimizers`.
 STEPS = "_fuseopt_steps"
-#: The file of torch's base class, and of functions such as `_get_value`.
+#: The file of torch's base class and of helpers such as `_get_value`.
 HELPERS = inspect.getfile(torch.optim.Optimizer)
 
 

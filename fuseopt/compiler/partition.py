@@ -161,7 +161,8 @@ class _Facts:
         self.recording: dict[Node, bool] = {}
         self.recorded: set[Node] = set()
         self.calls: list[Node] = []
-        self.writes: list[Node] = []  # calls that write memory of before the graph
+        # calls that write memory that existed before the graph
+        self.writes: list[Node] = []
         self.local: set[int] = set()  # storages made and changed by the graph itself
         self.entry = mode = torch.is_grad_enabled()
         for n in self.nodes:
@@ -314,7 +315,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             return Decision("eager", f"{why}, and computes only numbers")
         return Decision("fallback", why)
     if any(map(_nests, facts.calls)):
-        # calls enter and leave levels of transforms: no part can run alone
+        # such calls enter and leave levels of transforms: no part can run alone
         why = "the step is written with a transform (torch.func.grad, torch.vmap)"
         return Decision("eager", why)
     if any(n in facts.recorded for n in facts.writes):

@@ -241,8 +241,8 @@ def over_many(
         machine.memory = head.copy()
         loop = Loop(site, machine.frame, level=level)
         loop.scopes = machine.number()
-        # a variable that is unset before the loop and read before it is set in the
-        # body has another turn's value
+        # a variable that is unset before the loop, and read before the body sets it,
+        # has another turn's value
         unset = {
             (scope, name)
             for scope, name in variables

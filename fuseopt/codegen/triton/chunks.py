@@ -24,13 +24,13 @@ ROWS, COLUMNS, SMALL = 8, 32, 128
 #: The number of 16-bit tensors of a chunk's loads that counts as many; see `crowded`.
 MANY = 6
 
-#: Above the lane stores of a program that takes whole lanes.
+#: The comment above the lane stores of a program that takes whole lanes.
 WHOLE = """\
 # No other program reads what is stored here: each of these lanes is whole in this
 # one. Its own threads have read before the barrier.
 tl.debug_barrier()
 """
-#: Above the loads of the next chunk.
+#: The comment above the loads of the next chunk.
 NEXT = """\
 # The next chunk's loads begin before this program goes on to it.
 """

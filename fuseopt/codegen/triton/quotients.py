@@ -213,7 +213,8 @@ def _range(
         low, high = LIMITS[instr.dtype]
         if instr.dtype == "f32" and v.instrs[instr.args[0]].dtype != "f64":
             return x
-        # rounded, it may reach the next power of two, or the least number there is
+        # a rounded result may reach the next power of two, or the least number of the
+        # type
         return x._replace(low=max(x.low, low), high=min(x.high + 1, high))
     return None
 

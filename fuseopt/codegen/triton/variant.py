@@ -24,14 +24,14 @@ CHUNK_FIELDS = 4
 
 SIZES = ("BLOCK: tl.constexpr", "REST: tl.constexpr")
 
-#: After the loads of the main path.
+#: The code after the loads of the main path.
 UNDER_WAY = """\
 # All loads are under way before the first is waited for. To save registers, the
 # assembler would begin some when others' numbers are used up; but nothing can be
 # computed without the lane's numbers, which are asked for behind this barrier.
 tl.debug_barrier()
 """
-#: Above a lane's stores.
+#: The comment and the ticket above a lane's stores.
 TICKET = """\
 # Every program of the lane reads what is stored here. Each takes a ticket when it is
 # done, and the one that takes the last stores. All its threads' reads come before
